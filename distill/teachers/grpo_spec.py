@@ -1,14 +1,17 @@
-"""The spec of `method: grpo`: what is rolled out, and what it earns.
+"""The specs of `method: grpo` and `method: graph-grpo`: what is rolled out, what it earns, and how credit flows.
 
-Source: R3A, section 2 and its training settings (16 rollouts, learning rate 5e-7, 32 prompts a step, 360 steps, λ 0);
-clip range and temperature are ours.
+Sources: R3A, section 2 and its training settings (16 rollouts, learning rate 5e-7, 32 prompts a step, 360 steps, λ 0);
+Graph-GRPO, section 3. What is said to be ours the papers do not tell.
 """
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
 
-from manifests.specs import Spec
+from pydantic import Field, SerializeAsAny, model_validator
+
+from distill.teachers.specs import TeacherGold, TeacherSpec, TeacherTraining
+from manifests.specs import LabelerOptions, Spec
 
 
 class RolloutSection(Spec):
@@ -17,12 +20,157 @@ class RolloutSection(Spec):
     group: int = Field(16, ge=2, le=1024)
     """Rollouts of one prompt; their rewards are compared with each other."""
     temperature: float = Field(1.0, gt=0.0)
-    """At which answers are sampled, and at which their probabilities are taken."""
+    """At which answers are sampled, and at which their probabilities are taken (ours)."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     """Smallest set of tokens, by probability, that is sampled from. Below 1, samples are not quite the policy's own."""
     updates: int = Field(1, ge=1, le=64)
     """Optimizer steps on the same rollouts. From 2 on, the ratio of probabilities leaves 1 and is clipped."""
     clip: float = Field(0.2, gt=0.0, lt=1.0)
-    """ε: the ratio counts within 1 ± ε."""
+    """ε: the ratio counts within 1 ± ε (ours)."""
     beta: float = Field(0.0, ge=0.0)
     """Weight of the divergence (k3) from the model that training starts from; the reference costs its memory."""
+
+
+class RewardGold(TeacherGold):
+    """The pairs, and the trusted grades that rewards are measured by."""
+
+
+class RewardData(Spec):
+    """What is learned from."""
+
+    gold: RewardGold
+    """Pairs with their texts, and trusted grades; rows without a grade are left out."""
+
+
+class RolloutTraining(TeacherTraining):
+    """How it is trained; TRL's GRPOTrainer does it."""
+
+    epochs: float = Field(1, gt=0)
+    """Passes over the prompts."""
+    batch_size: int = Field(8, ge=1)
+    """Rollouts of one forward pass on one device; `batch_size` · `accumulation` / `rollouts.group` prompts make a
+    step.
+    """
+    accumulation: int = Field(64, ge=1)
+    """Batches for one optimizer step; the default makes 32 prompts of 16 rollouts."""
+    learning_rate: float = Field(5e-7, gt=0.0)
+    """Peak of the schedule."""
+    schedule: Literal["linear", "cosine", "constant"] = "constant"
+    """After the warm-up."""
+    max_tokens: int = Field(4096, ge=64)
+    """Longest rollout in tokens: prompt and answers. Where it is longer, the document is cut as `relabel run` does."""
+
+
+class GrpoSpec(TeacherSpec):
+    """One teacher, by GRPO on trusted grades."""
+
+    method: Literal["grpo"] = "grpo"
+    """How it is trained."""
+    labeler: SerializeAsAny[LabelerOptions]
+    """Whose prompts it answers, with the options of a job's `labeler`; one whose teacher reasons (`r1`, `umbrela`,
+    `r3a`).
+    """
+    data: RewardData
+    """What it learns from."""
+    rollouts: RolloutSection = RolloutSection()
+    """How answers are sampled."""
+    near: float = Field(0.0, ge=0.0, le=1.0)
+    """λ: reward of a grade next to the trusted one. A wrong format is worth 0, the right grade 1."""
+    train: RolloutTraining = RolloutTraining()
+    """How."""
+
+    @model_validator(mode="after")
+    def _steps_are_whole(self) -> GrpoSpec:
+        rollouts, train = self.rollouts, self.train
+        together = train.batch_size * train.accumulation
+        if together % rollouts.group:
+            raise ValueError(
+                f"train.batch_size · train.accumulation is {together} rollouts a step, which is no multiple of "
+                f"rollouts.group ({rollouts.group})"
+            )
+        if train.save_every is not None and train.save_every % rollouts.updates:
+            raise ValueError(
+                f"train.save_every is {train.save_every}, which is no multiple of rollouts.updates "
+                f"({rollouts.updates}): rollouts are not kept in checkpoints"
+            )
+        return self
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Different prompts of one optimizer step."""
+        return self.train.batch_size * self.train.accumulation // self.rollouts.group
+
+
+class GraphGold(RewardGold):
+    """The pairs, and the trusted grades and scores that rewards are measured by."""
+
+    subject: str | None = None
+    """Column of the subject's trusted score, 0 to 4; null where a row has none."""
+    attribute: str | None = None
+    """Column of the attribute's, likewise."""
+
+
+class GraphData(RewardData):
+    """What is learned from."""
+
+    gold: GraphGold
+    """Pairs with their texts, trusted grades and scores."""
+
+
+class CreditSection(Spec):
+    """How credit flows from grade and scores to what they rest on."""
+
+    learn: bool = True
+    """Learn the edges' coefficients with the model; off, they stay as they begin."""
+    learning_rate: float = Field(1e-3, gt=0.0)
+    """The coefficients' own (ours)."""
+    decay: float = Field(0.01, ge=0.0)
+    """λ_w: weight of their squared distance from where they begin (ours)."""
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    """Their gradient is clipped to this norm."""
+    average: Literal["auto", "node", "token"] = "auto"
+    """`node` weighs every node of a rollout alike, `token` every token. `auto`: `node` where coefficients are learned;
+    by token, their gradient would be driven by the lengths of spans.
+    """
+    consistency: bool = True
+    """Subject and attribute share credit, on the query's side and on the product's."""
+    match: float = 1.0
+    """Base reward of a node that equals gold's."""
+    miss: float = -1.0
+    """Base reward of one that does not, and of all three where the format is wrong."""
+    epsilon: float = Field(1e-6, ge=0.0)
+    """Added to the standard deviation of a node's rewards (ours)."""
+
+
+class GraphRollouts(RolloutSection):
+    """How answers are sampled and learned from."""
+
+    group: int = Field(8, ge=2, le=1024)
+    """Rollouts of one prompt (ours)."""
+    updates: int = Field(2, ge=1, le=64)
+    """Optimizer steps on the same rollouts. Coefficients learn from the second on."""
+    beta: float = Field(0.01, ge=0.0)
+    """Weight of the divergence (k3) from the model that training starts from (ours)."""
+
+
+class GraphGrpoSpec(GrpoSpec):
+    """One teacher, by GRPO with credit by node."""
+
+    method: Literal["graph-grpo"] = "graph-grpo"  # type: ignore[assignment]
+    """How it is trained."""
+    data: GraphData
+    """What it learns from."""
+    rollouts: GraphRollouts = GraphRollouts()
+    """How answers are sampled."""
+    credit: CreditSection = CreditSection()
+    """How credit flows."""
+
+    @model_validator(mode="after")
+    def _the_graph_is_there(self) -> GraphGrpoSpec:
+        if self.labeler.name != "graph-grpo":
+            raise ValueError(f"labeler {self.labeler.name} writes no graph; want graph-grpo")
+        if self.credit.learn and self.rollouts.updates < 2:
+            raise ValueError(
+                "credit.learn wants rollouts.updates of 2 or more: on the first update the coefficients' gradient is 0"
+            )
+        return self

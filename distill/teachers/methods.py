@@ -29,6 +29,12 @@ METHODS = {
     "sft": TeacherMethod(
         "supervised fine-tuning on answers", "distill.teachers.sft_spec:SftSpec", "distill.teachers.sft:SftTrainer"
     ),
+    "grpo": TeacherMethod(
+        "GRPO on trusted grades", "distill.teachers.grpo_spec:GrpoSpec", "distill.teachers.grpo:GrpoTeacher"
+    ),
+    "graph-grpo": TeacherMethod(
+        "GRPO with credit by node", "distill.teachers.grpo_spec:GraphGrpoSpec", "distill.teachers.grpo:GrpoTeacher"
+    ),
 }
 
 

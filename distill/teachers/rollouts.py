@@ -24,7 +24,7 @@ Generate = Callable[[Sequence[list[int]]], Sequence[list[int]]]
 
 
 @dataclass(slots=True)
-class Turn:
+class WrittenTurn:
     """One answer of the model.
 
     Args:
@@ -59,7 +59,7 @@ class Rollout:
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)
     is_own: list[bool] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[WrittenTurn] = field(default_factory=list)
     label: Label | None = None
     fault: str = ""
     detail: str = ""
@@ -130,7 +130,7 @@ class Dialogues:
     def _take(self, talk: _Talk, ids: list[int]) -> bool:
         """Give the labeler an answer; whether it asks on."""
         rollout = talk.rollout
-        rollout.turns.append(Turn(talk.ask, len(rollout.completion_ids), ids, self.tokens.text(ids)))
+        rollout.turns.append(WrittenTurn(talk.ask, len(rollout.completion_ids), ids, self.tokens.text(ids)))
         talk.add(ids, is_own=True)
         try:
             ask = talk.asker.send(self.tokens.answer(ids, max_tokens=talk.ask.max_tokens))

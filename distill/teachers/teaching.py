@@ -108,6 +108,7 @@ def train_teacher(
         def write(folder: Path) -> TeacherManifest:
             write_model(folder, trained.model, base.tokenizer)
             write_curves(folder, trained.outcome.curve, title=spec.name)
+            trained.write_more(folder)
             manifest = _manifest(spec, base, trainer, trained, fingerprint)
             manifest = replace(manifest, files=student_files(folder))
             (folder / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")

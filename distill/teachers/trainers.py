@@ -21,11 +21,13 @@ class Trained(NamedTuple):
     Args:
         model: the causal language model of transformers, adapters merged, on the CPU.
         halved: whether memory ended at first.
+        write_more: writes what the method leaves beside the model, into the teacher's folder.
     """
 
     model: Any
     outcome: Outcome
     halved: Halved
+    write_more: Callable[[Path], None] = lambda _: None
 
 
 @dataclass(frozen=True)

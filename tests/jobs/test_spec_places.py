@@ -30,6 +30,7 @@ from tests.spec_models import spec_models
 NOT_PLACES = {
     "Columns": {"query_id", "query", "doc_id", "document", "context", "gold"},
     "GoldSource": {"grade"},
+    "GraphGold": {"subject", "attribute"},
     "LoraSpec": {"targets"},
     "PromptSpec": {"system", "user", "ending"},
     "StudentSection": {"kind", "heads"},

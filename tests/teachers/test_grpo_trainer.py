@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 trl = pytest.importorskip("trl")
 
@@ -21,8 +22,12 @@ from distill.teachers.grpo_trainer import CreditPlan, EpochSampler  # noqa: E402
 from distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
 from distill.teachers.rollouts import Rollout  # noqa: E402
 from distill.teachers.scores import GoldRow, Score  # noqa: E402
+from distill.teachers.spec_files import read_teacher_spec  # noqa: E402
+from distill.teachers.teaching import train_teacher  # noqa: E402
 from distill.training.checkpointed import run_to_end  # noqa: E402
+from manifests.storage.context import Storage  # noqa: E402
 from tests.engines.conftest import make_model, make_tokenizer  # noqa: E402
+from tests.teachers.conftest import relabel  # noqa: E402
 from tests.teachers.grpo_setup import (  # noqa: E402
     GOLD_ROWS,
     arguments,
@@ -31,10 +36,7 @@ from tests.teachers.grpo_setup import (  # noqa: E402
     short_dialogues,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 
 
 @pytest.fixture(scope="module")
@@ -286,3 +288,34 @@ def test_the_templates_tokens_between_two_turns_are_not_learned(
     assert batch["tool_mask"].sum(1).tolist() == [one.num_own for one in rollouts]
     learned = tokenizer.decode(batch["completion_ids"][0][batch["tool_mask"][0].bool()])
     assert learned == "".join(turn.text + "<|im_end|>" for turn in rollouts[0].turns)
+
+
+@pytest.mark.parametrize("name", ["r1-grpo", "r3a-grpo", "graph-grpo-3-rl"])
+def test_every_spec_of_the_docs_trains_and_its_teacher_labels(
+    name: str, base_dir: Path, pairs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tiny model, short answers and few rollouts; all other keys as they stand."""
+    monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
+    held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
+    held |= {"init": str(base_dir), "output": str(tmp_path / "out")}
+    held["labeler"] |= {"max_think_tokens": 4, "max_text_tokens": 4}
+    held["data"]["gold"]["path"] = str(pairs_path)
+    held["rollouts"] = {**held.get("rollouts", {}), "group": 2}
+    held["train"] |= {"max_steps": 2, "batch_size": 2, "accumulation": 1, "max_tokens": 8000}
+    held["train"]["save_every"] = 2
+    report = train_teacher(read_teacher_spec(held, where=name), Storage())
+    assert report.manifest.training.steps == 2
+    out = tmp_path / "out"
+    rollouts = pq.read_table(out / ROLLOUTS_NAME).to_pylist()
+    assert len(rollouts) == (2 if held["method"] == "graph-grpo" else 4)  # two updates on the same rollouts, or one
+    assert (out / EDGES_NAME).exists() == (held["method"] == "graph-grpo")
+    assert ROLLOUTS_NAME in (report.manifest.files or {})
+    job = {
+        "name": "job",
+        "input": {"path": str(pairs_path), "limit": 2},
+        "labeler": {key: value for key, value in held["labeler"].items() if key != "templates"},
+        "engine": {"name": "transformers", "model": str(out)},
+        "output": str(tmp_path / "labels"),
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert relabel("run", str(tmp_path / "job.yaml")) in (0, 30)  # a random model's quotations are not verbatim

@@ -1,0 +1,103 @@
+"""Rows to reward by: pairs as a labeler sees them, trusted grades, and trusted scores of nodes where there are any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from distill.students.data_facts import LearnedGold
+from distill.students.label_tables import read_pairs
+from distill.teachers.grpo_spec import GraphGold, RewardGold
+from distill.teachers.rollouts import Dialogues
+from distill.teachers.scores import GoldRow
+from labelers.registry import Labeler, declared_reads
+from manifests.errors import InputError
+from manifests.inputs.dataset import open_dataset
+from manifests.inputs.table_files import read_grades
+from manifests.judging.label_sets import load_gold_by_row
+from manifests.judging.qrels import check_scale, mapped
+from manifests.phi import NODE_SCORES
+from manifests.specs import InputSpec
+from manifests.storage.context import Storage
+
+
+@dataclass
+class GoldRows:
+    """What there is to train on.
+
+    Args:
+        dropped: rows left out, by reason.
+        prompt_tokens: of all first prompts together.
+        prompts: the first prompts' token ids, row by row.
+    """
+
+    about: LearnedGold
+    rows: list[GoldRow] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    prompts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def has_node_gold(self) -> bool:
+        """Whether any row says more than a grade."""
+        return any(value is not None for row in self.rows for name, value in row.gold.items() if name != "grade")
+
+
+def load_gold_rows(
+    source: RewardGold, labeler: Labeler, name: str, dialogues: Dialogues, storage: Storage, *, grades: int
+) -> GoldRows:
+    """Read the pairs, and leave out those that can't be rewarded or asked.
+
+    Args:
+        name: the labeler's.
+        grades: its number of grades.
+    Raises:
+        InputError: the file can't be read, a column is missing, a grade is off the scale, or no row is left.
+    """
+    columns = source.columns.model_copy(update={"gold": source.grade})
+    dataset = open_dataset(
+        InputSpec(path=(source.path,), columns=columns), storage, reads=declared_reads(labeler, name=name)
+    )
+    files = [file.path for file in dataset.files]
+    trusted = {"grade": _column(source, files, source.grade, storage, grades=grades, key="data.gold.map")}
+    if isinstance(source, GraphGold):
+        for node, column in (("subject", source.subject), ("attribute", source.attribute)):
+            if column is not None:
+                key = f"data.gold.{node}"
+                trusted[node] = _column(source, files, column, storage, grades=NODE_SCORES, key=key)
+    found = GoldRows(LearnedGold(path=source.path, grade=source.grade, map=source.map))
+    for number, pair in enumerate(read_pairs(dataset, np.arange(dataset.rows), readings=None)):
+        gold = {node: values[number] for node, values in trusted.items()}
+        if gold["grade"] is None:
+            found.dropped["without a trusted grade"] += 1
+        elif (prompt := dialogues.first_prompt(pair)) is None:
+            found.dropped["whose prompt does not fit"] += 1
+        else:
+            found.rows.append(GoldRow(pair, gold, source.path))
+            found.prompts.append(prompt)
+            found.prompt_tokens += len(prompt)
+    if not found.rows:
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
+        raise InputError(f"{source.path}: no row to learn from: {listed}.")
+    found.about = LearnedGold(
+        path=source.path,
+        grade=source.grade,
+        map=source.map,
+        rows=dataset.rows,
+        without_grade=found.dropped["without a trusted grade"],
+        graded_rows=len(found.rows),
+    )
+    return found
+
+
+def _column(
+    source: RewardGold, files: list[str], column: str, storage: Storage, *, grades: int, key: str
+) -> list[int | None]:
+    values = read_grades(load_gold_by_row(files, column, storage)).readable(source.path, column)
+    if column == source.grade:
+        values = mapped(values, source.map, where=f"{source.path}, column `{column}`", option=key)
+    held: list[int | None] = values.to_pylist()
+    check_scale({one for one in held if one is not None}, grades, where=f"{source.path}, `{column}`", option=key)
+    return held

@@ -1,0 +1,100 @@
+"""`method: grpo` and `graph-grpo` as a user has them: what is refused before anything is loaded, and what would be
+done. What trains is in `test_grpo_trainer.py`, so that one file alone imports TRL's trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from distill.teachers.spec_files import read_teacher_spec, teacher_schema
+from distill.teachers.teaching import estimate_teacher
+from manifests.errors import ConfigError, InputError
+from manifests.storage.context import Storage
+from tests.teachers.conftest import NUM_PAIRS
+
+TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
+
+
+@pytest.fixture
+def estimate(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[..., Any]:
+    """What a small spec would do, and the remarks on it."""
+
+    def go(**changes: Any) -> tuple[Any, list[str]]:
+        held = values(**{
+            "method": "grpo",
+            "labeler": {"name": "r1", "grades": 3, "max_think_tokens": 8},
+            "data": {"gold": {"path": str(pairs_path)}},
+            "rollouts": {"group": 4},
+            "train": {"batch_size": 4, "accumulation": 2, "max_tokens": 4000},
+            **changes,
+        })  # fmt: skip
+        said: list[str] = []
+        found = estimate_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), say=said.append)
+        return found, said
+
+    return go
+
+
+def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any]) -> None:
+    found, _ = estimate()
+    assert (found.rows, found.steps, found.examples) == (NUM_PAIRS, NUM_PAIRS // 2, NUM_PAIRS * 4)
+    assert found.tokens > found.answer_tokens == found.examples * (8 + 2 * 16 + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"rollouts": {"group": 3}}, ConfigError, "no multiple of rollouts.group"),
+        ({"rollouts": {"group": 4, "updates": 2}, "train": {"save_every": 3}}, ConfigError, "rollouts.updates"),
+        ({"labeler": {"name": "direct", "grades": 3}}, ConfigError, "nothing to reward"),
+        ({"labeler": {"name": "r1", "grades": 2}}, InputError, "off the scale"),
+        ({"method": "graph-grpo"}, ConfigError, "want graph-grpo"),
+        ({"train": {"accumulation": 64}}, InputError, "a step takes 64"),
+        ({"train": {"max_tokens": 64}, "labeler": {"name": "r1", "max_think_tokens": 64}}, ConfigError, "no room"),
+        ({"train": {"max_tokens": 100}}, InputError, "12 whose prompt does not fit"),
+    ],
+)
+def test_what_can_not_train_is_refused_before_anything_is_loaded(
+    changes: dict[str, Any], error: type[Exception], words: str, estimate: Callable[..., Any]
+) -> None:
+    small = {"batch_size": 4, "accumulation": 2, "max_tokens": 4000}
+    with pytest.raises(error, match=words):
+        estimate(**{**changes, "train": {**small, **changes.get("train", {})}})
+
+
+def test_coefficients_want_a_second_update(estimate: Callable[..., Any]) -> None:
+    labeler = {"name": "graph-grpo", "max_text_tokens": 8}
+    with pytest.raises(ConfigError, match=r"rollouts.updates of 2 or more"):
+        estimate(method="graph-grpo", labeler=labeler, rollouts={"group": 4, "updates": 1})
+
+
+def test_rows_without_a_grade_are_left_out_and_no_node_gold_is_remarked(
+    estimate: Callable[..., Any], pairs_path: Path, tmp_path: Path
+) -> None:
+    table = pq.read_table(pairs_path)
+    grades = [None, *table["grade"].to_pylist()[1:]]
+    table = table.set_column(table.column_names.index("grade"), "grade", pa.array(grades, pa.int64()))
+    scores = pa.array([None, *[number % 5 for number in range(1, NUM_PAIRS)]], pa.int64())
+    pq.write_table(table.append_column("subject_gold", scores), tmp_path / "pairs.parquet")
+    graph = {"method": "graph-grpo", "labeler": {"name": "graph-grpo", "max_text_tokens": 8}}
+    bare = {"data": {"gold": {"path": str(tmp_path / "pairs.parquet")}}}
+    found, said = estimate(**graph, **bare)
+    assert found.rows == NUM_PAIRS - 1
+    assert "plain GRPO" in said[0]
+    bare["data"]["gold"]["subject"] = "subject_gold"
+    assert estimate(**graph, **bare)[1] == []
+
+
+@pytest.mark.parametrize("name", ["r1-grpo", "r3a-grpo", "graph-grpo-3-rl"])
+def test_the_docs_specs_are_as_the_schema_has_them(name: str) -> None:
+    held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
+    jsonschema.Draft202012Validator(teacher_schema()).validate(held)
+    assert read_teacher_spec(held, where=name).method == held["method"]
