@@ -86,7 +86,7 @@ def against(title: str, rows: list[dict[str, Any]], readings: list[ForeignReadin
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("RELABEL_DATA", "../shared/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("RELABEL_TEST_DATA", "../shared/data")))
     parser.add_argument("--samples", type=int, default=0)
     options = parser.parse_args()
     disputed = rows_of(options.data, "parser_disputes")

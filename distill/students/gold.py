@@ -27,12 +27,12 @@ from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 
 _KEYS = {
-    "--grade": "`gold.grade`",
-    "--duplicates mean": "`gold.duplicates: mean`",
-    "--duplicates first": "`gold.duplicates: first`",
-    "--by": "`gold.columns.query_id`",
-    "--doc": "`gold.columns.doc_id`",
-    "--map": "`gold.map`",
+    "--grade": "grade",
+    "--duplicates mean": "duplicates: mean",
+    "--duplicates first": "duplicates: first",
+    "--by": "columns.query_id",
+    "--doc": "columns.doc_id",
+    "--map": "map",
 }
 
 
@@ -54,6 +54,7 @@ class GoldGrades:
     Args:
         pairs: its rows with texts, where they are learned from; else empty.
         grades: of those rows, None where there is none.
+        key: where the source stands in its spec.
         by_pair: by (query_id, doc_id), filled on first use.
     """
 
@@ -63,6 +64,7 @@ class GoldGrades:
     grades: list[int | None]
     columns: Columns | None
     about: LearnedGold
+    key: str = "gold"
     by_pair: PairGrades | None = field(default=None)
 
     def of(self, table: Joined) -> list[int | None]:
@@ -72,7 +74,7 @@ class GoldGrades:
         Raises:
             InputError: grades can't be joined, or a pair has several.
         """
-        with _in_words_of_the_spec():
+        with _in_words_of_the_spec(self.key):
             return self._of(table)
 
     def _of(self, table: Joined) -> list[int | None]:
@@ -105,22 +107,24 @@ class GoldGrades:
         return grades_by_pair(qrels, source.duplicates)
 
 
-def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool) -> GoldGrades:
+def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: str = "gold") -> GoldGrades:
     """Open a gold source; texts are read only where they are learned from.
 
+    Args:
+        key: where it stands in its spec, for errors.
     Raises:
         InputError: it can't be read, has no texts while it is learned from, or its grades are off.
     """
     about = LearnedGold(path=source.path, grade=source.grade, map=source.map)
     if not is_learned:
-        return GoldGrades(source, storage, [], [], None, about)
+        return GoldGrades(source, storage, [], [], None, about, key)
     if not source.path.endswith(PARQUET_SUFFIXES):
         raise InputError(
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
         )
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
     dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
-    with _in_words_of_the_spec():
+    with _in_words_of_the_spec(key):
         column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
         grades = _grades(column, source).to_pylist()
     pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
@@ -130,18 +134,18 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool) -> Gold
         without_grade=grades.count(None),
         inputs_sha256=digest_of([list(file.identity) for file in dataset.files]),
     )
-    return GoldGrades(source, storage, pairs, grades, dataset.columns, about)
+    return GoldGrades(source, storage, pairs, grades, dataset.columns, about, key)
 
 
 @contextlib.contextmanager
-def _in_words_of_the_spec() -> Iterator[None]:
+def _in_words_of_the_spec(spec_key: str) -> Iterator[None]:
     """Readers of grades are those of `relabel evaluate`, and advise its flags; here these are keys."""
     try:
         yield
     except InputError as exc:
         text = str(exc)
         for flag, key in _KEYS.items():
-            text = text.replace(flag, key)
+            text = text.replace(flag, f"`{spec_key}.{key}`")
         raise InputError(text) from exc
 
 

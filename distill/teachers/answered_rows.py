@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -82,11 +83,17 @@ def load_answered_rows(spec: TeacherSpec, data: RunData, storage: Storage) -> An
         InputError: a source is off, or nothing is left.
         ManifestError: a run is unfinished, over its limit, damaged, or its inputs changed.
     """
-    gold = None if data.gold is None else load_gold(data.gold, storage, is_learned=not data.runs)
+    gold = None if data.gold is None else load_gold(data.gold, storage, is_learned=not data.runs, key="data.gold")
     if not data.runs:
         assert gold is not None
         assert spec.labeler is not None
         return _gold_alone(spec.labeler, gold)
+    for source in data.runs:
+        if Path(source.path).is_file():
+            raise InputError(
+                f"data.runs: {source.path} is a file, which does not say what its labeler asked. Name outputs of "
+                "finished runs."
+            )
     opened = [
         open_proven_run(source.path, storage, allow_over_limit=source.allow_over_limit, then="train")
         for source in data.runs

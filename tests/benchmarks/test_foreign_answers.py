@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from benchmarks.foreign_answers import read_foreign_answer
 from tests.strategies import texts
 
-DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data")) / "llm_raw_outputs"
+DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")) / "llm_raw_outputs"
 KEYS = ("dataset", "model", "prompt_mode", "query_id", "doc_id", "raw_output")
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}: set RELABEL_DATA")
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}: set RELABEL_TEST_DATA")
 
 
 def grade(text: str, grades: int = 4) -> int | None:

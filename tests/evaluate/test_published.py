@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[2] / "../shared/data")).resolve()
+DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[2] / "../shared/data")).resolve()
 LABELS = DATA / "llm_labels"
 
 pytestmark = pytest.mark.skipif(
     not (LABELS / "published_check.parquet").is_file(),
-    reason=f"no llm_labels in {DATA}: RELABEL_DATA names the folder of real data",
+    reason=f"no llm_labels in {DATA}: RELABEL_TEST_DATA names the folder of real data",
 )
 
 

@@ -23,7 +23,7 @@ from manifests.storage.file_locks import FileLock
 from manifests.storage.local_run_store import LocalRunStore
 from manifests.storage.run_stores import shard_lock
 
-DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
+DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
 
 
 def job(
@@ -291,7 +291,7 @@ def test_a_dry_run_asks_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "receipts").exists()
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA} (set RELABEL_DATA)")
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA} (set RELABEL_TEST_DATA)")
 @pytest.mark.parametrize("labeler", ["direct", "r3a", "graph-grpo"])
 @pytest.mark.parametrize("name", ["crowdflower_ecom", "llmjudge_dl23"])
 def test_real_pairs_are_labelled_and_verified(tmp_path: Path, name: str, labeler: str) -> None:

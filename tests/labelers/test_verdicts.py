@@ -189,9 +189,13 @@ def test_the_budget_covers_every_section() -> None:
 
 @pytest.mark.parametrize("file", ["raw_outputs", "degenerate_outputs", "parser_disputes"])
 def test_no_real_answer_to_another_prompt_is_taken_for_ours(file: str) -> None:
-    path = Path(os.environ.get("RELABEL_DATA", ROOT.parent / "shared" / "data")) / "llm_raw_outputs" / f"{file}.parquet"
+    path = (
+        Path(os.environ.get("RELABEL_TEST_DATA", ROOT.parent / "shared" / "data"))
+        / "llm_raw_outputs"
+        / f"{file}.parquet"
+    )
     if not path.is_file():
-        pytest.skip(f"no real data at {path}: set RELABEL_DATA")
+        pytest.skip(f"no real data at {path}: set RELABEL_TEST_DATA")
     only_score = AnswerFormat((Choice("score", ("0", "1", "2", "3")),))
     for text in pq.read_table(path, columns=["raw_output"])["raw_output"].to_pylist():
         for format in (R3A, only_score):

@@ -28,7 +28,7 @@ from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
 from manifests.specs import InputSpec
 
-DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 REAL = DATA / "llmjudge_dl23" / "pairs.parquet"
 
 PAIRS = [
@@ -204,7 +204,7 @@ def test_the_command_from_end_to_end_gives_a_job_its_context(
     assert not list(folder.glob(".*.tmp"))
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason=f"no real data at {REAL}: set RELABEL_DATA")
+@pytest.mark.skipif(not REAL.is_file(), reason=f"no real data at {REAL}: set RELABEL_TEST_DATA")
 def test_ten_thousand_real_pairs_take_seconds(tmp_path: Path) -> None:
     """Measured with one document of 451,714 characters in the set: about 2 s on two cores."""
     start = time.perf_counter()

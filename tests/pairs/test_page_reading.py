@@ -27,9 +27,9 @@ from jobs.pairs.token_counts import count_pieces
 from tests.pairs.pages import assert_chunked, assert_sound, hostile_markdown, hostile_pages
 from tests.strategies import texts
 
-DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 PAGES = DATA / "html_structured" / "pages.parquet"
-needs_pages = pytest.mark.skipif(not PAGES.is_file(), reason=f"no real data at {PAGES}: set RELABEL_DATA")
+needs_pages = pytest.mark.skipif(not PAGES.is_file(), reason=f"no real data at {PAGES}: set RELABEL_TEST_DATA")
 IS_FULL = bool(os.environ.get("RELABEL_FAULTS"))
 
 

@@ -25,7 +25,7 @@ from manifests.storage.context import Storage
 from manifests.trees import CONTENT, NODES, STRUCTURE, Node, read_tree
 from tests.strategies import texts
 
-DATA = Path(os.environ.get("RELABEL_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 PAGE = "# Roses\n\nA flower.\n\n### Care\n\n- prune\n  - in winter\n- water\n\n## Care\n\n| a | b |\n|-|-|\n| 1 | 2 |\n"
 TREE = [
     (0, STRUCTURE, 0, "Plants", -1),
@@ -109,7 +109,7 @@ def test_trees_of_real_pages_are_reversible(folder: str, form: Form) -> None:
         pytest.importorskip("mwparserfromhell")
     file = DATA / folder / "pages.parquet"
     if not file.is_file():
-        pytest.skip(f"no real data at {file}: set RELABEL_DATA")
+        pytest.skip(f"no real data at {file}: set RELABEL_TEST_DATA")
     rows = pq.read_table(file).to_pylist()
     differ = 0
     for row in rows:

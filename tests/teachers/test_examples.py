@@ -246,6 +246,7 @@ def test_a_long_document_is_cut_as_in_a_run_and_evidence_beyond_the_cut_is_no_ev
         ({"data": {}}, ConfigError, "nothing to learn from"),
         ({"data": {"gold": {"path": "g"}}}, ConfigError, "name `labeler`"),
         ({"data": {"runs": "absent"}}, InputError, "absent: a folder without plan.json"),
+        ({"data": {"runs": "a-file"}}, InputError, "a-file is a file"),
         ({"data": {"runs": "x"}, "labeler": "dirrect"}, ConfigError, "direct"),
         ({"data": {"runs": "x"}, "method": "sfft"}, ConfigError, "sft"),
         ({"data": {"runs": "x"}, "train": {"mask": 1.5}}, ConfigError, "train.mask"),
@@ -261,6 +262,7 @@ def test_a_spec_that_is_off_is_refused_in_words(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("a-file").touch()
     with pytest.raises(error, match=message):
         teach(**changes)
 
@@ -282,6 +284,8 @@ def test_runs_of_another_labeler_unfinished_runs_and_gold_that_no_answer_holds_a
         teach(data=gold, labeler="r1")
     with pytest.raises(ConfigError, match=r"the answers of r1 do not begin with a grade"):
         teach(data={"runs": r1, "answer": "preliminary"})
+    with pytest.raises(InputError, match=r"Name it with `data\.gold\.grade`"):
+        teach(data={"runs": r1, "gold": {"path": str(pairs_path), "grade": "mark"}})
     others = pa.table({"query_id": ["other"], "doc_id": ["d"], "grade": [1]})
     pq.write_table(others, tmp_path / "others.parquet")
     with pytest.raises(InputError, match=r"no answer to learn from: 12 rows without a trusted grade"):
