@@ -24,16 +24,26 @@ def relabel(*arguments: object) -> None:
         raise SystemExit(f"relabel {arguments[0]}: exit {done.returncode}")
 
 
-def label(labeler: str, pairs: Path, model: Path, folder: Path, options: Sequence[str], *, chunk_rows: int) -> Path:
+def label(
+    labeler: str,
+    pairs: Path,
+    model: Path,
+    folder: Path,
+    options: Sequence[str],
+    *,
+    chunk_rows: int,
+    grades: int | None = None,
+) -> Path:
     """One run in `folder`, which goes on where one was begun; the time that it took on stderr.
 
     Args:
         options: of the engine, as `args.dtype=bfloat16`.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     spec = {
         "name": labeler,
         "input": {"path": str(pairs)},
-        "labeler": {"name": labeler},
+        "labeler": {"name": labeler, **({} if grades is None else {"grades": grades})},
         "engine": {"name": "transformers", "model": str(model)},
         "run": {"max_failed_fraction": 1.0, "chunk_rows": chunk_rows},
         "output": str(folder / labeler),
