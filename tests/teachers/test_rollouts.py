@@ -193,6 +193,8 @@ def test_a_prompt_that_does_not_fit_has_no_rollout(dialogues: MakeDialogues, wri
 def test_the_text_is_that_of_the_tokens_bytes_and_control_tokens_are_never_read_over(
     tokenizer: Any, tokens: AnswerTokens, ids: list[int]
 ) -> None:
+    named = tokenizer.convert_tokens_to_ids("ÿ")  # llguidance writes out the byte 0xFF, which no UTF-8 holds
+    ids = [one for one in ids if one != named]
     special = set(tokenizer.all_special_ids) | {one for one in ids if one >= len(tokenizer)}
     assert tokens.text(ids) == tokenizer.decode([one for one in ids if one not in special])
     end = next(iter(tokens.end_ids))
