@@ -197,6 +197,7 @@ def train(setting: Setting, name: str, folder: Path, *, steps: int, **options: A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--tags", choices=("none", "grade"), default="grade", help="graph-grpo: what tags earn")
     parser.add_argument("--labeler", choices=sorted(ANSWERS), default="r1")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
@@ -211,7 +212,7 @@ def main() -> None:
             from distill.teachers.grpo_credit import Credit
             from distill.teachers.grpo_trainer import CreditPlan
 
-            options["credit"] = CreditPlan(Credit())
+            options["credit"] = CreditPlan(Credit(), tags_earn=chosen.tags == "grade")
         curve = train(setting, chosen.labeler, Path(name), steps=chosen.steps, **options).curve
         print(f"{chosen.steps} steps in {time.perf_counter() - shown:.1f} s")
         names = ("reward", "accuracy", "format_rate")

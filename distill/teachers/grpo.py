@@ -9,6 +9,7 @@ Sources: R3A, equations 1 and 2; Graph-GRPO, equations 5 to 15. Read on: `rollou
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from distill.teachers.trainers import Trained, TrainingEstimate
 from distill.training import checkpoints, sharding
 from distill.training.checkpointed import Outcome, TrainingPlace, run_to_end
 from distill.training.memory import halving
+from labelers.engines.checkpoints import end_ids
 from labelers.registry import labeler_class
 from manifests.digests import digest_of
 from manifests.errors import ConfigError, InputError, TrainingError
@@ -47,7 +49,7 @@ class GrpoTeacher:
         self._spec, self._base = spec, base
         options = spec.labeler
         labeler = labeler_class(options.name)(options)
-        tokens = AnswerTokens(base.tokenizer, end_ids=[base.end_id])
+        tokens = AnswerTokens(base.tokenizer, end_ids=_end_ids(base))
         self._dialogues = Dialogues(labeler, base.encoder, tokens, max_prompt_tokens=spec.train.max_tokens)
         self._max_answer = self._dialogues.max_answer_tokens
         room = spec.train.max_tokens - self._max_answer
@@ -166,6 +168,7 @@ class GrpoTeacher:
             max_grad_norm=section.max_grad_norm,
             average=section.average if section.average != "auto" else "node" if section.learn else "token",
             epsilon=section.epsilon,
+            tags_earn=section.tags == "grade",
         )
         return {"score_of": graph_score(NodeWorth(section.match, section.miss)), "credit": plan}
 
@@ -175,3 +178,14 @@ class GrpoTeacher:
             f"out of memory, also with half the batch ({half} rollouts): {words}. Lower train.batch_size or "
             "train.max_tokens, set train.gradient_checkpointing: true, or train adapters alone (lora: {})."
         )
+
+
+def _end_ids(base: TeacherBase) -> list[int]:
+    """Tokens that end an answer, as the engines have them.
+
+    Raises:
+        ModelError: the model names none.
+    """
+    file = base.resolved.path / "generation_config.json"
+    named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    return end_ids(named if named is not None else base.config.eos_token_id, base.tokenizer)

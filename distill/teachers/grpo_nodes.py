@@ -21,10 +21,13 @@ NODE_OF_TAG = {
 """The first grade is a grade too."""
 
 
-def segments_of(rollout: Rollout, tokens: AnswerTokens) -> list[int]:
-    """The node of each completion token, by its place in `NODES`; `TEMPLATE` for tags, white space and the end.
+def segments_of(rollout: Rollout, tokens: AnswerTokens, *, template: int = NO_PART) -> list[int]:
+    """The node of each completion token, by its place in `NODES`.
 
     All tokens of a rollout without a readable label are the grade's: nobody can say which of them went wrong.
+
+    Args:
+        template: what tags, white space and the end belong to: `NO_PART`, or a node.
     """
     if rollout.label is None:
         return [NODES.index("r")] * len(rollout.completion_ids)
@@ -35,5 +38,6 @@ def segments_of(rollout: Rollout, tokens: AnswerTokens) -> list[int]:
         for tag, span in Reader(turn.ask.format).spans(turn.text).items():
             spans.setdefault(NODES.index(NODE_OF_TAG[tag]), []).append(span)
         parts = token_parts(tokens.pieces(turn.ids), spans)
-        segments[turn.start : turn.start + len(turn.ids)] = parts
+        whose = [template if part == NO_PART else part for part in parts]
+        segments[turn.start : turn.start + len(turn.ids)] = whose
     return segments

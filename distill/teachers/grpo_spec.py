@@ -134,6 +134,10 @@ class CreditSection(Spec):
     """
     consistency: bool = True
     """Subject and attribute share credit, on the query's side and on the product's."""
+    tags: Literal["none", "grade"] = "none"
+    """Whose advantage the tags take: nobody's, as the paper has it, or the grade's. With `none`, tags are made less
+    probable by answers in a wrong format and never more probable by right ones, so the format can be lost.
+    """
     match: float = 1.0
     """Base reward of a node that equals gold's."""
     miss: float = -1.0

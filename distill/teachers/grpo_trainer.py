@@ -27,7 +27,14 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from distill.teachers.advantages import group_advantages
-from distill.teachers.grpo_credit import TEMPLATE, Credit, effective_ratios, node_average_weights, token_advantages
+from distill.teachers.grpo_credit import (
+    NODES,
+    TEMPLATE,
+    Credit,
+    effective_ratios,
+    node_average_weights,
+    token_advantages,
+)
 from distill.teachers.grpo_nodes import segments_of
 from distill.teachers.grpo_spec import RolloutSection
 from distill.teachers.rollout_log import RolloutLog
@@ -59,6 +66,7 @@ class CreditPlan:
         max_grad_norm: their gradient is clipped to this norm.
         average: `node` weighs every node of a rollout alike, `token` every token.
         epsilon: added to the standard deviation of a node's rewards.
+        tags_earn: whether tags take the grade's advantage, or none.
     """
 
     credit: Credit
@@ -67,6 +75,7 @@ class CreditPlan:
     max_grad_norm: float = 1.0
     average: Literal["node", "token"] = "node"
     epsilon: float = 1e-6
+    tags_earn: bool = False
 
 
 def grpo_arguments(
@@ -192,9 +201,11 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
     def _graph_tensors(self, completion_ids: Any, group: int) -> dict[str, Any]:
         """What travels with each rollout: its tokens' nodes, the base rewards of its whole group, its place there."""
         device = completion_ids.device
+        assert self._plan is not None
+        template = NODES.index("r") if self._plan.tags_earn else TEMPLATE
         segment_BT = torch.full(completion_ids.shape, TEMPLATE, device=device)
         for row, rollout in enumerate(self._rollouts):
-            segments = segments_of(rollout, self._dialogues.tokens)
+            segments = segments_of(rollout, self._dialogues.tokens, template=template)
             segment_BT[row, : len(segments)] = torch.tensor(segments, device=device)
         base_NG3 = torch.tensor([one.base for one in self._scores], device=device).view(-1, group, 3)
         return {

@@ -212,7 +212,9 @@ def graph_options(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, An
     from distill.teachers import grpo_trainer
 
     monkeypatch.setattr(
-        grpo_trainer, "segments_of", lambda rollout, _: [one % 8 - 1 for one in range(len(rollout.completion_ids))]
+        grpo_trainer,
+        "segments_of",
+        lambda rollout, *_, **__: [one % 8 - 1 for one in range(len(rollout.completion_ids))],
     )
 
     def by_tokens(rollout: Rollout, row: GoldRow) -> Score:

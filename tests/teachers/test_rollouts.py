@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.teachers.answer_tokens import AnswerTokens
+from distill.teachers.grpo_credit import NODES, TEMPLATE
+from distill.teachers.grpo_nodes import segments_of
 from distill.teachers.rollouts import Dialogues, Generate
 from labelers.engines.checkpoints import end_ids
 from labelers.engines.sequences import TokenSequence
@@ -203,3 +205,34 @@ def test_the_text_is_that_of_the_tokens_bytes_and_control_tokens_are_never_read_
             tokens.answer([*ids, end], max_tokens=100)
     else:
         assert tokens.answer([*ids, end], max_tokens=100).text == tokens.text(ids)
+
+
+GRAPH = (
+    "<preliminary>1</preliminary><query_subject>the shoe</query_subject><query_attribute>red</query_attribute>"
+    "<product_subject>a boot</product_subject><product_attribute>none</product_attribute>"
+    "<subject_score>3</subject_score><attribute_score>0</attribute_score><score>2</score>"
+)
+
+
+def test_tokens_of_a_graph_belong_to_its_nodes(
+    tokenizer: Any, tokens: AnswerTokens, dialogues: MakeDialogues, writes: Writes
+) -> None:
+    (rollout,) = dialogues(labeler("graph-grpo")).roll([ROSES], writes([GRAPH]))
+    segments = segments_of(rollout, tokens)
+    said = {
+        node: tokenizer.decode([one for one, at in zip(rollout.completion_ids, segments, strict=True) if at == place])
+        for place, node in enumerate(NODES)
+    }
+    # of the two characters of a token such as `e>`, one is the text's and one the tag's: the text has it
+    wanted = {"r": "12", "s": "3", "a": "0", "q_s": "the shoe", "q_a": "red", "p_s": "a boot", "p_a": "none"}
+    assert {node: text.strip("<>/") for node, text in said.items()} == wanted
+    assert segments[-1] == TEMPLATE
+    paid = segments_of(rollout, tokens, template=NODES.index("r"))
+    assert [one if one != TEMPLATE else 0 for one in segments] == paid
+
+
+def test_all_tokens_of_an_unreadable_graph_are_the_grades(
+    tokens: AnswerTokens, dialogues: MakeDialogues, writes: Writes
+) -> None:
+    (rollout,) = dialogues(labeler("graph-grpo")).roll([ROSES], writes([GRAPH.replace("</score>", "")]))
+    assert segments_of(rollout, tokens) == [0] * len(rollout.completion_ids)

@@ -1,0 +1,26 @@
+"""GRPO learns: a tiny model that knows the format alone finds out which word of a document means which grade. Takes a
+minute and more, so it is run with `RELABEL_FAULTS=full`; `benchmarks/grpo_learns.py` shows the whole curve.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_FULL, reason="trains for a minute: set RELABEL_FAULTS=full")
+@pytest.mark.parametrize(("name", "least"), [("r1", 0.8), ("r3a", 0.65)])
+def test_the_mean_reward_rises(name: str, least: float, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    from benchmarks.grpo_learns import make_setting, show_format, train
+
+    setting = make_setting(name, tmp_path)
+    show_format(setting, name)
+    rewards = [value for _, value in train(setting, name, tmp_path, steps=60).curve.series("train", "reward")]
+    assert sum(rewards[:3]) / 3 < 0.5
+    assert sum(rewards[-3:]) / 3 > least
