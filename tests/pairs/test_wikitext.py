@@ -114,6 +114,23 @@ def test_marks_are_well_nested_and_those_that_were_so_stay() -> None:
     assert deep == "<b>" * MOST_DEPTH + "a" + "</b>" * MOST_DEPTH
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("<ul><li>a<li>b</ul>c", "<ul><li>a</li><li>b</li></ul>c"),
+        ("<ul><li>a</li><li>b</ul>c</li>", "<ul><li>a</li><li>b</li></ul>c"),
+        ("<table><tr><td>a<td>b<tr><td>c</table>", "<table><tr><td>a</td><td>b</td></tr><tr><td>c</td></tr></table>"),
+        ("<dl><dt><ul><li>a</dl>", "<dl><dt><li>a</li></dt></dl>"),
+        ("<li>a\n== b ==\n<li>c\n", "<li>a\n== b ==\n<li>c\n"),
+        ("{|\n| <li>a\n| <td>b\n|}", "{|\n| <li>a\n| <td>b\n|}"),
+    ],
+)
+def test_ends_that_may_be_left_out_are_put_in(text: str, wanted: str) -> None:
+    """Not where nothing holds the item, nor before marks of wikitext, which begin a line."""
+    assert well_nested(text) == wanted
+    assert well_nested(wanted) == wanted
+
+
 HOSTILE = {
     "links": "[[",
     "links with text": "[[a|",
@@ -133,9 +150,11 @@ HOSTILE = {
     "marks of lists": "*",
     "rules": "----\n",
     "entities": "&amp",
+    "items without ends": "<li>a\n",
 }
 NESTED = {"tags": ("<div>", "</div>"), "templates": ("{{a|", "}}"), "tables": ("{|\n|-\n|\n", "|}\n")}
 NESTED["crossed"] = ("<b>{|\n", "</b>|}\n")
+NESTED |= {"items": ("<li>", "</li>"), "lists": ("<ul><li>", "</li></ul>"), "cells": ("<tr><td>", "</td></tr>")}
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, *(f"nested {name}" for name in NESTED)])
