@@ -143,8 +143,10 @@ def _options(spec: TeacherSpec, runs: Sequence[ProvenRun]) -> LabelerOptions:
             f"`labeler` is {spec.labeler.name}, and {first.root} was labelled by {name}. Leave `labeler` out, or name "
             "runs of it."
         )
+    templates = (first.manifest.spec.get("labeler") or {}).get("templates")  # no part of the plan: their digests are
+    held_options = {**first.plan.parts["labeler"], "templates": templates}
     found: LabelerOptions = spec.labeler or validate_spec(
-        labeler_class(name).Options, first.plan.parts["labeler"], where=f"{first.root}, labeler"
+        labeler_class(name).Options, held_options, where=f"{first.root}, labeler"
     )
     for run in runs:
         grades = run.plan.facts.labeler.grades

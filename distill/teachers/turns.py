@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
 from labelers.registry import Labeler, declared_reads
+from labelers.replays import Recalls
 from labelers.verdicts import Reader
 from manifests.asks import Answer, Ask, Distribution, Sampling
 from manifests.errors import ConfigError, RelabelError, VerdictError
@@ -57,7 +58,8 @@ def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: b
     """
     name, asks = options.name, labeler.probe()
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
-    if declared_reads(labeler, name=name).siblings or "" in tags or not options.grades:
+    is_untold = "" in tags and not isinstance(labeler, Recalls)
+    if declared_reads(labeler, name=name).siblings or is_untold or not options.grades:
         raise ConfigError(
             f"labeler {name}: its answers can't be put together again from label files, so no teacher learns them."
         )
@@ -66,11 +68,10 @@ def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: b
     if is_preliminary and not has_first_grade:
         raise ConfigError(f"data.answer: preliminary, and the answers of {name} do not begin with a grade.")
     if not has_answers and tags and not is_preliminary:
-        way = "set data.answer: preliminary, or " if has_first_grade else ""
+        way = "Set data.answer: preliminary, or name" if has_first_grade else "Name"
         raise ConfigError(
-            f"data.gold: holds grades, and an answer of {name} has {', '.join(tags)} as well. {way.capitalize()}"
-            f"{'n' if way else 'N'}ame data.runs with such answers, or a labeler that answers with the grade alone "
-            "(direct)."
+            f"data.gold: holds grades, and an answer of {name} has {', '.join(tags) or 'lines'} as well. "
+            f"{way} data.runs with such answers, or a labeler that answers with the grade alone (direct)."
         )
 
 
@@ -84,12 +85,18 @@ def turns_of(answered: AnsweredRows, row: AnsweredRow, *, is_preliminary: bool) 
     ask = next(generator)
     if is_preliminary:
         return [_preliminary(ask, row)]
-    turns = []
+    turns: list[AnsweredTurn] = []
+    num_answered = 0
     try:
         while True:
-            turn = _turn(answered, row, ask)
-            turns.append(turn)
-            ask = generator.send(_answer(turn))
+            if isinstance(answered.labeler, Recalls):
+                turn, answer = _recalled(answered.labeler, row, ask, num_answered)
+            else:
+                turn = _turn(answered, row, ask)
+                answer = _answer(turn)
+            turns += [turn] if turn is not None else []
+            num_answered += answer.finish != "overlong"
+            ask = generator.send(answer)
     except VerdictError as exc:
         raise UnlearnableError("whose answer can't be read") from exc
     except StopIteration as end:
@@ -105,6 +112,14 @@ def _preliminary(ask: Ask, row: AnsweredRow) -> AnsweredTurn:
     if said is None:
         raise UnlearnableError("without a first grade")
     return AnsweredTurn(ask, (opening_of(first), str(said), closing_of(first)))
+
+
+def _recalled(labeler: Recalls, row: AnsweredRow, ask: Ask, number: int) -> tuple[AnsweredTurn | None, Answer]:
+    """What a labeler's labels tell themselves; nothing is learned of an answer without a legal line."""
+    assert row.label is not None
+    answer, completion = labeler.recall({"grade": row.grade, **row.label.columns}, ask, number)
+    is_learned = completion and answer.finish != "overlong"
+    return AnsweredTurn(ask, ("", completion, "")) if is_learned else None, answer
 
 
 def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> AnsweredTurn:

@@ -15,6 +15,7 @@ from distill.teachers.spec_files import read_teacher_spec
 from jobs.cli import main
 from manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
+from tests.reuse.test_tree_column import treed_rows
 from tests.teachers.models import write_tiny_decoder
 
 NUM_PAIRS = 12
@@ -69,6 +70,29 @@ def run_of(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
         return made[key]
 
     return make
+
+
+def write_treed_pairs(path: Path) -> Path:
+    """Pairs whose documents have trees, with one passage each."""
+    rows = [{**row, "passages": row["passages"][:1]} for row in treed_rows(1, 3)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def treed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a finished run of `route`."""
+    folder = tmp_path_factory.mktemp("route")
+    values = {
+        "name": "run",
+        "input": {"path": str(write_treed_pairs(folder / "pairs.parquet"))},
+        "labeler": {"name": "route", "temperature": 0.7},
+        "engine": {"name": "fake", "seed": 1},
+        "output": str(folder / "out"),
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(values))
+    assert relabel("run", str(folder / "job.yaml")) == 0
+    return folder / "out"
 
 
 def plain_values(base: Path, folder: Path) -> dict[str, Any]:

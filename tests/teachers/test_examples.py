@@ -24,9 +24,9 @@ from labelers.registry import labeler_class, labeler_names
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.models.references import resolve_model
 from manifests.storage.context import Storage
-from tests.teachers.conftest import relabel
+from tests.teachers.conftest import relabel, write_treed_pairs
 
-LEARNABLE = {"complexity", "direct", "graph-grpo", "pointwise", "r1", "r3a", "umbrela"}
+LEARNABLE = {"complexity", "direct", "graph-grpo", "pointwise", "r1", "r3a", "route", "umbrela"}
 """Those that docs/train.md names."""
 OPTIONS: dict[str, dict[str, Any]] = {"r3a": {"evidence": "constrained"}}
 SMALL = {"max_think_tokens": 6, "max_text_tokens": 4}
@@ -81,6 +81,8 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
             asked.add(tuple(found.ids))
         return found
 
+    if labeler == "route":
+        pairs_path = write_treed_pairs(tmp_path / "treed.parquet")
     monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
     job = {
         "name": "job",
@@ -100,7 +102,9 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
     first = [example for example in found.examples if example.row < 3]
     prompts = {tuple(example.ids[: -example.num_answer]) for example in first}
     assert prompts <= asked
-    assert len(prompts) == {"r3a": 4, "complexity": 1}.get(labeler, 3)  # a first turn for the query, one for each row
+    # r3a has a first turn for the query; route a step for each passage and each heading that was unfolded
+    assert len(prompts) == {"r3a": 4, "complexity": 1, "route": len(prompts)}.get(labeler, 3)
+    assert len(first) >= 1
 
 
 def test_an_answers_grades_and_end_are_learned_and_the_rest_of_it_is_reasoning(
@@ -113,6 +117,19 @@ def test_an_answers_grades_and_end_are_learned_and_the_rest_of_it_is_reasoning(
         assert text_of(base, kept) == f"{grade}\n{final}"
         assert (grade.startswith("<preliminary>"), final.endswith("</score><|im_end|>")) == (True, True)
         assert answer[-1] == base.end_id
+
+
+def test_a_routers_answer_is_learned_step_by_step_as_lines_of_actions(
+    examples: Callable[..., AnswerExamples], base: TeacherBase, treed_run: Path
+) -> None:
+    found = examples(data={"runs": str(treed_run)})
+    labels = [row for file in treed_run.glob("labels/**/*.parquet") for row in pq.read_table(file).to_pylist()]
+    assert found.dropped == {}
+    said = [text_of(base, example.ids[-example.num_answer :]) for example in found.examples]
+    assert len(said) == sum(len(row["steps"]) for row in labels)
+    assert all(line.startswith(("[ANSWER] ", "[EXPAND] ", "[REFUSE]")) for text in said for line in text.split("\n"))
+    assert all(text.endswith("<|im_end|>") for text in said)
+    assert not any(any(example.is_reasoning) for example in found.examples)
 
 
 def test_both_turns_of_a_conversation_are_learned_the_first_once_a_query(
@@ -278,7 +295,7 @@ def test_runs_of_another_labeler_unfinished_runs_and_gold_that_no_answer_holds_a
     with pytest.raises(ManifestError, match="are the same labels"):
         teach(data={"runs": [graph, graph]})
     gold = {"gold": {"path": str(pairs_path)}}
-    with pytest.raises(ConfigError, match=r"an answer of graph-grpo has preliminary.*data\.answer: preliminary"):
+    with pytest.raises(ConfigError, match=r"an answer of graph-grpo has preliminary.*Set data\.answer: preliminary"):
         teach(data=gold, labeler="graph-grpo")
     with pytest.raises(ConfigError, match=r"an answer of r1 has think, score"):
         teach(data=gold, labeler="r1")

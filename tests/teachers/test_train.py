@@ -22,7 +22,7 @@ from tests.teachers.conftest import NUM_PAIRS, relabel
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 SUPERVISED = [file.stem for file in sorted(TEACHERS.glob("*.yaml")) if "method: sft" in file.read_text()]
-RUNS = {"r3a-cold-start": "r3a", "graph-grpo-2-masked-cot": "graph-grpo"}
+RUNS = {"router-sft": "route", "r3a-cold-start": "r3a", "graph-grpo-2-masked-cot": "graph-grpo"}
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_folder_that_holds_another_teacher_is_left_alone(
 
 @pytest.mark.parametrize("name", SUPERVISED)
 def test_every_supervised_spec_of_the_docs_trains(
-    name: str, base_dir: Path, pairs_path: Path, run_of: Callable[..., Path], tmp_path: Path
+    name: str, base_dir: Path, pairs_path: Path, run_of: Callable[..., Path], treed_run: Path, tmp_path: Path
 ) -> None:
     """With a tiny model, made-up answers and one step; all other keys as they stand, and as the schema has them."""
     held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
@@ -88,7 +88,7 @@ def test_every_supervised_spec_of_the_docs_trains(
     held |= {"init": str(base_dir), "output": str(tmp_path / "out")}
     held["train"] |= {"max_steps": 1, "max_tokens": 8000}
     if "runs" in held["data"]:
-        held["data"]["runs"] = [str(run_of(RUNS[name]))]
+        held["data"]["runs"] = [str(treed_run if RUNS[name] == "route" else run_of(RUNS[name]))]
     if "gold" in held["data"]:
         held["data"]["gold"]["path"] = str(pairs_path)
     report = train_teacher(read_teacher_spec(held, where=name), Storage())
