@@ -111,14 +111,21 @@ def test_trees_of_real_pages_are_reversible(folder: str, form: Form) -> None:
     if not file.is_file():
         pytest.skip(f"no real data at {file}: set RELABEL_TEST_DATA")
     rows = pq.read_table(file).to_pylist()
-    differ = 0
+    missing = []
     for row in rows:
         page = read_page([(row[form], form)])
         nodes = tree_of(page, "title")
         assert_reversible(page, nodes)
-        differ += form == "wikitext" and sum(not node.is_content for node in nodes) - 1 != row["n_headings"]
+        missing.append(row["n_headings"] - sum(not node.is_content for node in nodes[1:]))
     assert len(rows) == (196 if form == "html" else 50)
-    assert differ <= 1  # its counts leave out headings that a comment follows
+    if form == "wikitext":
+        assert sum(map(bool, missing)) <= 1  # its counts leave out headings that a comment follows
+        return
+    # It counts tags `<h1` to `<h6` wherever they stand. Of those that are no headings here 567 lie in `nav`, 89 are
+    # hidden, 65 lie in scripts and comments, 46 are empty, 4 lie in a button, 3 hold the title of a drawing, and one
+    # holds a list, and is one. No heading of an article's own text is among them.
+    assert min(missing) == 0
+    assert (sum(map(bool, missing)), sum(missing)) == (69, 775)
 
 
 def test_from_end_to_end(relabel: Callable[..., Any], write: Callable[..., str], folder: Path) -> None:
