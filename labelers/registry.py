@@ -6,8 +6,8 @@ Third parties add theirs through the entry-point group `relabel.labelers`.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
-from typing import Any, ClassVar, Protocol
+from collections.abc import Collection, Generator
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError
@@ -71,6 +71,22 @@ class Labeler(Protocol):
         """Every stage's ask for a made-up pair with a made-up earlier answer, in order: what
         `Engine.prepare` looks at.
         """
+        ...
+
+
+class MostAsks(NamedTuple):
+    """Asks of a trajectory, at most: first ones, which follow from the row alone, and further ones, of answers."""
+
+    first: int
+    further: int
+
+
+@runtime_checkable
+class AsksOften(Protocol):
+    """A labeler that asks its one stage several times about a row."""
+
+    def most_asks(self, columns: Collection[str]) -> MostAsks:
+        """How often, for an input with these of its `input_columns`."""
         ...
 
 

@@ -6,7 +6,7 @@ Source: RDR2 (papers, section 3 and appendix A.1). The sentences are ours.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -14,6 +14,7 @@ from pydantic import Field
 from labelers.actions import OPTION_CHARS, OPTION_WORDS, REFUSE, Actions, options_of, read_actions
 from labelers.alignment import align, content_at
 from labelers.prompts import BUILT_IN, Prompts
+from labelers.registry import MostAsks
 from labelers.replays import Recalled
 from labelers.shown import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from labelers.steps import NODES_FIELD, recall_step, step_json
@@ -122,6 +123,10 @@ class Route:
         if number >= len(row["steps"]):
             raise VerdictError("format", "the label has fewer steps than are asked")
         return recall_step(row["steps"][number], ask)
+
+    def most_asks(self, columns: Collection[str]) -> MostAsks:
+        """One for each passage, and one for each heading that is unfolded."""
+        return MostAsks(self._options.passages if PASSAGES.name in columns else 1, self._options.expansions)
 
     def probe(self) -> list[Ask]:
         text = "Cut back to an outward bud in late winter."

@@ -20,6 +20,7 @@ from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
 from jobs.running.reusing import Reuse, earlier_outputs, label_keys
 from labelers.engines.registry import CountsTokens
+from labelers.registry import AsksOften, MostAsks
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from manifests.digests import readable_json
 from manifests.engine_options import gpus_of
@@ -39,7 +40,7 @@ from manifests.runs.estimates import (
 )
 from manifests.runs.kept_estimates import ESTIMATE_NAME, ESTIMATE_VERSION
 from manifests.runs.label_keys import stages_changed
-from manifests.runs.plans import Plan, shard_row_ids
+from manifests.runs.plans import shard_row_ids
 from manifests.runs.receipts import Receipt
 from manifests.runs.reuse import EarlierOutput, why_nothing
 from manifests.runs.rows import read_chunks
@@ -382,12 +383,14 @@ def _stages(
         output = _stage_ratio(history, ask.stage, "output_tokens", "asks", num_chunks)
         output = output or (DEFAULT_OUTPUT_SHARE * float(ask.max_tokens) if ask.max_tokens else Range(0.0, 1.0, 1.0))
         if counts is not None:
-            asks = Range.exact(counts.asks.get(ask.stage, 0))
+            further = _further(opened, counts, history, num_chunks)
+            asks = Range.exact(counts.asks.get(ask.stage, 0)).plus(further)
             prompt = Range.exact(counts.prompt_tokens.get(ask.stage, 0))
+            prompt = prompt.plus(further * (prompt.value / max(1.0, asks.low))).rounded()
             share = counts.prefix.share(ask.stage)
             hit = Range(0.0, share, min(1.0, share + 0.1))
         else:
-            asks = _asks(ask, plan, asked, history, kept, num_chunks)
+            asks = _asks(ask, opened, asked, history, kept, num_chunks)
             data = Range.exact(chars) if has_document else Range(0.0, chars / 10, chars)
             each = _stage_ratio(history, ask.stage, "prompt_tokens", "asks", num_chunks)
             each = each or data.plus(Range.exact(template)).over(DEFAULT_CHARS).cut(
@@ -400,12 +403,36 @@ def _stages(
     return found
 
 
-def _asks(ask: Ask, plan: Plan, asked: Range, history: _History | None, kept: set[str], num_chunks: int) -> Range:
-    ratio = None
-    if history is not None:
-        ratio = history.ratio(_asked, lambda receipt: receipt.stages.get(ask.stage, {}).get("asks", 0), num_chunks)
+def _most_asks(opened: OpenRun) -> MostAsks:
+    labeler, columns = opened.job.labeler, [column.name for column in opened.dataset.reads.columns]
+    return labeler.most_asks(columns) if isinstance(labeler, AsksOften) else MostAsks(1, 0)
+
+
+def _asks_a_row(ask: Ask, history: _History | None, num_chunks: int) -> Range | None:
+    """As earlier chunks had them, repeated attempts included."""
+    if history is None:
+        return None
+    return history.ratio(_asked, lambda receipt: receipt.stages.get(ask.stage, {}).get("asks", 0), num_chunks)
+
+
+def _further(opened: OpenRun, counts: _Counts, history: _History | None, num_chunks: int) -> Range:
+    """Asks beside those that were counted, which only the model's answers bring: none to all, as many as before or
+    half of them.
+    """
+    most = float(counts.asked * opened.job.spec.labeler.samples * _most_asks(opened).further)
+    if not most:
+        return Range.exact(0.0)
+    (ask,) = opened.job.labeler.probe()
+    ratio = _asks_a_row(ask, history, num_chunks)
+    likely = most / 2 if ratio is None else counts.asked * ratio.value - counts.asks.get(ask.stage, 0)
+    return Range(0.0, min(max(0.0, likely), most), most)
+
+
+def _asks(ask: Ask, opened: OpenRun, asked: Range, history: _History | None, kept: set[str], num_chunks: int) -> Range:
+    plan, ratio = opened.plan, _asks_a_row(ask, history, num_chunks)
     if ask.shared_by is None:
-        return asked * (ratio or DEFAULT_REPEATS)
+        most = float(sum(_most_asks(opened)))
+        return asked * (ratio or DEFAULT_REPEATS * Range(1.0, (1 + most) / 2, most))
     each = ratio or Range.exact(plan.queries / max(1, plan.rows))
     if ask.stage in kept:  # answers that are there: how many, only the text tells
         return Range(0.0, 0.0, (asked * each).high)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from manifests.runs.estimates import PrefixHit, Range, common_prefix, ratio_range
 from tests.reuse.conftest import Days, Row, rows_of
+from tests.reuse.test_tree_column import treed_rows
 
 
 def changed(rows: list[Row], *numbers: int) -> list[Row]:
@@ -52,6 +53,25 @@ def test_exact_counts_of_a_reusing_run_equal_what_it_takes_over_and_asks(days: D
         == days.asks("tuesday")
         == {"intent": 1, "verdict": 4}
     )
+
+
+def test_asks_that_only_answers_bring_are_a_range(days: Days) -> None:
+    """`route`: by footers up to all passages and expansions, counted the passages' own, and again as it was before."""
+    rows, options = treed_rows(6, 4), {"labeler": {"name": "route", "expansions": 2}}
+    by_footers = plan(days, "monday", rows, **options)["stages"]["route"]
+    counted = plan(days, "monday", rows, "--exact", **options)["stages"]["route"]
+    assert by_footers["asks"] == [24, pytest.approx(24 * 4 * 1.02, abs=1), pytest.approx(24 * 7 * 1.3, abs=1)]
+    assert counted["asks"] == [48, 72, 96]
+    low, likely, high = counted["prompt_tokens"]
+    assert (likely, high) == (pytest.approx(1.5 * low, abs=1), 2 * low)
+    days.run("monday", rows, **options)
+    came = days.asks("monday")["route"]
+    assert 48 < came <= 96
+    more = treed_rows(12, 4)[24:]
+    again = plan(days, "tuesday", more, "--exact", reuse=["monday"], **options)["stages"]["route"]
+    assert again["asks"] == [48, came, 96]
+    without = plan(days, "friday", [{**row, "passages": None} for row in rows], "--exact", **options)
+    assert without["stages"]["route"]["asks"] == [24, 48, 72]
 
 
 def test_samples_are_counted(days: Days) -> None:
