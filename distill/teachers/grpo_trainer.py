@@ -288,6 +288,10 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
         self._metrics["train"].clear()
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
+    def may_stop(self) -> bool:
+        """Behind the last update on the same rollouts: those are not kept in checkpoints."""
+        return bool(self.state.global_step % self.num_iterations == 0)
+
     def own_state(self) -> dict[str, Any]:
         held: dict[str, Any] = {"rollouts": self._log_of_rollouts.flush(self.state.global_step)}
         if self._plan is not None:

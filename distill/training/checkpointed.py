@@ -145,9 +145,13 @@ class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not
             self._pending = {}
             self._place.say(f"step {self.state.global_step} of {self.state.max_steps}, loss {loss:.4f}")
             failpoints.hit("after_training_step")
-            if is_stop_wished():
+            if is_stop_wished() and self.may_stop():
                 self.control.should_save = self.control.should_training_stop = True
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def may_stop(self) -> bool:
+        """Whether a checkpoint behind the step just done holds all that training goes on from."""
+        return True
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Keep Trainer's closing figures; the curve holds the rest."""

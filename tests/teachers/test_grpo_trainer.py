@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from distill.teachers.teaching import train_teacher  # noqa: E402
 from distill.training.checkpointed import run_to_end  # noqa: E402
 from manifests.storage.context import Storage  # noqa: E402
 from tests.engines.conftest import make_model, make_tokenizer  # noqa: E402
-from tests.teachers.conftest import relabel  # noqa: E402
+from tests.teachers.conftest import plain_values, relabel  # noqa: E402
 from tests.teachers.grpo_setup import (  # noqa: E402
     GOLD_ROWS,
     arguments,
@@ -36,6 +37,7 @@ from tests.teachers.grpo_setup import (  # noqa: E402
     short_dialogues,
 )
 
+IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 
 
@@ -321,3 +323,91 @@ def test_every_spec_of_the_docs_trains_and_its_teacher_labels(
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert relabel("run", str(tmp_path / "job.yaml")) in (0, 30)  # a random model's quotations are not verbatim
+
+
+GRAPH_TRAINING = {"max_steps": 8, "batch_size": 4, "accumulation": 1, "save_every": 4, "max_tokens": 4000, "seed": 7}
+"""Six rows, two prompts a step, each two updates: three steps are an epoch's half, and the seventh is in the second."""
+
+
+@pytest.fixture(scope="module")
+def six_pairs(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("six") / "pairs.parquet"
+    pq.write_table(pq.read_table(pairs_path).slice(0, 6), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def train_graph(base_dir: Path, six_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    templates = tmp_path_factory.mktemp("short")
+    (templates / "system.j2").write_text("Grade.")
+    (templates / "user.j2").write_text("{{ query }}: {{ document }}")
+
+    def go(folder: Path, start: Any = "new") -> Path:
+        values = plain_values(base_dir, folder) | {
+            "method": "graph-grpo",
+            "labeler": {"name": "graph-grpo", "max_text_tokens": 1, "templates": str(templates)},
+            "data": {"gold": {"path": str(six_pairs)}},
+            "rollouts": {"group": 2, "beta": 0.0},
+            "train": GRAPH_TRAINING,
+        }
+        train_teacher(read_teacher_spec(values, where="here"), Storage(), start=start)
+        return folder / "out"
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def undisturbed(train_graph: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What nothing stopped leaves."""
+    found: Path = train_graph(tmp_path_factory.mktemp("undisturbed"))
+    return found
+
+
+def left_alike(one: Path, other: Path) -> bool:
+    names = ("model.safetensors", ROLLOUTS_NAME, EDGES_NAME, "curves.parquet")
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+class Killed(BaseException):
+    """Stands in for a kill where the process has to go on."""
+
+
+@pytest.mark.parametrize(
+    ("place", "count"),
+    [("after_training_step", 7), *([("before_checkpoint", 2), ("after_checkpoint", 1), ("before_model", 1)] * IS_FULL)],
+)
+def test_killed_anywhere_it_goes_on_to_the_last_bit(
+    place: str, count: int, train_graph: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hits = []
+
+    def die(name: str) -> None:
+        hits.append(name)
+        if hits.count(place) == count:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("manifests.failpoints.hit", die)
+        with pytest.raises(Killed):
+            train_graph(tmp_path)
+    assert left_alike(train_graph(tmp_path, "resume"), undisturbed)
+
+
+def test_a_signal_waits_for_the_last_update_on_the_same_rollouts(
+    train_graph: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hits = []
+    monkeypatch.setattr("manifests.failpoints.hit", hits.append)
+    wished = "distill.training.checkpointed.is_stop_wished"
+    with monkeypatch.context() as patch:
+        patch.setattr(wished, lambda: hits.count("after_training_step") >= 5)
+        patch.setattr("distill.training.checkpointed.checkpoints.commit", lambda *found: found[0].rename(found[1]))
+        patch.setattr("distill.training.making.check_interrupted", _stop)
+        with pytest.raises(Killed):
+            train_graph(tmp_path)
+    assert hits.count("after_training_step") == 6
+    assert left_alike(train_graph(tmp_path, "resume"), undisturbed)
+
+
+def _stop() -> None:
+    raise Killed
