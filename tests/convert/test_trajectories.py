@@ -35,14 +35,21 @@ def rows() -> list[Row]:
 
 @pytest.fixture
 def run(folder: Path, relabel: Callable[..., Any], write_job: Callable[..., str]) -> Callable[..., list[Row]]:
-    """`run(seed=3, engine={…}, **labeler)`: labels pairs.parquet into out/SEED; the labels."""
+    """`run(seed=3, pairs=…, engine={…}, **labeler)`: labels pairs into out/SEED; the labels."""
     if not (folder / "pairs.parquet").exists():
         pq.write_table(pa.Table.from_pylist(rows()), folder / "pairs.parquet")
 
-    def call(seed: int = 1, *, engine: Mapping[str, Any] | None = None, code: int = 0, **labeler: Any) -> list[Row]:
+    def call(
+        seed: int = 1,
+        *,
+        pairs: str = "pairs.parquet",
+        engine: Mapping[str, Any] | None = None,
+        code: int = 0,
+        **labeler: Any,
+    ) -> list[Row]:
         options = {"name": "route", "temperature": 0.7, **labeler}
         changes = {"labeler": options, "engine": {"seed": seed, **(engine or {})}, "output": f"out/{seed}"}
-        done = relabel("run", write_job({**changes, "input": {"columns": {"document": ["document"]}}}))
+        done = relabel("run", write_job({**changes, "input": {"path": pairs, "columns": {"document": ["document"]}}}))
         assert done.code == code, done
         return labels_of(f"out/{seed}")
 
@@ -280,3 +287,22 @@ def test_unfinished_runs_and_other_labelers_are_refused(folder: Path, relabel: A
     done = relabel("convert", "out/1", "trajectories.jsonl", "--gold", gold, "--allow-partial")
     assert done.code == 0
     assert "out/1 is not finished" in done.err
+
+
+def test_merged_runs_have_trajectories_where_all_were_asked_alike(
+    folder: Path, relabel: Any, run: Any, convert: Any
+) -> None:
+    for name, half in (("a", rows()[:6]), ("b", rows()[6:])):
+        pq.write_table(pa.Table.from_pylist(half), folder / f"{name}.parquet")
+    labels = [
+        *run(1, pairs="a.parquet", engine={"seed": 7}),
+        *run(2, pairs="b.parquet", engine={"seed": 7}),
+    ]
+    run(3, pairs="b.parquet", engine={"seed": 7}, expansions=1)
+    gold = write_gold(labels)
+    assert relabel("merge", "out/1", "out/2", "--to", "out/whole").code == 0
+    found = convert("out/whole", "trajectories.jsonl", "--gold", gold)
+    assert (found["kept"], found["written"]) == (12, num_steps(labels))
+    assert relabel("merge", "out/1", "out/3", "--to", "out/mixed", "--allow-mixed").code == 0
+    call = ("convert", "out/mixed", "mixed.trajectories.jsonl", "--gold", gold)
+    relabel(*call).refused(3, "merged of runs that asked in different ways")
