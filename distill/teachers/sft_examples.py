@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,16 +24,16 @@ REASONING = 0
 
 
 class Example(NamedTuple):
-    """One prompt with its answer.
+    """One prompt with its answer, packed: five bytes a token, where a list would take eight and more.
 
     Args:
         ids: of both.
-        is_reasoning: of each token of the answer, the last ones of `ids`.
+        is_reasoning: of each token of the answer, the last ones of `ids`: 1 or 0.
         row: number of the row that it is of.
     """
 
-    ids: list[int]
-    is_reasoning: list[bool]
+    ids: array[int]
+    is_reasoning: bytes
     row: int
 
     @property
@@ -59,9 +60,9 @@ class AnswerExamples:
         """Of all token ids and of what is masked."""
         total = hashlib.sha256()
         for example in self.examples:
-            total.update(np.array([len(example.ids), example.num_answer], dtype=np.int64).tobytes())
-            total.update(np.array(example.ids, dtype=np.int64).tobytes())
-            total.update(np.array(example.is_reasoning, dtype=np.uint8).tobytes())
+            total.update(f"{len(example.ids)} {example.num_answer}\n".encode())
+            total.update(np.array(example.ids, dtype="<i4").tobytes())
+            total.update(example.is_reasoning)
         return total.hexdigest()
 
 
@@ -91,7 +92,7 @@ def make_examples(
         rows += 1
         for turn, example in made:
             if turn.ask.shared_by is not None:
-                key = turn.ask.stage, hashlib.sha256(np.array(example.ids, dtype=np.int64).tobytes()).digest()
+                key = turn.ask.stage, hashlib.sha256(example.ids.tobytes()).digest()
                 if key in seen:
                     continue
                 seen.add(key)
@@ -105,8 +106,6 @@ class AnswerEncoder:
     def __init__(self, base: TeacherBase) -> None:
         self._base = base
         self._encoder = base.encoder
-        vocabulary = int(base.config.get_text_config().vocab_size)
-        self._compiler = GrammarCompiler(base.tokenizer, vocab_size=vocabulary, eos_ids=[base.end_id])
         self._label_ids = functools.cache(self._resolved)
 
     def encode(self, turn: AnsweredTurn, row: AnsweredRow, number: int, *, max_tokens: int) -> Example:
@@ -129,7 +128,13 @@ class AnswerEncoder:
         seen = prompt.cut_document
         if seen is not None and any(str(span["text"]) not in seen for span in evidence):
             raise UnlearnableError("whose evidence stands where the document was cut off")
-        return Example(prompt.ids + answer, is_reasoning, number)
+        return Example(array("i", prompt.ids + answer), bytes(is_reasoning), number)
+
+    @functools.cached_property
+    def _compiler(self) -> GrammarCompiler:
+        """Knows each token's bytes; takes a second to make, and grades alone do without."""
+        vocabulary = int(self._base.config.get_text_config().vocab_size)
+        return GrammarCompiler(self._base.tokenizer, vocab_size=vocabulary, eos_ids=[self._base.end_id])
 
     def _parts(self, answer: list[int], turn: AnsweredTurn) -> list[int]:
         pieces = [self._compiler.token_bytes(token) for token in answer]

@@ -40,7 +40,7 @@ class MaskedCollator:
 
     def learned(self, number: int) -> np.ndarray:
         """Which tokens of an example's answer are learned in this epoch, bool [C]."""
-        reasoning = np.array(self._examples[number].is_reasoning, dtype=bool)
+        reasoning = np.frombuffer(self._examples[number].is_reasoning, dtype=bool)
         chance = np.random.default_rng([self._seed, self.epoch, number]).random(len(reasoning))
         return ~reasoning | (chance >= self._mask)
 
@@ -55,7 +55,7 @@ class MaskedCollator:
         mask_BT = torch.zeros((len(chosen), width), dtype=torch.int64)
         labels_BC = torch.full((len(chosen), longest), IGNORED)
         for place, (number, example) in enumerate(zip(numbers, chosen, strict=True)):
-            ids = torch.tensor(example.ids)
+            ids = torch.from_numpy(np.array(example.ids, dtype=np.int64))
             ids_BT[place, width - len(ids) :] = ids
             mask_BT[place, width - len(ids) :] = 1
             answer = ids[len(ids) - example.num_answer :]

@@ -4,7 +4,7 @@ of them that are reasoning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def examples(values: Callable[..., dict[str, Any]], base: TeacherBase) -> Callab
     return make
 
 
-def text_of(base: TeacherBase, ids: list[int]) -> str:
+def text_of(base: TeacherBase, ids: Sequence[int]) -> str:
     return base.encoder.decode(ids)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,16 @@ def model(base_dir: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
 
 
+def example(ids: list[int], is_reasoning: list[bool], row: int = 0) -> Example:
+    return Example(array("i", ids), bytes(is_reasoning), row)
+
+
 @pytest.fixture
 def examples() -> list[Example]:
     chance = np.random.default_rng(3)
     sizes = [(9, 5), (30, 14), (17, 1), (4, 20)]
     return [
-        Example(chance.integers(0, 260, prompt + answer).tolist(), [place % 3 > 0 for place in range(answer)], row)
+        example(chance.integers(0, 260, prompt + answer).tolist(), [place % 3 > 0 for place in range(answer)], row)
         for row, (prompt, answer) in enumerate(sizes)
     ]
 
@@ -87,7 +92,7 @@ def test_without_a_mask_the_loss_is_torchs_cross_entropy_of_each_row_alone(model
     batch = MaskedCollator(examples, mask=0.0, seed=1, pad_id=0)(range(4))
     expected = 0.0
     for example in examples:
-        ids = torch.tensor([example.ids])
+        ids = torch.tensor([list(example.ids)])
         logits = model(input_ids=ids).logits[0, -example.num_answer - 1 : -1]
         expected += torch.nn.functional.cross_entropy(logits, ids[0, -example.num_answer :], reduction="sum").item()
     learned = int((batch["labels"] != IGNORED).sum())
@@ -114,13 +119,13 @@ def test_with_all_masked_no_gradient_comes_from_the_reasoning(model: Any, exampl
     assert not logits.grad[:, -1].any()
     for row, example in enumerate(examples):
         gradient = logits.grad[row, width - example.num_answer : width].abs().sum(1)
-        assert (gradient == 0).tolist() == example.is_reasoning
+        assert (gradient == 0).tolist() == list(map(bool, example.is_reasoning))
         assert not logits.grad[row, : width - example.num_answer].any()
 
 
 @pytest.mark.parametrize("mask", [0.3, 0.5, 0.9])
 def test_the_share_of_the_reasoning_that_is_learned_is_one_less_the_mask(mask: float) -> None:
-    long = Example([1] * 5000, [True] * 4990 + [False] * 10, 0)
+    long = example([1] * 5000, [True] * 4990 + [False] * 10)
     collator = MaskedCollator([long] * 4, mask=mask, seed=5, pad_id=0)
     learned = np.stack([collator.learned(number) for number in range(4)])
     share = learned[:, :4990].mean()
@@ -137,7 +142,7 @@ def test_what_is_masked_follows_from_seed_epoch_row_and_place_alone(examples: li
     assert drawn() == drawn()
     assert drawn() != drawn(epoch=1)
     assert drawn() != drawn(seed=6)
-    longer = [examples[0]._replace(is_reasoning=[*examples[0].is_reasoning, True]), *examples[1:]]
+    longer = [examples[0]._replace(is_reasoning=examples[0].is_reasoning + b"\1"), *examples[1:]]
     collator = MaskedCollator(longer, mask=0.5, seed=5, pad_id=0)
     assert collator.learned(0)[:5].tolist() == drawn()[1]  # a token's chance does not hang on what follows it
 
