@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,13 @@ class GrpoTeacher:
             say=say,
             refusal=self._no_memory,
         )
+        counts = log.counts
+        self.data = replace(
+            self.data,
+            examples=counts["rollouts"],
+            tokens=counts["prompt_tokens"] + counts["tokens"],
+            answer_tokens=counts["tokens"],
+        )
         return Trained(merged(model), outcome, halved, lambda folder: log.write(folder, step=outcome.steps))
 
     def _attempt(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> tuple[Any, Outcome]:
@@ -134,7 +142,7 @@ class GrpoTeacher:
         )
         if arguments.world_size > 1:
             raise ConfigError(f"method {self._spec.method} trains in one process; {arguments.world_size} were started.")
-        log.go_on([], [])
+        log.go_on({})
         trainer = RolloutTrainer(
             model=load_model(self._spec, self._base),
             processing_class=self._base.tokenizer,

@@ -293,14 +293,13 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
         return bool(self.state.global_step % self.num_iterations == 0)
 
     def own_state(self) -> dict[str, Any]:
-        held: dict[str, Any] = {"rollouts": self._log_of_rollouts.flush(self.state.global_step)}
+        held: dict[str, Any] = {"log": self._log_of_rollouts.state(self.state.global_step)}
         if self._plan is not None:
             held["logits"] = self._plan.credit.logits.detach()
-            held["edges"] = self._log_of_rollouts.edges
         return held
 
     def load_own_state(self, held: dict[str, Any]) -> None:
-        self._log_of_rollouts.go_on(held["rollouts"], held.get("edges", []))
+        self._log_of_rollouts.go_on(held["log"])
         if self._plan is not None:
             with torch.no_grad():
                 self._plan.credit.logits.copy_(held["logits"])

@@ -45,7 +45,8 @@ EDGE_SCHEMA = pa.schema(
 
 
 class RolloutLog:
-    """Rollouts that are not yet written, and the edges.
+    """Rollouts that are not yet written, the edges, and counts of all rollouts: how many, the tokens that the model
+    wrote, and those that it was given.
 
     Args:
         folder: where the parts go, beside the checkpoints; None keeps nothing.
@@ -56,6 +57,7 @@ class RolloutLog:
         self._pending: list[dict[str, Any]] = []
         self._parts: list[str] = []
         self.edges: list[list[Any]] = []
+        self.counts = {"rollouts": 0, "tokens": 0, "prompt_tokens": 0}
 
     def add(
         self,
@@ -75,6 +77,9 @@ class RolloutLog:
         if self._folder is None:
             return
         for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
+            self.counts["rollouts"] += 1
+            self.counts["tokens"] += rollout.num_own
+            self.counts["prompt_tokens"] += len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
             self._pending.append(
                 {
                     "step": step,
@@ -110,9 +115,15 @@ class RolloutLog:
             self._pending = []
         return list(self._parts)
 
-    def go_on(self, parts: Sequence[str], edges: Sequence[Sequence[Any]]) -> None:
-        """Take up what a checkpoint names."""
-        self._parts, self._pending, self.edges = list(parts), [], [list(one) for one in edges]
+    def state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint of a step keeps; all that is pending is written."""
+        return {"parts": self.flush(step), "edges": self.edges, "counts": self.counts}
+
+    def go_on(self, held: Mapping[str, Any]) -> None:
+        """Take up what a checkpoint keeps; nothing begins anew."""
+        self._parts, self._pending = list(held.get("parts", [])), []
+        self.edges = [list(one) for one in held.get("edges", [])]
+        self.counts = {name: int(held.get("counts", {}).get(name, 0)) for name in self.counts}
 
     def write(self, folder: Path, *, step: int) -> None:
         """Write `ROLLOUTS_NAME`, and `EDGES_NAME` where there are edges, into the finished model's folder."""

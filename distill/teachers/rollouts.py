@@ -112,20 +112,24 @@ class Dialogues:
         Raises:
             ConfigError: a first prompt does not fit (`first_prompt`), or the chat template renders earlier turns anew.
         """
-        talks = [self._open(pair) for pair in pairs]
+        prompts: dict[int, list[int]] = {}  # by identity: rollouts of one pair follow each other
+        talks = [self._open(pair, prompts) for pair in pairs]
         going = talks
         while going:
             answers = generate([talk.context for talk in going])
             going = [talk for talk, ids in zip(going, answers, strict=True) if self._take(talk, list(ids))]
         return [talk.rollout for talk in talks]
 
-    def _open(self, pair: Pair) -> _Talk:
+    def _open(self, pair: Pair, prompts: dict[int, list[int]]) -> _Talk:
         asker = self._labeler.label(pair)
         ask = next(asker)
-        prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt)
-        if isinstance(prompt, Overlong):
-            raise ConfigError(f"row {pair.row_id}: its prompt has {prompt.num_tokens} tokens or more and does not fit.")
-        return _Talk(asker, ask, prompt.ids, Rollout(pair, prompt.ids))
+        if id(pair) not in prompts:
+            prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt)
+            if isinstance(prompt, Overlong):
+                least = prompt.num_tokens
+                raise ConfigError(f"row {pair.row_id}: its prompt has {least} tokens or more and does not fit.")
+            prompts[id(pair)] = prompt.ids
+        return _Talk(asker, ask, prompts[id(pair)], Rollout(pair, prompts[id(pair)]))
 
     def _take(self, talk: _Talk, ids: list[int]) -> bool:
         """Give the labeler an answer; whether it asks on."""

@@ -24,7 +24,7 @@ class TeacherData:
         rows: pairs that it learned from.
         dropped: rows left out, by reason.
         examples: prompts with an answer: a row of a labeler that asks twice has two, and rows of a query may share one.
-        tokens, answer_tokens: of one pass over them.
+        tokens, answer_tokens: of one pass over them; where answers are the model's own, all that it wrote in training.
     """
 
     runs: list[LearnedLabels]

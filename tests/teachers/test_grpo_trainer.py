@@ -314,6 +314,8 @@ def test_every_spec_of_the_docs_trains_and_its_teacher_labels(
     assert len(rollouts) == (2 if held["method"] == "graph-grpo" else 4)  # two updates on the same rollouts, or one
     assert (out / EDGES_NAME).exists() == (held["method"] == "graph-grpo")
     assert ROLLOUTS_NAME in (report.manifest.files or {})
+    data = report.manifest.data
+    assert (data.examples, data.answer_tokens) == (len(rollouts), sum(row["tokens"] for row in rollouts))
     job = {
         "name": "job",
         "input": {"path": str(pairs_path), "limit": 2},
