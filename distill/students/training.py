@@ -19,8 +19,9 @@ from transformers import TrainingArguments
 from distill.students.collator import Collator
 from distill.students.objective import Objective
 from distill.students.specs import EarlyStopping, TrainSection
+from distill.training.arguments import training_arguments
 from distill.training.batches import BatchPlan, TokenRows
-from distill.training.checkpointed import PlannedTrainer, TrainingPlace, training_arguments
+from distill.training.checkpointed import PlannedTrainer, TrainingPlace
 
 LOWER_IS_BETTER = ("loss",)
 METRIC_KEYS = {"macro_f1": "f1_macro"}

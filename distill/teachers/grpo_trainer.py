@@ -40,7 +40,8 @@ from distill.teachers.grpo_spec import RolloutSection
 from distill.teachers.rollout_log import RolloutLog
 from distill.teachers.rollouts import Dialogues, Rollout
 from distill.teachers.scores import GoldRow, Score, ScoreOf
-from distill.training.checkpointed import CheckpointedTrainer, argument_values
+from distill.training.arguments import argument_values
+from distill.training.checkpointed import CheckpointedTrainer
 from distill.training.sections import TrainingSection
 
 CURVES = {

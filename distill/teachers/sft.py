@@ -23,8 +23,9 @@ from distill.teachers.teacher_manifest import TeacherData
 from distill.teachers.trainers import Trained, TrainingEstimate
 from distill.teachers.turns import check_learnable
 from distill.training import checkpoints, sharding
+from distill.training.arguments import training_arguments
 from distill.training.batches import BatchPlan, TokenRows
-from distill.training.checkpointed import Outcome, TrainingPlace, run_to_end, training_arguments
+from distill.training.checkpointed import Outcome, TrainingPlace, run_to_end
 from distill.training.memory import halving
 from manifests.errors import InputError, TrainingError
 from manifests.storage.context import Storage
