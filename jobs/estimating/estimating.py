@@ -430,14 +430,16 @@ def _further(opened: OpenRun, counts: _Counts, history: _History | None, num_chu
 
 def _asks(ask: Ask, opened: OpenRun, asked: Range, history: _History | None, kept: set[str], num_chunks: int) -> Range:
     plan, ratio = opened.plan, _asks_a_row(ask, history, num_chunks)
+    samples = opened.job.spec.labeler.samples
     if ask.shared_by is None:
         most = float(sum(_most_asks(opened)))
-        return asked * (ratio or DEFAULT_REPEATS * Range(1.0, (1 + most) / 2, most))
-    each = ratio or Range.exact(plan.queries / max(1, plan.rows))
+        return asked * (ratio or DEFAULT_REPEATS * Range(1.0, (1 + most) / 2, most) * float(samples))
+    each = ratio or Range.exact(samples * plan.queries / max(1, plan.rows))
     if ask.stage in kept:  # answers that are there: how many, only the text tells
         return Range(0.0, 0.0, (asked * each).high)
     queries = asked * each
-    return Range(queries.low, queries.value, max(queries.high, min(asked.high, plan.queries * DEFAULT_REPEATS.high)))
+    most_shared = samples * min(asked.high, plan.queries * DEFAULT_REPEATS.high)
+    return Range(queries.low, queries.value, max(queries.high, most_shared))
 
 
 def _shape(ask: Ask) -> tuple[float, bool]:

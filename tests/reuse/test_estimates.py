@@ -77,6 +77,9 @@ def test_asks_that_only_answers_bring_are_a_range(days: Days) -> None:
 def test_samples_are_counted(days: Days) -> None:
     rows = rows_of(4, 3)
     options: dict[str, Any] = {"labeler": {"name": "r3a", "samples": 3, "temperature": 0.8}}
+    by_footers = plan(days, "monday", rows, **options)["stages"]
+    for name, (low, _, high) in {name: stage["asks"] for name, stage in by_footers.items()}.items():
+        assert low <= {"intent": 12, "verdict": 36}[name] <= high
     found = plan(days, "monday", rows, "--exact", **options)
     days.run("monday", rows, **options)
     assert (
