@@ -170,7 +170,8 @@ def _formatted(setting: Setting, name: str, rng: random.Random) -> tuple[list[in
 
 def train(setting: Setting, name: str, folder: Path, *, steps: int, **options: Any) -> Any:
     """GRPO, two steps on each 16 rollouts of 16 prompts; the trainer, with its curve."""
-    from distill.teachers.grpo_trainer import RolloutTrainer, grpo_arguments
+    from distill.teachers.grpo_arguments import grpo_arguments
+    from distill.teachers.grpo_trainer import RolloutTrainer
 
     settings = TrainingSection(
         max_steps=steps, batch_size=256, learning_rate=RATE, schedule="constant", warmup=0, device="cpu",
@@ -209,8 +210,7 @@ def main() -> None:
         print(f"format shown in {shown - began:.1f} s")
         options: dict[str, Any] = {}
         if chosen.labeler == "graph-grpo":
-            from distill.teachers.grpo_credit import Credit
-            from distill.teachers.grpo_trainer import CreditPlan
+            from distill.teachers.grpo_credit import Credit, CreditPlan
 
             options["credit"] = CreditPlan(Credit(), tags_earn=chosen.tags == "grade")
         curve = train(setting, chosen.labeler, Path(name), steps=chosen.steps, **options).curve

@@ -19,6 +19,7 @@ from typing import Any
 from distill.teachers.answer_tokens import AnswerTokens
 from distill.teachers.bases import TeacherBase, load_model, memory_bytes, merged
 from distill.teachers.gold_rows import load_gold_rows
+from distill.teachers.grpo_credit import Credit, CreditPlan
 from distill.teachers.grpo_spec import GraphGrpoSpec, GrpoSpec
 from distill.teachers.rewards import NodeWorth
 from distill.teachers.rollout_log import RolloutLog
@@ -134,7 +135,8 @@ class GrpoTeacher:
 
     def _attempt(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> tuple[Any, Outcome]:
         say("loading TRL's trainer")
-        from distill.teachers.grpo_trainer import RolloutTrainer, grpo_arguments
+        from distill.teachers.grpo_arguments import grpo_arguments
+        from distill.teachers.grpo_trainer import RolloutTrainer
 
         settings = self._spec.train
         arguments = grpo_arguments(
@@ -165,9 +167,6 @@ class GrpoTeacher:
         spec = self._spec
         if not isinstance(spec, GraphGrpoSpec):
             return {"score_of": grade_score(spec.near)}
-        from distill.teachers.grpo_credit import Credit
-        from distill.teachers.grpo_trainer import CreditPlan
-
         section = spec.credit
         plan = CreditPlan(
             credit=Credit(consistency=section.consistency),

@@ -11,6 +11,9 @@ Source: Graph-GRPO, equations 5 to 9; methods, section 2, where the factor g and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -74,6 +77,29 @@ class Credit(nn.Module):  # type: ignore[misc]
     def distance(self) -> Tensor:
         """‖w - w₀‖², 0-d; w₀ is 0."""
         return self.logits.square().sum()
+
+
+@dataclass(frozen=True)
+class CreditPlan:
+    """How credit flows along the graph.
+
+    Args:
+        credit: the coefficients.
+        learning_rate: theirs; None leaves them as they are.
+        decay: λ of ‖w - w₀‖².
+        max_grad_norm: their gradient is clipped to this norm.
+        average: `node` weighs every node of a rollout alike, `token` every token.
+        epsilon: added to the standard deviation of a node's rewards.
+        tags_earn: whether tags take the grade's advantage, or none.
+    """
+
+    credit: Credit
+    learning_rate: float | None = 1e-3
+    decay: float = 0.01
+    max_grad_norm: float = 1.0
+    average: Literal["node", "token"] = "node"
+    epsilon: float = 1e-6
+    tags_earn: bool = False
 
 
 def effective_ratios(alpha: dict[str, Tensor]) -> dict[str, float]:

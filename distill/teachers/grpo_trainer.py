@@ -14,35 +14,30 @@ second epoch repeats).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from datasets import Dataset
 from torch.nn.utils import clip_grad_norm_
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import RepeatSampler
+from trl import GRPOTrainer
 
 from distill.teachers.advantages import group_advantages
+from distill.teachers.grpo_arguments import EpochSampler
 from distill.teachers.grpo_credit import (
     NODES,
     TEMPLATE,
-    Credit,
+    CreditPlan,
     effective_ratios,
     node_average_weights,
     token_advantages,
 )
 from distill.teachers.grpo_nodes import segments_of
-from distill.teachers.grpo_spec import RolloutSection
 from distill.teachers.rollout_log import RolloutLog
 from distill.teachers.rollouts import Dialogues, Rollout
 from distill.teachers.scores import GoldRow, Score, ScoreOf
-from distill.training.arguments import argument_values
 from distill.training.checkpointed import CheckpointedTrainer
-from distill.training.sections import TrainingSection
 
 CURVES = {
     "reward_std": "reward_std",
@@ -52,79 +47,6 @@ CURVES = {
     "clip_ratio/region_mean": "clip_share",
 }
 """TRL's figures that go into the curve, and what they are called there."""
-
-_EPOCH_STRIDE = 1_000_003
-
-
-@dataclass(frozen=True)
-class CreditPlan:
-    """How credit flows along the graph.
-
-    Args:
-        credit: the coefficients.
-        learning_rate: theirs; None leaves them as they are.
-        decay: λ of ‖w - w₀‖².
-        max_grad_norm: their gradient is clipped to this norm.
-        average: `node` weighs every node of a rollout alike, `token` every token.
-        epsilon: added to the standard deviation of a node's rewards.
-        tags_earn: whether tags take the grade's advantage, or none.
-    """
-
-    credit: Credit
-    learning_rate: float | None = 1e-3
-    decay: float = 0.01
-    max_grad_norm: float = 1.0
-    average: Literal["node", "token"] = "node"
-    epsilon: float = 1e-6
-    tags_earn: bool = False
-
-
-def grpo_arguments(
-    settings: TrainingSection,
-    rollouts: RolloutSection,
-    folder: Path,
-    *,
-    max_answer_tokens: int,
-    halvings: int = 0,
-    **changes: Any,
-) -> GRPOConfig:
-    """The spec as TRL says it: one generation for each optimizer step's rollouts, used `rollouts.updates` times.
-
-    Args:
-        max_answer_tokens: of any one turn.
-        halvings: how often the batch was halved for want of memory; accumulation doubles as often.
-        changes: further arguments of TRL.
-    """
-    values = argument_values(settings, folder, halvings=halvings)
-    values |= {
-        "num_generations": rollouts.group,
-        "steps_per_generation": values["gradient_accumulation_steps"],
-        "num_iterations": rollouts.updates,
-        "max_completion_length": max_answer_tokens,
-        "temperature": rollouts.temperature,
-        "top_p": rollouts.top_p,
-        "epsilon": rollouts.clip,
-        "beta": rollouts.beta,
-        "loss_type": "grpo",  # a mean over tokens, then over rollouts; TRL's default is another
-        "use_bias_correction_kl": False,
-        "disable_dropout": True,
-        "gradient_checkpointing": settings.gradient_checkpointing,
-    }
-    return GRPOConfig(**(values | changes))
-
-
-class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
-    """TRL's order of prompts, drawn anew from (seed, epoch), so that a resumed epoch repeats it."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Said before an epoch's first batch."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        self.generator.manual_seed(self.seed + _EPOCH_STRIDE * self.epoch)
-        return iter(super().__iter__())
 
 
 class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  # transformers and TRL are not typed

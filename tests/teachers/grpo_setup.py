@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from distill.teachers.answer_tokens import AnswerTokens
+from distill.teachers.grpo_arguments import grpo_arguments
 from distill.teachers.grpo_spec import RolloutSection
-from distill.teachers.grpo_trainer import RolloutTrainer, grpo_arguments
+from distill.teachers.grpo_trainer import RolloutTrainer
 from distill.teachers.rollouts import Dialogues, Rollout
 from distill.teachers.scores import GoldRow, Score
 from distill.training.checkpointed import TrainingPlace

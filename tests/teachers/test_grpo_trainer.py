@@ -18,8 +18,8 @@ trl = pytest.importorskip("trl")
 from datasets import Dataset  # noqa: E402
 
 from distill.teachers.advantages import group_advantages  # noqa: E402
-from distill.teachers.grpo_credit import EDGES, Credit  # noqa: E402
-from distill.teachers.grpo_trainer import CreditPlan, EpochSampler  # noqa: E402
+from distill.teachers.grpo_arguments import EpochSampler  # noqa: E402
+from distill.teachers.grpo_credit import EDGES, Credit, CreditPlan  # noqa: E402
 from distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
 from distill.teachers.rollouts import Rollout  # noqa: E402
 from distill.teachers.scores import GoldRow, Score  # noqa: E402
