@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from manifests.labels import Pair
 from manifests.runs.plans import Plan
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
+from manifests.storage.filesystems import is_url
 
 _KEYS = {
     "--grade": "grade",
@@ -118,7 +120,8 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
     about = LearnedGold(path=source.path, grade=source.grade, map=source.map)
     if not is_learned:
         return GoldGrades(source, storage, [], [], None, about, key)
-    if not source.path.endswith(PARQUET_SUFFIXES):
+    is_folder = not is_url(source.path) and Path(source.path).is_dir()
+    if not is_folder and not source.path.endswith(PARQUET_SUFFIXES):
         raise InputError(
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
         )

@@ -66,7 +66,7 @@ class GoldSource(Spec):
 
     path: PathText = Field(min_length=1)
     """Parquet with texts and grades, or with grades alone (then also TREC qrels, CSV, TSV or JSONL); may be a label
-    run's own input.
+    run's own input. A folder of Parquet where it is learned from.
     """
     grade: str = "grade"
     """Column of the grade."""
