@@ -6,7 +6,7 @@ Third parties add theirs through the entry-point group `relabel.labelers`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from manifests.asks import Answer, Ask
@@ -16,7 +16,7 @@ from manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
 from manifests.registered import Registry
 from manifests.schemas import KINDS
 from manifests.schemas import LABELS as LABEL_SCHEMA
-from manifests.specs import LabelerOptions
+from manifests.specs import LabelerOptions, validate_spec
 
 LABELERS: dict[str, str] = {
     "complexity": "labelers.complexity:Complexity",
@@ -149,3 +149,16 @@ def labeler_class(name: str) -> type[Labeler]:
     """
     found: type[Labeler] = _REGISTRY.load(name)
     return found
+
+
+def options_of_run(parts: Mapping[str, Any], spec: Mapping[str, Any], *, where: str) -> LabelerOptions:
+    """The options of the labeler that asked a run.
+
+    Args:
+        parts: of the run's plan. Of templates it holds the digests alone.
+        spec: of the run's manifest, which has the folder of templates that the job named.
+    Raises:
+        ConfigError: there is no such labeler here, or its options are none.
+    """
+    held = {**parts["labeler"], "templates": (spec.get("labeler") or {}).get("templates")}
+    return validate_spec(labeler_class(held["name"]).Options, held, where=f"{where}, labeler")

@@ -17,7 +17,7 @@ from distill.students.gold import GoldGrades, load_gold
 from distill.students.label_tables import rejoin
 from distill.teachers.specs import RunData, TeacherSpec
 from distill.training.proven_runs import ProvenRun, open_proven_run
-from labelers.registry import Labeler, declared_reads, labeler_class
+from labelers.registry import Labeler, declared_reads, labeler_class, options_of_run
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.judging.qrels import check_scale
 from manifests.labels import Pair
@@ -26,7 +26,7 @@ from manifests.runs.label_keys import stage_digests
 from manifests.runs.plans import Plan
 from manifests.runs.run_inputs import open_run_input
 from manifests.schemas import ANSWERS, LABELS, LabelRow, label_rows
-from manifests.specs import LabelerOptions, validate_spec
+from manifests.specs import LabelerOptions
 from manifests.storage.context import Storage
 
 
@@ -143,11 +143,7 @@ def _options(spec: TeacherSpec, runs: Sequence[ProvenRun]) -> LabelerOptions:
             f"`labeler` is {spec.labeler.name}, and {first.root} was labelled by {name}. Leave `labeler` out, or name "
             "runs of it."
         )
-    templates = (first.manifest.spec.get("labeler") or {}).get("templates")  # no part of the plan: their digests are
-    held_options = {**first.plan.parts["labeler"], "templates": templates}
-    found: LabelerOptions = spec.labeler or validate_spec(
-        labeler_class(name).Options, held_options, where=f"{first.root}, labeler"
-    )
+    found = spec.labeler or options_of_run(first.plan.parts, first.manifest.spec, where=first.root)
     for run in runs:
         grades = run.plan.facts.labeler.grades
         if grades != found.grades:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jobs.fetching.templates import local_templates
-from labelers.registry import Labeler, declared_columns, declared_reads, labeler_class
+from labelers.registry import Labeler, declared_columns, declared_reads, labeler_class, options_of_run
 from labelers.replays import Exchange, Recalls, replay
 from manifests.errors import InputError, VerdictError
 from manifests.judging.label_sets import RunLabels
@@ -18,7 +18,6 @@ from manifests.runs.plans import chunk_row_ids, shard_row_ids
 from manifests.runs.rows import read_chunks
 from manifests.runs.run_inputs import open_run_input
 from manifests.runs.run_manifest import load_manifest
-from manifests.specs import validate_spec
 from manifests.storage.context import Storage
 
 
@@ -39,8 +38,7 @@ def open_labeler(run: RunLabels, storage: Storage) -> Labeler:
     if "merged_recipes" in parts:
         raise InputError(f"{run.root}: merged of runs that asked in different ways. Convert each of them.")
     manifest = load_manifest(run.folder.store)
-    templates = ((manifest.spec if manifest is not None else {}).get("labeler") or {}).get("templates")
-    options = validate_spec(kind.Options, {**parts["labeler"], "templates": templates}, where=f"{run.root}, labeler")
+    options = options_of_run(parts, manifest.spec if manifest is not None else {}, where=run.root)
     with local_templates(options, storage) as held:
         labeler = kind(held)
     now, was = labeler.template_digests, parts.get("templates") or {}
