@@ -183,16 +183,19 @@ def _coded_ids(dataset: Dataset) -> Iterator[tuple[np.ndarray, float]]:
     estimated tokens a row.
     """
     known: dict[Any, int] = {}
-    for column, weight in id_batches(dataset):
-        encoded = column.dictionary_encode()
-        codes = np.array([known.setdefault(value, len(known)) for value in encoded.dictionary.to_pylist()], np.int64)
+    for column, weight, path in id_batches(dataset):
+        with reading(path):
+            encoded = column.dictionary_encode()
+            values = encoded.dictionary.to_pylist()
+        codes = np.array([known.setdefault(value, len(known)) for value in values], np.int64)
         yield codes[encoded.indices.to_numpy()], weight
 
 
-def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float]]:
-    """For each run of rows within a row group: their query ids, and the estimated tokens a row.
+def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float, str]]:
+    """For each run of rows within a row group: their query ids, the estimated tokens a row, and the file.
 
-    A footer knows a row group's bytes and no row's, so the estimate is flat within a row group.
+    What looks into an id does so under `reading`, since Parquet holds bytes that are no text as text. A footer knows a
+    row group's bytes and no row's, so the estimate is flat within a row group.
 
     Raises:
         InputError: a null query id, or a file that can't be read.
@@ -218,7 +221,7 @@ def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float]]:
                         )
                     if pa.types.is_dictionary(column.type):
                         column = column.cast(column.type.value_type)
-                    yield column, weight
+                    yield column, weight, file.path
                     done += len(column)
 
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from manifests.errors import InputError
 from manifests.inputs.dataset import Dataset
+from manifests.inputs.input_faults import reading
 from manifests.labels import Pair
 from manifests.runs.cutting import id_batches
 from manifests.runs.plans import ShardPlan
@@ -36,10 +37,12 @@ def rows_of_queries(dataset: Dataset, query_ids: Collection[str]) -> dict[str, l
     found: dict[str, list[int]] = {one: [] for one in query_ids}
     wanted = pa.array(list(found), pa.large_string())
     first = 0
-    for column, _ in id_batches(dataset):
-        ids = column.cast(pa.large_string())
-        for place in np.flatnonzero(pc.is_in(ids, wanted).to_numpy(zero_copy_only=False)).tolist():
-            found[ids[place].as_py()].append(first + place)
+    for column, _, path in id_batches(dataset):
+        with reading(path):
+            ids = column.cast(pa.large_string())
+            places = np.flatnonzero(pc.is_in(ids, wanted).to_numpy(zero_copy_only=False)).tolist()
+            for place in places:
+                found[ids[place].as_py()].append(first + place)
         first += len(column)
     if missing := [one for one, rows in found.items() if not rows]:
         raise InputError(f"no row of the input has the query id `{missing[0]}` (of {dataset.rows:,} rows).")

@@ -60,6 +60,7 @@ class Line(NamedTuple):
 
 LINES = {
     "init": Line("init fresh.yaml"),
+    "ask": Line("ask new.yaml"),
     "plan": Line("plan new.yaml"),
     "run": Line("run new.yaml"),
     "rounds": Line("rounds search.yaml"),

@@ -5,6 +5,7 @@ labeler in the registry, with snares made of its own formats.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -95,8 +96,11 @@ def labels_of(name: str, rows: list[Pair]) -> tuple[list[Label], list[Ask]]:
 
 
 def said(label: Label) -> dict[str, Any]:
-    """A label without the offsets of quotations, which are those of its own document."""
-    return {**asdict(label), "evidence": len(label.evidence)}
+    """A label without offsets of quotations and lengths of what was shown, which are those of its own document."""
+    columns = dict(label.columns)
+    if "steps" in columns:
+        columns["steps"] = [{**json.loads(step), "chars": None} for step in columns["steps"]]
+    return {**asdict(label), "columns": columns, "evidence": len(label.evidence)}
 
 
 def shape(ask: Ask) -> Any:

@@ -327,6 +327,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
 
     spec = values(data={"runs": str(run_of("r3a"))}, train={"epochs": 3, "max_tokens": 8000})
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(spec))
+    capsys.readouterr()  # what the run said, where this test is the first to need it
     assert relabel("train", str(tmp_path / "teacher.yaml"), "--dry-run", "--output", "json") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["rows"], said["examples"], said["steps"]) == (12, 14, 12)
