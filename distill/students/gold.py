@@ -29,6 +29,9 @@ from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 
 _KEYS = {
+    "input.path": "path",
+    "input.columns.gold": "grade",
+    "input.columns": "columns",
     "--grade": "grade",
     "--duplicates mean": "duplicates: mean",
     "--duplicates first": "duplicates: first",
@@ -126,8 +129,8 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
         )
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
-    dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
     with _in_words_of_the_spec(key):
+        dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
         column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
         grades = _grades(column, source).to_pylist()
     pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
@@ -142,7 +145,7 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
 
 @contextlib.contextmanager
 def _in_words_of_the_spec(spec_key: str) -> Iterator[None]:
-    """Readers of grades are those of `relabel evaluate`, and advise its flags; here these are keys."""
+    """Readers are those of `relabel evaluate` and of a job's input, and name their flags and keys."""
     try:
         yield
     except InputError as exc:

@@ -158,6 +158,11 @@ def test_gold_that_is_off_is_reported_in_keys_of_the_spec(run: Callable[..., Any
     twice = [*pairs, {**pairs[0], "grade": (pairs[0]["grade"] + 1) % 3}]
     with pytest.raises(InputError, match=r"several grades.*`gold\.duplicates: mean`"):
         run(gold=gold_file(tmp_path, twice), train=SHORT)
+    alone: dict[str, Any] = {"labels": [], "loss": {"gold_weight": 1.0}, "train": SHORT}
+    with pytest.raises(InputError, match=r"`gold\.path` .*absent\.parquet: no such file"):
+        run(gold={"path": str(tmp_path / "absent.parquet"), "grade": "grade"}, **alone)
+    with pytest.raises(InputError, match=r"no column `grades` \(`gold\.grade`\)"):
+        run(gold={**gold_file(tmp_path, pairs), "grade": "grades"}, **alone)
 
 
 def test_a_gate_against_a_teacher_that_gold_never_meets_on_test_is_refused_before_training(
