@@ -7,6 +7,8 @@ VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 OPTIMUM_VENV ?= .venv-optimum
 OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
+GPU_VENV ?= .venv-train-gpu
+GPU_STAMP := $(GPU_VENV)/.installed
 
 # Tests share the cores by processes, not by threads: three for two cores, since a third of their time is waiting. A worker holds
 # torch, up to 2 GB, hence no more than 8 by default.
@@ -16,7 +18,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo browser environments test test-vllm test-optimum check format docs faults faults-long bench shows gpu clean
+.PHONY: help demo teach browser environments test test-vllm test-optimum check format docs faults faults-long bench shows gpu clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,6 +29,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP) ## The whole way with a small set and real models on the CPU: labels, student, bundle, published and pulled
 	$(BIN)/relabel demo --to out/demo
+
+teach: $(STAMP) ## The same, beginning with a teacher that is trained on trusted grades
+	$(BIN)/relabel demo --teach --to out/teach
 
 # The tests that open a page skip without it, so nothing here fails.
 browser: ## Chromium, in which the tests open the report's page; installed where apt and root are
@@ -95,8 +100,14 @@ shows: $(STAMP) ## Whole jobs: workers and nodes killed on S3, a cron day, a mil
 	$(BIN)/python -m benchmarks.show_million
 	$(BIN)/python -m benchmarks.show_million --s3
 
-gpu: $(STAMP) ## Tests that need a CUDA device
+# TRL knows vLLM up to 0.31, the vLLM engine is newer.
+$(GPU_STAMP): pyproject.toml
+	PYTHON=$(PYTHON) .ci/install $(GPU_VENV) -e '.[train-gpu]' pytest pytest-timeout hypothesis psutil
+	touch $@
+
+gpu: $(STAMP) $(GPU_STAMP) ## Tests that need a CUDA device; those of rollouts by vLLM in .venv-train-gpu
 	$(BIN)/python -m pytest -m gpu
+	$(GPU_VENV)/bin/python -m pytest -m gpu tests/gpu/test_grpo_vllm.py
 
 clean: ## Remove what was built and labelled here
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Compare two label runs over the same pairs: two prompts, two teachers.",
     ),
     "convert": ("jobs.commands.convert:convert", "Turn labels into TREC qrels, run files, JSONL or Parquet, and back."),
-    "report": ("jobs.commands.report:report", "Write one HTML page about runs, students and bundles."),
+    "report": ("jobs.commands.report:report", "Write one HTML page about runs, teachers, students and bundles."),
     "distill": ("jobs.commands.distill:distill", "Train a student on finished label runs."),
     "train": ("jobs.commands.train:train", "Train a teacher: a model that answers a labeler's prompts."),
     "export": ("jobs.commands.export:export", "Export a student to a bundle: ONNX, checked against it on real pairs."),

@@ -24,3 +24,9 @@ def table(rows: list[tuple[str, str]]) -> str:
     """Two columns, the first padded."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
+
+
+def clock_text(seconds: float) -> str:
+    """A length of time in hours, minutes and seconds: 1:02:03."""
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

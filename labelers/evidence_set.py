@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -173,6 +174,22 @@ def chunks_within(sizes: Sequence[Sequence[int]], room: int) -> ShownChunks:
         if counts[place]:
             heapq.heappush(longest, (-totals[place], -place))
     return ShownChunks(tuple(counts), num_tokens)
+
+
+def rendered_sets(section: JsonIndices, wanted: Sequence[Sequence[int]]) -> str:
+    """The answer that chooses these chunks, as far as they are shown, each once.
+
+    Args:
+        wanted: chunk numbers by document, most important first; of documents that are not shown, too.
+    """
+    held = zip(section.keys, section.mosts, wanted, strict=False)
+    return json.dumps({key: list(dict.fromkeys(n for n in one if 1 <= n <= most)) for key, most, one in held})
+
+
+def chunk_texts(pair: Pair, selected: Sequence[int]) -> list[str]:
+    """Texts of these chunks of a document, each once and under its headings, as the prompt shows them."""
+    chunks = _chunks_of(pair)
+    return [_text_of(chunks[number - 1]) for number in dict.fromkeys(selected)]
 
 
 def _chunks_of(pair: Pair) -> tuple[Chunk, ...]:

@@ -20,6 +20,7 @@ from manifests.formats import (
     Choice,
     Indices,
     JsonIndices,
+    JsonTexts,
     Lines,
     OptionLines,
     Section,
@@ -176,10 +177,15 @@ def _check_untagged(answer: Answer, text: str, section: Section) -> None:
         if answer.finish != "stop":
             raise unreadable(answer, "lines may be missing at its end")
         return
+    is_texts = isinstance(section, JsonTexts)
     try:
-        index_lists_of(text, section)
+        if is_texts:
+            texts_of(text)
+        else:
+            index_lists_of(text, section)
     except ValueError as exc:
-        raise unreadable(answer, f"no JSON object as was wanted: {exc}") from exc
+        wanted = "array" if is_texts else "object"
+        raise unreadable(answer, f"no JSON {wanted} as was wanted: {exc}") from exc
 
 
 def require_generated(answer: Answer) -> None:
@@ -229,6 +235,22 @@ def index_lists_of(content: str, section: Section) -> list[list[int]]:
         if not isinstance(numbers, list) or not all(type(one) is int and 1 <= one <= most for one in numbers):
             raise ValueError(f"{key} is no list of numbers of 1 to {most}")
     return [numbers for _, numbers in held]
+
+
+def texts_of(content: str) -> list[str]:
+    """The texts of a JSON array, white space at their ends taken off, without blank ones; a number is the text that it
+    was written as.
+
+    Raises:
+        ValueError: it is no array of texts and numbers alone.
+    """
+    try:
+        held = json.loads(content, parse_constant=_refuse, parse_int=str, parse_float=str)
+    except RecursionError as exc:
+        raise ValueError("it is nested without end") from exc
+    if not isinstance(held, list) or not all(isinstance(one, str) for one in held):
+        raise ValueError("it is no array of texts")
+    return [text for one in held if (text := one.strip())]
 
 
 def _refuse(text: str) -> None:

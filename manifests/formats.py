@@ -96,6 +96,22 @@ class JsonIndices:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonTexts:
+    """A JSON array of short texts, at most `most` of them, perhaps none. The whole answer, without a tag. While
+    decoding, each has `max_text_tokens` tokens at most, and no `"` or backslash.
+    """
+
+    most: int
+    max_text_tokens: int
+    tag: str = field(default="", init=False)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that the array takes."""
+        return 4 + self.most * (self.max_text_tokens + 4)
+
+
+@dataclass(frozen=True, slots=True)
 class OptionLines:
     """`alone`, or one of `options` a line. The whole answer, without a tag. While decoding, `MOST_OPTION_LINES` at
     most; a reader leaves the lines to its labeler.
@@ -115,7 +131,7 @@ class OptionLines:
 MOST_OPTION_LINES = 16
 """So that an answer ends."""
 
-Section = Text | Fragment | Choice | Lines | Indices | JsonIndices | OptionLines
+Section = Text | Fragment | Choice | Lines | Indices | JsonIndices | JsonTexts | OptionLines
 
 
 def opening_of(section: Section) -> str:

@@ -435,8 +435,11 @@ def _fault_text(model: type[BaseModel], fault: _Fault) -> str:
         )
     hint = _YAML_HINTS.get(fault.type, "")
     message = re.sub(r"^(Value error|Assertion failed), ", "", fault.msg)
+    said = f"{message[:1].lower()}{message[1:]}{hint}"
+    if not fault.loc:  # keys of several sections don't go together; they are named in what is said
+        return said
     shown = "" if fault.loc[:1] == (STORAGE_KEY,) else f" = {_shown(fault.input)}"
-    return f"`{path}`{shown}: {message[:1].lower()}{message[1:]}{hint}"
+    return f"`{path}`{shown}: {said}"
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:

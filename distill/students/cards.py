@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import yaml
-
 from distill.students.data_facts import LearnedGold, LearnedLabels, SplitFacts
 from distill.students.kinds import KINDS
 from distill.students.specs import DistillSpec
 from distill.students.student_manifest import JudgedGates, SideFigures, StudentManifest
+from distill.training.card_parts import spec_section
 
-CARD_NAME = "README.md"
 _SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll")
 
 
@@ -61,12 +59,7 @@ def render_card(manifest: StudentManifest, spec: DistillSpec) -> str:
             "decides anything."
         ),
         "",
-        "## Spec",
-        "",
-        "```yaml",
-        yaml.safe_dump(manifest.spec, sort_keys=False, allow_unicode=True, width=120).rstrip(),
-        "```",
-        "",
+        *spec_section(manifest.spec),
     ]
     return "\n".join(lines)
 

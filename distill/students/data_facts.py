@@ -50,16 +50,20 @@ class LearnedLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedGold:
-    """Where gold grades come from.
+    """Where gold comes from.
 
     Args:
+        grade: column of the grades; None where gold says other things.
+        sets, answers: columns of the chunks and of the answers that are wanted.
         rows, without_grade, inputs_sha256: of gold that was learned from.
         graded_rows: rows of the distillation that have a grade.
     """
 
     path: str
-    grade: str
+    grade: str | None
     map: dict[int, int] | None = None
+    sets: str | None = field(default=None, metadata=LEFT_OUT)
+    answers: str | None = field(default=None, metadata=LEFT_OUT)
     rows: int | None = field(default=None, metadata=LEFT_OUT)
     without_grade: int | None = field(default=None, metadata=LEFT_OUT)
     inputs_sha256: str | None = field(default=None, metadata=LEFT_OUT)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from distill.students.bases import check_base, make_record, texts_of
-from distill.students.cards import CARD_NAME, render_card
+from distill.students.cards import render_card
 from distill.students.examples import NO_GRADE, Examples, load_examples
 from distill.students.figures import graded_counts, graded_figures, teacher_figures
 from distill.students.fingerprints import fingerprint_of
@@ -35,11 +35,13 @@ from distill.students.student_manifest import (
 )
 from distill.students.students import StudentRecord, logits_of_rows, softmax, student_files, write_student
 from distill.students.trainers import Trainer, TrainingInputs
+from distill.training.card_parts import CARD_NAME
 from distill.training.curves import Curve, write_curves
 from distill.training.making import Start, conclude, finish, look, making, refuse_own_base
 from distill.training.model_manifests import BaseModelUsed, Product
 from distill.training.output_locations import OutputLocation, output_location_of
 from distill.training.ownership import claimed
+from distill.training.reporting import check_services
 from manifests.errors import InputError
 from manifests.extras import installed_versions
 from manifests.metrics.calibration import fit_temperature
@@ -121,6 +123,7 @@ def distill(
         TrainingError: the loss is not finite, or memory runs out twice.
     """
     location = _location(spec, storage, cache_dir)
+    check_services(spec.train.report_to, output=spec.output)
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
     if is_writer:  # of several processes the others may come when the first one has begun to write
         location.check_free()

@@ -12,7 +12,7 @@ from distill.students.specs import DistillSpec
 from distill.students.student_manifest import STUDENT_MANIFEST_VERSION
 from manifests.digests import canonical_json, digest_of
 
-SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy")
+SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy", "report_to")
 NOT_IN_FINGERPRINT: dict[str, Any] = {
     **dict.fromkeys(("name", "output", "labels", "gold", "require"), True),
     "student": {"model"},

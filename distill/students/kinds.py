@@ -44,7 +44,7 @@ class StudentKind:
 _STEPWISE = (
     "epochs", "max_steps", "batch_size", "tokens_per_batch", "group_by_length", "accumulation", "learning_rate",
     "schedule", "warmup", "max_grad_norm", "early_stopping", "eval_every", "save_every", "keep_checkpoints",
-    "precision", "compile", "strategy", "gradient_checkpointing",
+    "precision", "compile", "strategy", "gradient_checkpointing", "report_to",
 )  # fmt: skip
 """Keys of `train` for kinds that take one batch after the other."""
 KINDS = {

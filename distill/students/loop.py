@@ -85,10 +85,7 @@ def _attempt(
     trainer = StudentTrainer(module, arguments, objective, feed, settings, folder, inputs.say)
     if is_compiled:
         compile_layers(module, max_tokens=settings.max_tokens)
-    kept = checkpoints.list_checkpoints(folder)
-    if kept:
-        inputs.say(f"resuming from {kept[-1].name}")
-    outcome = run_to_end(trainer, resume_from=kept[-1] if kept else None)
+    outcome = run_to_end(trainer, resume_from=checkpoints.last_checkpoint(folder, inputs.say))
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if sharding.is_sharded(trained):
         shards, trained = trained, build_module(spec, inputs.base, inputs.record)

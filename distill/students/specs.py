@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from distill.students.kinds import KINDS, takers
-from distill.training.sections import LoraSpec, TrainingSection
+from distill.training.sections import DevSplit, EarlyStop, LoraSpec, TrainingSection
 from manifests.errors import ConfigError
 from manifests.metrics.gates import Gate, parse_gates
 from manifests.phi import PhiTable, check_phi
@@ -193,13 +193,11 @@ class LossSection(Spec):
         return self
 
 
-class EarlyStopping(Spec):
+class EarlyStopping(EarlyStop):
     """Stop when the dev split gets no better, and keep the best step instead of the last."""
 
     metric: Literal["loss", "accuracy", "macro_f1", "kappa", "kappa_quadratic", "auc"] = "macro_f1"
     """Judged by gold where there is gold, else by the labels; `loss` is the training loss on dev."""
-    patience: int = Field(3, ge=1)
-    """Evaluations without a new best before training stops."""
 
 
 class TrainSection(TrainingSection):
@@ -236,19 +234,13 @@ class TrainSection(TrainingSection):
         return self
 
 
-class SplitSection(Spec):
+class SplitSection(DevSplit):
     """Which rows train, choose and judge; all rows of one query fall on the same side."""
 
-    by: Literal["query_id", "query"] = "query_id"
-    """What must not fall apart: the query's id, or its text (case and white space folded) where ids are not to be
-    trusted.
-    """
     dev: float = Field(0.1, ge=0.0, lt=1.0)
     """Share of queries for early stopping and calibration."""
     test: float = Field(0.1, ge=0.0, lt=1.0)
     """Share of queries for the figures that are reported."""
-    seed: int = Field(0, ge=0)
-    """A query's side is a hash of this seed and the query alone: it stays where it is when data is added."""
 
     @model_validator(mode="after")
     def _something_is_left(self) -> SplitSection:

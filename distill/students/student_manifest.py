@@ -4,16 +4,14 @@ JSON; those that JSON may do without are None there.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from distill.students.data_facts import ExampleCounts, LearnedGold, LearnedLabels, SplitFacts
-from distill.training.model_manifests import BaseModelUsed
-from manifests.errors import ManifestError
+from distill.training.model_manifests import BaseModelUsed, read_manifest
 from manifests.metrics.gates import GateVerdict
 from manifests.phi import PhiTable
-from manifests.records import LEFT_OUT, checked, fault_of
+from manifests.records import LEFT_OUT
 
 STUDENT_MANIFEST_VERSION = 1
 
@@ -129,10 +127,4 @@ def read_student_manifest(data: bytes, where: str) -> StudentManifest:
     Raises:
         ManifestError: it is damaged, or of another version.
     """
-    try:
-        return checked(StudentManifest, json.loads(data))
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: not as this relabel writes a student's manifest ({fault_of(exc)}). Restore it from a copy, or "
-            "train again."
-        ) from exc
+    return read_manifest(data, where, StudentManifest, kind="student")

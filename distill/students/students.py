@@ -44,7 +44,7 @@ STUDENT_VERSION = 1
 BATCH_TOKENS = 8192
 """Tokens of a scoring batch, padding included: fills two cores and is a small bite for a GPU."""
 
-_NOT_THE_MODEL = ("manifest.json", "README.md", "curves.parquet", "curves.svg")
+NOT_THE_MODEL = ("manifest.json", "README.md", "curves.parquet", "curves.svg", "seconds.parquet")
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def write_student(folder: Path, record: StudentRecord, module: StudentModule, to
 def student_file_names(path: str | Path) -> list[str]:
     """The files that decide what a student answers: weights, config, tokenizer and record; sorted."""
     found = (file.name for file in Path(path).iterdir() if file.is_file() and not file.name.startswith("."))
-    return sorted(name for name in found if name not in _NOT_THE_MODEL)
+    return sorted(name for name in found if name not in NOT_THE_MODEL)
 
 
 def student_files(path: str | Path) -> dict[str, str]:

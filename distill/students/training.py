@@ -1,8 +1,7 @@
 """The training loop of students, which is transformers' Trainer; what is ours is what it is fed and what it minimises.
 
 Overridden hooks, and why: `compute_loss` and `_get_num_items_in_batch` (the mean over an optimizer step's rows, not a
-mean of means), `evaluate` and `_determine_best_metric` (figures on dev). `distill/training/checkpointed.py` has the
-others.
+mean of means). `distill/training/checkpointed.py` and `looks.py` have the others.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
 
 from distill.students.collator import Collator
@@ -21,7 +19,9 @@ from distill.students.objective import Objective
 from distill.students.specs import EarlyStopping, TrainSection
 from distill.training.arguments import training_arguments
 from distill.training.batches import BatchPlan, TokenRows
-from distill.training.checkpointed import PlannedTrainer, TrainingPlace
+from distill.training.checkpointed import TrainingPlace
+from distill.training.looks import DevFigures, LookingTrainer, Looks
+from distill.training.planned import PlannedTrainer
 
 LOWER_IS_BETTER = ("loss",)
 METRIC_KEYS = {"macro_f1": "f1_macro"}
@@ -41,11 +41,11 @@ class Feed:
 
     plan: BatchPlan
     collator: Collator
-    dev_figures: Callable[[Any], dict[str, float]] | None
+    dev_figures: DevFigures | None
     names: Sequence[tuple[str, int]]
 
 
-class StudentTrainer(PlannedTrainer):
+class StudentTrainer(LookingTrainer, PlannedTrainer):
     """transformers' Trainer for an objective over heads.
 
     Args:
@@ -64,12 +64,12 @@ class StudentTrainer(PlannedTrainer):
         say: Callable[[str], None],
     ) -> None:
         self._objective = objective
-        self._dev_figures = feed.dev_figures
-        self._settings = settings
         rows = TokenRows(len(feed.names))
         super().__init__(
-            place=TrainingPlace(folder, settings.keep_checkpoints, say, feed.names),
+            place=TrainingPlace(folder, settings.keep_checkpoints, say, feed.names, settings.report_to),
             plan=feed.plan,
+            looks=student_looks(settings) if feed.dev_figures is not None else None,
+            dev_figures=feed.dev_figures,
             model=module,
             args=arguments,
             train_dataset=rows,
@@ -115,50 +115,18 @@ class StudentTrainer(PlannedTrainer):
         self.note(dict(zip(("loss", *sums), parts.tolist(), strict=True)), inputs["rows"].tolist())
         return loss
 
-    # looks at dev
-
-    def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
-        """Figures on dev, noted in the curve."""
-        assert self._dev_figures is not None
-        self.model.eval()
-        found = self._dev_figures(self.model)
-        self.model.train()
-        if self.args.world_size > 1:
-            # the first process's: all of them must stop at the same step, however their devices round
-            (found,) = broadcast_object_list([found])
-        self.curve.add(self.state.global_step, "dev", found)
-        self._place.say(
-            f"step {self.state.global_step}, dev: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items())
-        )
-        metrics = {f"eval_{name}": value for name, value in found.items()}
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        stopping = self._settings.early_stopping
-        if stopping is None:
-            return False
-        is_best: bool = super()._determine_best_metric(metrics=metrics, trial=trial)
-        if is_best:
-            self.control.should_save = True
-        elif self._looks_since_best(stopping) >= stopping.patience:
-            self._place.say(f"no better dev {stopping.metric} for {stopping.patience} looks: stopping")
-            self.control.should_training_stop = True
-        return is_best
-
-    def _looks_since_best(self, stopping: EarlyStopping) -> int:
-        seen = [step for step, _ in self.curve.series("dev", metric_key(stopping))]
-        return sum(step > (self.state.best_global_step or 0) for step in seen)
-
-    def has_stopped(self) -> bool:
-        """Whether early stopping had ended it."""
-        stopping = self._settings.early_stopping
-        return stopping is not None and self._looks_since_best(stopping) >= stopping.patience
-
 
 def metric_key(stopping: EarlyStopping) -> str:
     """The figure that early stopping looks at."""
     return METRIC_KEYS.get(stopping.metric, stopping.metric)
+
+
+def student_looks(settings: TrainSection) -> Looks:
+    """How the spec's `train` section has a student looked at on dev."""
+    stopping = settings.early_stopping
+    if stopping is None:
+        return Looks(settings.eval_every)
+    return Looks(settings.eval_every, metric_key(stopping), stopping.patience, stopping.metric in LOWER_IS_BETTER)
 
 
 def student_arguments(settings: TrainSection, folder: Path, *, has_dev: bool, halvings: int) -> TrainingArguments:
@@ -167,15 +135,5 @@ def student_arguments(settings: TrainSection, folder: Path, *, has_dev: bool, ha
     Args:
         halvings: how often the batch was halved for want of memory; accumulation doubles as often.
     """
-    stopping = settings.early_stopping
-    rhythm: dict[str, Any] = {}
-    if has_dev:
-        rhythm["eval_strategy"] = "steps" if settings.eval_every else "epoch"
-        if settings.eval_every:
-            rhythm["eval_steps"] = settings.eval_every
-    if stopping is not None:
-        rhythm |= {
-            "metric_for_best_model": metric_key(stopping),
-            "greater_is_better": stopping.metric not in LOWER_IS_BETTER,
-        }
+    rhythm = student_looks(settings).arguments() if has_dev else {}
     return training_arguments(settings, folder, halvings=halvings, **rhythm)

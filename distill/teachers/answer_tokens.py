@@ -28,21 +28,27 @@ class AnswerTokens:
         self._silent_ids = special_ids(tokenizer) | self.end_ids
         self._token_bytes = GrammarCompiler(tokenizer, vocab_size=len(tokenizer), eos_ids=end_ids).token_bytes
         self._vocab_size = len(tokenizer)
+        self._pieces: dict[int, bytes] = {}
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes that each token stands for in the answer's text; none for a control token, nor for an id beyond the
         tokenizer's vocabulary (models' logits are often wider).
         """
-        return [b"" if self._is_silent(one) else self._token_bytes(one) for one in ids]
+        known = self._pieces
+        for one in ids:
+            if one not in known:
+                known[one] = b"" if self._is_silent(one) else self._token_bytes(one)
+        return [known[one] for one in ids]
 
     def text(self, ids: Sequence[int]) -> str:
         """The answer's text, as an engine gives it."""
         return b"".join(self.pieces(ids)).decode("utf-8", errors="replace")
 
-    def answer(self, ids: Sequence[int], *, max_tokens: int) -> Answer:
+    def answer(self, ids: Sequence[int], *, max_tokens: int, text: str | None = None) -> Answer:
         """What an engine would answer.
 
         Args:
+            text: theirs, where it is known.
             max_tokens: of the ask; the end token is not counted.
         Raises:
             VerdictError: `truncated` without an end token within the limit; `format` with a control token before it.
@@ -53,7 +59,7 @@ class AnswerTokens:
         for place, one in enumerate(body):
             if self._is_silent(one):
                 raise VerdictError("format", f"token {place + 1} of the answer is a control token")
-        return Answer(0, self.text(body), "stop", output_tokens=len(body))
+        return Answer(0, self.text(body) if text is None else text, "stop", output_tokens=len(body))
 
     def _is_silent(self, one: int) -> bool:
         return one in self._silent_ids or one >= self._vocab_size

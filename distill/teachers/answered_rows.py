@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from distill.students.data_facts import LearnedGold, LearnedLabels, SourceRows
 from distill.students.gold import GoldGrades, load_gold
-from distill.students.label_tables import rejoin
+from distill.students.label_tables import read_pairs, rejoin
+from distill.teachers.evidence_queries import EvidenceQuery, chosen_in
 from distill.teachers.specs import RunData, TeacherSpec
 from distill.training.proven_runs import ProvenRun, open_proven_run
 from labelers.registry import Labeler, declared_reads, labeler_class, options_of_run
@@ -23,7 +24,7 @@ from manifests.judging.qrels import check_scale
 from manifests.labels import Pair
 from manifests.runs.label_files import read_labels
 from manifests.runs.label_keys import stage_digests
-from manifests.runs.plans import Plan
+from manifests.runs.plans import Plan, shard_row_ids
 from manifests.runs.run_inputs import open_run_input
 from manifests.schemas import ANSWERS, LABELS, LabelRow, label_rows
 from manifests.specs import LabelerOptions
@@ -37,12 +38,14 @@ class AnsweredRow(NamedTuple):
         label: what the labeler made of it; None where there is a grade alone.
         grade: of the label, or the trusted one.
         source: number of its run.
+        sets: of a whole question, the chunks chosen of each document; it stands for all rows of its query.
     """
 
     pair: Pair
     grade: int
     label: LabelRow | None = None
     source: int = 0
+    sets: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass
@@ -66,6 +69,11 @@ class AnsweredRows:
     runs: list[LearnedLabels] = field(default_factory=list)
     gold: LearnedGold | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_of_sets(self) -> bool:
+        """Whether its rows are whole questions with the chunks chosen of their documents."""
+        return self.options.name == "evidence-set"
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,11 @@ def load_answered_rows(spec: TeacherSpec, data: RunData, storage: Storage) -> An
     options = _options(spec, opened)
     found = AnsweredRows(labeler_class(options.name)(options), options)
     _note_other_prompts(found, opened)
+    if found.is_of_sets and gold is not None:
+        raise ConfigError(
+            f"data.gold: grades say nothing of the chunks that {options.name} chose. Leave it out, or name the chunks "
+            "wanted as data.gold.sets, without runs."
+        )
     for run in opened:
         _add_run(found, run, gold, storage)
     _refuse_twice(found.runs)
@@ -170,6 +183,14 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
     ]
     dataset, readings = open_run_input(run.root, run.store, run.plan, storage, reads=reads)
     columns = {name: [getattr(row, name) for row in held] for name in ("row_id", "query_id", "doc_id")}
+    if found.is_of_sets:
+        rejoin(columns, dataset, readings, run.root)  # the labels are of these rows
+        chosen = {row.row_id: row.columns["selected"] for row in held}
+        for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
+            pairs = read_pairs(dataset, shard_row_ids(run.store, shard), readings=readings)
+            _add_sets(found, chosen_in(chosen, pairs), run)
+        found.runs.append(_about(run, len(held)))
+        return
     pairs = rejoin(columns, dataset, readings, run.root)
     trusted = None if gold is None else gold.of(_Joined(run.root, run.plan, pairs))
     for number, (row, pair) in enumerate(zip(held, pairs, strict=True)):
@@ -182,6 +203,13 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
     found.parts.append(run.plan.parts)
     found.answers.append(_shared_answers(run))
     found.runs.append(_about(run, len(held)))
+
+
+def _add_sets(found: AnsweredRows, queries: Sequence[EvidenceQuery], run: ProvenRun) -> None:
+    for query in queries:
+        assert query.sets is not None
+        found.rows.append(AnsweredRow(query.pair, int(any(query.sets)), source=len(found.runs), sets=query.sets))
+        found.names.append((run.root, query.pair.row_id))
 
 
 def _distrust(grade: int, trusted: int | None) -> str | None:

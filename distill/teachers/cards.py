@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import yaml
-
 from distill.teachers.methods import METHODS
 from distill.teachers.teacher_manifest import TeacherManifest
-
-CARD_NAME = "README.md"
+from distill.training.card_parts import spec_section
 
 
 def render_card(manifest: TeacherManifest) -> str:
@@ -18,7 +15,9 @@ def render_card(manifest: TeacherManifest) -> str:
         for run in data.runs
     ]
     if data.gold is not None:
-        sources.append(f"- `{data.gold.path}`, column `{data.gold.grade}`: trusted grades")
+        named = {"trusted grades": data.gold.grade, "chunks": data.gold.sets, "answers": data.gold.answers}
+        held = ", ".join(f"{what} in column `{column}`" for what, column in named.items() if column is not None)
+        sources.append(f"- `{data.gold.path}`: {held}")
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in data.dropped.items()) or "none"
     lines = [
         f"# {manifest.name}",
@@ -30,6 +29,7 @@ def render_card(manifest: TeacherManifest) -> str:
         "",
         f"- Starts from: `{manifest.model.reference}` (digest `{manifest.model.digest[:16]}`)",
         f"- Trained: {training.steps} steps, {training.epochs} epochs, on {training.device}.",
+        *_kept(manifest),
         f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}.",
         *sources,
         *(f"- Note: {note}" for note in manifest.notes),
@@ -42,11 +42,16 @@ def render_card(manifest: TeacherManifest) -> str:
         "Its labels are the work of a model: judge them with trusted grades (`relabel evaluate`) before they decide",
         "anything.",
         "",
-        "## Spec",
-        "",
-        "```yaml",
-        yaml.safe_dump(manifest.spec, sort_keys=False, allow_unicode=True, width=120).rstrip(),
-        "```",
-        "",
+        *spec_section(manifest.spec),
     ]
     return "\n".join(lines)
+
+
+def _kept(manifest: TeacherManifest) -> list[str]:
+    best, held_out = manifest.training.best_step, manifest.data.held_out
+    if best is None or held_out is None:
+        return []
+    return [
+        f"- Kept: step {best}, the best mean reward on {held_out.rows:,} rows of {held_out.queries:,} queries that "
+        "nobody trained on."
+    ]

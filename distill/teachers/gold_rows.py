@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from distill.students.data_facts import LearnedGold
 from distill.students.label_tables import read_pairs
+from distill.students.splits import DEV, folded, split_queries
 from distill.teachers.grpo_spec import GraphGold, RewardGold
 from distill.teachers.rollouts import Dialogues
 from distill.teachers.scores import GoldRow
+from distill.training.sections import DevSplit
 from labelers.registry import Labeler, declared_reads
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
@@ -43,6 +45,32 @@ class GoldRows:
     def has_node_gold(self) -> bool:
         """Whether any row says more than a grade."""
         return any(value is not None for row in self.rows for name, value in row.gold.items() if name != "grade")
+
+    def split(self, section: DevSplit) -> tuple[GoldRows, list[GoldRow]]:
+        """What trains, and the rows that training is looked at with.
+
+        Raises:
+            InputError: a dev split is wished for, and one of the sides would be empty.
+        """
+        if not section.dev:
+            return self, []
+        pairs = [row.pair for row in self.rows]
+        keys = [pair.query_id if section.by == "query_id" else folded(pair.query) for pair in pairs]
+        side_N = split_queries(keys, dev=section.dev, test=0.0, seed=section.seed)
+        sides = (np.flatnonzero(side_N != DEV).tolist(), np.flatnonzero(side_N == DEV).tolist())
+        if not all(sides):
+            raise InputError(
+                f"split.dev is {section.dev:g}, and of {len(set(keys))} queries of {self.about.path} "
+                f"{'none' if not sides[1] else 'all'} fell there. Change it or split.seed, or bring more queries."
+            )
+        prompts = [self.prompts[place] for place in sides[0]]
+        train = replace(
+            self,
+            rows=[self.rows[place] for place in sides[0]],
+            prompts=prompts,
+            prompt_tokens=sum(map(len, prompts)),
+        )
+        return train, [self.rows[place] for place in sides[1]]
 
 
 def load_gold_rows(

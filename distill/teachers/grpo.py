@@ -11,29 +11,33 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distill.students.data_facts import SplitSide
 from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.bases import TeacherBase, load_model, memory_bytes, merged
-from distill.teachers.gold_rows import load_gold_rows
+from distill.teachers.attempts import train_to_end
+from distill.teachers.bases import TeacherBase, load_model, memory_bytes
+from distill.teachers.gold_rows import GoldRows, load_gold_rows
 from distill.teachers.grpo_credit import Credit, CreditPlan
-from distill.teachers.grpo_spec import GraphGrpoSpec, GrpoSpec
+from distill.teachers.grpo_spec import GraphGrpoSpec, GrpoSpec, RolloutSpec
 from distill.teachers.rewards import NodeWorth
 from distill.teachers.rollout_log import RolloutLog
 from distill.teachers.rollouts import Dialogues
 from distill.teachers.scores import grade_score, graph_score
 from distill.teachers.teacher_manifest import TeacherData
 from distill.teachers.trainers import Trained, TrainingEstimate
-from distill.training import checkpoints, sharding
-from distill.training.checkpointed import Outcome, TrainingPlace, run_to_end
-from distill.training.memory import halving
+from distill.teachers.vllm_rollouts import check_vllm
+from distill.teachers.watch import RewardWatch
+from distill.training.checkpointed import CheckpointedTrainer, TrainingPlace
+from distill.training.looks import Looks
 from labelers.engines.checkpoints import end_ids
-from labelers.registry import labeler_class
+from labelers.registry import Labeler, labeler_class
 from manifests.digests import digest_of
-from manifests.errors import ConfigError, InputError, TrainingError
+from manifests.errors import ConfigError, InputError
 from manifests.extras import require
 from manifests.storage.context import Storage
 
@@ -46,14 +50,16 @@ class GrpoTeacher:
         InputError: gold is off, or holds fewer prompts than a step takes.
     """
 
-    def __init__(self, spec: GrpoSpec, base: TeacherBase, storage: Storage) -> None:
+    def __init__(self, spec: RolloutSpec, base: TeacherBase, storage: Storage) -> None:
         require("trl", extra="train", purpose=f"method {spec.method}")
+        if spec.rollouts.vllm is not None:
+            check_vllm(spec.rollouts.vllm)
         self._spec, self._base = spec, base
         options = spec.labeler
         labeler = labeler_class(options.name)(options)
-        tokens = AnswerTokens(base.tokenizer, end_ids=_end_ids(base))
+        tokens = AnswerTokens(base.tokenizer, end_ids=answer_end_ids(base))
         self._dialogues = Dialogues(labeler, base.encoder, tokens, max_prompt_tokens=spec.train.max_tokens)
-        self._max_answer = self._dialogues.max_answer_tokens
+        self._max_answer = self._longest_answer()
         room = spec.train.max_tokens - self._max_answer
         if room <= 0:
             raise ConfigError(
@@ -61,18 +67,21 @@ class GrpoTeacher:
                 "room for a prompt. Raise it, or lower labeler.max_think_tokens."
             )
         self._dialogues = Dialogues(labeler, base.encoder, tokens, max_prompt_tokens=room)
-        self._gold = load_gold_rows(
-            spec.data.gold, labeler, options.name, self._dialogues, storage, grades=options.grades
-        )
+        self._gold = self._read_gold(labeler, storage)
+        digest = self._digest_parts()
+        self._gold, self._held_out = self._gold.split(spec.split)
         rows = self._gold.rows
         if len(rows) < spec.prompts_per_step:
             raise InputError(
-                f"{spec.data.gold.path}: {len(rows)} rows to learn from, and a step takes {spec.prompts_per_step}. "
+                f"{self._gold.about.path}: {len(rows)} rows to learn from, and a step takes {spec.prompts_per_step}. "
                 "Lower train.accumulation."
             )
         self.labeler = options.model_dump(mode="json")
         self.templates = labeler.template_digests
+        self.digest = digest_of([*digest, self.labeler, self.templates])
         self.notes = self._remarks()
+        grades = Counter(row.gold["grade"] for row in rows)
+        self._watch = RewardWatch(spec.watch, gold_share=max(grades.values()) / len(rows))
         self.data = TeacherData(
             runs=[],
             gold=self._gold.about,
@@ -81,6 +90,21 @@ class GrpoTeacher:
             examples=len(rows) * spec.rollouts.group,
             tokens=self._gold.prompt_tokens * spec.rollouts.group,
             answer_tokens=0,
+            held_out=SplitSide(len(self._held_out), len({row.pair.query_id for row in self._held_out})),
+        )
+
+    def _digest_parts(self) -> list[Any]:
+        """What is learned from, beside the labeler."""
+        return [self._gold.prompts, [row.gold for row in self._gold.rows]]
+
+    def _longest_answer(self) -> int:
+        return self._dialogues.max_answer_tokens
+
+    def _read_gold(self, labeler: Labeler, storage: Storage) -> GoldRows:
+        assert isinstance(self._spec, GrpoSpec)
+        options = self._spec.labeler
+        return load_gold_rows(
+            self._spec.data.gold, labeler, options.name, self._dialogues, storage, grades=options.grades
         )
 
     def _remarks(self) -> list[str]:
@@ -90,12 +114,6 @@ class GrpoTeacher:
                 "GRPO but for the tokens' weights. Name data.gold.subject and data.gold.attribute."
             ]
         return []
-
-    @property
-    def digest(self) -> str:
-        """Of prompts, grades and the labeler."""
-        gold = [row.gold for row in self._gold.rows]
-        return digest_of([self._gold.prompts, gold, self.labeler, self.templates])
 
     def estimate(self) -> TrainingEstimate:
         """What training would do, each answer as long as it may be."""
@@ -116,14 +134,17 @@ class GrpoTeacher:
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
         """Train, going on from the last whole checkpoint; with half the batch if memory ends."""
-        sharding.refuse_other_sharding()
-        log = RolloutLog(checkpoints)
-        (model, outcome), halved = halving(
-            lambda halvings: self._attempt(checkpoints, say, halvings, log),
-            batch_size=self._spec.train.batch_size,
-            say=say,
-            refusal=self._no_memory,
+        log = self._log(checkpoints)
+        trained = train_to_end(
+            self._spec,
+            checkpoints,
+            say,
+            lambda halvings: self._trainer(checkpoints, say, halvings, log),
+            examples="rollouts",
+            keys="rollouts.at_once, train.batch_size (and raise train.accumulation as much) or train.max_tokens",
+            can_halve=self._spec.train.batch_size % 2 == 0,  # a step's rollouts stay as many as they are
         )
+        trained.outcome.notes.extend(self._watch.notes(trained.outcome.curve))
         counts = log.counts
         self.data = replace(
             self.data,
@@ -131,40 +152,68 @@ class GrpoTeacher:
             tokens=counts["prompt_tokens"] + counts["tokens"],
             answer_tokens=counts["tokens"],
         )
-        return Trained(merged(model), outcome, halved, lambda folder: log.write(folder, step=outcome.steps))
 
-    def _attempt(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> tuple[Any, Outcome]:
+        def write_more(folder: Path) -> None:
+            log.write(folder, step=trained.outcome.steps)
+            if trained.outcome.clock is not None:
+                trained.outcome.clock.write(folder)
+
+        return trained._replace(write_more=write_more)
+
+    def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> CheckpointedTrainer:
         say("loading TRL's trainer")
         from distill.teachers.grpo_arguments import grpo_arguments
-        from distill.teachers.grpo_trainer import RolloutTrainer
 
         settings = self._spec.train
+        looks = self._looks()
         arguments = grpo_arguments(
-            settings, self._spec.rollouts, folder, max_answer_tokens=self._max_answer, halvings=halvings
+            settings, self._spec.rollouts, folder, max_answer_tokens=self._max_answer, looks=looks, halvings=halvings
         )
         if arguments.world_size > 1:
             raise ConfigError(f"method {self._spec.method} trains in one process; {arguments.world_size} were started.")
         log.go_on({})
-        trainer = RolloutTrainer(
+        trainer: CheckpointedTrainer = self._trainer_class()(
             model=load_model(self._spec, self._base),
             processing_class=self._base.tokenizer,
             args=arguments,
             dialogues=self._dialogues,
             rows=self._gold.rows,
-            place=TrainingPlace(folder, settings.keep_checkpoints, say, [row.name for row in self._gold.rows]),
+            place=TrainingPlace(
+                folder, settings.keep_checkpoints, say, [row.name for row in self._gold.rows], settings.report_to
+            ),
             log=log,
+            held_out=self._held_out,
+            looks=looks,
+            at_once=self._at_once(halvings),
+            watch=self._watch,
             **self._method_options(),
         )
-        kept = checkpoints.list_checkpoints(folder)
-        if kept:
-            say(f"resuming from {kept[-1].name}")
-        outcome = run_to_end(trainer, resume_from=kept[-1] if kept else None)
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        trainer.accelerator.free_memory()
-        return model, outcome
+        return trainer
+
+    def _log(self, checkpoints: Path) -> RolloutLog:
+        return RolloutLog(checkpoints)
+
+    def _trainer_class(self) -> Any:
+        from distill.teachers.grpo_trainer import RolloutTrainer
+
+        return RolloutTrainer
+
+    def _at_once(self, halvings: int) -> int | None:
+        """Answers written together, with the batch halved so often."""
+        train, at_once = self._spec.train, self._spec.rollouts.at_once
+        return max(1, (at_once or train.batch_size * train.accumulation) >> halvings) if halvings else at_once
+
+    def _looks(self) -> Looks | None:
+        """At the reward on dev, by which the best step is kept; None without such rows."""
+        if not self._held_out:
+            return None
+        train = self._spec.train
+        patience = None if train.early_stopping is None else train.early_stopping.patience
+        return Looks(train.eval_every or train.save_every, "reward", patience, at_the_end=True)
 
     def _method_options(self) -> dict[str, Any]:
         spec = self._spec
+        assert isinstance(spec, GrpoSpec)
         if not isinstance(spec, GraphGrpoSpec):
             return {"score_of": grade_score(spec.near)}
         section = spec.credit
@@ -179,15 +228,8 @@ class GrpoTeacher:
         )
         return {"score_of": graph_score(NodeWorth(section.match, section.miss)), "credit": plan}
 
-    def _no_memory(self, words: str) -> TrainingError:
-        half = max(1, self._spec.train.batch_size // 2)
-        return TrainingError(
-            f"out of memory, also with half the batch ({half} rollouts): {words}. Lower train.batch_size or "
-            "train.max_tokens, set train.gradient_checkpointing: true, or train adapters alone (lora: {})."
-        )
 
-
-def _end_ids(base: TeacherBase) -> list[int]:
+def answer_end_ids(base: TeacherBase) -> list[int]:
     """Tokens that end an answer, as the engines have them.
 
     Raises:

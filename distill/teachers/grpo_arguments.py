@@ -10,7 +10,9 @@ from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
 from distill.teachers.grpo_spec import RolloutSection
+from distill.teachers.vllm_rollouts import vllm_arguments
 from distill.training.arguments import argument_values
+from distill.training.looks import Looks
 from distill.training.sections import TrainingSection
 
 _EPOCH_STRIDE = 1_000_003
@@ -22,6 +24,7 @@ def grpo_arguments(
     folder: Path,
     *,
     max_answer_tokens: int,
+    looks: Looks | None = None,
     halvings: int = 0,
     **changes: Any,
 ) -> GRPOConfig:
@@ -29,6 +32,7 @@ def grpo_arguments(
 
     Args:
         max_answer_tokens: of any one turn.
+        looks: at dev, if there is such a split.
         halvings: how often the batch was halved for want of memory; accumulation doubles as often.
         changes: further arguments of TRL.
     """
@@ -46,7 +50,12 @@ def grpo_arguments(
         "use_bias_correction_kl": False,
         "disable_dropout": True,
         "gradient_checkpointing": settings.gradient_checkpointing,
+        "per_device_eval_batch_size": rollouts.group,  # TRL wants a multiple of it; looks make batches of their own
     }
+    if looks is not None:
+        values |= looks.arguments()
+    if rollouts.vllm is not None:
+        values |= vllm_arguments(rollouts.vllm, max_tokens=settings.max_tokens)
     return GRPOConfig(**(values | changes))
 
 

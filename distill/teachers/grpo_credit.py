@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.teachers.advantages import group_advantages
-
-NODES = ("r", "s", "a", "q_s", "q_a", "p_s", "p_a")
-"""Grade, subject score, attribute score, and the four texts: of query and product, on subject and attribute."""
+from distill.teachers.rollout_files import NODES
 
 TEMPLATE = -1
 """The segment of tokens that belong to no node: their advantage is 0."""

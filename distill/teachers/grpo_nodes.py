@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.grpo_credit import NODES
+from distill.teachers.rollout_files import NODES
 from distill.teachers.rollouts import Rollout
 from distill.teachers.segments import NO_PART, Span, token_parts
 from labelers.verdicts import Reader

@@ -26,7 +26,6 @@ from trl import GRPOTrainer
 from distill.teachers.advantages import group_advantages
 from distill.teachers.grpo_arguments import EpochSampler
 from distill.teachers.grpo_credit import (
-    NODES,
     TEMPLATE,
     CreditPlan,
     effective_ratios,
@@ -34,10 +33,14 @@ from distill.teachers.grpo_credit import (
     token_advantages,
 )
 from distill.teachers.grpo_nodes import segments_of
+from distill.teachers.held_out import HeldOut, greedy
+from distill.teachers.rollout_files import NODES
 from distill.teachers.rollout_log import RolloutLog
 from distill.teachers.rollouts import Dialogues, Rollout
-from distill.teachers.scores import GoldRow, Score, ScoreOf
-from distill.training.checkpointed import CheckpointedTrainer
+from distill.teachers.scores import GoldRow, Score, ScoreOf, answer_figures
+from distill.teachers.vllm_rollouts import TurnLogprobs, sampling_logprobs
+from distill.teachers.watched import WatchedTrainer
+from distill.training.step_clock import StepClock
 
 CURVES = {
     "reward_std": "reward_std",
@@ -49,8 +52,8 @@ CURVES = {
 """TRL's figures that go into the curve, and what they are called there."""
 
 
-class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  # transformers and TRL are not typed
-    """GRPO over a labeler's conversations. Arguments beside these are GRPOTrainer's and CheckpointedTrainer's.
+class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # transformers and TRL are not typed
+    """GRPO over a labeler's conversations. Arguments beside these are GRPOTrainer's and WatchedTrainer's.
 
     Args:
         rows: what there is to train on, each with gold.
@@ -58,7 +61,12 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
         normaliser: `population` is the papers' standard deviation, `trl` leaves TRL's advantages as they are.
         credit: how credit flows along the graph; None gives every token its rollout's advantage.
         log: keeps every rollout.
+        held_out: rows to look at the training with.
+        at_once: answers written together; None writes all of a step together.
     """
+
+    clock: StepClock
+    progress_figures = ("reward", "loss")
 
     def __init__(
         self,
@@ -69,15 +77,27 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
         normaliser: Literal["population", "trl"] = "population",
         credit: CreditPlan | None = None,
         log: RolloutLog | None = None,
+        held_out: Sequence[GoldRow] = (),
+        at_once: int | None = None,
         **kwargs: Any,
     ) -> None:
         self._dialogues, self._rows, self._score_of = dialogues, rows, score_of
-        self._normaliser, self._plan = normaliser, credit
+        self._normaliser, self._plan, self._at_once = normaliser, credit, at_once
         self._log_of_rollouts = log if log is not None else RolloutLog(None)
         self._rollouts: list[Rollout] = []
+        self._logprobs: list[TurnLogprobs] = []
         self._scores: list[Score] = []
+        self.clock = StepClock(("write", "read", "forward", "backward"), rest="update")
         places = Dataset.from_dict({"prompt": list(range(len(rows)))})
-        super().__init__(reward_funcs=[_reward], train_dataset=places, **kwargs)
+        super().__init__(
+            reward_funcs=[_reward],
+            train_dataset=places,
+            eval_dataset=places,  # Trainer wants one where there are looks; those have rows of their own
+            dev_figures=self._held_out_figures,
+            **kwargs,
+        )
+        batch = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        self._held_out = HeldOut(held_out, dialogues, self._scored, batch=batch)
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
         if credit is not None:
             credit.credit.to(self.accelerator.device)
@@ -87,29 +107,59 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
     # rollouts and what they earn
 
     def _roll(self, prompts: list[int], _: Any) -> dict[str, Any]:
-        self._rollouts = self._dialogues.roll([self._rows[place].pair for place in prompts], self._write)
+        self._logprobs = []
+        try:
+            self._rollouts = self._dialogues.roll([self._rows[place].pair for place in prompts], self._write)
+        except RuntimeError as exc:
+            if "probability tensor" not in str(exc):  # torch.multinomial's words
+                raise
+            raise self.not_finite("probabilities of the next token are not finite", prompts) from exc
         found: dict[str, Any] = {
             "prompt_ids": [one.prompt_ids for one in self._rollouts],
             "completion_ids": [one.completion_ids for one in self._rollouts],
-            "logprobs": None,
+            "logprobs": sampling_logprobs(self._rollouts, self._logprobs) if self._logprobs else None,
         }
         if not all(all(one.is_own) for one in self._rollouts):
             found["env_mask"] = [list(map(int, one.is_own)) for one in self._rollouts]
         return found
 
     def _write(self, contexts: Sequence[list[int]]) -> Sequence[list[int]]:
-        answers: list[list[int]] = self._generate_single_turn(list(contexts), None, {}, 1)[0]
+        """Answers to all contexts: together, or the longest first in so many at a time that little is padding."""
+        size = self._at_once or len(contexts)
+        order = list(range(len(contexts)))
+        if size < len(order):
+            order.sort(key=lambda place: -len(contexts[place]))
+        answers: list[list[int]] = [[] for _ in contexts]
+        logprobs: list[Sequence[float | None]] = [[] for _ in contexts]
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            with self.clock.part("write"):
+                ids, sampled = self._generate_single_turn([contexts[place] for place in chosen], None, {}, 1)
+            for number, place in enumerate(chosen):
+                answers[place] = ids[number]
+                logprobs[place] = () if sampled is None else sampled[number]
+        if self.use_vllm:
+            self._logprobs.append(logprobs)
         return answers
 
+    def _held_out_figures(self, _: Any) -> dict[str, float]:
+        with greedy(self):
+            return self._held_out.figures(self._write)
+
+    def _scored(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
+        return [self._score_of(rollout, row) for rollout, row in zip(rollouts, rows, strict=True)]
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        self._scores = [
-            self._score_of(rollout, self._rows[place]) for rollout, place in zip(self._rollouts, prompts, strict=True)
-        ]
+        self._scores = self._scored(self._rollouts, [self._rows[place] for place in prompts])
         rewards_B1 = torch.tensor([[one.reward] for one in self._scores], device=self.accelerator.device)
         return self.accelerator.gather(rewards_B1)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        with self.clock.part("read"):
+            return self._with_advantages(super()._generate_and_score_completions(inputs), inputs)
+
+    def _with_advantages(self, batch: dict[str, Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch with our advantages, and with what travels along."""
         device = batch["completion_ids"].device
         group = self.num_generations if self.model.training else self.num_generations_eval
         if self._normaliser == "population":
@@ -148,11 +198,12 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
             node_advantages=nodes,
             group=group,
         )
-        figures = self._metrics["train" if self.model.training else "eval"]
-        for score in self._scores:
-            figures["own/reward"].append(score.reward)
-            for name, value in score.parts.items():
-                figures[f"own/{name}"].append(value)
+        figures = answer_figures(self._rollouts, self._scores)
+        if self._plan is not None:
+            base_B3 = torch.tensor([one.base for one in self._scores])
+            reward_V = self._plan.credit.node_rewards(base_B3.to(batch["advantages"].device)).mean(0).tolist()
+            figures |= {f"node_reward_{node}": value for node, value in zip(NODES, reward_V, strict=True)}
+        self._pending |= figures
 
     # the loss
 
@@ -162,7 +213,15 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
         node_BGV = self._plan.credit.advantages(batch["group_rewards"], epsilon=self._plan.epsilon)
         return node_BGV[torch.arange(len(node_BGV)), batch["group_index"]]
 
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        with self.clock.part("forward"):
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        with self.clock.part("forward"):
+            return self._loss(model, inputs)
+
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         plan = self._plan
         if plan is not None:
             segment_BT = inputs["segment_ids"]
@@ -201,12 +260,15 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._step % self.args.gradient_accumulation_steps == 0:
             self.begin_step(self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps)
-        return super().training_step(*args, **kwargs)
+            self.clock.begin_step()
+        with self.clock.part("backward"):
+            return super().training_step(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        for name, values in self._metrics["train"].items():
-            known = name.removeprefix("own/") if name.startswith("own/") else CURVES.get(name)
-            if known is not None and values:
+        self.clock.end_step(self.state.global_step)
+        for name, known in CURVES.items():
+            values = self._metrics["train"].get(name)
+            if values:
                 self._pending[known] = sum(values) / len(values)
         self._metrics["train"].clear()
         super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -232,6 +294,7 @@ class RolloutTrainer(CheckpointedTrainer, GRPOTrainer):  # type: ignore[misc]  #
         assert self._plan is not None
         alpha = self._plan.credit.coefficients()
         self._log_of_rollouts.add_edges(self.state.global_step + 1, self._plan.credit.logits.detach().tolist(), alpha)
+        self._pending |= {f"alpha_{edge}": float(value.detach()) for edge, value in alpha.items()}
         self._pending |= {f"ratio_{node}": value for node, value in effective_ratios(alpha).items()}
 
 

@@ -35,6 +35,11 @@ METHODS = {
     "graph-grpo": TeacherMethod(
         "GRPO with credit by node", "distill.teachers.grpo_spec:GraphGrpoSpec", "distill.teachers.grpo:GrpoTeacher"
     ),
+    "res-rag": TeacherMethod(
+        "GRPO on a frozen generator's answers (RES-RAG)",
+        "distill.teachers.res_rag_spec:ResRagSpec",
+        "distill.teachers.res_rag:ResRagTeacher",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ on from a checkpoint keeps the parts that it names and drops what came after.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,33 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.teachers.grpo_credit import EDGES
+from distill.teachers.rollout_files import EDGE_SCHEMA, EDGES_NAME, ROLLOUT_SCHEMA, ROLLOUTS_NAME
 from distill.teachers.rollouts import Rollout
 from distill.teachers.scores import Score
-from distill.training.disk_errors import writing
+from distill.training.disk_errors import sync_files, writing
 
-ROLLOUTS_NAME = "rollouts.parquet"
-EDGES_NAME = "edges.parquet"
 PARTS = "rollouts"
-ROLLOUT_SCHEMA = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("row_id", pa.int64()),
-        ("sample", pa.int32()),
-        ("texts", pa.list_(pa.string())),
-        ("grade", pa.int8()),
-        ("reward", pa.float64()),
-        ("advantage", pa.float64()),
-        ("format_ok", pa.bool_()),
-        ("fault", pa.string()),
-        ("detail", pa.string()),
-        ("tokens", pa.int32()),
-        ("node_rewards", pa.list_(pa.float64())),
-        ("node_advantages", pa.list_(pa.float64())),
-    ]
-)
-EDGE_SCHEMA = pa.schema(
-    [("step", pa.int64()), ("edge", pa.string()), ("logit", pa.float64()), ("coefficient", pa.float64())]
-)
 
 
 class RolloutLog:
@@ -50,9 +30,11 @@ class RolloutLog:
 
     Args:
         folder: where the parts go, beside the checkpoints; None keeps nothing.
+        columns: further ones of the method, filled from `Score.columns`.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, columns: Sequence[pa.Field] = ()) -> None:
+        self._schema = pa.schema([*ROLLOUT_SCHEMA, *columns])
         self._folder = None if folder is None else folder / PARTS
         self._pending: list[dict[str, Any]] = []
         self._parts: list[str] = []
@@ -87,7 +69,7 @@ class RolloutLog:
                     "sample": place % group,
                     "texts": [turn.text for turn in rollout.turns],
                     "grade": None if rollout.label is None else rollout.label.grade,
-                    "reward": score.reward,
+                    "reward": None if math.isnan(score.reward) else score.reward,
                     "advantage": advantages[place],
                     "format_ok": rollout.label is not None,
                     "fault": rollout.fault or None,
@@ -95,6 +77,7 @@ class RolloutLog:
                     "tokens": rollout.num_own,
                     "node_rewards": None if score.base is None else list(score.base),
                     "node_advantages": None if node_advantages is None else list(node_advantages[place]),
+                    **score.columns,
                 }
             )
 
@@ -110,7 +93,8 @@ class RolloutLog:
             name = f"step-{step:06d}.parquet"
             self._folder.mkdir(parents=True, exist_ok=True)
             with writing(self._folder):
-                (self._folder / name).write_bytes(_parquet(pa.Table.from_pylist(self._pending, schema=ROLLOUT_SCHEMA)))
+                (self._folder / name).write_bytes(_parquet(pa.Table.from_pylist(self._pending, schema=self._schema)))
+                sync_files(self._folder, name)
             self._parts.append(name)
             self._pending = []
         return list(self._parts)
@@ -130,8 +114,8 @@ class RolloutLog:
         parts = self.flush(step)
         if self._folder is not None:
             tables = [pq.read_table(self._folder / name) for name in parts]
-            table = pa.concat_tables(tables) if tables else ROLLOUT_SCHEMA.empty_table()
-            (folder / ROLLOUTS_NAME).write_bytes(_parquet(table))
+            table = pa.concat_tables(tables) if tables else self._schema.empty_table()
+            (folder / ROLLOUTS_NAME).write_bytes(_parquet(table.combine_chunks()))  # however often it was stopped
         if self.edges:
             columns = [
                 pa.array(column, kind.type)

@@ -21,6 +21,15 @@ from manifests.labels import Label, Pair
 
 Generate = Callable[[Sequence[list[int]]], Sequence[list[int]]]
 """Prompts as token ids to answers as token ids, each up to its end token, which is included."""
+_OVERLONG = Answer(0, "", "overlong")
+
+
+class AskedIds(list[int]):
+    """A prompt's token ids, which know what they ask: as `Generate` gets them."""
+
+    def __init__(self, ask: Ask, ids: Sequence[int]) -> None:
+        super().__init__(ids)
+        self.ask = ask
 
 
 @dataclass(slots=True)
@@ -103,8 +112,21 @@ class Dialogues:
 
     def first_prompt(self, pair: Pair) -> list[int] | None:
         """The token ids of the first prompt; None where it does not fit."""
-        prompt = self._encoder.encode(next(self._labeler.label(pair)), max_prompt_tokens=self._max_prompt)
-        return None if isinstance(prompt, Overlong) else prompt.ids
+        found = self.first_ask(pair)
+        return None if found is None else found[1]
+
+    def first_ask(self, pair: Pair) -> tuple[Ask, list[int]] | None:
+        """The first ask whose prompt fits, with its token ids: a labeler that then shows less is told where one does
+        not. None where none does, or nothing can be asked.
+        """
+        asker = self._labeler.label(pair)
+        try:
+            ask = next(asker)
+            while isinstance(prompt := self._encoder.encode(ask, max_prompt_tokens=self._max_prompt), Overlong):
+                ask = asker.send(_OVERLONG)
+        except (StopIteration, VerdictError):
+            return None
+        return ask, prompt.ids
 
     def roll(self, pairs: Sequence[Pair], generate: Generate) -> list[Rollout]:
         """One rollout for each pair, turn by turn, all that go on together.
@@ -112,32 +134,35 @@ class Dialogues:
         Raises:
             ConfigError: a first prompt does not fit (`first_prompt`), or the chat template renders earlier turns anew.
         """
-        prompts: dict[int, list[int]] = {}  # by identity: rollouts of one pair follow each other
-        talks = [self._open(pair, prompts) for pair in pairs]
+        firsts: dict[int, tuple[Ask, list[int]]] = {}  # by identity: rollouts of one pair follow each other
+        talks = [self._open(pair, firsts) for pair in pairs]
         going = talks
         while going:
             answers = generate([talk.context for talk in going])
             going = [talk for talk, ids in zip(going, answers, strict=True) if self._take(talk, list(ids))]
         return [talk.rollout for talk in talks]
 
-    def _open(self, pair: Pair, prompts: dict[int, list[int]]) -> _Talk:
+    def _open(self, pair: Pair, firsts: dict[int, tuple[Ask, list[int]]]) -> _Talk:
+        if id(pair) not in firsts:
+            found = self.first_ask(pair)
+            if found is None:
+                raise ConfigError(f"row {pair.row_id}: its prompt does not fit into {self._max_prompt} tokens.")
+            firsts[id(pair)] = found
+        first, ids = firsts[id(pair)]
         asker = self._labeler.label(pair)
         ask = next(asker)
-        if id(pair) not in prompts:
-            prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt)
-            if isinstance(prompt, Overlong):
-                least = prompt.num_tokens
-                raise ConfigError(f"row {pair.row_id}: its prompt has {least} tokens or more and does not fit.")
-            prompts[id(pair)] = prompt.ids
-        return _Talk(asker, ask, prompts[id(pair)], Rollout(pair, prompts[id(pair)]))
+        while ask != first:
+            ask = asker.send(_OVERLONG)
+        return _Talk(asker, ask, ids, Rollout(pair, ids))
 
     def _take(self, talk: _Talk, ids: list[int]) -> bool:
         """Give the labeler an answer; whether it asks on."""
         rollout = talk.rollout
-        rollout.turns.append(WrittenTurn(talk.ask, len(rollout.completion_ids), ids, self.tokens.text(ids)))
+        text = self.tokens.text(ids)
+        rollout.turns.append(WrittenTurn(talk.ask, len(rollout.completion_ids), ids, text))
         talk.add(ids, is_own=True)
         try:
-            ask = talk.asker.send(self.tokens.answer(ids, max_tokens=talk.ask.max_tokens))
+            ask = talk.asker.send(self.tokens.answer(ids, max_tokens=talk.ask.max_tokens, text=text))
         except StopIteration as end:
             rollout.label = end.value
             return False
@@ -185,8 +210,8 @@ class _Talk:
     rollout: Rollout
 
     @property
-    def context(self) -> list[int]:
-        return self.rollout.prompt_ids + self.rollout.completion_ids
+    def context(self) -> AskedIds:
+        return AskedIds(self.ask, self.rollout.prompt_ids + self.rollout.completion_ids)
 
     def add(self, ids: Sequence[int], *, is_own: bool) -> None:
         self.rollout.completion_ids += ids

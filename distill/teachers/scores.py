@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from distill.teachers.rewards import PAPER_WORTH, NodeWorth, graded_reward, node_rewards
 from distill.teachers.rollouts import Rollout
+from labelers.evidence import read_evidence
+from labelers.verdicts import Reader
+from manifests.asks import Answer
+from manifests.errors import VerdictError
+from manifests.formats import Fragment
 from manifests.labels import Pair
 
 
@@ -33,17 +41,20 @@ class Score:
     """What a rollout earned.
 
     Args:
-        reward: as a whole.
+        reward: as a whole; NaN where nothing could be found out, and the rollout does not count.
         base: b of r, s and a, where credit flows along the graph.
         parts: further figures of this one rollout, averaged over the step in the curve.
+        columns: what the rollout log keeps of it in columns of the method's own.
     """
 
     reward: float
     base: tuple[float, float, float] | None = None
     parts: dict[str, float] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 ScoreOf = Callable[[Rollout, GoldRow], Score]
+Scored = Callable[[Sequence[Rollout], Sequence[GoldRow]], list[Score]]
 
 
 def grade_score(near: float) -> ScoreOf:
@@ -71,6 +82,23 @@ def graph_score(worth: NodeWorth = PAPER_WORTH) -> ScoreOf:
     return score
 
 
+def answer_figures(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict[str, float]:
+    """What the curve has of some answers: the mean reward, each part's mean over the answers that have it, and
+    `top_grade_share`, the share of the most frequent grade among those that have one.
+    """
+    values: dict[str, list[float]] = {}
+    if known := [score.reward for score in scores if not math.isnan(score.reward)]:
+        values["reward"] = known
+    for score in scores:
+        for name, value in score.parts.items():
+            values.setdefault(name, []).append(value)
+    found = {name: sum(held) / len(held) for name, held in values.items()}
+    labels = [rollout.label for rollout in rollouts if rollout.label is not None]
+    if grades := Counter(label.grade for label in labels if label.grade is not None):
+        found["top_grade_share"] = max(grades.values()) / grades.total()
+    return found
+
+
 def _gold_of(row: GoldRow) -> int:
     gold = row.gold["grade"]
     assert gold is not None, "rows without a grade are refused when the data is read"
@@ -92,4 +120,26 @@ def _parts(rollout: Rollout, row: GoldRow) -> dict[str, float]:
     }
     if label is not None and label.grade:
         parts["no_evidence_rate"] = float("evidence_missing" in label.flags)
+    is_verbatim = _quotes_verbatim(rollout)
+    if is_verbatim is not None:
+        parts["evidence_verbatim_rate"] = float(is_verbatim)
     return parts
+
+
+def _quotes_verbatim(rollout: Rollout) -> bool | None:
+    """Whether what an answer in the right format quotes is in the document; None where it quotes nothing."""
+    if rollout.label is not None:
+        return True if rollout.label.evidence else None
+    turn = rollout.turns[-1]
+    sections = turn.ask.format.sections if turn.ask.format is not None else ()
+    fragment = next((one for one in sections if isinstance(one, Fragment)), None)
+    if fragment is None or turn.ask.format is None:
+        return None
+    try:
+        quoted = Reader(turn.ask.format).read(Answer(0, turn.text, "stop"))[fragment.tag]
+    except VerdictError:
+        return None
+    try:
+        return True if read_evidence(quoted, rollout.pair.document) else None
+    except VerdictError:
+        return False

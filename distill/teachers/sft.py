@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from distill.teachers.answered_rows import load_answered_rows
-from distill.teachers.bases import TeacherBase, load_model, memory_bytes, merged
+from distill.teachers.answered_rows import AnsweredRows, load_answered_rows
+from distill.teachers.attempts import train_to_end
+from distill.teachers.bases import TeacherBase, load_model, memory_bytes
+from distill.teachers.chosen_sets import load_sets
 from distill.teachers.sft_examples import make_examples
 from distill.teachers.sft_spec import SftSpec
 from distill.teachers.sft_trainer import MaskedCollator, MaskedTrainer
 from distill.teachers.teacher_manifest import TeacherData
 from distill.teachers.trainers import Trained, TrainingEstimate
 from distill.teachers.turns import check_learnable
-from distill.training import checkpoints, sharding
 from distill.training.arguments import training_arguments
 from distill.training.batches import BatchPlan, TokenRows
-from distill.training.checkpointed import Outcome, TrainingPlace, run_to_end
-from distill.training.memory import halving
-from manifests.errors import InputError, TrainingError
+from distill.training.checkpointed import TrainingPlace
+from manifests.errors import InputError
 from manifests.storage.context import Storage
 
 
@@ -42,14 +41,15 @@ class SftTrainer:
 
     def __init__(self, spec: SftSpec, base: TeacherBase, storage: Storage) -> None:
         self._spec, self._base = spec, base
-        answered = load_answered_rows(spec, spec.data, storage)
+        answered = _answered(spec, storage)
         is_preliminary = spec.data.answer == "preliminary"
-        check_learnable(
-            answered.options,
-            answered.labeler,
-            has_answers=bool(spec.data.runs),
-            is_preliminary=is_preliminary,
-        )
+        if not all(row.sets is not None for row in answered.rows):
+            check_learnable(
+                answered.options,
+                answered.labeler,
+                has_answers=bool(spec.data.runs),
+                is_preliminary=is_preliminary,
+            )
         found = make_examples(answered, base, max_tokens=spec.train.max_tokens, is_preliminary=is_preliminary)
         dropped = dict(sorted((answered.dropped + found.dropped).items()))
         if not found.examples:
@@ -97,16 +97,15 @@ class SftTrainer:
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
         """Train, going on from the last whole checkpoint; with half the batch if memory ends."""
-        sharding.refuse_other_sharding()
-        (model, outcome), halved = halving(
-            lambda halvings: self._attempt(checkpoints, say, halvings),
-            batch_size=self._spec.train.batch_size,
-            say=say,
-            refusal=self._no_memory,
+        return train_to_end(
+            self._spec,
+            checkpoints,
+            say,
+            lambda halvings: self._trainer(checkpoints, say, halvings),
+            examples="examples",
         )
-        return Trained(merged(model), outcome, halved)
 
-    def _attempt(self, folder: Path, say: Callable[[str], None], halvings: int) -> tuple[Any, Outcome]:
+    def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int) -> MaskedTrainer:
         settings, examples = self._spec.train, self._examples
         arguments = training_arguments(settings, folder, halvings=halvings)  # seeds all generators
         arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
@@ -121,25 +120,19 @@ class SftTrainer:
         collator = MaskedCollator(
             examples.examples, mask=settings.mask, seed=settings.seed, pad_id=self._base.tokenizer.pad_token_id
         )
-        trainer = MaskedTrainer(
-            place=TrainingPlace(folder, settings.keep_checkpoints, say, self._names),
+        return MaskedTrainer(
+            place=TrainingPlace(folder, settings.keep_checkpoints, say, self._names, settings.report_to),
             plan=plan,
             model=load_model(self._spec, self._base),
             args=arguments,
             train_dataset=TokenRows(len(examples.examples)),
             data_collator=collator,
         )
-        kept = checkpoints.list_checkpoints(folder)
-        if kept:
-            say(f"resuming from {kept[-1].name}")
-        outcome = run_to_end(trainer, resume_from=kept[-1] if kept else None)
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        trainer.accelerator.free_memory()
-        return model, outcome
 
-    def _no_memory(self, words: str) -> TrainingError:
-        half = max(1, self._spec.train.batch_size // 2)
-        return TrainingError(
-            f"out of memory, also with half the batch ({half} examples): {words}. Lower train.batch_size or "
-            "train.max_tokens, set train.gradient_checkpointing: true, or train adapters alone (lora: {})."
-        )
+
+def _answered(spec: SftSpec, storage: Storage) -> AnsweredRows:
+    gold = spec.data.gold
+    if gold is None or gold.sets is None:
+        return load_answered_rows(spec, spec.data, storage)
+    assert spec.labeler is not None
+    return load_sets(spec.labeler, gold, storage)

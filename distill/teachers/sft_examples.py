@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
 from distill.teachers.bases import TeacherBase
+from distill.teachers.chosen_sets import choices
 from distill.teachers.segments import token_parts
 from distill.teachers.turns import AnsweredTurn, UnlearnableError, turns_of
 from labelers.engines.decisions import resolve_labels
@@ -84,8 +87,11 @@ def make_examples(
     rows = 0
     for number, row in enumerate(answered.rows):
         try:
-            turns = turns_of(answered, row, is_preliminary=is_preliminary)
-            made = [(turn, encoder.encode(turn, row, number, max_tokens=max_tokens)) for turn in turns]
+            if row.sets is not None:
+                made = [encoder.longest_of(choices(answered, row), row, number, max_tokens=max_tokens)]
+            else:
+                turns = turns_of(answered, row, is_preliminary=is_preliminary)
+                made = [(turn, encoder.encode(turn, row, number, max_tokens=max_tokens)) for turn in turns]
         except UnlearnableError as exc:
             dropped[exc.args[0]] += 1
             continue
@@ -129,6 +135,19 @@ class AnswerEncoder:
         if seen is not None and any(str(span["text"]) not in seen for span in evidence):
             raise UnlearnableError("whose evidence stands where the document was cut off")
         return Example(array("i", prompt.ids + answer), bytes(is_reasoning), number)
+
+    def longest_of(
+        self, turns: Iterable[AnsweredTurn], row: AnsweredRow, number: int, *, max_tokens: int
+    ) -> tuple[AnsweredTurn, Example]:
+        """The first turn that there is room for, of ever shorter ones.
+
+        Raises:
+            UnlearnableError: there is room for none.
+        """
+        for turn in turns:
+            with contextlib.suppress(UnlearnableError):
+                return turn, self.encode(turn, row, number, max_tokens=max_tokens)
+        raise UnlearnableError(f"too long for {max_tokens} tokens, or without a chunk")
 
     @functools.cached_property
     def _compiler(self) -> GrammarCompiler:

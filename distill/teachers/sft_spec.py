@@ -9,12 +9,23 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from distill.teachers.specs import RunData, TeacherSpec, TeacherTraining
+from distill.teachers.specs import RunData, TeacherGold, TeacherSpec, TeacherTraining
+
+
+class SftGold(TeacherGold):
+    """Trusted grades; or, for `evidence-set`, the chunks that are wanted."""
+
+    sets: str | None = None
+    """Column with the numbers of each document's wanted chunks, a list of integers, instead of grades: `similar` of
+    `relabel pairs similar`, or gold. Whole questions are learned, without runs.
+    """
 
 
 class SftData(RunData):
-    """What is learned from: answers of runs, or gold grades alone."""
+    """What is learned from: answers of runs, or gold alone."""
 
+    gold: SftGold | None = None
+    """Trusted grades, or sets of chunks."""
     answer: Literal["whole", "preliminary"] = "whole"
     """`whole`: the answer as the labeler reads it. `preliminary`: its first grade alone (Graph-GRPO's first stage)."""
 
@@ -22,6 +33,8 @@ class SftData(RunData):
     def _there_is_something(self) -> SftData:
         if not self.runs and self.gold is None:
             raise ValueError("nothing to learn from: name `runs`, or `gold`")
+        if self.gold is not None and self.gold.sets is not None and (self.runs or self.answer != "whole"):
+            raise ValueError("`gold.sets` is learned alone and whole: leave out `runs` and `answer`, or `gold.sets`")
         return self
 
 

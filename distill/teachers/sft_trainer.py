@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.teachers.sft_examples import Example
-from distill.training.checkpointed import PlannedTrainer
+from distill.training.planned import PlannedTrainer
 
 # B rows, T tokens, C tokens of the longest answer, V vocabulary
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from distill.teachers.methods import METHODS, method_of
+from distill.teachers.res_rag_spec import GeneratorSpec
 from distill.teachers.specs import TeacherSpec
+from labelers.engines.registry import engine_class, engine_names, engine_schemas
 from labelers.registry import labeler_class, labeler_names
 from manifests.errors import ConfigError
 from manifests.registered import imported
@@ -51,9 +53,23 @@ def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
                 raise ConfigError(f"`labeler.name` is missing; there are {', '.join(labeler_names())}")
             options = labeler_class(labeler["name"]).Options
             held["labeler"] = validate_spec(options, labeler, where=f"{where}, labeler")
+        if isinstance(held.get("generator"), dict):
+            held["generator"] = _with_engine_options(held["generator"], where=f"{where}, generator")
     except ConfigError as exc:
         raise exc if str(exc).startswith(where) else ConfigError(f"{where}: {exc}") from exc
     return validate_spec(model, held, where=where)
+
+
+def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpec:
+    """A section that names an engine, with the engine's own options in it."""
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: `name` is missing; there are {', '.join(engine_names())}")
+    args = section.get("args") or {}
+    if not isinstance(args, dict):
+        raise ConfigError(f"{where}: `args` = {args!r}: want a mapping of options")
+    options = validate_spec(engine_class(name).Args, args, where=f"{where}.args")
+    return validate_spec(GeneratorSpec, {**section, "args": options}, where=where)
 
 
 def teacher_schema() -> dict[str, Any]:
@@ -76,9 +92,13 @@ def teacher_schema() -> dict[str, Any]:
             "anyOf": [*labelers, {"type": "null"}],
         }
         whole["properties"]["method"] = {"const": name}
+        if "generator" in whole["properties"]:
+            about = whole["properties"]["generator"]["description"]
+            whole["properties"]["generator"] = {"description": about, "oneOf": _generators(definitions)}
         whole["required"] = sorted({*whole["required"], "method"})
         methods.append(whole)
-    del definitions["LabelerOptions"]
+    for unused in ("LabelerOptions", "GeneratorSpec", "EngineArgs"):
+        definitions.pop(unused, None)
     _take_short_forms(definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -86,6 +106,13 @@ def teacher_schema() -> dict[str, Any]:
         "oneOf": methods,
         "$defs": definitions,
     }
+
+
+def _generators(definitions: dict[str, Any]) -> list[dict[str, Any]]:
+    """One alternative for each engine; their definitions go beside the others."""
+    models = engine_schemas(GeneratorSpec, definitions)
+    definitions |= {f"generator-{name}": model for name, model in models.items()}
+    return [{"$ref": f"#/$defs/generator-{name}"} for name in models]
 
 
 def _take_short_forms(definitions: dict[str, Any]) -> None:

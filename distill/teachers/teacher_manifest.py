@@ -4,14 +4,12 @@ JSON.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from distill.students.data_facts import LearnedGold, LearnedLabels
-from distill.training.model_manifests import BaseModelUsed
-from manifests.errors import ManifestError
-from manifests.records import LEFT_OUT, checked, fault_of
+from distill.students.data_facts import LearnedGold, LearnedLabels, SplitSide
+from distill.training.model_manifests import BaseModelUsed, read_manifest
+from manifests.records import LEFT_OUT
 
 TEACHER_MANIFEST_VERSION = 1
 
@@ -25,6 +23,7 @@ class TeacherData:
         dropped: rows left out, by reason.
         examples: prompts with an answer: a row of a labeler that asks twice has two, and rows of a query may share one.
         tokens, answer_tokens: of one pass over them; where answers are the model's own, all that it wrote in training.
+        held_out: rows that it was looked at with, where the method has such looks.
     """
 
     runs: list[LearnedLabels]
@@ -34,11 +33,18 @@ class TeacherData:
     examples: int
     tokens: int
     answer_tokens: int
+    held_out: SplitSide | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
 class TeacherTrainingFacts:
-    """How a training went."""
+    """How a training went.
+
+    Args:
+        best_step: the one that was kept, by the reward on held-out rows.
+        stopped_by: `early_stopping` or `watch` where one of them ended it.
+        step_seconds: what a step of the last call took, by part, where the method tells.
+    """
 
     steps: int
     epochs: int | float
@@ -47,6 +53,9 @@ class TeacherTrainingFacts:
     batch_size: int
     accumulation: int
     was_batch_halved: bool
+    best_step: int | None = None
+    stopped_by: str | None = None
+    step_seconds: dict[str, float] | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
@@ -82,10 +91,4 @@ def read_teacher_manifest(data: bytes, where: str) -> TeacherManifest:
     Raises:
         ManifestError: it is damaged, or of another version.
     """
-    try:
-        return checked(TeacherManifest, json.loads(data))
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: not as this relabel writes a teacher's manifest ({fault_of(exc)}). Restore it from a copy, or "
-            "train again."
-        ) from exc
+    return read_manifest(data, where, TeacherManifest, kind="teacher")

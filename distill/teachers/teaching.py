@@ -7,27 +7,31 @@ is a model directory that `engine.model` takes; `manifest.json` is written last.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from distill.students.students import student_files
 from distill.teachers.bases import TeacherBase, check_teacher_base, write_model
-from distill.teachers.cards import CARD_NAME, render_card
+from distill.teachers.cards import render_card
 from distill.teachers.methods import method_of
 from distill.teachers.specs import TeacherSpec
+from distill.teachers.step_times import measure
 from distill.teachers.teacher_manifest import (
     TEACHER_MANIFEST_VERSION,
     TeacherManifest,
     TeacherTrainingFacts,
     read_teacher_manifest,
 )
-from distill.teachers.trainers import TeacherTrainer, Trained, TrainingEstimate
+from distill.teachers.trainers import AsksAnEngine, TeacherTrainer, Trained, TrainingEstimate
+from distill.training.card_parts import CARD_NAME
 from distill.training.curves import write_curves
 from distill.training.making import Start, conclude, finish, look, making, refuse_own_base
 from distill.training.model_manifests import BaseModelUsed, Product
 from distill.training.output_locations import OutputLocation, output_location_of
+from distill.training.reporting import check_services
 from manifests.digests import digest_of
 from manifests.extras import installed_versions
 from manifests.models.references import default_cache_dir, resolve_model
@@ -36,13 +40,13 @@ from manifests.storage.context import Storage
 
 TEACHER = Product("teacher", "train")
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
-SPEED_ONLY = ("device", "keep_checkpoints", "gradient_checkpointing")
+SPEED_ONLY = ("device", "keep_checkpoints", "gradient_checkpointing", "report_to")
 NOT_IN_FINGERPRINT: dict[str, Any] = {
-    **dict.fromkeys(("name", "output", "init", "labeler"), True),
+    **dict.fromkeys(("name", "output", "init", "labeler", "generator"), True),
     "data": {"runs": True, "gold": {"path"}},
     "train": set(SPEED_ONLY),
 }
-"""What data and labeler are, the digest of the data says; the model, its own digest."""
+"""What data, labeler and generator are, the digest of the data says; the model, its own digest."""
 
 Say = Callable[[str], None]
 
@@ -69,6 +73,7 @@ def train_teacher(
     cache_dir: Path | None = None,
     say: Say = lambda _: None,
     is_writer: bool = True,
+    secrets: Mapping[str, Any] = MappingProxyType({}),
 ) -> TeacherReport:
     """Train the teacher of a spec.
 
@@ -77,6 +82,7 @@ def train_teacher(
             (`jobs/fetching/models.py` brings it there).
         say: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
+        secrets: what the options of an engine that the method asks name, by option.
     Raises:
         ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
         StaleRunError: the output holds a teacher or checkpoints of another spec.
@@ -91,6 +97,8 @@ def train_teacher(
         refuse_own_base(location, resolved, key="init")
     base = check_teacher_base(spec, resolved)
     trainer = _trainer(spec, base, storage)
+    if isinstance(trainer, AsksAnEngine):
+        trainer.take_secrets(secrets)
     fingerprint = fingerprint_of(spec, trainer, resolved.digest)
     left = look(location, fingerprint, start)
     if left.found is not None:
@@ -119,17 +127,33 @@ def train_teacher(
 
 
 def estimate_teacher(
-    spec: TeacherSpec, storage: Storage, *, cache_dir: Path | None = None, say: Say = lambda _: None
+    spec: TeacherSpec,
+    storage: Storage,
+    *,
+    cache_dir: Path | None = None,
+    say: Say = lambda _: None,
+    is_timed: bool = False,
+    secrets: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainingEstimate:
-    """What training a spec's teacher would do; loads no weights and writes nothing.
+    """What training a spec's teacher would do; leaves nothing, and loads no weights unless it is timed.
 
+    Args:
+        is_timed: train some steps to see how long they take.
     Raises:
         RelabelError: as `train_teacher`, before it trains.
     """
+    if is_timed:  # steps of a trial are nobody's figures
+        spec = spec.model_copy(update={"train": spec.train.model_copy(update={"report_to": ()})})
     trainer = _trainer(spec, check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir)), storage)
     for note in trainer.notes:
         say(note)
-    return trainer.estimate()
+    estimate = trainer.estimate()
+    if not is_timed:
+        return estimate
+    if isinstance(trainer, AsksAnEngine):
+        trainer.take_secrets(secrets)
+    updates = getattr(getattr(spec, "rollouts", None), "updates", 1)
+    return replace(estimate, time=measure(trainer, steps=estimate.steps, updates=updates, say=say))
 
 
 def fingerprint_of(spec: TeacherSpec, trainer: TeacherTrainer, model_digest: str) -> str:
@@ -145,6 +169,7 @@ def fingerprint_of(spec: TeacherSpec, trainer: TeacherTrainer, model_digest: str
 
 
 def _trainer(spec: TeacherSpec, base: TeacherBase, storage: Storage) -> TeacherTrainer:
+    check_services(spec.train.report_to, output=spec.output)
     found: TeacherTrainer = imported(method_of(spec.method).trainer)(spec, base, storage)
     return found
 
@@ -164,11 +189,14 @@ def _manifest(
     training = TeacherTrainingFacts(
         steps=outcome.steps,
         epochs=outcome.epochs,
+        best_step=outcome.best_step,
+        stopped_by=outcome.stopped_by,
         device=outcome.device,
         rows_per_s=outcome.rows_per_s,
         batch_size=spec.train.batch_size >> halvings,
         accumulation=spec.train.accumulation << halvings,
         was_batch_halved=halvings > 0,
+        step_seconds=None if outcome.clock is None else outcome.clock.mean() or None,
     )
     return TeacherManifest(
         version=TEACHER_MANIFEST_VERSION,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from distill.teachers.bases import TeacherBase
 from distill.teachers.specs import TeacherSpec
 from distill.teachers.teacher_manifest import TeacherData
 from distill.training.checkpointed import Outcome
 from distill.training.memory import Halved
+from manifests.records import LEFT_OUT
 from manifests.storage.context import Storage
 
 
@@ -31,12 +32,28 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TrainingTime:
+    """How long a training would take at the pace of its first steps, in seconds; looks at dev left out.
+
+    Args:
+        steps: that were timed.
+        seconds: at their mean pace; `least` and `most` at that of the fastest and the slowest stretch.
+    """
+
+    steps: int
+    seconds: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
 class TrainingEstimate:
     """What a training would do.
 
     Args:
         tokens: that the model reads, over all steps.
         memory_bytes: weights, gradients, the optimizer's moments and the logits of a batch; activations come on top.
+        time: where it was measured.
     """
 
     rows: int
@@ -45,6 +62,7 @@ class TrainingEstimate:
     tokens: int
     answer_tokens: int
     memory_bytes: int
+    time: TrainingTime | None = field(default=None, metadata=LEFT_OUT)
 
 
 class TeacherTrainer(Protocol):
@@ -81,6 +99,15 @@ class TeacherTrainer(Protocol):
             TrainingError: the loss is not finite, or memory runs out.
             ModelError: the weights can't be loaded.
         """
+        ...
+
+
+@runtime_checkable
+class AsksAnEngine(Protocol):
+    """A method that asks an engine on the way, some of whose options name secrets."""
+
+    def take_secrets(self, secrets: Mapping[str, Any]) -> None:
+        """Take the secrets' values, by option."""
         ...
 
 

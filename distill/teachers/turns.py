@@ -58,6 +58,8 @@ def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: b
     """
     name, asks = options.name, labeler.probe()
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
+    if name == "evidence-set":
+        raise ConfigError(f"labeler {name}: grades name no chunks. Name the column that does, as data.gold.sets.")
     is_untold = "" in tags and not isinstance(labeler, Recalls)
     if declared_reads(labeler, name=name).siblings or is_untold or not options.grades:
         raise ConfigError(

@@ -16,16 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
-from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerState
 from transformers.trainer_callback import PrinterCallback, TrainerControl
 
 from distill.training import checkpoints, sharding
-from distill.training.batches import BatchPlan
 from distill.training.curves import Curve
 from distill.training.disk_errors import writing
+from distill.training.reporting import CurveReporter
+from distill.training.step_clock import StepClock
 from manifests import failpoints
 from manifests.errors import TrainingError
 from manifests.interruptions import draining, is_stop_wished
@@ -42,12 +41,14 @@ class TrainingPlace:
         keep: how many of them stay, the best one beside them.
         say: called with progress, a line each.
         names: where each row comes from, `(source, row_id)`.
+        report_to: services that the curve is sent to.
     """
 
     folder: Path
     keep: int
     say: Callable[[str], None]
     names: Sequence[tuple[str, int]]
+    report_to: Sequence[str] = ()
 
 
 @dataclass
@@ -55,8 +56,10 @@ class Outcome:
     """How a training ended.
 
     Args:
-        best_step: the step that was kept, where early stopping chose one.
+        best_step: the step that was kept, where looks at dev chose one.
+        stopped_by: what ended it before its last step, `early_stopping` or `watch`.
         rows_per_s: rows trained in a second of this process's own steps, looks at dev and checkpoints left out.
+        clock: what the seconds of those steps were spent on, where the trainer tells.
     """
 
     steps: int
@@ -66,12 +69,18 @@ class Outcome:
     curve: Curve
     device: str
     notes: list[str] = field(default_factory=list)
+    stopped_by: str | None = None
+    clock: StepClock | None = None
 
 
 class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     """A Trainer that writes, finds and names things as this project does. Arguments beside `place` are Trainer's."""
 
     control: TrainerControl
+    clock: StepClock | None = None
+    """Of trainers that tell what their seconds were spent on."""
+    progress_figures: tuple[str, ...] = ("loss",)
+    """Those of a step that its line of progress says, where it has them."""
 
     def __init__(self, *args: Any, place: TrainingPlace, **kwargs: Any) -> None:
         self._place = place
@@ -80,8 +89,11 @@ class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not
         self.seconds = 0.0
         self._step_began: float | None = None
         self._pending: dict[str, float] = {}
+        self._rows_of_step: list[int] = []
         self._is_sharded = sharding.is_sharded(kwargs.get("model"))
         super().__init__(*args, **kwargs)
+        is_first = self.args.process_index == 0
+        self.reporter = CurveReporter(place.report_to if is_first else (), place.folder, place.say)
         self.remove_callback(PrinterCallback)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -106,21 +118,29 @@ class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not
             TrainingError: the loss is not finite; the message names the rows.
         """
         if not math.isfinite(values["loss"]):
-            raise TrainingError(self._not_finite(values, rows))
+            parts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            raise self.not_finite(f"the loss is not finite ({parts})", rows)
+        self._rows_of_step += rows
         for name, value in values.items():
             if math.isfinite(value):  # 0/0: no row of this step has the label
                 self._pending[name] = self._pending.get(name, 0.0) + value
 
-    def _not_finite(self, values: dict[str, float], rows: Sequence[int]) -> str:
+    def not_finite(self, what: str, rows: Sequence[int], *, step: int | None = None) -> TrainingError:
+        """The error for a number that is none.
+
+        Args:
+            rows: that it came of.
+            step: default: the one under way.
+        """
+        rows = list(dict.fromkeys(rows))
         named = ", ".join(
             f"{source}:{row_id}" for source, row_id in (self._place.names[row] for row in rows[:ROWS_NAMED])
         )
         more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
         kept = checkpoints.list_checkpoints(self._place.folder)
         good = f"The last good checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
-        parts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        return (
-            f"step {self.state.global_step + 1}: the loss is not finite ({parts}). Rows of the batch, as "
+        return TrainingError(
+            f"step {self.state.global_step + 1 if step is None else step}: {what}. Rows of the batch, as "
             f"source:row_id: {named}{more}. "
             f"{good}. Look at these rows; if they are fine, lower train.learning_rate or set train.precision to fp32."
         )
@@ -135,18 +155,36 @@ class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not
             self.seconds += time.perf_counter() - self._step_began
             self._step_began = None
         if self._pending:
+            self._check_gradient(grad_norm)
             rate = kwargs.get("learning_rate")
             extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
             self.curve.add(
                 self.state.global_step, "train", {**self._pending, **extra, "learning_rate": float(rate or 0.0)}
             )
-            loss = self._pending["loss"]
+            figures = [f"{name} {self._pending[name]:.4f}" for name in self.progress_figures if name in self._pending]
             self._pending = {}
-            self._place.say(f"step {self.state.global_step} of {self.state.max_steps}, loss {loss:.4f}")
+            self._place.say(", ".join([f"step {self.state.global_step} of {self.state.max_steps}", *figures]))
+            self.measured()
             failpoints.hit("after_training_step")
             if is_stop_wished() and self.may_stop():
                 self.control.should_save = self.control.should_training_stop = True
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _check_gradient(self, grad_norm: Any) -> None:
+        """Stop before what such a gradient makes of the weights is in a checkpoint; with fp16 the scaler looks itself.
+
+        Raises:
+            TrainingError: it is not finite.
+        """
+        rows, self._rows_of_step = self._rows_of_step, []
+        scaler = getattr(self.accelerator, "scaler", None)
+        if grad_norm is not None and scaler is None and not math.isfinite(float(grad_norm)):
+            what = f"the gradient is not finite (norm {float(grad_norm):.4g}), though the loss is"
+            raise self.not_finite(what, rows, step=self.state.global_step)
+
+    def measured(self) -> None:
+        """A step's figures are in the curve."""
+        self.reporter.send(self.curve)
 
     def may_stop(self) -> bool:
         """Whether a checkpoint behind the step just done holds all that training goes on from."""
@@ -236,9 +274,9 @@ class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not
         self.curve.points = [(int(step), split, name, value) for step, split, name, value in held["curve"]]
         self.load_own_state(held.get("own", {}))
 
-    def has_stopped(self) -> bool:
-        """Whether a checkpoint's state says that training ended before its last step."""
-        return False
+    def stopped_by(self) -> str | None:
+        """What ended training before its last step, as the state of the last checkpoint says."""
+        return None
 
     def adopt_if_finished(self, checkpoint: Path) -> bool:
         """Take over a checkpoint after which there is nothing left to train; False if there is. Trainer itself would do
@@ -246,44 +284,10 @@ class CheckpointedTrainer(Trainer):  # type: ignore[misc]  # transformers is not
         """
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         self._take(checkpoints.load_state(checkpoint))
-        if self.state.global_step < self.state.max_steps and not self.has_stopped():
+        if self.state.global_step < self.state.max_steps and self.stopped_by() is None:
             return False
         self._load_from_checkpoint(str(checkpoint))
         return True
-
-
-class PlannedTrainer(CheckpointedTrainer):
-    """One that is fed batches as planned, epoch by epoch.
-
-    Args:
-        plan: the batches.
-    """
-
-    def __init__(self, *args: Any, plan: BatchPlan, **kwargs: Any) -> None:
-        self._plan = plan
-        super().__init__(*args, **kwargs)
-        self.loss_is_scaled_for_ga = True  # `compute_loss` divides by the whole step, so Trainer must not divide again
-
-    def get_train_dataloader(self) -> Any:
-        """Batches as planned. The loader has a generator of its own, so that iterating draws nothing from the one
-        behind dropout.
-        """
-        loader = DataLoader(
-            self.train_dataset,
-            batch_sampler=self._plan,
-            collate_fn=self.data_collator,
-            generator=torch.Generator().manual_seed(self.args.seed),
-            pin_memory=torch.cuda.is_available() and not self.args.use_cpu,
-        )
-        return self.accelerator.prepare(loader)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Said before an epoch's first batch."""
-        self._plan.set_epoch(epoch)
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        self.set_epoch(kwargs["epoch"])
-        return super()._run_epoch(*args, **kwargs)
 
 
 def run_to_end(trainer: CheckpointedTrainer, *, resume_from: Path | None) -> Outcome:
@@ -292,10 +296,14 @@ def run_to_end(trainer: CheckpointedTrainer, *, resume_from: Path | None) -> Out
     Raises:
         KeyboardInterrupt: a signal came; what was trained is in a checkpoint.
     """
-    if resume_from is None or not trainer.adopt_if_finished(resume_from):
-        # one process stops behind a step, with a checkpoint; several would stop behind different ones
-        with draining() if trainer.args.world_size == 1 else nullcontext():
-            trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    try:
+        if resume_from is None or not trainer.adopt_if_finished(resume_from):
+            # one process stops behind a step, with a checkpoint; several would stop behind different ones
+            with draining() if trainer.args.world_size == 1 else nullcontext():
+                trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+        trainer.reporter.send(trainer.curve)
+    finally:
+        trainer.reporter.finish()
     state: TrainerState = trainer.state
     best = None
     trainer.accelerator.wait_for_everyone()  # the first process may still be writing the best step
@@ -311,4 +319,6 @@ def run_to_end(trainer: CheckpointedTrainer, *, resume_from: Path | None) -> Out
         rows_per_s=round(trainer.rows_seen / trainer.seconds, 2) if trainer.seconds else None,
         curve=trainer.curve,
         device=str(trainer.args.device),
+        stopped_by=trainer.stopped_by(),
+        clock=trainer.clock,
     )

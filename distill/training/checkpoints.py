@@ -14,10 +14,10 @@ name is whole.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from distill.training.disk_errors import open_to_readers
+from distill.training.disk_errors import open_to_readers, sync_files
 from distill.training.sharding import cut, own_parameters, trained_parameters, whole
-from manifests.errors import ManifestError
+from manifests.errors import ManifestError, TrainingError
 from manifests.interruptions import check_interrupted
 from manifests.records import fault_of
 from manifests.storage.local_run_store import sync_folder
@@ -49,6 +49,15 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
+def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
+    """The last whole checkpoint, which is announced; None where a training begins."""
+    kept = list_checkpoints(folder)
+    if not kept:
+        return None
+    say(f"resuming from {kept[-1].name}")
+    return kept[-1]
+
+
 def step_of(checkpoint: Path) -> int:
     """The optimizer step that a checkpoint was written after."""
     match = _NAME.fullmatch(checkpoint.name)
@@ -64,9 +73,7 @@ def commit(scratch: Path, final: Path) -> None:
     """
     check_interrupted()
     open_to_readers(scratch)
-    for file in sorted(scratch.iterdir()):
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
+    sync_files(scratch)
     if final.exists():
         shutil.rmtree(final)
     scratch.rename(final)
@@ -87,12 +94,19 @@ def save_weights(module: Any, file: Path | None) -> None:
 
     Args:
         file: None in a process that only takes part in gathering a sharded module.
+    Raises:
+        TrainingError: one of them holds a number that is none.
     """
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in trained_parameters(module):
         tensor = whole(parameter.detach())
         if file is not None:
             tensors[name] = tensor.cpu().contiguous()
+            if not bool(tensors[name].isfinite().all()):
+                raise TrainingError(
+                    f"the weights are not finite any more ({name}), so no checkpoint of them is written. Lower "
+                    "train.learning_rate, or set train.precision to fp32, and train again with --restart."
+                )
     if file is not None:
         save_file(tensors, file)
 

@@ -7,6 +7,8 @@ Long form, a row a value, so that a figure that is looked at every hundredth ste
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,16 @@ CURVES_NAME = "curves.parquet"
 PLOT_NAME = "curves.svg"
 CURVE_SCHEMA = pa.schema([("step", pa.int64()), ("split", pa.string()), ("name", pa.string()), ("value", pa.float64())])
 NOT_PLOTTED = ("learning_rate", "grad_norm")
+LOSS_PANEL = "training loss, nats"
+PANELS = {
+    LOSS_PANEL: r"",
+    "reward": r"(node_)?reward|usefulness$|f1_(ans|ret)$|penalty$",
+    "share of answers": r".*_(rate|share)$|accuracy$",
+    "tokens": r".*_tokens$",
+    "chunks": r"chunks$",
+    "coefficients": r"(alpha|ratio)_",
+}
+"""Axes of a training's figures, by what is on them, and the names that belong there; the first takes the others."""
 
 Point = tuple[int, str, str, float]
 """Step, split, name, value."""
@@ -54,21 +66,36 @@ def write_curves(folder: Path, curve: Curve, *, title: str) -> None:
 
 
 def _plot(path: Path, curve: Curve, title: str) -> None:
-    """Losses of training above, figures on dev below. The same curve gives the same bytes."""
+    """Figures of training above, on axes by what they are; on dev below. The same curve gives the same bytes."""
     matplotlib = require("matplotlib", extra="cpu", purpose="The plot of a training")
     figure_class = require("matplotlib.figure", extra="cpu", purpose="The plot of a training").Figure
     with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
-        figure = figure_class(figsize=(8, 6), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        for name in curve.names("train"):
-            if name not in NOT_PLOTTED:
-                above.plot(*zip(*curve.series("train", name), strict=True), label=name, linewidth=1)
+        shown = {LOSS_PANEL: [], **panels_of(curve.names("train"))}
+        figure = figure_class(figsize=(8, 3 * (len(shown) + 1)), layout="constrained")
+        *above, below = figure.subplots(len(shown) + 1, 1, sharex=True)
+        for axes, (panel, names) in zip(above, shown.items(), strict=True):
+            axes.set(ylabel=panel)
+            for name in names:
+                axes.plot(*zip(*curve.series("train", name), strict=True), label=name, linewidth=1)
         for name in curve.names("dev"):
-            below.plot(*zip(*curve.series("dev", name), strict=True), label=name, marker="o", markersize=3, linewidth=1)
-        above.set(title=title, ylabel="training loss, nats")
+            if panel_of(name) != "tokens":
+                points = zip(*curve.series("dev", name), strict=True)
+                below.plot(*points, label=name, marker="o", markersize=3, linewidth=1)
+        above[0].set(title=title)
         below.set(xlabel="optimizer step", ylabel="dev")
-        for axes in (above, below):
+        for axes in (*above, below):
             axes.grid(alpha=0.3)
             if axes.lines:
-                axes.legend(fontsize="small")
+                axes.legend(fontsize="small", ncols=1 + len(axes.lines) // 8)
         figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def panels_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names by panel, for those panels that have any, in the order of `PANELS`."""
+    shown = [name for name in names if name not in NOT_PLOTTED]
+    found = {panel: [name for name in shown if panel_of(name) == panel] for panel in PANELS}
+    return {panel: held for panel, held in found.items() if held}
+
+
+def panel_of(name: str) -> str:
+    return next((panel for panel, pattern in PANELS.items() if pattern and re.match(pattern, name)), LOSS_PANEL)

@@ -1,15 +1,19 @@
-"""What a disk refuses while a student or a checkpoint is written, in our words; and who may read the files."""
+"""What a disk refuses while a model or a checkpoint is written, in our words; who may read the files, and when they are
+on the disk.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from manifests.errors import DiskFullError, StoreError
+from manifests.storage.local_run_store import sync_folder
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NUMBER = re.compile(r"\(os error (\d+)\)")
@@ -46,6 +50,16 @@ def writing(folder: Path) -> Iterator[None]:
 def _safetensors_errno(exc: Exception) -> int | None:
     found = _NUMBER.search(str(exc)) if type(exc).__name__ == "SafetensorError" else None
     return int(found[1]) if found else None
+
+
+def sync_files(folder: Path, *names: str) -> None:
+    """Put files of a folder on the disk, all or those named, and their names: what is committed after it names nothing
+    that a loss of power takes.
+    """
+    for file in [folder / name for name in names] or sorted(filter(Path.is_file, folder.iterdir())):
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    sync_folder(folder)
 
 
 def open_to_readers(folder: Path) -> None:

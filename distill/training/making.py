@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from distill.training.disk_errors import writing
+from distill.training.disk_errors import sync_files, writing
 from distill.training.model_manifests import StoredManifest
 from distill.training.output_locations import OutputLocation
 from distill.training.ownership import claim, claimed, finished, note_claim, tidy
@@ -141,6 +141,7 @@ def finish(location: OutputLocation, fingerprint: str, write: Callable[[Path], M
         note_claim(location.checkpoints, fingerprint, is_replacing=False)
     with writing(folder):
         manifest = write(folder)
+        sync_files(folder)
     check_interrupted()
     LocalRunStore(folder).put(MANIFEST_NAME, readable_json(plain(manifest)))
     return manifest

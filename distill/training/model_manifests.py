@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from manifests.errors import ManifestError
-from manifests.records import checked
+from manifests.records import checked, fault_of
+
+ManifestT = TypeVar("ManifestT")
 
 
 class Product(NamedTuple):
@@ -47,6 +49,21 @@ class StoredManifest(NamedTuple):
     data: bytes
     where: str
     fingerprint: str
+
+
+def read_manifest(data: bytes, where: str, cls: type[ManifestT], *, kind: str) -> ManifestT:
+    """The whole of a manifest, as a record.
+
+    Raises:
+        ManifestError: it is damaged, or of another version.
+    """
+    try:
+        return checked(cls, json.loads(data))
+    except ValueError as exc:
+        raise ManifestError(
+            f"{where}: not as this relabel writes a {kind}'s manifest ({fault_of(exc)}). Restore it from a copy, or "
+            "train again."
+        ) from exc
 
 
 def stored_manifest(data: bytes, where: str, *, kind: str) -> StoredManifest:

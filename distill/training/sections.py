@@ -22,6 +22,26 @@ class LoraSpec(Spec):
     """Names of the layers to adapt. Default: every linear layer but the output matrix."""
 
 
+class EarlyStop(Spec):
+    """Stop when the dev split gets no better."""
+
+    patience: int = Field(3, ge=1)
+    """Evaluations without a new best before training stops."""
+
+
+class DevSplit(Spec):
+    """Which rows train and which choose; all rows of one query fall on the same side."""
+
+    by: Literal["query_id", "query"] = "query_id"
+    """What must not fall apart: the query's id, or its text (case and white space folded) where ids are not to be
+    trusted.
+    """
+    dev: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of queries that training is looked at with."""
+    seed: int = Field(0, ge=0)
+    """A query's side is a hash of this seed and the query alone: it stays where it is when data is added."""
+
+
 class TrainingSection(Spec):
     """How a model is trained; transformers' Trainer does it."""
 
@@ -61,3 +81,5 @@ class TrainingSection(Spec):
     """`auto` takes a GPU where torch finds one."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, about a third slower."""
+    report_to: tuple[Literal["tensorboard", "trackio", "mlflow", "wandb"], ...] = ()
+    """Services that the curve is sent to as it grows; each finds its server and its key in its own way."""

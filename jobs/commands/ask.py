@@ -14,6 +14,7 @@ from jobs.commands.options import date_option, job_options, output_option
 from jobs.exits import Exit
 from jobs.output import emit, note
 from jobs.planning.job_files import Job, load_job
+from jobs.running.run_text import engine_text
 from manifests.asks import EngineFacts
 from manifests.errors import UsageError
 from manifests.labels import Pair
@@ -82,8 +83,7 @@ def _rendered(job: Job, choice: RowChoice, stage: str | None, shows: bool) -> li
 
 def _asked(job: Job, choice: RowChoice, stage: str | None, shows: bool) -> list[AskedRows]:
     def announce(facts: EngineFacts, remarks: list[str]) -> None:
-        device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
-        note(f"{job.spec.labeler.name} asks {facts.model} on {facts.family} {facts.version} ({device})")
+        note(engine_text(job.spec.labeler.name, facts))
         for remark in remarks:
             note(remark)
 

@@ -94,15 +94,11 @@ def compare(
     check_grade_options(qrels, "--qrels", grade=grade, by=by, doc=doc, grade_map=grade_map, duplicates=duplicates)
     options = JudgingOptions(
         qrels=qrels,
-        label="grade",
         grade=grade,
         by=by,
         doc=doc,
-        grades=None,
         grade_map=parse_map(grade_map, "--map"),
-        label_map=None,
         duplicates=duplicates,
-        where={},
         allow_partial=allow_partial,
     )
     storage = Storage()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import output_option
-from jobs.commands.training import CONTINUE, is_first_process, start_of, teller
+from jobs.commands.training import (
+    is_first_process,
+    open_spec,
+    says_how_to_continue,
+    start_of,
+    teller,
+    training_options,
+)
 from jobs.exits import Exit
 from jobs.fetching.models import fetch_model
 from jobs.output import emit, table
-from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings, storage_of
+from jobs.planning.job_files import SpecKind
 from jobs.planning.old_places import old_place, where_it_lives
-from jobs.planning.spec_places import Places, placed, resolved
+from jobs.planning.spec_places import Places, resolved
 from manifests.records import plain
 
 if TYPE_CHECKING:
@@ -30,15 +34,7 @@ SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
 
 @click.command(epilog="Example: relabel distill student.yaml --resume")
 @click.argument("spec_file", metavar="STUDENT.YAML")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a key of the spec, for instance train.epochs=3. Repeatable.",
-)
-@click.option("--resume", is_flag=True, help="Continue from the last checkpoint, or begin if there is none.")
-@click.option("--restart", is_flag=True, help="Delete checkpoints, or a student, that the output holds.")
+@training_options("student")
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the student is there already.")
 @output_option
 def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: bool, done_ok: bool, output: str) -> int:
@@ -55,11 +51,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
 
     start = start_of(resume=resume, restart=restart)
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
-    settings = read_settings(spec_file, overrides=overrides, kind=kind)
-    where = f"{spec_file} with {', '.join(settings.beside)}" if settings.beside else spec_file
-    cache = os.environ.get(CACHE_VARIABLE)
-    cache_dir = Path(placed(cache, settings.places.here)) if cache else None
-    storage = storage_of(settings.values, where=where)
+    settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)
 
     def read(places: Places) -> DistillSpec:
         spec = resolved(validate_spec(DistillSpec, settings.values, where=where), places)
@@ -71,13 +63,8 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     spec = read(settings.places) if before is None else where_it_lives(before, read, settings.places, holds=is_there)
     is_first = is_first_process()
     say = teller() if is_first else lambda _: None
-    try:
-        with sigterm_ends():
-            report = train(spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
-    except KeyboardInterrupt:
-        if is_first:
-            click.echo(CONTINUE, err=True)
-        raise
+    with says_how_to_continue(is_first=is_first):
+        report = train(spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:
         emit({**_result(report), "output": report.place, "was_done": report.was_done}, _text(report), output)

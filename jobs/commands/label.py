@@ -28,7 +28,7 @@ from jobs.running.counts import Progress
 from jobs.running.deadlines import Deadline, choose_deadline
 from jobs.running.metrics import MetricsFile
 from jobs.running.progress import Display
-from jobs.running.run_text import advise, report_json, report_text, verdict
+from jobs.running.run_text import advise, engine_text, report_json, report_text, verdict
 from jobs.running.sessions import Session
 from jobs.running.signals import stopping
 from jobs.running.stops import Stop
@@ -312,8 +312,7 @@ def execute(session: Session, metrics: MetricsFile | None = None, pool: WorkerPo
                 metrics.update()
 
         def announce(facts: EngineFacts, remarks: list[str]) -> None:
-            device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
-            display.say(f"{spec.labeler.name} asks {facts.model} on {facts.family} {facts.version} ({device})")
+            display.say(engine_text(spec.labeler.name, facts))
             for remark in remarks:
                 display.say(f"note: {remark}")
 

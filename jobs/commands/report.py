@@ -1,4 +1,4 @@
-"""`report`: one page about label runs, students and bundles."""
+"""`report`: one page about label runs, teachers, students and bundles."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def report(
 ) -> int:
     """Write one self-contained HTML page: what ran, what came of it, and the labels to browse.
 
-    PATH is the output of a run, of `score`, `distill` or `export`, or several of them: then the page shows how they
-    are related, and runs side by side. The page needs no network, and shows documents as text.
+    PATH is the output of a run, of `score`, `train`, `distill` or `export`, or several of them: then the page shows how
+    they are related, and runs side by side. The page needs no network, and shows documents as text.
     docs/report.md lists its sections.
     """
     from jobs.files.durable_files import written

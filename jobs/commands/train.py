@@ -8,39 +8,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import output_option
-from jobs.commands.training import CONTINUE, is_first_process, start_of, teller
+from jobs.commands.training import (
+    is_first_process,
+    open_spec,
+    says_how_to_continue,
+    start_of,
+    teller,
+    training_options,
+)
 from jobs.exits import Exit
 from jobs.fetching.models import fetch_model
-from jobs.output import emit, table
-from jobs.planning.job_files import CACHE_VARIABLE, SpecKind, read_settings, storage_of
-from jobs.planning.spec_places import placed, resolved
+from jobs.output import clock_text, emit, table
+from jobs.planning.job_files import SpecKind, read_secrets
+from jobs.planning.spec_places import resolved
+from manifests.engine_options import KeepsModels
+from manifests.errors import UsageError
 from manifests.records import plain
 
 if TYPE_CHECKING:
+    from distill.teachers.res_rag_spec import GeneratorSpec
     from distill.teachers.teaching import TeacherReport
-    from distill.teachers.trainers import TrainingEstimate
+    from distill.teachers.trainers import TrainingEstimate, TrainingTime
+    from manifests.storage.context import Storage
 
 BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers holds some to start from"
 
 
 @click.command(epilog="Example: relabel train teacher.yaml --resume")
 @click.argument("spec_file", metavar="TEACHER.YAML")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a key of the spec, for instance train.epochs=3. Repeatable.",
-)
-@click.option("--resume", is_flag=True, help="Continue from the last checkpoint, or begin if there is none.")
-@click.option("--restart", is_flag=True, help="Delete checkpoints, or a teacher, that the output holds.")
+@training_options("teacher")
 @click.option("--dry-run", is_flag=True, help="Say rows, tokens, steps and memory; train nothing.")
+@click.option("--probe", is_flag=True, help="With --dry-run: train a few steps as well, to tell the time.")
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the teacher is there already.")
 @output_option
 def train(
-    spec_file: str, overrides: tuple[str, ...], resume: bool, restart: bool, dry_run: bool, done_ok: bool, output: str
+    spec_file: str,
+    overrides: tuple[str, ...],
+    resume: bool,
+    restart: bool,
+    dry_run: bool,
+    probe: bool,
+    done_ok: bool,
+    output: str,
 ) -> int:
     """Train a teacher: a model that answers a labeler's prompts.
 
@@ -48,33 +58,46 @@ def train(
     folder is a model directory that a job's `engine.model` takes, with a manifest, training curves and a model card.
     """
     start = start_of(resume=resume, restart=restart)
+    if probe and not dry_run:
+        raise UsageError("--probe goes with --dry-run: a training itself says how fast it is.")
+    from distill.teachers.res_rag_spec import ResRagSpec
     from distill.teachers.spec_files import read_teacher_spec, teacher_keys
     from distill.teachers.teaching import estimate_teacher, train_teacher
 
     kind = SpecKind("teacher", teacher_keys(), "train.epochs=3", BEGINNING)
-    settings = read_settings(spec_file, overrides=overrides, kind=kind)
-    where = f"{spec_file} with {', '.join(settings.beside)}" if settings.beside else spec_file
-    cache = os.environ.get(CACHE_VARIABLE)
-    cache_dir = Path(placed(cache, settings.places.here)) if cache else None
-    storage = storage_of(settings.values, where=where)
+    settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)
     spec = resolved(read_teacher_spec(settings.values, where=where), settings.places)
     fetch_model(spec.init, storage, cache_dir=cache_dir)
+    secrets: dict[str, Any] = {}
+    if isinstance(spec, ResRagSpec):
+        generator = _fetched(spec.generator, storage, cache_dir)
+        spec, secrets = spec.model_copy(update={"generator": generator}), read_secrets(generator, os.environ)
     is_first = is_first_process()
     say = teller() if is_first else lambda _: None
     if dry_run:
-        estimate = estimate_teacher(spec, storage, cache_dir=cache_dir, say=say)
+        estimate = estimate_teacher(spec, storage, cache_dir=cache_dir, say=say, is_timed=probe, secrets=secrets)
         emit(plain(estimate), _estimated(estimate), output)
         return Exit.DONE
-    try:
-        with sigterm_ends():
-            report = train_teacher(spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
-    except KeyboardInterrupt:
-        if is_first:
-            click.echo(CONTINUE, err=True)
-        raise
+    with says_how_to_continue(is_first=is_first):
+        report = train_teacher(
+            spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first, secrets=secrets
+        )
     if is_first:
         emit({**_result(report), "output": report.place, "was_done": report.was_done}, _text(report), output)
     return Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
+
+
+def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None) -> GeneratorSpec:
+    """The generator's spec with its model at hand, in the same cache as all models unless it names another."""
+    args = generator.args
+    reference = generator.model
+    if reference is None or not isinstance(args, KeepsModels):
+        return generator
+    if cache_dir is not None and args.cache_dir is None:
+        generator = generator.model_copy(update={"args": args.model_copy(update={"cache_dir": str(cache_dir)})})
+    kept = args.cache_dir or cache_dir
+    fetch_model(reference, storage, cache_dir=None if kept is None else Path(kept))
+    return generator
 
 
 def _estimated(estimate: TrainingEstimate) -> str:
@@ -83,9 +106,16 @@ def _estimated(estimate: TrainingEstimate) -> str:
         ("steps", f"{estimate.steps:,}"),
         ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers"),
         ("memory", f"{estimate.memory_bytes / 2**30:.1f} GiB, and what the layers keep of a batch"),
-        ("time", "not known before the first steps"),
+        ("time", _time(estimate.time)),
     ]
     return f"Nothing was trained\n{table(rows)}"
+
+
+def _time(time: TrainingTime | None) -> str:
+    if time is None:
+        return "not known; --probe trains a few steps to tell it"
+    shown, least, most = (clock_text(seconds) for seconds in (time.seconds, time.least, time.most))
+    return f"{shown} at the pace of {time.steps} first steps ({least} to {most}), looks at dev left out"
 
 
 def _result(report: TeacherReport) -> dict[str, Any]:
@@ -93,12 +123,24 @@ def _result(report: TeacherReport) -> dict[str, Any]:
     return {key: plain(getattr(report.manifest, key)) for key in keys}
 
 
+def _step_took(seconds: dict[str, float] | None) -> list[str]:
+    """What a step's seconds were spent on, in a line."""
+    if not seconds:
+        return []
+    total = sum(seconds.values())
+    write, read = seconds["write"] / total, seconds["read"] / total
+    took = f"{total:,.1f}" if total >= 1 else f"{total:.2g}"
+    return [f"took {took} s: {write:.0%} writing answers, {read:.0%} reading them, {1 - write - read:.0%} learning"]
+
+
 def _text(report: TeacherReport) -> str:
     data, training = report.manifest.data, report.manifest.training
+    kept = "" if training.best_step is None else f", step {training.best_step:,} kept"
     rows = [
         ("rows", f"{data.rows:,}, {data.examples:,} examples"),
         ("tokens", f"{data.tokens:,}, {data.answer_tokens:,} of them in answers"),
-        ("trained", f"{training.steps:,} steps, {training.rows_per_s or 0:,} examples/s on {training.device}"),
+        ("trained", f"{training.steps:,} steps{kept}, {training.rows_per_s or 0:,} examples/s on {training.device}"),
+        *(("a step", took) for took in _step_took(training.step_seconds)),
         *(("left out", f"{count:,} {reason}") for reason, count in data.dropped.items()),
         *(("note", note) for note in report.manifest.notes),
     ]

@@ -2,17 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import click
 
+from jobs.commands.ending import sigterm_ends
+from jobs.commands.options import Command
+from jobs.planning.job_files import CACHE_VARIABLE, Settings, SpecKind, read_settings, storage_of
+from jobs.planning.spec_places import placed
 from manifests.errors import UsageError
+from manifests.storage.context import Storage
 
 LINE_EVERY_S = 15.0
-CONTINUE = "The last whole checkpoint is kept. Continue with the same command and --resume."
+
+
+def training_options(product: str) -> Callable[[Command], Command]:
+    """What every spec of a training takes: settings that win over it, and how to begin."""
+
+    def decorate(command: Command) -> Command:
+        for option in (
+            click.option("--restart", is_flag=True, help=f"Delete checkpoints, or a {product}, that the output holds."),
+            click.option(
+                "--resume", is_flag=True, help="Continue from the last checkpoint, or begin if there is none."
+            ),
+            click.option(
+                "--set",
+                "overrides",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Set a key of the spec, for instance train.epochs=3. Repeatable.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+class TrainingSpec(NamedTuple):
+    """A spec file that was opened.
+
+    Args:
+        where: the file and the variables beside it, for messages.
+        cache_dir: where fetched models are kept; None for the default.
+    """
+
+    settings: Settings
+    where: str
+    cache_dir: Path | None
+    storage: Storage
+
+
+def open_spec(spec_file: str, overrides: tuple[str, ...], kind: SpecKind) -> TrainingSpec:
+    """Read a training's spec file.
+
+    Raises:
+        ConfigError: it can't be read, or has a key that there is not.
+    """
+    settings = read_settings(spec_file, overrides=overrides, kind=kind)
+    where = f"{spec_file} with {', '.join(settings.beside)}" if settings.beside else spec_file
+    cache = os.environ.get(CACHE_VARIABLE)
+    cache_dir = Path(placed(cache, settings.places.here)) if cache else None
+    return TrainingSpec(settings, where, cache_dir, storage_of(settings.values, where=where))
+
+
+@contextlib.contextmanager
+def says_how_to_continue(*, is_first: bool) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the training; the first process says how it goes on."""
+    try:
+        with sigterm_ends():
+            yield
+    except KeyboardInterrupt:
+        if is_first:
+            click.echo("The last whole checkpoint is kept. Continue with the same command and --resume.", err=True)
+        raise
 
 
 def start_of(*, resume: bool, restart: bool) -> Literal["new", "resume", "restart"]:

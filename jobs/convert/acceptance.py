@@ -99,7 +99,7 @@ class GoldNodes:
         Raises:
             InputError: gold can't be read, or names no answering nodes.
         """
-        options = JudgingOptions(path, "grade", None, by, doc, None, None, None, "error", {}, allow_partial=True)
+        options = JudgingOptions(path, by=by, doc=doc, allow_partial=True)
         labels = label_set(run)
         gold = gold_of(labels, options, storage)
         pairs = load_pairs([labels], options, storage) if gold.by_row is None else None

@@ -71,44 +71,59 @@ class Ended:
         return StepResult(self.step.line, self.code, round(self.seconds, 1), result)
 
 
-def steps_of(folder: str, *, seconds: float) -> list[Step]:
+def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list[Step]:
     """All of them, from pairs to a bundle that answers.
 
     Args:
         folder: where everything lies.
         seconds: for measuring latency.
+        has_training: the teacher is trained first, and all three models are judged at the end.
     """
-
-    def relabel(title: str, *words: str) -> Step:
-        return Step(title, ("relabel", *words))
-
+    ready = _served(folder, seconds)
+    if not has_training:
+        return [
+            _relabel("A teacher reads and grades every pair", "run", f"{folder}/job.yaml"),
+            _relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml"),
+            *ready,
+        ]
+    judged = [f"{folder}/{name}" for name in JUDGED]
+    shown = [f"{folder}/{name}" for name in ("teacher", "run", "student", "bundle", "scores")]
+    gold = f"{folder}/held_out.parquet"
     return [
-        relabel("A teacher reads and grades every pair", "run", f"{folder}/job.yaml"),
-        relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml"),
-        relabel(
+        _relabel("A model grades the held-out pairs as it is", "run", f"{folder}/untrained.yaml"),
+        _relabel("It learns from trusted grades of other queries", "train", f"{folder}/teacher.yaml", "--resume"),
+        _relabel("The trained teacher grades every pair", "run", f"{folder}/job.yaml"),
+        _relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml", "--resume"),
+        *ready,
+        _relabel("The model as it was and the student, beside the teacher", "evaluate", *judged, "--qrels", gold),
+        _relabel("All of it on one page", "report", *shown, "--gold", gold, "--to", f"{folder}/report.html"),
+    ]
+
+
+JUDGED = ("run", "untrained", "scores")
+"""Labels of the trained teacher, of the model that it was, and of the student: folders of a demo that trains."""
+
+
+def _relabel(title: str, *words: str) -> Step:
+    return Step(title, ("relabel", *words))
+
+
+def _served(folder: str, seconds: float) -> list[Step]:
+    """From a student to a bundle that answers."""
+    models = ("--precisions", "fp32,int8", "--provider", "cpu", "--replace")
+    scored = ("--input", f"{folder}/pairs.parquet", "--to", f"{folder}/scores")
+    return [
+        _relabel(
             "The student becomes a bundle, checked against it on real pairs",
-            *(
-                "export",
-                f"{folder}/student",
-                "--to",
-                f"{folder}/bundle",
-                "--precisions",
-                "fp32,int8",
-                "--provider",
-                "cpu",
-                "--replace",
-            ),
+            *("export", f"{folder}/student", "--to", f"{folder}/bundle", *models),
         ),
-        relabel("How fast is it?", "bench", f"{folder}/bundle", "--seconds", f"{seconds:g}", "--batches", "1,8"),
-        relabel(
+        _relabel("How fast is it?", "bench", f"{folder}/bundle", "--seconds", f"{seconds:g}", "--batches", "1,8"),
+        _relabel(
             "It is published, each file once", "publish", f"{folder}/bundle", f"{folder}/models", "--channel", "stable"
         ),
-        relabel("A server pulls it", "pull", f"{folder}/models/demo@stable", f"{folder}/served"),
+        _relabel("A server pulls it", "pull", f"{folder}/models/demo@stable", f"{folder}/served"),
         Step("What was pulled answers by its own loader, without torch and relabel", ("python", f"{folder}/ask.py")),
-        relabel(
-            "The student itself scores the same pairs",
-            *("score", f"{folder}/student", "--input", f"{folder}/pairs.parquet", "--to", f"{folder}/scores"),
-        ),
+        _relabel("The student itself scores the same pairs", "score", f"{folder}/student", *scored),
     ]
 
 

@@ -52,17 +52,17 @@ class JudgingOptions:
     judges; `pass_at` is empty where the k of pass@k were left open.
     """
 
-    qrels: str | None
-    label: str
-    grade: str | None
-    by: str | None
-    doc: str
-    grades: int | None
-    grade_map: GradeMap | None
-    label_map: GradeMap | None
-    duplicates: Duplicates
-    where: Mapping[str, str]
-    allow_partial: bool
+    qrels: str | None = None
+    label: str = "grade"
+    grade: str | None = None
+    by: str | None = None
+    doc: str = "doc_id"
+    grades: int | None = None
+    grade_map: GradeMap | None = None
+    label_map: GradeMap | None = None
+    duplicates: Duplicates = "error"
+    where: Mapping[str, str] = field(default_factory=dict)
+    allow_partial: bool = False
     pass_at: tuple[int, ...] = ()
 
 

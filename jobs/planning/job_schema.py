@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labelers.engines.registry import engine_class, engine_names
+from labelers.engines.registry import engine_schemas
 from labelers.registry import labeler_class, labeler_names
 from manifests.specs import EngineSpec, JobSpec
 
@@ -26,13 +26,8 @@ def job_schema() -> dict[str, Any]:
         definitions[f"labeler-{name}"] = _named(model, name)
         labelers.append({"$ref": f"#/$defs/labeler-{name}"})
     engines = []
-    for name in engine_names():
-        model = EngineSpec.model_json_schema(ref_template=TEMPLATE)
-        model.pop("$defs", None)
-        args = engine_class(name).Args.model_json_schema(ref_template=TEMPLATE)
-        definitions.update(args.pop("$defs", {}))
-        model["properties"]["args"] = args
-        definitions[f"engine-{name}"] = _named(model, name)
+    for name, model in engine_schemas(EngineSpec, definitions).items():
+        definitions[f"engine-{name}"] = model
         engines.append({"$ref": f"#/$defs/engine-{name}"})
     whole["properties"]["labeler"] = {"description": "What is asked, and how answers are read.", "oneOf": labelers}
     whole["properties"]["engine"] = {"description": "What runs the teacher.", "oneOf": engines}

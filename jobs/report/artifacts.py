@@ -1,4 +1,4 @@
-"""What a report is about: label runs, students and bundles, opened from a folder or URL, each
+"""What a report is about: label runs, teachers, students and bundles, opened from a folder or URL, each
 known by what lies in it.
 """
 
@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from distill.students.student_manifest import StudentManifest, read_student_manifest
+from distill.teachers.teacher_manifest import read_teacher_manifest
 from export.bundles import read_manifest
 from export.parity_records import Parity, read_parity
 from export.student_facts import StudentFacts, read_student_facts
+from jobs.report.teachers import TeacherArtifact
 from jobs.running.conclusions import AskedInVain
 from jobs.running.counts import ASKED, asked_for
 from manifests.digests import digest_of, sha256_bytes
@@ -173,7 +175,7 @@ class BundleArtifact:
         return read_parity(held, f"{self.path}/{MANIFEST_NAME}") if held else None
 
 
-Artifact: TypeAlias = RunArtifact | StudentArtifact | BundleArtifact
+Artifact: TypeAlias = RunArtifact | TeacherArtifact | StudentArtifact | BundleArtifact
 
 
 def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list[Artifact]:
@@ -181,7 +183,7 @@ def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list
 
     Raises:
         UsageError: one place twice, however it is spelled.
-        InputError: a path holds none of the three.
+        InputError: a path holds none of the four.
         ManifestError: what it holds is damaged.
     """
     seen: dict[str, str] = {}
@@ -193,7 +195,7 @@ def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list
             )
         seen[place] = path
     found = [open_artifact(path, storage) for path in paths]
-    for kind in (RunArtifact, StudentArtifact, BundleArtifact):
+    for kind in (RunArtifact, TeacherArtifact, StudentArtifact, BundleArtifact):
         same = [one for one in found if isinstance(one, kind)]
         names = [one.name for one in same]
         for one in same:
@@ -211,7 +213,8 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
     """
     if (not is_url(path) or scheme_of(path) in ("file", "local")) and Path(place_of(path)).is_file():
         raise InputError(
-            f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `distill` or `export`."
+            f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `train`, `distill` or "
+            "`export`."
         )
     store = open_run_store(path, storage)
     if read_if_there(store, PLAN_NAME) is not None:
@@ -232,13 +235,17 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         )  # else it names the student's files alone
         held = read_student_manifest(manifest, where) if manifest is not None and says_how else None
         return StudentArtifact(path, store, shown, held, shown.name)
-    if manifest is not None and _object(manifest, f"{path}/{MANIFEST_NAME}").get("kind") == "bundle":
+    kind = None if manifest is None else _object(manifest, f"{path}/{MANIFEST_NAME}").get("kind")
+    if manifest is not None and kind == "teacher":
+        teacher = read_teacher_manifest(manifest, f"{path}/{MANIFEST_NAME}")
+        return TeacherArtifact(path, store, teacher, teacher.name)
+    if manifest is not None and kind == "bundle":
         facts, _ = read_manifest(manifest, f"{path}/{MANIFEST_NAME}")
         return BundleArtifact(path, store, facts, sha256_bytes(manifest), str(facts["name"]))
     refuse_rounds(store)
     raise InputError(
-        f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no bundle's {MANIFEST_NAME}. "
-        "Give an output of `relabel run`, `score`, `distill` or `export`."
+        f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no teacher's or bundle's "
+        f"{MANIFEST_NAME}. Give an output of `relabel run`, `score`, `train`, `distill` or `export`."
     )
 
 

@@ -12,16 +12,20 @@ from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, Student
 from jobs.report.blocks import Paragraph, Section
 from jobs.report.browser import BrowserData, ShownRow, label_view, quarantine_view
 from jobs.report.gold import GoldChoice, RunGold
+from jobs.report.lineage import trace
 from jobs.report.page import Page, render_page
 from jobs.report.sections_bundles import latency_section, parity_section
 from jobs.report.sections_compared import compared_sections
 from jobs.report.sections_judged import gold_section, judge_runs, ranking_section
 from jobs.report.sections_labels import labels_section, noise_section
+from jobs.report.sections_lineage import lineage_section
 from jobs.report.sections_routes import routes_section
 from jobs.report.sections_runs import TalliedRun, conservation_section, ran_section
 from jobs.report.sections_students import student_section, training_section
+from jobs.report.sections_teachers import rollouts_section
 from jobs.report.sections_work import cost_section, plan_section, throughput_section
 from jobs.report.tallies import LabelTally, read_labelled, read_quarantined, tally_labels, texts_of
+from jobs.report.teachers import TeacherArtifact
 from manifests.errors import InputError, MissingExtraError, RelabelError
 from manifests.storage.context import Storage
 
@@ -51,7 +55,7 @@ def build_report(
     max_rows: int = MAX_ROWS,
     is_inside_bundle: bool = False,
 ) -> BuiltPage:
-    """Report on label runs, students and bundles.
+    """Report on label runs, teachers, students and bundles.
 
     Args:
         paths: folders or URLs, in any mix.
@@ -68,6 +72,7 @@ def build_report(
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     students = [one for one in artifacts if isinstance(one, StudentArtifact)]
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
+    teachers = [one for one in artifacts if isinstance(one, TeacherArtifact)]
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
     browser = _browser(runs, tallies, choice) if max_rows and any(tally.num_chosen for tally in tallies) else None
     rows = browser.rows if browser is not None else []
@@ -83,6 +88,7 @@ def build_report(
     has_comparison = any(section.name == "student-against-teacher" and section.blocks for section in compared)
     sections = [
         ran_section(artifacts, has_places=not is_inside_bundle),
+        lineage_section(trace(artifacts)),
         conservation_section(tallied, quotes=max_rows > 0),
         labels_section(tallied),
         routes_section(tallied),
@@ -93,14 +99,15 @@ def build_report(
         throughput_section(tallied),
         plan_section(tallied),
         cost_section(tallied),
-        training_section(students),
+        training_section([*teachers, *students]),
+        rollouts_section(teachers, has_texts=max_rows > 0),
         student_section(students, has_comparison=has_comparison),
         parity_section(bundles),
         latency_section(bundles),
     ]
     if not is_inside_bundle:
         sections.append(_absent_section({section.name for section in sections if section.blocks}, artifacts, unused))
-    page = Page(_title(artifacts), _subtitle(runs, students, bundles), sections, browser)
+    page = Page(_title(artifacts), _subtitle(artifacts), sections, browser)
     names = [section.name for section in sections if section.blocks] + (["labels"] if browser is not None else [])
     return BuiltPage(render_page(page), names, len(rows), sum(tally.num_rows for tally in tallies))
 
@@ -199,14 +206,15 @@ def _title(artifacts: Sequence[Artifact]) -> str:
     )
 
 
-def _subtitle(
-    runs: Sequence[RunArtifact], students: Sequence[StudentArtifact], bundles: Sequence[BundleArtifact]
-) -> str:
+def _subtitle(artifacts: Sequence[Artifact]) -> str:
+    runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     parts = [
         (sum(not run.is_scored for run in runs), "label run"),
         (sum(run.is_scored for run in runs), "student's scores"),
-        (len(students), "student"),
-        (len(bundles), "bundle"),
+        *(
+            (sum(isinstance(one, kind) for one in artifacts), name)
+            for kind, name in ((TeacherArtifact, "teacher"), (StudentArtifact, "student"), (BundleArtifact, "bundle"))
+        ),
     ]
     said = [f"{count} {name}{'' if count == 1 or name.endswith('scores') else 's'}" for count, name in parts if count]
     rows = sum(run.found.tally.rows for run in runs)

@@ -21,19 +21,7 @@ from manifests.storage.filesystems import is_url
 
 CANT = (InputError, ManifestError, UsageError, MissingExtraError)
 """What keeps a run from being judged: where grades were found and not asked for, it is reported on the page."""
-NO_GOLD = JudgingOptions(
-    qrels=None,
-    label="grade",
-    grade=None,
-    by=None,
-    doc="doc_id",
-    grades=None,
-    grade_map=None,
-    label_map=None,
-    duplicates="error",
-    where={},
-    allow_partial=True,
-)
+NO_GOLD = JudgingOptions(allow_partial=True)
 
 
 def gold_files(path: str | None) -> list[str]:

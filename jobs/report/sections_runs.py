@@ -1,4 +1,4 @@
-"""Sections about what ran and whether every row is there: artifacts, lineage, specs, conservation, quarantine."""
+"""Sections about what ran and whether every row is there: artifacts, specs, conservation, quarantine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, Student
 from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Paragraph, Section, Shade, Side, Table
 from jobs.report.browser import ShownRow
 from jobs.report.downloads import csv_download
-from jobs.report.lineage import changes, lineage_blocks, trace
+from jobs.report.sections_teachers import teacher_facts, teacher_notes
 from jobs.report.tallies import LabelTally
+from jobs.report.teachers import TeacherArtifact
 from manifests.secrets.redaction import redacted, shortened
 
 DIGITS = 16
@@ -36,16 +37,17 @@ class TalliedRun(NamedTuple):
 
 
 def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Section:
-    """What there is, how it hangs together, and the spec of each.
+    """What there is, and the spec of each.
 
     Args:
         has_places: say where each thing lies, and a bundle's version.
     """
-    graph = trace(artifacts)
-    warnings: list[Block] = [Paragraph(sentence, "warn") for sentence in changes(graph)]
+    notes = teacher_notes([one for one in artifacts if isinstance(one, TeacherArtifact)])
     cards = [
         _run_facts(one)
         if isinstance(one, RunArtifact)
+        else teacher_facts(one, digits=DIGITS)
+        if isinstance(one, TeacherArtifact)
         else _student_facts(one, has_places=has_places)
         if isinstance(one, StudentArtifact)
         else _bundle_facts(one, has_places=has_places)
@@ -57,13 +59,13 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
         if spec:
             text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100)
             specs.append(Fold(f"Spec of {one.name}, as it was resolved", [Code(text, f"spec of {one.name}")]))
-    return Section("ran", "What ran", [*warnings, Side(cards), *lineage_blocks(graph), *specs])
+    return Section("ran", "What ran", [Side(cards), *notes, *specs])
 
 
 def _spec_of(one: Artifact) -> dict[str, Any]:
     if isinstance(one, RunArtifact):
         return one.spec
-    if isinstance(one, StudentArtifact):
+    if isinstance(one, StudentArtifact | TeacherArtifact):
         return {} if one.manifest is None else one.manifest.spec
     held = one.facts.get("spec")
     return held if isinstance(held, dict) else {}

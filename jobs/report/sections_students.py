@@ -1,4 +1,4 @@
-"""Sections about students: training curves, and the figures of their own manifests."""
+"""Sections about students: training curves, as teachers have them too, and the figures of their own manifests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.students.student_manifest import SideFigures, StudentManifest
-from distill.training.curves import CURVE_SCHEMA, CURVES_NAME, NOT_PLOTTED
+from distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from jobs.report.artifacts import StudentArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
-from jobs.report.plots import Line, draw_lines
+from jobs.report.plots import SERIES, Line, draw_lines
+from jobs.report.teachers import TeacherArtifact
 from manifests.errors import ManifestError
 from manifests.metrics.registry import title_of
 
@@ -21,17 +22,17 @@ POINTS = 400
 """Most points of a curve that is drawn; its download has all."""
 
 
-def training_section(students: Sequence[StudentArtifact]) -> Section:
-    """Losses by step and figures on dev."""
+def training_section(trained: Sequence[StudentArtifact | TeacherArtifact]) -> Section:
+    """Losses and rewards by step, and figures on dev."""
     blocks: list[Block] = []
-    for student in students:
-        figures = _curves(student)
-        training = {} if student.manifest is None else vars(student.manifest.training)
+    for one in trained:
+        figures = _curves(one)
+        training = {} if one.manifest is None else vars(one.manifest.training)
         facts: list[tuple[str, Cell]] = [
             (name.replace("_", " "), _shown(value)) for name, value in training.items() if value is not None
         ]
         if facts:
-            figures.append(Facts(facts, f"Training of {student.name}"))
+            figures.append(Facts(facts, f"Training of {one.name}"))
         if figures:
             blocks.append(Side(figures))
     return Section("training", "Training", blocks)
@@ -45,40 +46,64 @@ def _shown(value: object) -> Cell:
     return value if isinstance(value, int) else str(value)
 
 
-def _curves(student: StudentArtifact) -> list[Block]:
-    """Two figures: losses of training, and what was measured on dev."""
-    points = _points(student)
+def _curves(one: StudentArtifact | TeacherArtifact) -> list[Block]:
+    """Figures of training, a drawing for each kind of figure, and one of what was measured on dev."""
+    points = _points(one)
+    trained = list(dict.fromkeys(name for _, split, name, _ in points if split == "train"))
+    looked_at = list(dict.fromkeys(name for _, split, name, _ in points if split == "dev"))
+    drawn = [
+        (title, "train", panel, part)
+        for panel, names in panels_of(trained).items()
+        for title, part in _parts(_title(panel), names)
+    ]
+    on_dev = [name for name in looked_at if panel_of(name) != "tokens"]
+    drawn += [(title, "dev", "", part) for title, part in _parts("On dev", on_dev)]
     found: list[Block] = []
-    for split, value in (("train", "loss, nats"), ("dev", "")):
-        names = [
-            name for name in dict.fromkeys(name for _, of, name, _ in points if of == split) if name not in NOT_PLOTTED
-        ]
+    drawn_of: list[str] = []
+    for title, split, panel, names in drawn:
         lines = []
         for name in names:
-            series = [(step, number) for step, of, called, number in points if (of, called) == (split, name)]
+            series = [(step, value) for step, of, called, value in points if (of, called) == (split, name)]
             thin = series[:: max(1, len(series) // POINTS)]
-            lines.append(
-                Line(name, [step for step, _ in thin], [number for _, number in thin], has_marks=len(thin) < 30)
-            )
-        if lines:
-            rows = [(step, name, number) for step, of, name, number in points if of == split]
-            alt = "; ".join(f"{line.name} from {line.values[0]:.4f} to {line.values[-1]:.4f}" for line in lines)
-            save = csv_download(f"curves-{split}-{student.name}", ("step", "name", "value"), rows)
-            title = f"{'Training loss' if split == 'train' else 'On dev'}, {student.name}"
-            found.append(Drawing(title, draw_lines(lines, label="optimizer step", value=value), alt, save))
+            lines.append(Line(name, [step for step, _ in thin], [value for _, value in thin], has_marks=len(thin) < 30))
+        if not lines:
+            continue
+        alt = "; ".join(f"{line.name} from {line.values[0]:.4f} to {line.values[-1]:.4f}" for line in lines)
+        is_first = split not in drawn_of
+        drawn_of.append(split)
+        # the first has all of its split, also what is not drawn
+        rows = [(s, name, value) for s, of, name, value in points if of == split and (is_first or name in names)]
+        file = f"curves-{split}-{one.name}" + ("" if is_first else f"-{drawn_of.count(split)}")
+        save = csv_download(file, ("step", "name", "value"), rows)
+        value = "loss, nats" if panel == LOSS_PANEL else panel
+        found.append(Drawing(f"{title}, {one.name}", draw_lines(lines, label="optimizer step", value=value), alt, save))
     return found
 
 
-def _points(student: StudentArtifact) -> list[tuple[int, str, str, float]]:
+def _parts(title: str, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+    """Names for one drawing each, with its title: no two lines of a drawing have one colour."""
+    most = len(SERIES)
+    parts = [names[start : start + most] for start in range(0, len(names), most)]
+    if len(parts) == 1:
+        return [(title, parts[0])]
+    return [(f"{title} ({number} of {len(parts)})", part) for number, part in enumerate(parts, start=1)]
+
+
+def _title(panel: str) -> str:
+    """What a drawing of training is called, by what its axis has."""
+    return "Training loss" if panel == LOSS_PANEL else f"Training, {panel}"
+
+
+def _points(one: StudentArtifact | TeacherArtifact) -> list[tuple[int, str, str, float]]:
     try:
-        data = student.store.read(CURVES_NAME)
+        data = one.store.read(CURVES_NAME)
     except FileNotFoundError:
         return []
     try:
         columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
     except (pa.ArrowException, OSError) as exc:
         raise ManifestError(
-            f"{student.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy."
+            f"{one.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy."
         ) from exc
     return list(zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True))
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from jobs import log_format
+from jobs.output import clock_text
 from jobs.running.counts import ASKED, Progress
 from jobs.streams import redacted_streams
 from manifests.secrets.redaction import redacted
@@ -128,5 +129,4 @@ class Display:
         if not pairs:
             return "unknown"
         left_s = max(0, self._total - self._rows_done()) * (now - self._progress.started_s) / pairs
-        hours, rest = divmod(int(left_s), 3600)
-        return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+        return clock_text(left_s)

@@ -9,6 +9,7 @@ from jobs.exits import Exit
 from jobs.output import table
 from jobs.running.canary import CanaryResult, canary_text
 from jobs.running.conclusions import AskedInVain, RunReport
+from manifests.asks import EngineFacts
 
 
 def report_json(report: RunReport) -> dict[str, Any]:
@@ -34,6 +35,12 @@ def report_json(report: RunReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         **as_json(report),
     }
+
+
+def engine_text(labeler: str, facts: EngineFacts) -> str:
+    """Who asks whom, in a line."""
+    device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
+    return f"{labeler} asks {facts.model} on {facts.family} {facts.version} ({device})"
 
 
 def report_text(report: RunReport) -> str:

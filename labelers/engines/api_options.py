@@ -139,19 +139,33 @@ def key_of(args: OpenAiArgs, secrets: Mapping[str, SecretStr]) -> str | None:
     return key
 
 
-def _address(args: OpenAiArgs) -> SplitResult:
+def server_address(url: str, *, key: str, secrets_go: str = "leave them out.") -> SplitResult:
+    """The parts of a server's address.
+
+    Args:
+        key: of the spec, for messages.
+        secrets_go: what to do with a user, password or query.
+    Raises:
+        ConfigError: it is no http address, or has those.
+    """
     try:
-        parts = urlsplit(args.base_url)
+        parts = urlsplit(url)
         is_fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         is_fine = False
     if not is_fine:
-        raise ConfigError(
-            "engine.args.base_url: want an address such as http://127.0.0.1:8000/v1 or https://api.openai.com/v1."
-        )
+        raise ConfigError(f"{key}: want an address such as http://127.0.0.1:8000/v1 or https://api.openai.com/v1.")
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
-            "engine.args.base_url: want scheme, host, port and path alone. A user, password or query in it would be "
-            "stored with the run; put the key into the variable that engine.args.api_key_env names."
+            f"{key}: want scheme, host, port and path alone. A user, password or query in it would be stored; "
+            f"{secrets_go}"
         )
     return parts
+
+
+def _address(args: OpenAiArgs) -> SplitResult:
+    return server_address(
+        args.base_url,
+        key="engine.args.base_url",
+        secrets_go="put the key into the variable that engine.args.api_key_env names.",
+    )

@@ -13,6 +13,7 @@ from manifests.formats import (
     Fragment,
     Indices,
     JsonIndices,
+    JsonTexts,
     Lines,
     OptionLines,
     Section,
@@ -76,6 +77,8 @@ def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str
             content = thought[: section.max_tokens * CHARS_PER_TOKEN]
         elif isinstance(section, JsonIndices):
             content = _json_indices(section, bits)
+        elif isinstance(section, JsonTexts):
+            content = _json_texts(section, query, bits)
         elif isinstance(section, OptionLines):
             content = _option_lines(section, bits)
         elif isinstance(section, Indices):
@@ -125,6 +128,14 @@ def _json_indices(section: JsonIndices, bits: int) -> str:
     return json.dumps(held)
 
 
+def _json_texts(section: JsonTexts, query: str, bits: int) -> str:
+    """Up to two words of what is asked; now and then nothing."""
+    words = query.split() or ["unclear"]
+    chosen = dict.fromkeys(words[(bits >> shift) % len(words)] for shift in (3, 17))
+    texts = [word[: section.max_text_tokens * CHARS_PER_TOKEN] for word in chosen]
+    return json.dumps(texts[: min(bits % 4, section.most)], ensure_ascii=False)
+
+
 def _indices(section: Indices, bits: int) -> str:
     """Up to three numbers, none twice."""
     chosen = dict.fromkeys((bits >> shift) % section.most + 1 for shift in (3, 17, 31)) if section.most else ()
@@ -151,6 +162,8 @@ def made_garbage(plan: AnswerPlan, contents: list[str], text: str, bits: int) ->
     """An answer that no reader may take for a verdict."""
     if isinstance(plan.format.sections[0], JsonIndices):
         return _JSON_GARBAGE[(bits >> 8) % len(_JSON_GARBAGE)](text)
+    if isinstance(plan.format.sections[0], JsonTexts):
+        return _TEXTS_GARBAGE[(bits >> 8) % len(_TEXTS_GARBAGE)](text)
     if isinstance(plan.format.sections[0], OptionLines):
         return _LINES_GARBAGE[(bits >> 8) % len(_LINES_GARBAGE)](text)
     return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.format.sections, contents, text, bits >> 16)
@@ -189,6 +202,14 @@ _JSON_GARBAGE: tuple[Callable[[str], str], ...] = (
     lambda text: text.replace("Document_", "Doc_", 1),
     lambda text: text.replace("{", '{"Document_0": [], ', 1),
     lambda _text: "[]",
+)
+_TEXTS_GARBAGE: tuple[Callable[[str], str], ...] = (
+    lambda _text: "",
+    lambda text: text[:-1],
+    lambda text: f"Here you are: {text}",
+    lambda text: f"```json\n{text}\n```",
+    lambda text: json.dumps({"answer": text}),
+    lambda text: f"[{text}]",
 )
 _LINES_GARBAGE: tuple[Callable[[str], str], ...] = (
     lambda _text: "",

@@ -26,6 +26,7 @@ from manifests.formats import (
     Fragment,
     Indices,
     JsonIndices,
+    JsonTexts,
     Lines,
     OptionLines,
     Section,
@@ -42,6 +43,10 @@ MAX_COMPILED = 64
 
 LEXER_FUEL = 20_000_000
 """llguidance's own limit of a million refuses quotations from documents above some 60,000 characters."""
+
+_JSON_PLAIN = r'[^"\\\x00-\x1f]'
+_JSON_VISIBLE = r'[^"\\\s\x00-\x1f]'
+"""A character of a JSON string that needs no escape, and one that is no white space."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +98,14 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
             ]
         rules = [f"{name}k{n}: {_number_list(most, most + 1)}" for n, most in enumerate(section.mosts) if most]
         return [f"{name}: {' '.join(row)} {_literal('}')}", *rules]
+    if isinstance(section, JsonTexts):
+        text = f"{name}t"
+        more = f'(", " {text}){{0,{section.most - 1}}}'
+        return [
+            f'{name}: "[]" | "[" {text} {more} "]"',
+            f'{text}: "\\"" {name}c "\\""',
+            f"{name}c[max_tokens={section.max_text_tokens}]: /{_JSON_VISIBLE}{_JSON_PLAIN}*/",
+        ]
     if isinstance(section, OptionLines):
         if not section.options:
             return [f"{name}: {_literal(section.alone)}"]

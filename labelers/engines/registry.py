@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from labelers.engines.decision_costs import DecisionCost
 from manifests.asks import Ask, Engine
@@ -90,4 +90,23 @@ def engine_class(name: str) -> EngineClass:
         ConfigError: no such engine; names the known ones and the nearest.
     """
     found: EngineClass = _REGISTRY.load(name)
+    return found
+
+
+def engine_schemas(spec: type[EngineSpec], definitions: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """JSON Schema of a section that names an engine, by the engine's name, with the engine's own options in it.
+
+    Args:
+        spec: the section's model.
+        definitions: of the whole schema; theirs are added.
+    """
+    template = "#/$defs/{model}"
+    found = {}
+    for name in engine_names():
+        model = spec.model_json_schema(ref_template=template)
+        model.pop("$defs", None)
+        args = engine_class(name).Args.model_json_schema(ref_template=template)
+        definitions.update(args.pop("$defs", {}))
+        model["properties"] |= {"args": args, "name": {"const": name}}
+        found[name] = model
     return found

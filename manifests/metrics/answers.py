@@ -1,4 +1,4 @@
-"""A generator's short answers beside those wanted: RES-RAG's exact match and Hit@1.
+"""A generator's short answers beside those wanted: RES-RAG's exact match, Hit@1 and F1_ans.
 
 Source: RES-RAG (papers, equation 10, section 4.1 and figure 6). Answers are compared in a normal form: lower case,
 without punctuation, white space folded. Articles stay, which SQuAD drops and the paper does not name.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 
 
@@ -35,3 +36,14 @@ def exact_match(answers: Sequence[str], gold: Sequence[str]) -> float:
 def hit_at_1(answers: Sequence[str], gold: Sequence[str]) -> float:
     """1 where the first answer is any gold answer, else 0."""
     return float(bool(answers) and normal_answer(answers[0]) in set(map(normal_answer, gold)))
+
+
+def token_f1(answers: Sequence[str], gold: Sequence[str]) -> float:
+    """F1_ans: F1 of the words of all answers together and those of all gold answers together, in normal form. A word
+    that occurs twice counts twice; 0 where no word is common.
+
+    The paper has one gold answer; of several, all are wanted, as `exact_match` has it.
+    """
+    said, wanted = (Counter(word for one in texts for word in normal_answer(one).split()) for texts in (answers, gold))
+    common = (said & wanted).total()
+    return 2 * common / (said.total() + wanted.total()) if common else 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,29 @@ def set_f1(selected: Collection[int], gold: Collection[int]) -> float:
     return 2 * len(found & wanted) / (len(found) + len(wanted))
 
 
+class EvidenceReward(NamedTuple):
+    """What a choice earns.
+
+    Args:
+        reward: R.
+        usefulness: U, of the answer.
+        agreement: F1_ret, without its weight.
+        penalty: P.
+    """
+
+    reward: float
+    usefulness: float
+    agreement: float
+    penalty: float
+
+
 def evidence_reward(
     selected: Sequence[Sequence[int]],
     num_chunks: Sequence[int],
     gold: Sequence[Collection[int]],
     answer_f1: float | None,
     weights: RewardWeights = PAPER_WEIGHTS,
-) -> float:
+) -> EvidenceReward:
     """R = clip(U + α_ret · F1_ret - P), where P = η · mean φ and U = α_ans · F1_ans, or γ for an empty answer.
 
     Args:
@@ -61,7 +78,8 @@ def evidence_reward(
     if not len(selected) == len(num_chunks) == len(gold) > 0:
         raise ValueError(f"{len(selected)} choices, {len(num_chunks)} documents and {len(gold)} gold sets do not fit")
     count = len(selected)
-    cost = weights.cost * sum(map(over_budget, map(len, selected), num_chunks)) / count
+    penalty = weights.cost * sum(map(over_budget, map(len, selected), num_chunks)) / count
     usefulness = weights.empty_answer if answer_f1 is None else weights.answer * answer_f1
-    agreement = weights.retrieval * sum(map(set_f1, selected, gold)) / count
-    return min(weights.highest, max(weights.lowest, usefulness + agreement - cost))
+    agreement = sum(map(set_f1, selected, gold)) / count
+    whole = usefulness + weights.retrieval * agreement - penalty
+    return EvidenceReward(min(weights.highest, max(weights.lowest, whole)), usefulness, agreement, penalty)

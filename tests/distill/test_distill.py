@@ -17,11 +17,13 @@ from distill.students.data_facts import ExampleCounts
 from distill.students.student_manifest import read_student_manifest
 from distill.students.students import load_student, read_student, student_digest, student_files
 from distill.training.ownership import note_claim
+from distill.training.reporting import EVENTS
 from manifests.digests import readable_json
 from manifests.errors import ManifestError, StaleRunError
 from manifests.records import plain
 from manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
+from tests.distill.test_reporting import events_of
 
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
@@ -285,3 +287,11 @@ def test_batches_of_a_token_budget_and_of_like_length_train_every_row_once(run: 
     report = run(train={"epochs": 1, "tokens_per_batch": 96})
     assert report.manifest.training.padding_share < 0.05
     assert report.manifest.training.batch_size is None
+
+
+def test_a_student_is_seen_while_it_trains_and_is_the_same_student(run: Callable[..., Any]) -> None:
+    pytest.importorskip("tensorboard")
+    report = run(train={"report_to": ["tensorboard"], "max_steps": 2})
+    assert {("train/loss", 1), ("train/loss", 2)} <= events_of(report.output).keys()
+    assert EVENTS not in str(report.manifest.files)
+    assert run(train={"max_steps": 2}).was_done

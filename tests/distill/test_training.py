@@ -265,6 +265,15 @@ def test_two_trainings_never_share_an_output(run: Callable[..., Any], tmp_path: 
         lock.release()
 
 
+def test_weights_that_are_no_numbers_get_into_no_checkpoint(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        module.weight[0, 1] = float("inf")
+    with pytest.raises(TrainingError, match=r"weights are not finite any more \(weight\)"):
+        checkpoints.save_weights(module, tmp_path / "weights.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_checkpoint_is_the_state_to_the_last_bit(tmp_path: Path) -> None:
     values = {
         "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(4)}},

@@ -32,6 +32,20 @@ def work_in(folder: str, function: str = "", *arguments: Any) -> None:
         globals()[function](*arguments)
 
 
+def signal_at(place: str, nth: int, number: int) -> None:
+    """Send oneself a signal at the nth hit of a failpoint."""
+    from manifests import failpoints
+
+    hits = [0]
+
+    def hit(name: str) -> None:
+        hits[0] += name == place
+        if name == place and hits[0] == nth:
+            os.kill(os.getpid(), number)
+
+    failpoints.hit = hit
+
+
 def spoil_stream(name: str, how: str) -> None:
     """Stdout or stderr is full, closed, or a pipe whose reader has gone.
 

@@ -50,12 +50,12 @@ class Line(NamedTuple):
 
     Args:
         code: its exit code where nothing disturbs it.
-        is_heavy: it wants torch or onnxruntime.
+        parent: `heavy` where it wants torch or onnxruntime.
     """
 
     text: str
     code: int = 0
-    is_heavy: bool = False
+    parent: forks.Parent = "light"
 
 
 LINES = {
@@ -68,18 +68,18 @@ LINES = {
     "retry": Line("retry faulty.yaml"),
     "verify": Line("verify out/ecom"),
     "score": Line(
-        "score student --input pairs.parquet --to out/scores --chunk-rows 8 --shards 2 --device cpu", is_heavy=True
+        "score student --input pairs.parquet --to out/scores --chunk-rows 8 --shards 2 --device cpu", parent="heavy"
     ),
     "merge": Line("merge out/monday out/tuesday --to out/week"),
     "evaluate": Line("evaluate out/ecom --qrels pairs.parquet"),
     "compare": Line("compare out/ecom out/other --html page.html"),
     "convert": Line("convert out/ecom labels.qrels"),
     "report": Line("report out/ecom --to report.html"),
-    "distill": Line("distill learn.yaml", is_heavy=True),
-    "train": Line("train teach.yaml", is_heavy=True),
+    "distill": Line("distill learn.yaml", parent="heavy"),
+    "train": Line("train teach.yaml", parent="heavy"),
     "export": Line(
         "export student --to out/bundle --pairs pairs.parquet --gold grade --precisions fp32 --set parity.min_pairs=20",
-        is_heavy=True,
+        parent="heavy",
     ),
     "build-engine": Line("build-engine bundle --to out/engine", code=3),
     "bench": Line("bench bundle --seconds 1", code=3),

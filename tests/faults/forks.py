@@ -8,6 +8,7 @@ that a fork of it is as good as a fresh process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver, get_context
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 WARM = (
     "jobs.cli",
@@ -63,6 +64,17 @@ HEAVY = (
     "jobs.commands.convert",
     "jobs.commands.compare",
 )
+TEACHING = (
+    *WARM,
+    "torch",
+    "transformers",
+    "matplotlib.backends.backend_svg",
+    "jobs.commands.train",
+    "distill.teachers.teaching",
+    "distill.teachers.grpo",
+    "distill.teachers.grpo_trainer",
+)
+"""TRL's trainer alone takes ten seconds on a machine that is busy."""
 STALL_S = 240.0
 """How long any child may take on a machine that is busy with other things, seconds."""
 
@@ -70,10 +82,16 @@ _context = get_context("forkserver")
 _context.set_forkserver_preload(list(WARM))
 _heavy = forkserver.ForkServer()
 _heavy.set_forkserver_preload(list(HEAVY))
+_teaching = forkserver.ForkServer()
+_teaching.set_forkserver_preload(list(TEACHING))
+_servers = {"heavy": _heavy, "teaching": _teaching}
 _is_looking = threading.Lock()
 """An exit code can be read once. Starting a process looks at all that were started before, from whichever thread: two
 that look at once leave one of them with 255.
 """
+
+
+Parent = Literal["light", "heavy", "teaching"]
 
 
 class Setup(NamedTuple):
@@ -112,12 +130,12 @@ class Child:
         variables: Mapping[str, str],
         setup: Setup | None,
         *,
-        is_heavy: bool = False,
+        parent: Parent = "light",
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="relabel-fork-")
         plain = [[str(word) for word in call] for call in calls]
         self._process = _context.Process(target=_live, args=(plain, dict(variables), self._folder.name, setup))
-        with _is_looking, _forked_from(_heavy) if is_heavy else contextlib.nullcontext():
+        with _is_looking, _forked_from(_servers[parent]) if parent in _servers else contextlib.nullcontext():
             self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -161,24 +179,25 @@ def start(
     *calls: Sequence[str | Path],
     variables: Mapping[str, str] | None = None,
     setup: Setup | None = None,
-    is_heavy: bool = False,
+    parent: Parent = "light",
 ) -> Child:
     """Begin `relabel` commands, one after the other, in one fork.
 
     Args:
-        is_heavy: of a parent that has imported torch and onnxruntime too; it begins at the first such call.
+        parent: what is forked: `heavy` has imported torch and onnxruntime too, `teaching` torch and TRL. Either begins
+            at its first call.
     """
-    return Child(calls, variables or {}, setup, is_heavy=is_heavy)
+    return Child(calls, variables or {}, setup, parent=parent)
 
 
 def call(
     *calls: Sequence[str | Path],
     variables: Mapping[str, str] | None = None,
     setup: Setup | None = None,
-    is_heavy: bool = False,
+    parent: Parent = "light",
 ) -> Ended:
     """The same, to the end."""
-    return start(*calls, variables=variables, setup=setup, is_heavy=is_heavy).wait()
+    return start(*calls, variables=variables, setup=setup, parent=parent).wait()
 
 
 @contextlib.contextmanager
@@ -193,6 +212,7 @@ def _forked_from(server: forkserver.ForkServer) -> Iterator[None]:
 
 
 def _live(calls: list[list[str]], variables: dict[str, str], folder: str, setup: Setup | None) -> None:
+    gc.freeze()  # or every collection looks at all that the parent imported: 0.4 s each with TRL
     os.environ.update(variables)
     said = os.open(f"{folder}/said", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (sys.stdout, sys.stderr):

@@ -20,7 +20,7 @@ from tests.faults.places import Place
 
 SPOILT = [(name, how) for name in ("stdout", "stderr") for how in ("full", "closed", "broken")]
 # the demo starts processes of its own
-NAMES = [name for name in COMMANDS if IS_FULL or not (LINES[name].is_heavy or name == "demo")]
+NAMES = [name for name in COMMANDS if IS_FULL or (LINES[name].parent == "light" and name != "demo")]
 
 
 def test_every_command_has_a_line() -> None:
@@ -53,7 +53,7 @@ def test_a_stream_that_fails_changes_neither_the_exit_code_nor_the_files(
     def call(name: str, place: str, *spoilt: str) -> tuple[forks.Ended, dict[str, str]]:
         folder = new_world(place)
         setup = inside(folder, "spoil_stream", *spoilt) if spoilt else inside(folder)
-        ended = forks.call(LINES[name].text.split(), setup=setup, is_heavy=LINES[name].is_heavy)
+        ended = forks.call(LINES[name].text.split(), setup=setup, parent=LINES[name].parent)
         found = tree(folder)
         shutil.rmtree(folder)
         return ended, found

@@ -425,6 +425,7 @@ CALLS = [
     ("demo --engine fake --to pairs.parquet", _nothing, 3),
     ("demo --engine fake --to .", _nothing, 2),
     ("demo --engine nothing", _nothing, 2),
+    ("demo --teach --labels-only", _nothing, 2),
     ("", _nothing, 2),
     ("nothing", _nothing, 2),
     ("run", _nothing, 2),

@@ -9,9 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from jobs.demo.demo_steps import Step, call, steps_of
+from jobs.report.artifacts import open_artifacts
+from jobs.report.lineage import trace
+from jobs.report.sections_lineage import changes
+from manifests.storage.context import Storage
+from tests.teachers.models import write_tiny_decoder
 
 
 def write_tiny_model(path: Path) -> Path:
@@ -32,28 +38,66 @@ def write_tiny_model(path: Path) -> Path:
     return path
 
 
+def column_of(path: Path, name: str) -> list[Any]:
+    return pq.read_table(path, columns=[name])[name].to_pylist()
+
+
 @pytest.fixture
 def tiny_model(folder: Path) -> Path:
     return write_tiny_model(folder / "tiny")
 
 
-def test_the_demo_labels_trains_exports_measures_publishes_pulls_and_serves(
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pulls_serves_and_judges(
     relabel: Callable[..., Any], folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All three models are judged where none was trained."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    done = relabel("demo", "--engine", "fake", "--student", str(tiny_model), "--bench-seconds", "2", "--output", "json")
+    teacher = write_tiny_decoder(folder / "tiny-teacher", layers=1, heads=1)
+    models = ("--teacher", str(teacher), "--student", str(tiny_model))
+    done = relabel("demo", "--teach", *models, "--bench-seconds", "1", "--output", "json")
     assert done.code == 0, done
     found = done.json
-    assert found["labels"] == 192
     assert [step["command"].split()[:2] for step in found["steps"]] == [
-        list(step.words[:2]) for step in steps_of("out/demo", seconds=2)
+        list(step.words[:2]) for step in steps_of("out/demo", seconds=1, has_training=True)
     ]
     assert {step["exit_code"] for step in found["steps"]} == {0}
     assert found["served_against_scored"] < 1e-4
-    assert len(json.loads((folder / "out/demo/answers.json").read_bytes())) == 192
-    served = json.loads((folder / "out/demo/served/current/manifest.json").read_bytes())
+    root = folder / "out/demo"
+    assert len(json.loads((root / "answers.json").read_bytes())) == 192
+    served = json.loads((root / "served/current/manifest.json").read_bytes())
     assert served["lineage"]["student"]["name"] == "demo"
     assert served["latency"] is not None
+    learned, held_out = (set(column_of(root / name, "query_id")) for name in ("learn.parquet", "held_out.parquet"))
+    assert len(learned | held_out) == 24
+    assert not learned & held_out
+    assert {(one["labels"], one["queries"]) for one in found["quality"]} == {
+        (name, len(held_out)) for name in ("model as it was", "trained teacher", "student")
+    }
+    trained = json.loads((root / "teacher/manifest.json").read_bytes())
+    assert trained["data"]["rows"] == 8 * len(learned)
+    assert found["labels"] == 192
+    shown = [str(root / name) for name in ("teacher", "run", "student", "bundle", "scores")]
+    graph = trace(open_artifacts(shown, Storage()))
+    proved = {(graph.nodes[edge.source].kind, graph.nodes[edge.target].kind) for edge in graph.edges if edge.is_same}
+    assert proved == {("teacher", "label run"), ("label run", "student"), ("student", "bundle"), ("student", "scores")}
+    assert changes(graph) == []
+    assert b'id="lineage"' in (root / "report.html").read_bytes()
+    split = json.loads((root / "student/manifest.json").read_bytes())["split"]["test"]
+    assert (split["rows"], split["queries"]) == (8 * len(held_out), len(held_out))
+
+
+def test_without_training_the_demo_goes_the_same_way_from_labels_on() -> None:
+    """`tests/jobs/test_working_directory.py` runs all of it in `make faults`."""
+    plain, taught = (steps_of("out/demo", seconds=2, has_training=taught) for taught in (False, True))
+    assert [step.words[1] for step in plain[:2]] == [step.words[1] for step in taught[2:4]] == ["run", "distill"]
+    assert plain[2:] == taught[4:-2]
+
+
+def test_the_demo_trains_no_teacher_for_answers_that_are_made_up(relabel: Callable[..., Any], folder: Path) -> None:
+    relabel("demo", "--teach", "--engine", "fake").refused(2, "--teach and --engine fake")
+    relabel("demo", "--teach", "--labels-only").refused(2, "--teach and --labels-only")
 
 
 def test_the_demo_stops_at_a_step_that_fails_and_says_which(relabel: Callable[..., Any], folder: Path) -> None:

@@ -15,8 +15,8 @@ CHOSEN, GOLD, COUNTS = ([1, 2], [3, 4, 5, 6]), ([1], []), (4, 9)
 
 def test_the_golden_numbers() -> None:
     assert [over_budget(len(one), count) for one, count in zip(CHOSEN, COUNTS, strict=True)] == [0.0, 0.5]
-    assert evidence_reward(CHOSEN, COUNTS, GOLD, 0.5) == pytest.approx(0.8333, abs=5e-5)
-    assert evidence_reward(CHOSEN, COUNTS, GOLD, None) == pytest.approx(-1.1667, abs=5e-5)
+    assert evidence_reward(CHOSEN, COUNTS, GOLD, 0.5) == pytest.approx((0.8333, 1.0, 0.3333, 0.5), abs=5e-5)
+    assert evidence_reward(CHOSEN, COUNTS, GOLD, None) == pytest.approx((-1.1667, -1.0, 0.3333, 0.5), abs=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_f1_of_empty_sets() -> None:
     st.none() | st.floats(0, 1),
 )
 def test_the_reward_stays_within_its_bounds(held: list[tuple[list[int], int]], answer: float | None) -> None:
-    found = evidence_reward([one for one, _ in held], [count for _, count in held], [[] for _ in held], answer)
+    found = evidence_reward([one for one, _ in held], [count for _, count in held], [[] for _ in held], answer).reward
     assert math.isfinite(found)
     assert -5.0 <= found <= 5.0
 

@@ -104,6 +104,8 @@ def forge_run(
     gold: str | None = None,
     spec: dict[str, Any] | None = None,
     is_finished: bool = True,
+    model: str = "made up",
+    model_digest: str = "0" * 64,
 ) -> Path:
     """An output whose labels are what `judge` says of each pair, with receipts, and a manifest unless it is to be
     unfinished.
@@ -153,8 +155,8 @@ def forge_run(
             {
                 "family": "fake",
                 "version": "1",
-                "model": "made up",
-                "model_digest": "0" * 64,
+                "model": model,
+                "model_digest": model_digest,
                 "device": "cpu",
                 "dtype": "float32",
             },

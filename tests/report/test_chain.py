@@ -213,11 +213,15 @@ def test_another_student_is_not_taken_for_the_bundles(student: Path, bundle: Pat
     manifest = json.loads((student / "manifest.json").read_text())
     (student / "manifest.json").write_text(json.dumps({**manifest, "files": {**FILES, "model.safetensors": "00" * 32}}))
     assert ("student", "bundle", True) not in edges(student, bundle)
+    assert (
+        "bundle ecom was made of another student ecom than the one that is given here"
+        in build_report([str(student), str(bundle)], Storage()).html
+    )
 
 
 def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
     built = build_report([str(student)], Storage())
-    assert built.sections == ["ran", "training", "student"]
+    assert built.sections == ["ran", "lineage", "training", "student"]
     assert len(csv_of(built.html, "curves-train-ecom.csv")) == 901
     assert ["accuracy", "0.7", "0.8"] in csv_of(built.html, "test-ecom.csv")
     assert "macro_f1 &gt;= 0.9*teacher" in built.html

@@ -170,7 +170,7 @@ def forked(*arguments: str | Path, **environment: str) -> Outcome:
         [*arguments, "--output", "json"],
         variables={**stores, **environment},
         setup=forks.Setup("tests.faults.children", "arm", (place,)),
-        is_heavy=True,
+        parent="heavy",
     )
     return Outcome(ended.code, ended.text, ended.text)
 

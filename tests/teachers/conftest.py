@@ -16,6 +16,7 @@ from jobs.cli import main
 from manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
 from tests.reuse.test_tree_column import treed_rows
+from tests.teachers.chunked import write_questions
 from tests.teachers.models import write_tiny_decoder
 
 NUM_PAIRS = 12
@@ -70,6 +71,12 @@ def run_of(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def questions_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Questions over chunked documents, with wanted sets and answers."""
+    return write_questions(tmp_path_factory.mktemp("questions") / "similar.parquet")
 
 
 def write_treed_pairs(path: Path) -> Path:

@@ -64,6 +64,7 @@ def make_trainer(
         dialogues=short_dialogues(tokenizer) if dialogues is None else dialogues,
         rows=rows,
         score_of=score_of,
-        place=TrainingPlace(folder, 2, lambda _: None, [row.name for row in rows]),
+        looks=options.pop("looks", None),
+        place=TrainingPlace(folder, options.pop("keep", 2), lambda _: None, [row.name for row in rows]),
         **options,
     )

@@ -24,9 +24,10 @@ from labelers.registry import labeler_class, labeler_names
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.models.references import resolve_model
 from manifests.storage.context import Storage
+from tests.teachers.chunked import write_questions
 from tests.teachers.conftest import relabel, write_treed_pairs
 
-LEARNABLE = {"complexity", "direct", "graph-grpo", "pointwise", "r1", "r3a", "route", "umbrela"}
+LEARNABLE = {"complexity", "direct", "evidence-set", "graph-grpo", "pointwise", "r1", "r3a", "route", "umbrela"}
 """Those that docs/train.md names."""
 OPTIONS: dict[str, dict[str, Any]] = {"r3a": {"evidence": "constrained"}}
 SMALL = {"max_think_tokens": 6, "max_text_tokens": 4}
@@ -83,6 +84,8 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
 
     if labeler == "route":
         pairs_path = write_treed_pairs(tmp_path / "treed.parquet")
+    if labeler == "evidence-set":
+        pairs_path = write_questions(tmp_path / "questions.parquet")
     monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
     job = {
         "name": "job",
@@ -102,8 +105,9 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
     first = [example for example in found.examples if example.row < 3]
     prompts = {tuple(example.ids[: -example.num_answer]) for example in first}
     assert prompts <= asked
-    # r3a has a first turn for the query; route a step for each passage and each heading that was unfolded
-    assert len(prompts) == {"r3a": 4, "complexity": 1, "route": len(prompts)}.get(labeler, 3)
+    # r3a has a first turn for the query; route a step for each passage and each heading that was unfolded; evidence-set
+    # asks about a query's documents together
+    assert len(prompts) == {"r3a": 4, "complexity": 1, "evidence-set": 2, "route": len(prompts)}.get(labeler, 3)
     assert len(first) >= 1
 
 

@@ -52,7 +52,11 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"rollouts": {"group": 3}}, ConfigError, "no multiple of rollouts.group"),
+        (
+            {"rollouts": {"group": 3}},
+            ConfigError,
+            r"^teacher.yaml: train.batch_size . train.accumulation is 8 .* no multiple of rollouts.group",
+        ),
         ({"rollouts": {"group": 4, "updates": 2}, "train": {"save_every": 3}}, ConfigError, "rollouts.updates"),
         ({"labeler": {"name": "direct", "grades": 3}}, ConfigError, "nothing to reward"),
         ({"labeler": {"name": "r1", "grades": 2}}, InputError, "off the scale"),

@@ -20,11 +20,13 @@ from datasets import Dataset  # noqa: E402
 from distill.teachers.advantages import group_advantages  # noqa: E402
 from distill.teachers.grpo_arguments import EpochSampler  # noqa: E402
 from distill.teachers.grpo_credit import EDGES, Credit, CreditPlan  # noqa: E402
+from distill.teachers.grpo_spec import VllmSection  # noqa: E402
 from distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
 from distill.teachers.rollouts import Rollout  # noqa: E402
 from distill.teachers.scores import GoldRow, Score  # noqa: E402
 from distill.teachers.spec_files import read_teacher_spec  # noqa: E402
 from distill.teachers.teaching import train_teacher  # noqa: E402
+from distill.teachers.vllm_rollouts import vllm_arguments  # noqa: E402
 from distill.training.checkpointed import run_to_end  # noqa: E402
 from manifests.storage.context import Storage  # noqa: E402
 from tests.engines.conftest import make_model, make_tokenizer  # noqa: E402
@@ -246,7 +248,11 @@ def test_coefficients_learn_from_the_second_update_on(
     rollouts = pq.read_table(tmp_path / ROLLOUTS_NAME).to_pylist()
     assert len(rollouts) == 2 * 8  # two generations, each for two updates
     assert {len(row["node_advantages"]) for row in rollouts} == {7}
-    assert dict(trainer.curve.series("train", "ratio_q_s")).keys() == {1, 2, 3, 4}
+    for name in ("ratio_q_s", "alpha_r>s", "entropy", "clip_share", "loss"):
+        assert dict(trainer.curve.series("train", name)).keys() == {1, 2, 3, 4}, name
+    assert trainer.curve.series("train", "alpha_r>s")[-1] == (4, alpha["r>s"])
+    assert dict(trainer.curve.series("train", "node_reward_q_s")).keys() == {1, 3}  # where answers were sampled
+    assert trainer.curve.series("train", "reward") == trainer.curve.series("train", "node_reward_r")
 
 
 def test_what_was_stopped_goes_on_bit_for_bit_over_an_epochs_end(
@@ -307,8 +313,9 @@ def test_every_spec_of_the_docs_trains_and_its_teacher_labels(
     held["rollouts"] = {**held.get("rollouts", {}), "group": 2}
     held["train"] |= {"max_steps": 2, "batch_size": 2, "accumulation": 1, "max_tokens": 8000}
     held["train"]["save_every"] = 2
+    held["split"] = {"dev": 0.5}
     report = train_teacher(read_teacher_spec(held, where=name), Storage())
-    assert report.manifest.training.steps == 2
+    assert (report.manifest.training.steps, report.manifest.training.best_step) == (2, 2)
     out = tmp_path / "out"
     rollouts = pq.read_table(out / ROLLOUTS_NAME).to_pylist()
     assert len(rollouts) == (2 if held["method"] == "graph-grpo" else 4)  # two updates on the same rollouts, or one
@@ -413,3 +420,77 @@ def test_a_signal_waits_for_the_last_update_on_the_same_rollouts(
 
 def _stop() -> None:
     raise Killed
+
+
+class WritingModel:
+    """Stands for TRL's VLLMGeneration, which takes a GPU: the trained model writes, and tells each token's probability
+    a little off, as another implementation of the same model does.
+    """
+
+    made: WritingModel
+
+    def __init__(self, model: Any, processing_class: Any, temperature: float, max_completion_length: int, **_: Any):
+        self.model, self.tokenizer, self.temperature = model, processing_class, temperature
+        self.limit, self.num_syncs = max_completion_length, 0
+        self.temperatures: list[float] = []
+        WritingModel.made = self
+
+    def sync_weights(self) -> None:
+        self.num_syncs += 1
+
+    def generate(self, prompts: list[list[int]], **_: Any) -> Any:
+        self.temperatures.append(self.temperature)
+        found = [self._one(prompt) for prompt in prompts]
+        return prompts, [ids for ids, _ in found], [[[value] for value in values] for _, values in found], None
+
+    def _one(self, prompt: list[int]) -> tuple[list[int], list[float]]:
+        ids: list[int] = []
+        logprobs = []
+        with torch.no_grad():
+            while len(ids) < self.limit and (not ids or ids[-1] != self.tokenizer.eos_token_id):
+                logits = self.model(input_ids=torch.tensor([prompt + ids])).logits[0, -1].float()
+                own = logits.log_softmax(0)
+                one = int(own.argmax()) if not self.temperature else int(torch.multinomial(own.exp(), 1))
+                ids.append(one)
+                logprobs.append(float(own[one]) + 1e-3)
+        return ids, logprobs
+
+
+def test_answers_by_vllm_are_weighed_by_the_probability_they_were_sampled_with(
+    fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", WritingModel)
+    told = vllm_arguments(VllmSection(), max_tokens=400)
+    trainer = make_trainer(
+        copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, updates=1, steps=2, **told)
+    )
+    ratios = []
+    loss_of = trainer._compute_loss
+
+    def spied(model: Any, inputs: dict[str, Any]) -> Any:
+        ratios.append(inputs["importance_sampling_ratio"])
+        lengths = inputs["completion_mask"].sum(1)
+        torch.testing.assert_close(
+            inputs["importance_sampling_ratio"][:, 0], torch.exp(-1e-3 * lengths), rtol=1e-4, atol=0
+        )
+        return loss_of(model, inputs)
+
+    monkeypatch.setattr(trainer, "_compute_loss", spied)
+    trainer.train()
+    assert len(ratios) == 4
+    assert WritingModel.made.num_syncs == 2, "new weights for each step's rollouts"
+    assert any(not torch.equal(a, b) for a, b in zip(trainer.model.parameters(), fresh.parameters(), strict=True))
+
+
+def test_a_look_by_vllm_takes_the_most_probable_tokens(
+    fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", WritingModel)
+    told = vllm_arguments(VllmSection(), max_tokens=400)
+    trainer = make_trainer(
+        copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, steps=1, **told), held_out=GOLD_ROWS[:2]
+    )
+    once, again = (trainer._held_out_figures(None) for _ in range(2))
+    assert once == again
+    assert set(WritingModel.made.temperatures) == {0.0}
+    assert WritingModel.made.temperature == 1.0

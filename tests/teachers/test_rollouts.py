@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.grpo_credit import NODES, TEMPLATE
+from distill.teachers.grpo_credit import TEMPLATE
 from distill.teachers.grpo_nodes import segments_of
+from distill.teachers.rollout_files import NODES
 from distill.teachers.rollouts import Dialogues, Generate
 from labelers.engines.checkpoints import end_ids
 from labelers.engines.sequences import TokenSequence

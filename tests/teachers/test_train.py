@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -18,6 +19,7 @@ from manifests.digests import readable_json
 from manifests.errors import StaleRunError
 from manifests.records import plain
 from manifests.storage.context import Storage
+from tests.distill.test_reporting import events_of
 from tests.teachers.conftest import NUM_PAIRS, relabel
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
@@ -50,6 +52,9 @@ def test_a_teacher_of_gold_grades_labels_and_is_judged_at_once(
     assert not (out / "checkpoints").exists()
     data = (out / "manifest.json").read_bytes()
     assert readable_json(plain(read_teacher_manifest(data, "here"))) == data
+    first = json.loads(data)
+    del first["training"]["best_step"], first["training"]["stopped_by"]  # as the first teachers' manifests are
+    assert read_teacher_manifest(json.dumps(first).encode(), "here").training.stopped_by is None
     assert relabel("train", str(teacher)) == 10
     values = {
         "name": "job",
@@ -80,7 +85,13 @@ def test_a_folder_that_holds_another_teacher_is_left_alone(
 
 @pytest.mark.parametrize("name", SUPERVISED)
 def test_every_supervised_spec_of_the_docs_trains(
-    name: str, base_dir: Path, pairs_path: Path, run_of: Callable[..., Path], treed_run: Path, tmp_path: Path
+    name: str,
+    base_dir: Path,
+    pairs_path: Path,
+    questions_path: Path,
+    run_of: Callable[..., Path],
+    treed_run: Path,
+    tmp_path: Path,
 ) -> None:
     """With a tiny model, made-up answers and one step; all other keys as they stand, and as the schema has them."""
     held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
@@ -90,7 +101,39 @@ def test_every_supervised_spec_of_the_docs_trains(
     if "runs" in held["data"]:
         held["data"]["runs"] = [str(treed_run if RUNS[name] == "route" else run_of(RUNS[name]))]
     if "gold" in held["data"]:
-        held["data"]["gold"]["path"] = str(pairs_path)
+        held["data"]["gold"]["path"] = str(questions_path if "sets" in held["data"]["gold"] else pairs_path)
     report = train_teacher(read_teacher_spec(held, where=name), Storage())
     assert report.manifest.training.steps == 1
     assert report.manifest.data.rows > 0
+
+
+class Killed(BaseException):
+    """Stands in for a kill where the process has to go on."""
+
+
+def test_a_teacher_that_was_killed_goes_on_in_the_same_run_of_its_service(
+    teach: Callable[..., Any],
+    direct: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tensorboard")
+    changes = {key: value for key, value in direct().items() if key in ("labeler", "data")}
+    train = {"report_to": ["tensorboard"], "epochs": 2, "save_every": 2}
+    hits: list[str] = []
+
+    def die(name: str) -> None:
+        hits.append(name)
+        if hits.count("after_training_step") == 4:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("manifests.failpoints.hit", die)
+        with pytest.raises(Killed):
+            teach(**changes, train=train)
+    teach(start="resume", **changes, train=train)
+    points = pq.read_table(tmp_path / "out" / "curves.parquet").to_pylist()
+    assert events_of(tmp_path / "out") == pytest.approx({
+        (f"{row['split']}/{row['name']}", row["step"]): row["value"] for row in points
+    })  # fmt: skip
+    assert max(row["step"] for row in points) == 6

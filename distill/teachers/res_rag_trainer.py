@@ -1,0 +1,149 @@
+"""GRPO over answers that a grammar holds, rewarded by a generator that may fail.
+
+The log-probabilities of the old, the new and the reference policy are all those of the masked logits, renormalised:
+what is sampled is then the policy itself (but for `top_p`), and tokens that the grammar forces say nothing.
+
+Importing this file imports TRL's trainer. Overridden of TRL, beside what `grpo_trainer.py` does:
+`_generate_single_turn` (generation under the grammar) and `_get_per_token_logps_and_entropies` (its masks).
+"""
+
+# B rollouts, C tokens of the longest answer, V vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import pad
+
+from distill.teachers.advantages import is_known
+from distill.teachers.evidence_scores import EvidenceJudge
+from distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks
+from distill.teachers.grpo_trainer import RolloutTrainer
+from distill.teachers.rollouts import AskedIds, Rollout
+from distill.teachers.scores import GoldRow, Score
+
+
+class HeldTrainer(RolloutTrainer):
+    """GRPO on answers of one turn under a grammar. Arguments beside these are RolloutTrainer's.
+
+    Args:
+        masks: for the model's tokenizer.
+        judge: scores all rollouts of a step together.
+    """
+
+    def __init__(self, *, masks: GrammarMasks, judge: EvidenceJudge, **kwargs: Any) -> None:
+        self._masks, self._judge = masks, judge
+        self._numbers_BC: Tensor | None = None
+        super().__init__(score_of=judge.score, **kwargs)
+
+    # writing under the grammar
+
+    def _roll(self, prompts: list[int], trainer: Any) -> dict[str, Any]:
+        found = super()._roll(prompts, trainer)
+        self._masks.clear()
+        numbers = [self._masks.numbers(one.turns[0].ask, one.completion_ids) for one in self._rollouts]
+        self._numbers_BC = pad([torch.tensor(one) for one in numbers], padding_value=FREE).to(self.accelerator.device)
+        return found
+
+    def _generate_single_turn(self, prompt_ids: Sequence[AskedIds], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        """An answer to each prompt, held to its grammar, up to its end token or the limit."""
+        prompts = [torch.tensor(list(ids)) for ids in prompt_ids]
+        device = self.accelerator.device
+        inputs = {
+            "input_ids": pad(prompts, padding_value=self._tokenizer.pad_token_id, padding_side="left").to(device),
+            "attention_mask": pad([torch.ones_like(one) for one in prompts], padding_side="left").to(device),
+        }
+        width = inputs["input_ids"].shape[1]
+        matchers = [self._masks.matcher(one.ask) for one in prompt_ids]
+        hold = GrammarHold(self._masks, matchers, self.eos_token_ids, width)
+        options = {"generation_kwargs": self.generation_kwargs}
+        with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **options) as model, torch.no_grad():
+            written_BC = model.generate(
+                **inputs, generation_config=self.generation_config, logits_processor=LogitsProcessorList([hold])
+            )[:, width:]
+        return [self._up_to_end(ids) for ids in written_BC.tolist()], None
+
+    def _up_to_end(self, ids: list[int]) -> list[int]:
+        ends = set(self.eos_token_ids)
+        return ids[: next((place + 1 for place, one in enumerate(ids) if one in ends), len(ids))]
+
+    # what it earned
+
+    def _scored(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
+        scores = self._judge.scores(rollouts, rows)
+        for rollout in rollouts:
+            if rollout.label is not None:
+                rollout.label.grade = None  # that of one document; the answer is about all
+        return scores
+
+    def _held_out_figures(self, looked_at: Any) -> dict[str, float]:
+        """Where the generator failed at every row, the look is no step's best."""
+        return {"reward": self._judge.lowest} | super()._held_out_figures(looked_at)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        group = self.num_generations if self.model.training else self.num_generations_eval
+        rewards_NG = torch.tensor([one.reward for one in self._scores], device=self.accelerator.device).view(-1, group)
+        known_B = is_known(rewards_NG).flatten()
+        batch["mask_numbers"] = self._numbers_BC
+        # the loss is a mean over all rollouts: those that are dropped add nothing, and the others make up for them
+        batch["share"] = known_B.float() * (len(known_B) / max(1, int(known_B.sum())))
+        return batch
+
+    # the loss
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self._numbers_BC = inputs["mask_numbers"]
+        share_B = inputs["share"]
+        if bool((share_B == 1).all()):
+            return super()._compute_loss(model, inputs)
+        own_BC = (share_B > 0)[:, None].expand_as(inputs["completion_mask"])
+        inputs = {**inputs, "tool_mask": own_BC.to(inputs["completion_mask"].dtype)}
+        return super()._compute_loss(model, inputs) * share_B.max()
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Of the answers' tokens [B, C]: log-probabilities under the grammar, and the entropies of what it admits."""
+        assert not compute_aux_loss, "no mixture of experts is trained under a grammar yet"
+        assert self._numbers_BC is not None
+        size = batch_size or len(input_ids)
+        logps, entropies = [], []
+        for start in range(0, len(input_ids), size):
+            rows = slice(start, start + size)
+            with self.accelerator.autocast():
+                logits_BCV = model(
+                    input_ids=input_ids[rows],
+                    attention_mask=attention_mask[rows],
+                    logits_to_keep=logits_to_keep + 1,
+                    use_cache=False,
+                ).logits[:, -logits_to_keep - 1 : -1]
+            admitted_BCV = self._masks.admitted(self._numbers_BC[rows], logits_BCV.shape[-1])
+            logp_BCV = masked_log_probs(logits_BCV / self.temperature, admitted_BCV)
+            logps.append(logp_BCV.gather(-1, input_ids[rows, -logits_to_keep:, None])[..., 0])
+            if compute_entropy:
+                held_BCV = logp_BCV.detach()
+                entropies.append(-(held_BCV.exp() * held_BCV.masked_fill(~admitted_BCV, 0.0)).sum(-1))
+        return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+
+def masked_log_probs(logits: Tensor, admitted: Tensor) -> Tensor:
+    """log-softmax over the admitted tokens alone, float32 [..., V]; -inf elsewhere.
+
+    Args:
+        admitted: bool, as `logits`; one token or more of each row.
+    """
+    return logits.float().masked_fill(~admitted, float("-inf")).log_softmax(-1)

@@ -1,0 +1,72 @@
+"""A teacher's folder as a report reads it: its manifest, its digest as a model, and its rollouts."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from distill.students.students import NOT_THE_MODEL
+from distill.teachers.rollout_files import ROLLOUT_SCHEMA, ROLLOUTS_NAME
+from distill.teachers.teacher_manifest import TeacherManifest
+from manifests.digests import sha256_bytes
+from manifests.errors import ManifestError
+from manifests.models.references import default_cache_dir, directory_digest
+from manifests.storage.filesystems import is_url, place_of, scheme_of
+from manifests.storage.run_store_ports import RunStore, read_if_there
+
+
+@dataclass
+class TeacherArtifact:
+    """A teacher's folder."""
+
+    path: str
+    store: RunStore
+    manifest: TeacherManifest
+    name: str
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies on this machine; None at a URL."""
+        is_here = not is_url(self.path) or scheme_of(self.path) in ("file", "local")
+        return Path(place_of(self.path)) if is_here else None
+
+    @cached_property
+    def digest(self) -> str:
+        """What a run calls the model: over all files of the folder, as they are now. At a URL the weights are believed
+        to be those that the manifest names, and are not read.
+        """
+        if self.folder is not None:
+            return directory_digest(self.folder, cache_dir=default_cache_dir())
+        files = dict(self.manifest.files or {})
+        for name in NOT_THE_MODEL:
+            if (data := read_if_there(self.store, name)) is not None:
+                files[name] = sha256_bytes(data)
+        lines = (f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def rollouts(self) -> pq.ParquetFile | None:
+        """All that it wrote while it was trained by reinforcement; None where there was none.
+
+        Raises:
+            ManifestError: the file can't be read.
+        """
+        try:
+            source: Any = None if self.folder is None else self.folder / ROLLOUTS_NAME
+            found = pq.ParquetFile(io.BytesIO(self.store.read(ROLLOUTS_NAME)) if source is None else source)
+        except FileNotFoundError:
+            return None
+        except (pa.ArrowException, OSError) as exc:
+            raise self._unreadable() from exc
+        if any(field not in found.schema_arrow for field in ROLLOUT_SCHEMA):  # a method may have further columns
+            raise self._unreadable()
+        return found
+
+    def _unreadable(self) -> ManifestError:
+        return ManifestError(f"{self.path}/{ROLLOUTS_NAME}: not readable as rollouts. Restore the folder from a copy.")

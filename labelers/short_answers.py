@@ -1,0 +1,59 @@
+"""Short answers to a question from chosen evidence alone: what RES-RAG's frozen generator is asked, and how its answer
+is read. Not a labeler: it says what a choice of evidence is worth.
+
+Source: RES-RAG (papers, equation 7, appendix C, figure 6). The sentences are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labelers.prompts import BUILT_IN, Prompts
+from labelers.verdicts import Reader, texts_of, token_budget
+from manifests.asks import Answer, Ask
+from manifests.formats import AnswerFormat, JsonTexts
+
+MOST_ANSWERS = 8
+"""Answers of a question, at most."""
+MAX_TEXT_TOKENS = 32
+"""Tokens of one, at most."""
+
+
+class ShortAnswers:
+    """Asks for answers, greedily."""
+
+    def __init__(self) -> None:
+        self._prompts = Prompts(BUILT_IN / "short-answers")
+        self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
+        self._format = AnswerFormat((JsonTexts(MOST_ANSWERS, MAX_TEXT_TOKENS),))
+        self._reader = Reader(self._format)
+        self.probe()  # a bad template fails here
+
+    @property
+    def template_digests(self) -> dict[str, str]:
+        """sha256 of every prompt template, by file name."""
+        return self._prompts.digests
+
+    def ask(self, query: str, evidence: Sequence[str], jsonld: Sequence[str]) -> Ask:
+        """The ask for one choice.
+
+        Args:
+            evidence: texts of the chunks chosen, in the order of documents and choice.
+            jsonld: what the documents' pages say of themselves, an object each.
+        """
+        counts = {"evidence": len(evidence), "jsonld": len(jsonld)}
+        turn = self._prompts.turn("user", "user.j2", data=("query", *counts), settings={}, counts=counts)
+        messages = (self._system, turn.message(query, *evidence, *jsonld))
+        return Ask("answer", messages, self._format, token_budget(self._format))
+
+    def read(self, answer: Answer) -> list[str]:
+        """The answers, best first; none where the evidence does not suffice.
+
+        Raises:
+            VerdictError: it is no JSON array of texts, or there is no answer at all.
+        """
+        return texts_of(self._reader.read(answer)[""])
+
+    def probe(self) -> list[Ask]:
+        """What `Engine.prepare` looks at."""
+        return [self.ask("how to prune roses", ("Cut back to an outward bud in late winter.",), ())]

@@ -1,0 +1,64 @@
+"""Small models that know the format of a labeler's answers and no grade, and specs of the reinforcement that they are
+to learn by: their rewards differ, so that weights, coefficients and moments move at every step.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.faults.command_lines import Line
+
+ROWS = 6
+TEACHINGS = {
+    "grpo": Line("train by-grade.yaml", parent="teaching"),
+    "graph-grpo": Line("train by-node.yaml", parent="teaching"),
+}
+STEPS = {"grpo": 6, "graph-grpo": 12}
+"""Two epochs of three generations each; those of graph-grpo are used twice."""
+_TRAIN = {"epochs": 2, "batch_size": 4, "accumulation": 2, "learning_rate": 1e-3, "max_tokens": 160, "seed": 7}
+SPECS: dict[str, dict[str, Any]] = {
+    "by-grade": {
+        "method": "grpo",
+        "init": "speaks-r1",
+        "labeler": {"name": "r1", "grades": 3, "max_think_tokens": 4, "templates": "templates-r1"},
+        "rollouts": {"group": 4},
+        "train": {**_TRAIN, "save_every": 2},
+        "output": "out/by-grade",
+    },
+    "by-node": {
+        "method": "graph-grpo",
+        "init": "speaks-graph-grpo",
+        "labeler": {"name": "graph-grpo", "max_text_tokens": 2, "templates": "templates-graph-grpo"},
+        "rollouts": {"group": 4},
+        "credit": {"learning_rate": 1e-2},
+        "train": {**_TRAIN, "save_every": 4},
+        "output": "out/by-node",
+    },
+}
+
+
+def write_teachings(folder: Path) -> None:
+    """Models, templates, pairs with grades and scores, and the specs of `TEACHINGS`."""
+    from benchmarks.grpo_learns import make_setting, show_format
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for labeler, steps in (("r1", 30), ("graph-grpo", 60)):
+        setting = make_setting(labeler, folder, num_rows=ROWS)
+        show_format(setting, labeler, steps=steps, batch=16)
+        setting.tokenizer.save_pretrained(folder / f"speaks-{labeler}")
+        setting.model.save_pretrained(folder / f"speaks-{labeler}")
+    rows = [
+        {name: getattr(row.pair, name) for name in ("query_id", "query", "doc_id", "document")} | row.gold
+        for row in setting.rows
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "words.parquet")
+    gold = {"path": "words.parquet", "grade": "grade"}
+    nodes = {"subject": "subject", "attribute": "attribute"}
+    for name, spec in SPECS.items():
+        data = {"gold": gold | (nodes if spec["method"] == "graph-grpo" else {})}
+        (folder / f"{name}.yaml").write_text(json.dumps({"name": name, "data": data, **spec}))

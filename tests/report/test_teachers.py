@@ -1,0 +1,277 @@
+"""Teachers on the page: facts, curves, sampled rollouts whose texts stay text; and the chain from what a teacher starts
+from to a student, proved by the digests of files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distill.students.data_facts import LearnedGold, LearnedLabels, SplitSide
+from distill.teachers.rollout_files import NODES, ROLLOUT_SCHEMA, ROLLOUTS_NAME
+from distill.teachers.teacher_manifest import (
+    TEACHER_MANIFEST_VERSION,
+    TeacherData,
+    TeacherManifest,
+    TeacherTrainingFacts,
+)
+from distill.training.curves import CURVE_SCHEMA
+from distill.training.model_manifests import BaseModelUsed
+from jobs.report.artifacts import open_artifacts
+from jobs.report.building import build_report
+from jobs.report.lineage import trace
+from jobs.report.sections_lineage import changes
+from jobs.report.teachers import TeacherArtifact
+from manifests.digests import sha256_file
+from manifests.errors import ManifestError
+from manifests.records import plain
+from manifests.storage.context import Storage
+from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
+from tests.report.test_sections import csv_of
+
+WEIGHTS = "model.safetensors"
+
+
+def forge_teacher(
+    folder: Path,
+    *,
+    name: str = "tuned",
+    model_digest: str = "e" * 64,
+    runs: Iterable[LearnedLabels] = (),
+    note: str = "a note",
+    rollouts: Iterable[dict[str, Any]] = (),
+) -> Path:
+    """A teacher's folder as far as a report reads it: weights, manifest, curves, rollouts."""
+    folder.mkdir()
+    (folder / WEIGHTS).write_bytes(b"weights")
+    points = [(step, "train", name, step / 10) for step in (1, 2, 3) for name in ("loss", "reward", "format_rate")]
+    points += [(step, "dev", "reward", step / 10) for step in (1, 3)]
+    columns = [pa.array([point[place] for point in points], field.type) for place, field in enumerate(CURVE_SCHEMA)]
+    pq.write_table(pa.Table.from_arrays(columns, schema=CURVE_SCHEMA), folder / "curves.parquet")
+    rows = list(rollouts)
+    if rows:
+        pq.write_table(pa.Table.from_pylist(rows, schema=ROLLOUT_SCHEMA), folder / ROLLOUTS_NAME)
+    manifest = TeacherManifest(
+        version=TEACHER_MANIFEST_VERSION,
+        kind="teacher",
+        relabel="0.1.0",
+        name=name,
+        method="graph-grpo",
+        fingerprint="f" * 64,
+        model=BaseModelUsed("hf:org/base", model_digest, "qwen2"),
+        labeler={"name": "graph-grpo", "grades": 3},
+        templates={},
+        data=TeacherData(
+            runs=list(runs),
+            gold=LearnedGold(path="gold.parquet", grade="grade"),
+            rows=32,
+            dropped={"too long": 2},
+            examples=32,
+            tokens=900,
+            answer_tokens=90,
+            held_out=SplitSide(8, 2),
+        ),
+        training=TeacherTrainingFacts(
+            steps=3,
+            epochs=1.0,
+            best_step=2,
+            stopped_by="early_stopping",
+            device="cpu",
+            rows_per_s=1.5,
+            batch_size=8,
+            accumulation=1,
+            was_batch_halved=False,
+        ),
+        notes=[note],
+        versions={},
+        spec={"name": name},
+        files={WEIGHTS: sha256_file(folder / WEIGHTS)},
+    )
+    (folder / "manifest.json").write_text(json.dumps(plain(manifest)))
+    return folder
+
+
+def rollout(number: int, *, text: str = "<score>1</score>", reward: float | None = None) -> dict[str, Any]:
+    return {
+        "step": number,
+        "row_id": 100 + number,
+        "sample": 0,
+        "texts": [text, f"turn two of {number}"],
+        "grade": None if number % 2 else 1,
+        "reward": number / 10 if reward is None else reward,
+        "advantage": 0.5,
+        "format_ok": not number % 2,
+        "fault": "format" if number % 2 else None,
+        "detail": text if number % 2 else None,
+        "tokens": 9,
+        "node_rewards": [1.0, 0.5, 0.25],
+        "node_advantages": [0.1 * place for place in range(len(NODES))],
+    }
+
+
+@pytest.fixture
+def teacher(folder: Path) -> Path:
+    return forge_teacher(folder / "teacher", rollouts=[rollout(number) for number in range(20)])
+
+
+def edges(*paths: Path) -> set[tuple[str, str, bool | None]]:
+    graph = trace(open_artifacts([str(path) for path in paths], Storage()))
+    return {(graph.nodes[a].kind, graph.nodes[b].kind, known) for a, b, known in graph.edges}
+
+
+def digest_of(path: Path) -> str:
+    (found,) = open_artifacts([str(path)], Storage())
+    assert isinstance(found, TeacherArtifact)
+    return found.digest
+
+
+def asked(folder: Path, teacher: Path, *, digest: str | None = None) -> Path:
+    """A run that asked a teacher."""
+    pairs = write_table(folder / "pairs.parquet", plain_pairs(4, 4))
+    return forge_run(
+        folder / "run",
+        pairs,
+        lambda pair: Judgment(pair.row_id % 3),
+        name="labels",
+        model=str(teacher),
+        model_digest=digest or digest_of(teacher),
+    )
+
+
+def test_teacher_is_shown_with_its_facts_curves_and_notes(teacher: Path) -> None:
+    built = build_report([str(teacher)], Storage())
+    assert built.sections == ["ran", "lineage", "training", "rollouts"]
+    for said in (
+        "graph-grpo: GRPO with credit by node",
+        "hf:org/base",
+        "2 too long",
+        "by which step 2 was kept",
+        "a note",
+    ):
+        assert said in built.html
+    assert len(csv_of(built.html, "curves-train-tuned.csv")) == 1 + 9
+    assert [row[1] for row in csv_of(built.html, "curves-train-tuned-2.csv")] == ["name", *["reward"] * 3]
+    assert [row[2] for row in csv_of(built.html, "curves-dev-tuned.csv")] == ["value", "0.1", "0.3"]
+
+
+def test_best_worst_and_drawn_rollouts_are_shown_once_each_and_the_same_each_time(teacher: Path) -> None:
+    html = build_report([str(teacher)], Storage()).html
+    for kind, steps in (("Best", (19, 18, 17)), ("Worst", (0, 1, 2))):
+        for step in steps:
+            assert f"{kind}: reward {step / 10:.3f}" in html
+    shown = [line for line in html.splitlines() if "<summary>" in line and ": reward" in line]
+    assert len(shown) == len(set(shown)) == 9
+    assert "turn two of 19" in html
+    assert "product, attribute" in html
+    assert html == build_report([str(teacher)], Storage()).html
+
+
+def test_dropped_rollouts_are_neither_best_nor_worst(folder: Path) -> None:
+    """Those that a failing generator could not reward."""
+    dropped = [{**rollout(number), "reward": None} for number in range(20)]
+    rows = [*dropped[:5], *(rollout(number) for number in range(20)), *dropped[5:]]
+    html = build_report([str(forge_teacher(folder / "teacher", rollouts=rows))], Storage()).html
+    assert "Best: reward 1.900" in html
+    assert "Worst: reward 0.000" in html
+    assert "40 answers, mean reward 0.950" in html
+    none = build_report([str(forge_teacher(folder / "none", rollouts=dropped))], Storage()).html
+    assert "reward nan" not in html + none
+
+
+def test_rollouts_of_a_page_without_rows_have_no_texts(teacher: Path) -> None:
+    html = build_report([str(teacher)], Storage(), max_rows=0).html
+    assert "Best: reward 1.900" in html
+    assert "turn two of" not in html
+
+
+def test_columns_of_a_method_of_its_own_are_shown_too(teacher: Path) -> None:
+    table = pq.read_table(teacher / ROLLOUTS_NAME)
+    more = {"usefulness": pa.array([0.625] * len(table)), "answers": pa.array([["<i>Oslo"]] * len(table))}
+    for name, values in more.items():
+        table = table.append_column(name, values)
+    pq.write_table(table, teacher / ROLLOUTS_NAME)
+    html, without_texts = (build_report([str(teacher)], Storage(), max_rows=rows).html for rows in (9, 0))
+    assert "0.6250" in html
+    assert "&lt;i&gt;Oslo" in html
+    assert "0.6250" in without_texts
+    assert "Oslo" not in without_texts
+
+
+def test_rollouts_that_are_damaged_are_refused_by_name(teacher: Path) -> None:
+    (teacher / ROLLOUTS_NAME).write_bytes(b"PAR1")
+    with pytest.raises(ManifestError, match=r"rollouts\.parquet: not readable as rollouts"):
+        build_report([str(teacher)], Storage())
+
+
+def test_hostile_rollouts_and_names_run_nowhere(folder: Path, open_page: Callable[..., Any]) -> None:
+    rows = [rollout(number, text=BAITS[number % len(BAITS)]) for number in range(21)]
+    teacher = forge_teacher(folder / "teacher", name=BAITS[0], note=BAITS[1], rollouts=rows)
+    path = folder / "report.html"
+    path.write_text(build_report([str(teacher)], Storage()).html, encoding="utf-8", errors="replace")
+    page, seen = open_page(path)
+    for fold in page.locator("details").all():
+        fold.evaluate("one => one.open = true")
+    assert page.evaluate("'pwned' in window") is False
+    assert seen.all == []
+    assert page.locator("iframe, img, link, object, embed").count() == 0
+    assert page.locator("[onerror], [onload], [style], a[href^='javascript:']").count() == 0
+    assert BAITS[1] in page.locator("main").inner_text()
+
+
+def test_run_is_joined_to_its_teacher_by_the_digest_of_all_files(folder: Path, teacher: Path) -> None:
+    """Whatever either is called, and wherever the teacher lies now."""
+    run = asked(folder, teacher)
+    moved = teacher.rename(folder / "elsewhere")
+    assert ("teacher", "label run", True) in edges(moved, run)
+    assert edges(moved, run) >= {("base model", "teacher", None), ("trusted grades", "teacher", None)}
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "README.md", ROLLOUTS_NAME])
+def test_teacher_whose_files_changed_since_the_run_is_pointed_at(folder: Path, teacher: Path, name: str) -> None:
+    run = asked(folder, teacher)
+    (teacher / name).write_bytes(b"other")
+    assert ("teacher", "label run", False) in edges(teacher, run)
+    graph = trace(open_artifacts([str(teacher), str(run)], Storage()))
+    assert changes(graph) == ["teacher tuned is not what label run labels was made of: its files have changed since."]
+
+
+def test_another_teacher_is_not_taken_for_the_runs(folder: Path, teacher: Path) -> None:
+    other = forge_teacher(folder / "other", name="other", note="differs")
+    run = asked(folder, teacher)
+    assert not [edge for edge in edges(other, run) if edge[:2] == ("teacher", "label run") and edge[2] is not None]
+
+
+def test_teacher_is_joined_to_the_teacher_and_the_runs_that_it_was_made_of(folder: Path, teacher: Path) -> None:
+    run = asked(folder, teacher)
+    plan = json.loads((run / "plan.json").read_text())
+    learned = LearnedLabels(
+        path="gone",
+        kind="run",
+        name="labels",
+        labeler="r3a",
+        fingerprint=plan["fingerprint"],
+        manifest_sha256=sha256_file(run / "manifest.json"),
+        weight=1.0,
+        labels=16,
+    )
+    second = forge_teacher(folder / "second", name="second", model_digest=digest_of(teacher), runs=[learned])
+    found = edges(teacher, run, second)
+    assert found >= {("teacher", "teacher", True), ("label run", "teacher", True), ("teacher", "label run", True)}
+    assert "the same, by digest" in build_report([str(teacher), str(run), str(second)], Storage()).html
+
+
+def test_teacher_at_a_url_has_the_digest_of_the_same_folder_here(teacher: Path) -> None:
+    manifest = json.loads((teacher / "manifest.json").read_text())
+    files = {**manifest["files"], ROLLOUTS_NAME: sha256_file(teacher / ROLLOUTS_NAME)}
+    (teacher / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
+    (here,) = open_artifacts([str(teacher)], Storage())
+    assert isinstance(here, TeacherArtifact)
+    there = TeacherArtifact("s3://bucket/teacher", here.store, here.manifest, here.name)
+    assert there.folder is None
+    assert there.digest == here.digest

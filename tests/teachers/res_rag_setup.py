@@ -1,0 +1,100 @@
+"""A tiny model that chooses evidence, with a judge or a generator of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from distill.teachers.answer_tokens import AnswerTokens
+from distill.teachers.evidence_queries import EvidenceQuery, EvidenceRow, row_of
+from distill.teachers.evidence_scores import chosen_of
+from distill.teachers.grammar_masks import GrammarMasks
+from distill.teachers.grpo_arguments import grpo_arguments
+from distill.teachers.res_rag_spec import EvidenceRollouts
+from distill.teachers.res_rag_trainer import HeldTrainer
+from distill.teachers.rollouts import Dialogues, Rollout
+from distill.teachers.scores import GoldRow, Score
+from distill.training.checkpointed import TrainingPlace
+from distill.training.sections import TrainingSection
+from labelers.engines.grammars import GrammarCompiler
+from labelers.engines.tokens import PromptEncoder
+from manifests.labels import Pair
+from tests.labelers.driving import labeler
+from tests.labelers.test_evidence_set import query_of
+
+MAX_ANSWER = 160
+
+
+class FakeJudge:
+    """Scores choices by a function of the chosen numbers, by document."""
+
+    lowest = -5.0
+
+    def __init__(self, worth: Callable[[list[list[int]]], float]) -> None:
+        self._worth = worth
+
+    def scores(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
+        return [self.score(*one) for one in zip(rollouts, rows, strict=True)]
+
+    def score(self, rollout: Rollout, row: GoldRow) -> Score:
+        assert isinstance(row, EvidenceRow)
+        chosen = chosen_of(rollout, row)
+        return Score(-3.0 if chosen is None else self._worth(chosen))
+
+
+def evidence_dialogues(tokenizer: Any, **options: Any) -> Dialogues:
+    tokens = AnswerTokens(tokenizer, end_ids=[tokenizer.eos_token_id])
+    return Dialogues(labeler("evidence-set", **options), PromptEncoder(tokenizer), tokens, max_prompt_tokens=7000)
+
+
+def evidence_row(dialogues: Dialogues, pairs: Sequence[Pair], answers: Sequence[str] = ()) -> EvidenceRow:
+    """A question to train on, with nothing wanted of any document."""
+    query = EvidenceQuery(pairs[0], tuple(() for _ in pairs), tuple(answers))
+    found = dialogues.first_ask(query.pair)
+    assert found is not None
+    row = row_of(query, query.sets or (), found[0], "here")
+    assert row is not None
+    return row
+
+
+def make_held_trainer(
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    rows: Sequence[EvidenceRow] | None = None,
+    dialogues: Dialogues | None = None,
+    judge: Any = None,
+    updates: int = 1,
+    beta: float = 0.0,
+    group: int = 2,
+    rate: float = 1e-2,
+    steps: int = 2,
+    batch: int = 2,
+    accumulation: int = 2,
+    top_p: float = 1.0,
+    **options: Any,
+) -> HeldTrainer:
+    dialogues = dialogues or evidence_dialogues(tokenizer)
+    if rows is None:
+        rows = [evidence_row(dialogues, query_of(counts)) for counts in ([3, 12], [2], [4, 0, 1])]
+    settings = TrainingSection(
+        max_steps=steps, batch_size=batch, accumulation=accumulation, learning_rate=rate, schedule="constant", warmup=0,
+        seed=3, device="cpu", precision="fp32", save_every=updates, weight_decay=0.0,
+    )  # fmt: skip
+    rollouts = EvidenceRollouts(group=group, updates=updates, beta=beta, top_p=top_p)
+    args = grpo_arguments(settings, rollouts, folder, max_answer_tokens=MAX_ANSWER, save_strategy="no")
+    compiler = GrammarCompiler(tokenizer, vocab_size=model.config.vocab_size, eos_ids=[tokenizer.eos_token_id])
+    return HeldTrainer(
+        model=model,
+        processing_class=tokenizer,
+        args=args,
+        dialogues=dialogues,
+        rows=rows,
+        masks=GrammarMasks(compiler),
+        judge=FakeJudge(lambda chosen: float(len(chosen[0]))) if judge is None else judge,
+        looks=None,
+        place=TrainingPlace(folder, 2, lambda _: None, [row.name for row in rows]),
+        **options,
+    )

@@ -1,0 +1,128 @@
+"""Answers under a grammar: what is written is admitted, and probabilities are those of what is admitted alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+trl = pytest.importorskip("trl")
+
+from distill.teachers.answer_tokens import AnswerTokens  # noqa: E402
+from distill.teachers.evidence_queries import EvidenceRow  # noqa: E402
+from distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks  # noqa: E402
+from distill.teachers.res_rag_trainer import masked_log_probs  # noqa: E402
+from labelers.engines.grammars import GrammarCompiler  # noqa: E402
+from tests.engines.conftest import make_model, make_tokenizer  # noqa: E402
+from tests.labelers.test_evidence_set import query_of  # noqa: E402
+from tests.teachers.res_rag_setup import evidence_dialogues, evidence_row, make_held_trainer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any) -> Any:
+    return make_model("qwen2", len(tokenizer)).eval()
+
+
+def compiler_of(tokenizer: Any, model: Any) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, vocab_size=model.config.vocab_size, eos_ids=[tokenizer.eos_token_id])
+
+
+def reference_log_probs(model: Any, tokenizer: Any, row: EvidenceRow, prompt: list[int], ids: list[int]) -> list[float]:
+    """Token by token: a matcher of its own says what may come, and numpy renormalises over that alone."""
+    assert row.ask is not None
+    assert row.ask.format is not None
+    matcher = compiler_of(tokenizer, model).matcher(row.ask.format)
+    found = []
+    for place, token in enumerate(ids):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids[:place]])).logits[0, -1].double().numpy()
+        words = np.zeros((1, -(-len(logits) // 32)), dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        may = [one for one in range(len(logits)) if words[0, one // 32] >> (one % 32) & 1]
+        assert token in may
+        found.append(float(logits[token] - np.log(np.exp(logits[may]).sum())))
+        if not matcher.is_stopped():
+            matcher.consume_token(token)
+    return found
+
+
+def test_all_policies_are_taken_under_the_grammar(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    """Old, new and reference log-probabilities of rollouts of several prompts equal an independent computation."""
+    model.save_pretrained(tmp_path / "model")  # the reference is loaded from where the model was
+    policy = type(model).from_pretrained(tmp_path / "model")
+    trainer = make_held_trainer(policy, tokenizer, tmp_path, updates=2, beta=0.1, at_once=3)
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([{"prompt": place} for place in (0, 0, 1, 1)])
+    rows = [trainer._rows[place] for place in (0, 0, 1, 1)]
+    trainer._numbers_BC = batch["mask_numbers"]
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    new, entropies, _ = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, mask, batch["completion_ids"].shape[1], compute_entropy=True
+    )
+    assert (entropies >= -1e-6).all()
+    for row, rollout, old_C, ref_C, new_C in zip(
+        rows, trainer._rollouts, batch["old_per_token_logps"], batch["ref_per_token_logps"], new, strict=True
+    ):
+        assert rollout.label is not None
+        wanted = reference_log_probs(model, tokenizer, row, rollout.prompt_ids, rollout.completion_ids)
+        for found in (old_C, ref_C, new_C):
+            assert found[: len(wanted)].tolist() == pytest.approx(wanted, abs=2e-5)
+        forced = [value for value in wanted if value == 0.0]
+        assert len(forced) > len(wanted) / 3  # keys and brackets leave no choice
+
+
+def test_without_a_mask_they_are_trls(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    trainer = make_held_trainer(copy.deepcopy(model), tokenizer, tmp_path)
+    ids = torch.randint(0, 200, (3, 12))
+    mask = torch.ones_like(ids)
+    trainer._numbers_BC = torch.full((3, 5), FREE)
+    found = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 5, batch_size=2, compute_entropy=True)
+    plain = trl.GRPOTrainer._get_per_token_logps_and_entropies(
+        trainer, trainer.model, ids, mask, 5, compute_entropy=True
+    )
+    torch.testing.assert_close(found[0], plain[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[1], plain[1], atol=1e-4, rtol=1e-4)
+
+
+def test_the_gradient_stays_within_what_is_admitted() -> None:
+    logits = torch.randn(2, 5, requires_grad=True)
+    admitted = torch.tensor([[True, False, True, False, False], [False, False, False, True, False]])
+    masked_log_probs(logits, admitted)[[0, 1], [2, 3]].sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[~admitted].abs().max() == 0
+    assert logits.grad[0, 2] > 0
+    assert logits.grad[1].abs().max() == 0  # the only token there is
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_whatever_is_drawn_under_the_grammar_parses(tokenizer: Any, model: Any) -> None:
+    masks = GrammarMasks(compiler_of(tokenizer, model))
+    row = evidence_row(evidence_dialogues(tokenizer), query_of([3, 12, 0]))
+    end = tokenizer.eos_token_id
+    rows = 40
+    hold = GrammarHold(masks, [masks.matcher(row.ask) for _ in range(rows)], [end], 1)
+    ids = torch.zeros((rows, 1), dtype=torch.long)
+    torch.manual_seed(3)
+    for _ in range(200):
+        scores = hold(ids, torch.randn(rows, model.config.vocab_size))
+        ids = torch.cat([ids, scores.softmax(-1).multinomial(1)], dim=1)
+    for line in ids[:, 1:].tolist():
+        body = line[: line.index(end)]
+        held = json.loads(AnswerTokens(tokenizer, end_ids=[end]).text(body))
+        assert list(held) == ["Document_1", "Document_2", "Document_3"]
+        assert held["Document_3"] == []
+        assert all(1 <= number <= 12 for number in held["Document_2"])
+        assert len(masks.numbers(row.ask, [*body, end])) == len(body) + 1
+    with pytest.raises(ValueError, match="not one that the grammar admits"):
+        masks.numbers(row.ask, [end])

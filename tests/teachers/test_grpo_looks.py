@@ -1,0 +1,204 @@
+"""Looks at held-out rows leave the training as it is, and choose the step that is kept."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("trl")
+
+from distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
+from distill.teachers.spec_files import read_teacher_spec
+from distill.teachers.teaching import estimate_teacher, train_teacher
+from distill.training.checkpointed import run_to_end
+from distill.training.checkpoints import WEIGHTS
+from distill.training.looks import Looks
+from manifests.errors import ConfigError, InputError
+from manifests.storage.context import Storage
+from tests.engines.conftest import make_model, make_tokenizer
+from tests.teachers.conftest import plain_values
+from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer, score_by_tokens
+
+ROWS, HELD_OUT = GOLD_ROWS[:4], GOLD_ROWS[4:]
+LOOKS = Looks(1, "reward", at_the_end=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def fresh(tokenizer: Any) -> Any:
+    return make_model("qwen2", len(tokenizer))
+
+
+@pytest.fixture(scope="module")
+def train(fresh: Any, tokenizer: Any) -> Any:
+    def go(folder: Path, *, looks: Looks | None, resume_from: Path | None = None, steps: int = 4) -> tuple[Any, Any]:
+        rhythm = looks.arguments() if looks is not None else {}
+        log = RolloutLog(folder)
+        trainer = make_trainer(
+            copy.deepcopy(fresh),
+            tokenizer,
+            folder,
+            rows=ROWS,
+            held_out=HELD_OUT if looks is not None else (),
+            looks=looks,
+            keep=8,
+            log=log,
+            args=arguments(
+                folder, updates=1, steps=steps, save_strategy="steps", per_device_eval_batch_size=4, **rhythm
+            ),
+        )
+        outcome = run_to_end(trainer, resume_from=resume_from)
+        log.write(folder, step=steps)
+        return trainer, outcome
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def looked_at(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    folder = tmp_path_factory.mktemp("looked") / "whole"
+    return folder, *train(folder, looks=LOOKS)
+
+
+def test_a_training_with_looks_samples_and_learns_as_one_without(
+    train: Any, looked_at: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    folder, trainer, _ = looked_at
+    blind, _ = train(tmp_path / "blind", looks=None)
+    assert (folder / ROLLOUTS_NAME).read_bytes() == (tmp_path / "blind" / ROLLOUTS_NAME).read_bytes()
+    last = f"checkpoint-000004/{WEIGHTS}"
+    assert (folder / last).read_bytes() == (tmp_path / "blind" / last).read_bytes()
+    own = [point for point in trainer.curve.points if point[1] == "train"]
+    assert own == blind.curve.points
+    assert [step for step, _ in trainer.curve.series("dev", "reward")] == [1, 2, 3, 4]
+
+
+def test_resumed_behind_a_look_it_goes_on_bit_for_bit(
+    train: Any, looked_at: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    folder, whole, outcome = looked_at
+    shutil.copytree(folder, tmp_path / "again")
+    for name in ("checkpoint-000003", "checkpoint-000004"):
+        shutil.rmtree(tmp_path / "again" / name, ignore_errors=True)
+    resumed, again = train(tmp_path / "again", looks=LOOKS, resume_from=tmp_path / "again" / "checkpoint-000002")
+    assert whole.curve.points == resumed.curve.points
+    assert outcome.best_step == again.best_step
+    for name in (ROLLOUTS_NAME, f"checkpoint-000004/{WEIGHTS}", "checkpoint-000004/optimizer.safetensors"):
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+SHORT = {"max_steps": 12, "batch_size": 4, "accumulation": 1, "save_every": 4, "max_tokens": 4000, "seed": 7}
+
+
+def small_spec(base: Path, folder: Path, pairs: Path, **changes: Any) -> dict[str, Any]:
+    """Two prompts of two short answers a step."""
+    (folder / "short").mkdir(parents=True, exist_ok=True)
+    (folder / "short" / "system.j2").write_text("Grade.")
+    (folder / "short" / "user.j2").write_text("{{ query }}: {{ document }}")
+    held = {
+        "method": "grpo",
+        "labeler": {"name": "r1", "grades": 3, "max_think_tokens": 1, "templates": str(folder / "short")},
+        "data": {"gold": {"path": str(pairs)}},
+        "rollouts": {"group": 2},
+        "train": SHORT,
+        "split": {"dev": 0.5},
+    }
+    return plain_values(base, folder) | held | changes
+
+
+@pytest.fixture(scope="module")
+def queries(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pairs, each with a query of its own."""
+    table = pq.read_table(pairs_path)
+    path = tmp_path_factory.mktemp("queries") / "pairs.parquet"
+    ids = pa.array([f"q{number}" for number in range(len(table))])
+    pq.write_table(table.set_column(table.column_names.index("query_id"), "query_id", ids), path)
+    return path
+
+
+class Killed(BaseException):
+    """Stands in for a kill where the process has to go on."""
+
+
+def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
+    base_dir: Path, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rewards that looks find are made up; the second is the best, and two without a better one are enough."""
+    steps: list[int] = []
+
+    def made_up(self: Any, generate: Any) -> dict[str, float]:
+        return {"reward": {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.9}[generate.__self__.state.global_step]}
+
+    monkeypatch.setattr("distill.teachers.held_out.HeldOut.figures", made_up)
+    monkeypatch.setattr("distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
+
+    def train(folder: Path, start: Any = "new") -> Any:
+        changes = {"train": {**SHORT, "eval_every": 2, "early_stopping": {"patience": 2}}}
+        spec = read_teacher_spec(small_spec(base_dir, folder, queries, **changes), where="here")
+        return train_teacher(spec, Storage(), start=start)
+
+    kept: dict[str, bytes] = {}
+
+    def remember(scratch: Path, final: Path) -> None:
+        kept[final.name] = (scratch / WEIGHTS).read_bytes()
+        scratch.rename(final)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("distill.training.checkpointed.checkpoints.commit", remember)
+        report = train(tmp_path / "whole")
+    assert (report.manifest.training.steps, report.manifest.training.best_step) == (8, 4)
+    assert report.manifest.data.held_out.rows + report.manifest.data.rows == 12
+    written = (tmp_path / "whole/out/model.safetensors").read_bytes()
+    assert same_weights(written, kept["checkpoint-000004"])
+    assert not same_weights(written, kept["checkpoint-000008"])
+    assert "Kept: step 4" in (tmp_path / "whole/out/README.md").read_text()
+
+    def die(name: str) -> None:
+        steps.append(1) if name == "after_training_step" else None
+        if len(steps) == 6:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("manifests.failpoints.hit", die)
+        with pytest.raises(Killed):
+            train(tmp_path / "killed")
+    again = train(tmp_path / "killed", "resume")
+    assert again.manifest.training.best_step == 4
+    for name in ("model.safetensors", "curves.parquet", ROLLOUTS_NAME):
+        assert (tmp_path / "whole/out" / name).read_bytes() == (tmp_path / "killed/out" / name).read_bytes(), name
+
+
+def same_weights(one: bytes, other: bytes) -> bool:
+    """Whether two files of weights agree in the tensors that both have."""
+    import torch
+    from safetensors.torch import load
+
+    left, right = load(one), load(other)
+    assert left.keys() & right.keys()
+    return all(torch.equal(left[name], right[name]) for name in left.keys() & right.keys())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"split": {}, "train": {**SHORT, "eval_every": 2}}, "`split.dev` is 0"),
+        ({"split": {}, "train": {**SHORT, "early_stopping": {}}}, "`split.dev` is 0"),
+        ({"rollouts": {"group": 2, "updates": 4}, "train": {**SHORT, "eval_every": 2}}, "no multiple of rollouts"),
+        ({"split": {"dev": 1e-9}}, "none fell there"),
+    ],
+)
+def test_looks_that_can_not_be_are_refused_before_anything_is_loaded(
+    changes: dict[str, Any], words: str, base_dir: Path, queries: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, InputError), match=words):
+        estimate_teacher(read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here"), Storage())
