@@ -32,18 +32,19 @@ def label(
     options: Sequence[str],
     *,
     chunk_rows: int,
-    grades: int | None = None,
+    **settings: Any,
 ) -> Path:
     """One run in `folder`, which goes on where one was begun; the time that it took on stderr.
 
     Args:
         options: of the engine, as `args.dtype=bfloat16`.
+        settings: of the labeler, None for its default.
     """
     folder.mkdir(parents=True, exist_ok=True)
     spec = {
         "name": labeler,
         "input": {"path": str(pairs)},
-        "labeler": {"name": labeler, **({} if grades is None else {"grades": grades})},
+        "labeler": {"name": labeler, **{name: value for name, value in settings.items() if value is not None}},
         "engine": {"name": "transformers", "model": str(model)},
         "run": {"max_failed_fraction": 1.0, "chunk_rows": chunk_rows},
         "output": str(folder / labeler),
