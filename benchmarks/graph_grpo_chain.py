@@ -3,7 +3,8 @@ after supervised fine-tuning on rule-made traces, with no mask against half of t
 top of that grade better?
 
     python benchmarks/graph_grpo_chain.py PAIRS.parquet MODEL_DIR --to OUT [--traces 400] [--test 100]
-        [--learning-rate 3e-4] [--precision auto] [--grpo-steps 0] [--grpo-rate 1e-5] [--skip-untrained]
+        [--learning-rate 3e-4] [--precision auto] [--masks 0 0.5] [--grpo-steps 0] [--grpo-rate 1e-5]
+        [--skip-untrained]
 
 PAIRS has the columns query_id, query, doc_id, title and grade (0 to 3), taken to three grades: 0; 1 and 2; 3. Queries
 are split by a seed. A rule writes the traces: query and title are taken apart by their words, scores follow from the
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--precision", default="auto")
+    parser.add_argument("--masks", type=float, nargs="+", default=[0.0, 0.5], help="GRPO goes on from the last one's")
     parser.add_argument("--grpo-steps", type=int, default=0)
     parser.add_argument("--grpo-rate", type=float, default=1e-5)
     parser.add_argument("--skip-untrained", action="store_true", help="it writes up to the limit: minutes")
@@ -73,10 +75,11 @@ def main() -> None:
     test = prepare(asked)
     run = traces_run(asked)
     models = {} if asked.skip_untrained else {"untrained": asked.model}
-    for name, mask in (("ρ 0", 0.0), ("ρ 0.5", 0.5)):
-        models[name] = taught(asked, run, mask)
+    for mask in asked.masks:
+        models[f"ρ {mask:g}"] = taught(asked, run, mask)
     if asked.grpo_steps:
-        models["ρ 0.5, then GRPO"] = rewarded(asked, models["ρ 0.5"])
+        last = f"ρ {asked.masks[-1]:g}"
+        models[f"{last}, then GRPO"] = rewarded(asked, models[last])
     report(test, {name: answers(asked, model, test) for name, model in models.items()})
 
 
