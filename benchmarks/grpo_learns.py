@@ -171,6 +171,7 @@ def _formatted(setting: Setting, name: str, rng: random.Random) -> tuple[list[in
 def train(setting: Setting, name: str, folder: Path, *, steps: int, **options: Any) -> Any:
     """GRPO, two steps on each 16 rollouts of 16 prompts; the trainer, with its curve."""
     from distill.teachers.grpo_arguments import grpo_arguments
+    from distill.teachers.grpo_credit_trainer import CreditTrainer
     from distill.teachers.grpo_trainer import RolloutTrainer
 
     settings = TrainingSection(
@@ -181,7 +182,8 @@ def train(setting: Setting, name: str, folder: Path, *, steps: int, **options: A
     args = grpo_arguments(
         settings, RolloutSection(group=16, updates=2), folder, max_answer_tokens=min(most, 64), save_strategy="no"
     )
-    trainer = RolloutTrainer(
+    trainer_class = CreditTrainer if "credit" in options else RolloutTrainer
+    trainer = trainer_class(
         model=setting.model,
         processing_class=setting.tokenizer,
         args=args,

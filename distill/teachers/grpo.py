@@ -194,6 +194,10 @@ class GrpoTeacher:
         return RolloutLog(checkpoints)
 
     def _trainer_class(self) -> Any:
+        if isinstance(self._spec, GraphGrpoSpec):
+            from distill.teachers.grpo_credit_trainer import CreditTrainer
+
+            return CreditTrainer
         from distill.teachers.grpo_trainer import RolloutTrainer
 
         return RolloutTrainer

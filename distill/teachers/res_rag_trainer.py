@@ -87,9 +87,8 @@ class HeldTrainer(RolloutTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        group = self.num_generations if self.model.training else self.num_generations_eval
-        rewards_NG = torch.tensor([one.reward for one in self._scores], device=self.accelerator.device).view(-1, group)
-        known_B = is_known(rewards_NG).flatten()
+        rewards_B = torch.tensor([one.reward for one in self._scores], device=self.accelerator.device)
+        known_B = is_known(rewards_B.view(-1, self.group)).flatten()
         batch["mask_numbers"] = self._numbers_BC
         # the loss is a mean over all rollouts: those that are dropped add nothing, and the others make up for them
         batch["share"] = known_B.float() * (len(known_B) / max(1, int(known_B.sum())))

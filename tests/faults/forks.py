@@ -72,7 +72,7 @@ TEACHING = (
     "jobs.commands.train",
     "distill.teachers.teaching",
     "distill.teachers.grpo",
-    "distill.teachers.grpo_trainer",
+    "distill.teachers.grpo_credit_trainer",
 )
 """TRL's trainer alone takes ten seconds on a machine that is busy."""
 STALL_S = 240.0

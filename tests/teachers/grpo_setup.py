@@ -8,6 +8,7 @@ from typing import Any
 
 from distill.teachers.answer_tokens import AnswerTokens
 from distill.teachers.grpo_arguments import grpo_arguments
+from distill.teachers.grpo_credit_trainer import CreditTrainer
 from distill.teachers.grpo_spec import RolloutSection
 from distill.teachers.grpo_trainer import RolloutTrainer
 from distill.teachers.rollouts import Dialogues, Rollout
@@ -57,7 +58,8 @@ def make_trainer(
     args: Any = None,
     **options: Any,
 ) -> RolloutTrainer:
-    return RolloutTrainer(
+    trainer_class = CreditTrainer if "credit" in options else RolloutTrainer
+    return trainer_class(
         model=model,
         processing_class=tokenizer,
         args=arguments(folder) if args is None else args,

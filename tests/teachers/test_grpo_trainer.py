@@ -213,10 +213,10 @@ def test_the_divergence_is_k3_with_its_own_gradient(idle: Any, monkeypatch: pyte
 
 def graph_options(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
     """Options that let a random model's rollouts have nodes and node rewards."""
-    from distill.teachers import grpo_trainer
+    from distill.teachers import grpo_credit_trainer
 
     monkeypatch.setattr(
-        grpo_trainer,
+        grpo_credit_trainer,
         "segments_of",
         lambda rollout, *_, **__: [one % 8 - 1 for one in range(len(rollout.completion_ids))],
     )
