@@ -25,6 +25,7 @@ from manifests.secrets.redaction import forget_secrets, redacted, shortened
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("jobs.commands.setup:init", "Write a job file to start from."),
+    "templates": ("jobs.commands.templates:templates", "Write the built-in prompt templates, to edit them."),
     "ask": ("jobs.commands.ask:ask", "Put a row to the model, and show all that is asked and answered."),
     "plan": ("jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
     "run": ("jobs.commands.label:run", "Label what is not labelled yet."),

@@ -61,6 +61,7 @@ class Line(NamedTuple):
 LINES = {
     "init": Line("init fresh.yaml"),
     "ask": Line("ask new.yaml"),
+    "templates": Line("templates export r3a prompts"),
     "plan": Line("plan new.yaml"),
     "run": Line("run new.yaml"),
     "rounds": Line("rounds search.yaml"),

@@ -271,6 +271,8 @@ CALLS = [
     ("ask job.yaml --dry-run", _nothing, 0),
     ("ask job.yaml --row 100000", _nothing, 3),
     ("ask job.yaml --row 1 --random 2", _nothing, 2),
+    ("templates export graph-grpo prompts --job job.yaml", _nothing, 0),
+    ("templates export r3a prompts --job job.yaml", _nothing, 2),
     ("plan job.yaml", _nothing, 0),
     ("plan job.yaml --exact", _nothing, 0),
     ("plan absent.yaml", _nothing, 3),

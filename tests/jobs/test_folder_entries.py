@@ -72,6 +72,7 @@ NO_PATHS = {
     "LENGTH",
     "ROLE=COLUMN,...",
     "NAME",
+    "LABELER",
     "GATE",
     "COL",
     "COL=VALUE",
@@ -91,9 +92,9 @@ NO_PATHS |= {
     "MODEL",
 }
 NO_TABLES = {
-    "what is written": "init path, demo folder, run metrics, retry metrics, compare html, report to, score to, bench "
-    "to, merge to, export to, build-engine to, pairs cited to, pairs context to, pairs chunk to, pairs tree to, "
-    "pairs similar to, convert target",
+    "what is written": "init path, templates export folder, demo folder, run metrics, retry metrics, compare html, "
+    "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
+    "pairs chunk to, pairs tree to, pairs similar to, convert target",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),
@@ -101,6 +102,7 @@ NO_TABLES = {
     "build-engine bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
     "gold of runs of route, read as that of evaluate": "convert gold",
+    "a job file, changed and not run": "templates export job_file",
     "keys": "publish sign_key, pull keys, channel set sign_key, rollback sign_key",
 }
 

@@ -74,6 +74,7 @@ FORMS = {
 BASES = {
     "init": "made/{n}.yaml",
     "ask": "job.yaml",
+    "templates export": "r3a made/{n}",
     "plan": "job.yaml",
     "run": "job.yaml",
     "retry": "job.yaml",
