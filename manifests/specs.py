@@ -237,8 +237,10 @@ class EngineSpec(Spec):
 class RunSpec(Spec):
     """How the work is cut and when a run counts as failed. Nothing here changes a label."""
 
-    chunk_rows: int = Field(256, ge=1, le=1_000_000)
-    """Rows per commit. Small enough that a kill costs at most half a minute of engine time."""
+    chunk_rows: int | None = Field(None, ge=1, le=1_000_000)
+    """Rows per commit, and what a kill costs at most. Default: a sixteenth of the shard's rows, at least 8 and at most
+    256. An output that was planned keeps its chunks.
+    """
     max_failed_fraction: Fraction = 0.05
     """Share of quarantined rows above which the run ends with exit code 30; everything is kept all the same."""
     allow_mixed: bool = False

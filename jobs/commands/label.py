@@ -146,7 +146,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
     done = opened.folder.attempts_of_all()
     costs = opened.job.engine_class.decision_costs(opened.job.spec.engine, opened.job.labeler.probe())
     todo = [len(shard.chunks) - len(done.get(number, ())) for number, shard in enumerate(found.shards)]
-    timing = chunk_time(_measured_runs(opened), opened.job.spec.run.chunk_rows)
+    timing = chunk_time(_measured_runs(opened), found.chunk_rows)
     result = {
         "output": opened.job.spec.output,
         "was_planned_now": opened.was_planned_now,

@@ -164,7 +164,7 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
         **joined_form([(run.path, run.plan.parts) for run in runs]),
         "inputs": digest_of([list(file.identity) for file in files]),
         "limit": None,
-        "cut": {"shards": len(shards), "chunk_rows": max(plan.facts.cut.chunk_rows for plan in plans)},
+        "cut": {"shards": len(shards), "chunk_rows": max(plan.chunk_rows for plan in plans)},
         "merged": [plan.fingerprint for plan in plans],
     }
     if len(plans) > 1:  # whose tables the plans of its sources say

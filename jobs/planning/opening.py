@@ -75,7 +75,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     readings = Readings(
         store,
         where=job.spec.output,
-        block_rows=plan.facts.cut.chunk_rows,
+        block_rows=plan.chunk_rows,
         keeps=may_write,
         changed=() if known is None else files_written_since(known, plan, dataset),
     )

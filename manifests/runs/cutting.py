@@ -28,6 +28,12 @@ TOKENS_PER_PROMPT = 250.0
 shards and to estimate.
 """
 
+CHUNKS_OF_A_SHARD = 16
+"""About as many chunks has a shard by default: what a kill costs is then a small part of it, however slow the engine
+is."""
+FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS = 8, 256
+"""Below it a commit costs more than the rows that it saves; a shard of 4,096 rows or more has the larger size."""
+
 
 class Cut(NamedTuple):
     """Shards as ranges over the rows in shard order, the chunks of each, and the weight of each."""
@@ -38,7 +44,7 @@ class Cut(NamedTuple):
 
 
 def cut_queries(
-    sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chunk_rows: int, whole: bool = False
+    sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chunk_rows: int | None, whole: bool = False
 ) -> Cut:
     """Cut queries, in their order, into shards of nearly equal weight and chunks of whole queries.
 
@@ -46,7 +52,7 @@ def cut_queries(
         sizes_Q: rows per query, int64, each at least 1.
         weights_Q: estimated tokens per query, float64.
         shards: how many; with fewer queries than shards some stay empty.
-        chunk_rows: most rows a chunk; only a query larger than that is split over chunks.
+        chunk_rows: most rows a chunk, None for what fits the shard; only a query larger than that is split over chunks.
         whole: not even that one is split; it is a chunk of its own.
     Returns:
         `bounds` of length shards + 1 over the rows in query order, the chunks' row counts per shard, and the shards'
@@ -57,12 +63,20 @@ def cut_queries(
     shard_of_Q = np.minimum((middles_Q * (shards / total)).astype(np.int64), shards - 1)
     query_bounds_S = np.searchsorted(shard_of_Q, np.arange(shards + 1))
     rows_before_Q = np.concatenate([[0], np.cumsum(sizes_Q)])
-    chunks = [
-        _cut_chunks(sizes_Q[start:stop].tolist(), chunk_rows, whole=whole)
+    of_shards = [
+        sizes_Q[start:stop].tolist()
         for start, stop in zip(query_bounds_S[:-1].tolist(), query_bounds_S[1:].tolist(), strict=True)
     ]
+    chunks = [_cut_chunks(sizes, chunk_rows or fitting_chunk_rows(sum(sizes)), whole=whole) for sizes in of_shards]
     weights_before_Q = np.concatenate([[0.0], np.cumsum(weights_Q)])
     return Cut(rows_before_Q[query_bounds_S].tolist(), chunks, np.diff(weights_before_Q[query_bounds_S]).tolist())
+
+
+def fitting_chunk_rows(shard_rows: int) -> int:
+    """Rows of a chunk where the job names no number: by the shard's rows alone, so that the same input and spec give
+    the same plan on any machine.
+    """
+    return min(max(-(-shard_rows // CHUNKS_OF_A_SHARD), FEWEST_CHUNK_ROWS), MOST_CHUNK_ROWS)
 
 
 def _cut_chunks(sizes: list[int], chunk_rows: int, *, whole: bool) -> list[int]:
@@ -82,7 +96,7 @@ def _cut_chunks(sizes: list[int], chunk_rows: int, *, whole: bool) -> list[int]:
 
 
 def make_plan(
-    dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int, chunk_rows: int
+    dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int, chunk_rows: int | None
 ) -> tuple[Plan, dict[str, bytes]]:
     """Read the query ids and cut the work.
 

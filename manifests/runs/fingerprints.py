@@ -25,7 +25,7 @@ def fingerprint_parts(
     stages: dict[str, str],
     engine: dict[str, Any],
     model_digest: str,
-    cut: dict[str, int],
+    cut: dict[str, int | None],
 ) -> dict[str, Any]:
     """What ties an output to one job, as plain values whose differences a person can read.
 

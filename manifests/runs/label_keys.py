@@ -48,8 +48,12 @@ def engine_parts(parts: dict[str, Any]) -> dict[str, Any]:
 
 def parts_as_of(parts: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
     """A job's parts in the terms of an older plan's: an output with label files of version 2 goes on in these, as long
-    as they have fields for the columns that its labeler declares.
+    as they have fields for the columns that its labeler declares, and one that was cut stays as it was where the job
+    names no size of chunks.
     """
+    held = was.get("cut")
+    if held and parts.get("cut") == {**held, "chunk_rows": None}:
+        parts = {**parts, "cut": held}
     if was.get("schema") != 2 or any(NODES.get(name) != kind for name, kind in parts.get("label_columns", ())):
         return parts
     return {key: value for key, value in parts.items() if key != "label_columns"} | {"schema": 2}

@@ -65,10 +65,10 @@ class PlannedLabeler:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCut:
-    """How the work was cut."""
+    """How the work was cut; `chunk_rows` is None where each shard has what fits it."""
 
     shards: int
-    chunk_rows: int
+    chunk_rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,11 @@ class Plan:
             ManifestError: as `facts_of`.
         """
         return facts_of(self.parts)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk: as the job had them, else those of the largest one."""
+        return self.facts.cut.chunk_rows or max((max(shard.chunks, default=1) for shard in self.shards), default=1)
 
     @property
     def num_chunks(self) -> int:

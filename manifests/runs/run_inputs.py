@@ -75,4 +75,4 @@ def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
 
 def _readings(root: str, store: RunStore, plan: Plan) -> Readings:
     check_readings(store, plan, load_manifest(store))
-    return Readings(store, where=root, block_rows=plan.facts.cut.chunk_rows, keeps=False)
+    return Readings(store, where=root, block_rows=plan.chunk_rows, keeps=False)
