@@ -22,8 +22,8 @@ from distill.teachers.answer_tokens import AnswerTokens
 from distill.teachers.grpo_spec import RolloutSection
 from distill.teachers.rollouts import Dialogues
 from distill.teachers.scores import GoldRow, grade_score, graph_score
-from distill.training.checkpointed import TrainingPlace
 from distill.training.sections import TrainingSection
+from distill.training.training_place import TrainingPlace
 from labelers.engines.tokens import PromptEncoder
 from labelers.registry import labeler_class
 from manifests.labels import Pair

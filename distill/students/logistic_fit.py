@@ -24,8 +24,8 @@ from distill.students.splits import DEV, TRAIN
 from distill.students.student_manifest import TrainingFacts
 from distill.students.students import logits_of_rows
 from distill.students.trainers import TrainingInputs
-from distill.training.checkpointed import Outcome
 from distill.training.curves import Curve
+from distill.training.outcomes import Outcome
 from manifests.errors import InputError, TrainingError
 from manifests.extras import require
 

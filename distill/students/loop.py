@@ -21,8 +21,9 @@ from distill.students.trainers import TrainingInputs
 from distill.students.training import Feed, StudentTrainer, student_arguments
 from distill.training import checkpoints, sharding
 from distill.training.batches import BatchPlan
-from distill.training.checkpointed import Outcome, run_to_end
+from distill.training.checkpointed import run_to_end
 from distill.training.memory import halving
+from distill.training.outcomes import Outcome
 from manifests.errors import InputError, TrainingError
 
 

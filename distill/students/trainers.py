@@ -13,7 +13,7 @@ from distill.students.specs import DistillSpec
 from distill.students.student_manifest import TrainingFacts
 from distill.students.students import StudentRecord
 from distill.students.texts import PairTexts, TokenRow
-from distill.training.checkpointed import Outcome
+from distill.training.outcomes import Outcome
 
 
 @dataclass

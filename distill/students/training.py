@@ -1,7 +1,7 @@
 """The training loop of students, which is transformers' Trainer; what is ours is what it is fed and what it minimises.
 
 Overridden hooks, and why: `compute_loss` and `_get_num_items_in_batch` (the mean over an optimizer step's rows, not a
-mean of means). `distill/training/checkpointed.py` and `looks.py` have the others.
+mean of means). `checkpointed.py`, `measured.py` and `looks.py` of distill/training have the others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from distill.students.objective import Objective
 from distill.students.specs import EarlyStopping, TrainSection
 from distill.training.arguments import training_arguments
 from distill.training.batches import BatchPlan, TokenRows
-from distill.training.checkpointed import TrainingPlace
 from distill.training.looks import DevFigures, LookingTrainer, Looks
 from distill.training.planned import PlannedTrainer
+from distill.training.training_place import TrainingPlace
 
 LOWER_IS_BETTER = ("loss",)
 METRIC_KEYS = {"macro_f1": "f1_macro"}

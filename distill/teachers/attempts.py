@@ -10,8 +10,9 @@ from distill.teachers.bases import merged
 from distill.teachers.specs import TeacherSpec
 from distill.teachers.trainers import Trained
 from distill.training import checkpoints, sharding
-from distill.training.checkpointed import CheckpointedTrainer, Outcome, run_to_end
+from distill.training.checkpointed import CheckpointedTrainer, run_to_end
 from distill.training.memory import halving
+from distill.training.outcomes import Outcome
 from manifests.errors import TrainingError
 
 

@@ -32,8 +32,9 @@ from distill.teachers.teacher_manifest import TeacherData
 from distill.teachers.trainers import Trained, TrainingEstimate
 from distill.teachers.vllm_rollouts import check_vllm
 from distill.teachers.watch import RewardWatch
-from distill.training.checkpointed import CheckpointedTrainer, TrainingPlace
+from distill.training.checkpointed import CheckpointedTrainer
 from distill.training.looks import Looks
+from distill.training.training_place import TrainingPlace
 from labelers.engines.checkpoints import end_ids
 from labelers.registry import Labeler, labeler_class
 from manifests.digests import digest_of

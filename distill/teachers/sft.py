@@ -25,7 +25,7 @@ from distill.teachers.trainers import Trained, TrainingEstimate
 from distill.teachers.turns import check_learnable
 from distill.training.arguments import training_arguments
 from distill.training.batches import BatchPlan, TokenRows
-from distill.training.checkpointed import TrainingPlace
+from distill.training.training_place import TrainingPlace
 from manifests.errors import InputError
 from manifests.storage.context import Storage
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from distill.teachers.bases import TeacherBase
 from distill.teachers.specs import TeacherSpec
 from distill.teachers.teacher_manifest import TeacherData
-from distill.training.checkpointed import Outcome
 from distill.training.memory import Halved
+from distill.training.outcomes import Outcome
 from manifests.records import LEFT_OUT
 from manifests.storage.context import Storage
 

@@ -13,8 +13,8 @@ from distill.teachers.grpo_spec import RolloutSection
 from distill.teachers.grpo_trainer import RolloutTrainer
 from distill.teachers.rollouts import Dialogues, Rollout
 from distill.teachers.scores import GoldRow, Score
-from distill.training.checkpointed import TrainingPlace
 from distill.training.sections import TrainingSection
+from distill.training.training_place import TrainingPlace
 from labelers.engines.tokens import PromptEncoder
 from manifests.labels import Pair
 from tests.labelers.driving import labeler

@@ -15,8 +15,8 @@ from distill.teachers.res_rag_spec import EvidenceRollouts
 from distill.teachers.res_rag_trainer import HeldTrainer
 from distill.teachers.rollouts import Dialogues, Rollout
 from distill.teachers.scores import GoldRow, Score
-from distill.training.checkpointed import TrainingPlace
 from distill.training.sections import TrainingSection
+from distill.training.training_place import TrainingPlace
 from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.tokens import PromptEncoder
 from manifests.labels import Pair

@@ -407,7 +407,7 @@ def test_a_signal_waits_for_the_last_update_on_the_same_rollouts(
 ) -> None:
     hits = []
     monkeypatch.setattr("manifests.failpoints.hit", hits.append)
-    wished = "distill.training.checkpointed.is_stop_wished"
+    wished = "distill.training.measured.is_stop_wished"
     with monkeypatch.context() as patch:
         patch.setattr(wished, lambda: hits.count("after_training_step") >= 5)
         patch.setattr("distill.training.checkpointed.checkpoints.commit", lambda *found: found[0].rename(found[1]))
