@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from distill.teachers.rollout_files import ROLLOUT_SCHEMA, ROLLOUTS_NAME
 from distill.teachers.teacher_manifest import TeacherManifest
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError
-from manifests.models.references import default_cache_dir, directory_digest
+from manifests.models.references import default_cache_dir, digest_of_files, directory_digest
 from manifests.storage.filesystems import is_url, place_of, scheme_of
 from manifests.storage.run_store_ports import RunStore, read_if_there
 
@@ -48,8 +47,7 @@ class TeacherArtifact:
         for name in NOT_THE_MODEL:
             if (data := read_if_there(self.store, name)) is not None:
                 files[name] = sha256_bytes(data)
-        lines = (f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return digest_of_files(files)
 
     def rollouts(self) -> pq.ParquetFile | None:
         """All that it wrote while it was trained by reinforcement; None where there was none.

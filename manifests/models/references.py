@@ -22,7 +22,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,24 +76,31 @@ def resolve_model(reference: str, *, cache_dir: Path | None = None) -> ResolvedM
 
 
 def directory_digest(path: Path, *, cache_dir: Path) -> str:
-    """Digest of a model's files: sha256 over the lines `name NUL sha256` in the order of names; hidden files stay out.
+    """Digest of a model's files (`digest_of_files`); hidden files stay out.
 
     The time of a file's last change is part of the cache's key, not of the digest.
     """
     index_file = cache_dir / "digests" / (hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32] + ".json")
     known = _read_index(index_file)
     fresh: dict[str, list[Any]] = {}
-    total = hashlib.sha256()
     for name, file in _model_files(path):
         stat = file.stat()
         entry = known.get(name)
         if entry is None or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
             entry = [stat.st_size, stat.st_mtime_ns, file_sha256(file)]
         fresh[name] = entry
-        total.update(f"{name}\0{entry[2]}\n".encode())
     if fresh != known:
         write_json(index_file, fresh)
-    return total.hexdigest()
+    return digest_of_files({name: digest for name, (_, _, digest) in fresh.items()})
+
+
+def digest_of_files(files: Mapping[str, str]) -> str:
+    """Sha256 over the lines `name NUL sha256` in the order of names.
+
+    Args:
+        files: sha256 by name.
+    """
+    return hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items())).encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
@@ -238,8 +245,7 @@ def has_weights(folder: Path) -> bool:
 
 def _model_files(path: Path) -> Iterator[tuple[str, Path]]:
     files = ((file.relative_to(path), file) for file in path.rglob("*") if file.is_file())
-    named = [(name.as_posix(), file) for name, file in files if not any(part.startswith(".") for part in name.parts)]
-    yield from sorted(named)
+    return ((name.as_posix(), file) for name, file in files if not any(part.startswith(".") for part in name.parts))
 
 
 def _read_index(file: Path) -> dict[str, list[Any]]:
