@@ -26,6 +26,8 @@ from manifests.metrics.evidence_sets import over_budget
 from manifests.specs import LabelerOptions
 
 CHUNKS = InputColumn("chunks", "list<chunk>", "The document's chunks, as `relabel pairs chunk` writes them.", True)
+EVIDENCE_SET = "evidence-set"
+"""The labeler's name."""
 TOKENS_PER_CHUNK = 8
 """Room that a chunk takes beside its text: its number, its headings' marks and a line break."""
 
@@ -44,7 +46,7 @@ class Chunk(NamedTuple):
 class EvidenceSetOptions(OnceAQueryOptions):
     """Options of `evidence-set`. `max_think_tokens` and `max_text_tokens` have no effect."""
 
-    name: str = "evidence-set"
+    name: str = EVIDENCE_SET
     """A registered labeler."""
     grades: Literal[2] = 2
     """Two: a row's document gave chunks (1), or it was shown and gave none (0)."""
@@ -75,7 +77,7 @@ class EvidenceSet:
 
     def __init__(self, options: EvidenceSetOptions) -> None:
         self._options = options
-        self._prompts = Prompts(BUILT_IN / "evidence-set", options.templates)
+        self._prompts = Prompts(BUILT_IN / EVIDENCE_SET, options.templates)
         self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
         self._sampling = Sampling(options.temperature, options.top_p)
         self._asks: OfOneQuery[tuple[Ask, ShownChunks]] = OfOneQuery()

@@ -18,6 +18,7 @@ from distill.students.label_tables import read_pairs, rejoin
 from distill.teachers.evidence_queries import EvidenceQuery, chosen_in
 from distill.teachers.specs import RunData, TeacherSpec
 from distill.training.proven_runs import ProvenRun, open_proven_run
+from labelers.evidence_set import EVIDENCE_SET
 from labelers.registry import Labeler, declared_reads, labeler_class, options_of_run
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.judging.qrels import check_scale
@@ -73,7 +74,7 @@ class AnsweredRows:
     @property
     def is_of_sets(self) -> bool:
         """Whether its rows are whole questions with the chunks chosen of their documents."""
-        return self.options.name == "evidence-set"
+        return self.options.name == EVIDENCE_SET
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,13 @@ from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
 from distill.teachers.evidence_queries import load_evidence_queries
 from distill.teachers.sft_spec import SftGold
 from distill.teachers.turns import AnsweredTurn
-from labelers.evidence_set import rendered_sets
+from labelers.evidence_set import EVIDENCE_SET, rendered_sets
 from labelers.registry import labeler_class
 from manifests.asks import Answer
 from manifests.errors import ConfigError, InputError, VerdictError
 from manifests.formats import JsonIndices
 from manifests.specs import LabelerOptions
 from manifests.storage.context import Storage
-
-CHOOSER = "evidence-set"
-"""The labeler whose answers are choices."""
 
 
 def load_sets(options: LabelerOptions, gold: SftGold, storage: Storage) -> AnsweredRows:
@@ -31,8 +28,8 @@ def load_sets(options: LabelerOptions, gold: SftGold, storage: Storage) -> Answe
         ConfigError: the labeler chooses no chunks.
         InputError: the file can't be read, or has no set.
     """
-    if options.name != CHOOSER:
-        raise ConfigError(f"data.gold.sets: labeler {options.name} chooses no chunks; want {CHOOSER}.")
+    if options.name != EVIDENCE_SET:
+        raise ConfigError(f"data.gold.sets: labeler {options.name} chooses no chunks; want {EVIDENCE_SET}.")
     assert gold.sets is not None
     found = AnsweredRows(labeler_class(options.name)(options), options)
     loaded = load_evidence_queries(gold.path, gold.columns, gold.sets, found.labeler, storage)

@@ -18,7 +18,7 @@ from distill.teachers.gold_rows import GoldRows
 from distill.teachers.res_rag_spec import EvidenceGold
 from distill.teachers.rollouts import Dialogues
 from distill.teachers.scores import GoldRow
-from labelers.evidence_set import CHUNKS
+from labelers.evidence_set import CHUNKS, EVIDENCE_SET
 from labelers.registry import Labeler, declared_reads
 from manifests.asks import Ask
 from manifests.errors import InputError
@@ -88,7 +88,7 @@ def load_evidence_queries(
     Raises:
         InputError: the file can't be read, lacks a column, or a set names a chunk that its document does not have.
     """
-    reads = declared_reads(labeler, name="evidence-set")
+    reads = declared_reads(labeler, name=EVIDENCE_SET)
     wanted = () if answers is None else (InputColumn(answers, "list<string>", "The answers wanted.", True),)
     reads = reads._replace(
         columns=(*reads.columns, JSONLD, *wanted), siblings=False

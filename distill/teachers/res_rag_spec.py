@@ -11,6 +11,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from distill.teachers.grpo_spec import RolloutSection, RolloutSpec, RolloutTraining
 from distill.teachers.watch import WatchSection
+from labelers.evidence_set import EVIDENCE_SET
 from manifests.specs import Columns, EngineSpec, LabelerOptions, PathText, Spec
 
 
@@ -126,8 +127,8 @@ class ResRagSpec(RolloutSpec):
 
     @model_validator(mode="after")
     def _it_chooses_evidence(self) -> ResRagSpec:
-        if self.labeler.name != "evidence-set":
-            raise ValueError(f"labeler {self.labeler.name} chooses no chunks; want evidence-set")
+        if self.labeler.name != EVIDENCE_SET:
+            raise ValueError(f"labeler {self.labeler.name} chooses no chunks; want {EVIDENCE_SET}")
         if self.rollouts.vllm is not None:
             raise ValueError("rollouts.vllm writes no answers under a grammar yet; leave it out")
         if self.rollouts.max_answer_tokens >= self.train.max_tokens:

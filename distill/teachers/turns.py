@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
+from labelers.evidence_set import EVIDENCE_SET
 from labelers.registry import Labeler, declared_reads
 from labelers.replays import Recalls
 from labelers.verdicts import Reader
@@ -58,7 +59,7 @@ def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: b
     """
     name, asks = options.name, labeler.probe()
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
-    if name == "evidence-set":
+    if name == EVIDENCE_SET:
         raise ConfigError(f"labeler {name}: grades name no chunks. Name the column that does, as data.gold.sets.")
     is_untold = "" in tags and not isinstance(labeler, Recalls)
     if declared_reads(labeler, name=name).siblings or is_untold or not options.grades:
