@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from manifests.asks import Answer
 from manifests.errors import VerdictError
@@ -223,10 +224,7 @@ def index_lists_of(content: str, section: Section) -> list[list[int]]:
             within their bounds, anything around it.
     """
     assert isinstance(section, JsonIndices)
-    try:
-        held = json.loads(content, object_pairs_hook=list, parse_constant=_refuse, parse_int=_short_int)
-    except RecursionError as exc:
-        raise ValueError("it is nested without end") from exc
+    held = _loaded(content, object_pairs_hook=list, parse_int=_short_int)
     if not isinstance(held, list) or not all(isinstance(one, tuple) for one in held):
         raise ValueError("it is no object")
     if tuple(key for key, _ in held) != section.keys:
@@ -244,13 +242,21 @@ def texts_of(content: str) -> list[str]:
     Raises:
         ValueError: it is no array of texts and numbers alone.
     """
-    try:
-        held = json.loads(content, parse_constant=_refuse, parse_int=str, parse_float=str)
-    except RecursionError as exc:
-        raise ValueError("it is nested without end") from exc
+    held = _loaded(content, parse_int=str, parse_float=str)
     if not isinstance(held, list) or not all(isinstance(one, str) for one in held):
         raise ValueError("it is no array of texts")
     return [text for one in held if (text := one.strip())]
+
+
+def _loaded(content: str, **readers: Any) -> Any:
+    """
+    Raises:
+        ValueError: it is no JSON, or too deep, or has a number that is none.
+    """
+    try:
+        return json.loads(content, parse_constant=_refuse, **readers)
+    except RecursionError as exc:
+        raise ValueError("it is nested without end") from exc
 
 
 def _refuse(text: str) -> None:

@@ -4,7 +4,8 @@ The labeler itself asks and reads, so prompts are those of `relabel run`, token 
 here that would not be readable there. A later turn goes on from the tokens that were sampled, not from another spelling
 of their text; what the chat template puts between two answers is part of the rollout, and not the model's own.
 
-No grammar holds the answers: with one, every format would be right.
+No grammar holds answers whose format is to be learned: with one, every format would be right. `res-rag` alone, whose
+chooser earns nothing by its format, has one (`res_rag_trainer.py`).
 """
 
 from __future__ import annotations
