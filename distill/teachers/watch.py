@@ -1,18 +1,19 @@
 """Reward hacking, watched for: figures that move when a reward is earned without the work. What is found is said, and
 ends the training where looks at held-out rows say which step to keep.
 
-All follows from the curve alone, so a training that goes on from a checkpoint ends as an undisturbed one. The held-out
+All follows from the curve alone, so a training that goes on from a checkpoint ends as an undisturbed one; a point is
+read once, as long as it is the same curve that grows. The held-out
 reward is the same reward and can be hacked as well, so a step under a warning is not taken for the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 
 from pydantic import Field
 
-from distill.training.curves import Curve
+from distill.training.curves import Curve, Point
 from manifests.specs import Spec
 
 
@@ -87,14 +88,14 @@ class RewardWatch:
 
     def __init__(self, section: WatchSection, *, gold_share: float) -> None:
         self._section, self._gold_share = section, gold_share
+        self._points: list[Point] = []
+        self._num_read = 0
+        self._figures: dict[str, _Figure] = {}
 
     def episodes(self, curve: Curve) -> list[Episode]:
         """All of them, figure by figure."""
-        found = []
-        for key, (figure, _) in WATCHED.items():
-            if getattr(self._section, key) is not None:
-                found += self._episodes_of(key, curve.series("train", figure))
-        return found
+        self._read_on(curve.points)
+        return [one for figure in self._figures.values() for one in figure.episodes]
 
     def begun(self, curve: Curve, step: int) -> list[Episode]:
         """Those that begin with a step."""
@@ -126,32 +127,59 @@ class RewardWatch:
             return []
         return [one for one in self.episodes(curve) if not one.is_first]
 
-    def _episodes_of(self, key: str, series: list[tuple[int, float]]) -> list[Episode]:
-        found: list[Episode] = []
-        fine = self._section.window
-        for number, (step, value, limit, is_beyond) in enumerate(self._judged(key, series)):
-            fine = 0 if is_beyond else fine + 1
-            is_open = bool(found) and found[-1].end is None
-            if is_beyond and not is_open:
-                found.append(Episode(key, step, value, limit, is_first=number == 0))
-            elif is_open and fine >= self._section.window:
-                found[-1].end = step
-        return found
+    def _read_on(self, points: list[Point]) -> None:
+        """Read the points that are new; all of them where this is another curve, as behind a checkpoint."""
+        if points is not self._points:
+            self._points, self._num_read = points, 0
+            self._figures = {
+                figure: _Figure(key, self._section, self._gold_share)
+                for key, (figure, _) in WATCHED.items()
+                if getattr(self._section, key) is not None
+            }
+        for step, split, name, value in points[self._num_read :]:
+            if split == "train" and name in self._figures:
+                self._figures[name].add(step, value)
+        self._num_read = len(points)
 
-    def _judged(self, key: str, series: list[tuple[int, float]]) -> Iterator[tuple[int, float, float, bool]]:
-        """For each step from the first whole window on: the window's mean, its limit, and whether it is beyond."""
-        threshold, window = getattr(self._section, key), self._section.window
-        first = highest = None
-        for end in range(window, len(series) + 1):
-            mean = sum(value for _, value in series[end - window : end]) / window
-            first = mean if first is None else first
-            highest = mean if highest is None else max(highest, mean)
-            step = series[end - 1][0]
-            if key == "length":
-                limit = first * threshold if mean > first else first / threshold
-                yield step, mean, limit, mean >= first * threshold or mean <= first / threshold
-            elif key == "format":
-                yield step, mean, highest * threshold, mean < highest * threshold
-            else:
-                limit = max(threshold, (1 + self._gold_share) / 2) if key == "one_grade" else threshold
-                yield step, mean, limit, mean >= limit
+
+class _Figure:
+    """One figure, judged by the mean of its last window from the first whole one on; and its episodes."""
+
+    def __init__(self, key: str, section: WatchSection, gold_share: float) -> None:
+        self.episodes: list[Episode] = []
+        self._key, self._threshold, self._gold_share = key, getattr(section, key), gold_share
+        self._size = section.window
+        self._window: deque[float] = deque(maxlen=self._size)
+        self._first: float | None = None
+        self._highest = 0.0
+        self._num_fine = self._size
+
+    def add(self, step: int, value: float) -> None:
+        """Judge a step's value."""
+        window = self._window
+        window.append(value)
+        if len(window) < self._size:
+            return
+        mean = sum(window) / self._size
+        is_first = self._first is None
+        if self._first is None:
+            self._first = self._highest = mean
+        self._highest = max(self._highest, mean)
+        limit, is_beyond = self._judged(mean, self._first)
+        self._num_fine = 0 if is_beyond else self._num_fine + 1
+        is_open = bool(self.episodes) and self.episodes[-1].end is None
+        if is_beyond and not is_open:
+            self.episodes.append(Episode(self._key, step, mean, limit, is_first=is_first))
+        elif is_open and self._num_fine >= self._size:
+            self.episodes[-1].end = step
+
+    def _judged(self, mean: float, first: float) -> tuple[float, bool]:
+        """A mean's limit, and whether it is beyond."""
+        threshold = self._threshold
+        if self._key == "length":
+            limit = first * threshold if mean > first else first / threshold
+            return limit, mean >= first * threshold or mean <= first / threshold
+        if self._key == "format":
+            return self._highest * threshold, mean < self._highest * threshold
+        limit = max(threshold, (1 + self._gold_share) / 2) if self._key == "one_grade" else threshold
+        return limit, mean >= limit

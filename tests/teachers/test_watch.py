@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from distill.teachers.watch import RewardWatch, WatchSection
+from distill.teachers.watch import WATCHED, RewardWatch, WatchSection
 from distill.training.curves import Curve
 
 DEFAULTS = {"window": 2, "patience": 2}
@@ -71,3 +73,29 @@ def test_a_warning_that_outlasts_the_looks_ends_training_and_one_from_the_start_
     assert [one.start for one in watch.episodes(from_the_start)] == [2]
     only_warns = RewardWatch(WatchSection(window=2, patience=None), gold_share=0.4)
     assert only_warns.ended_by(curve_of("no_evidence_rate", values, looks=(2, 3, 5))) is None
+
+
+FIGURES = ("reward", *(figure for figure, _ in WATCHED.values()))
+STEPS = st.lists(st.dictionaries(st.sampled_from(FIGURES), st.floats(0, 1)), max_size=30)
+
+
+@given(steps=STEPS, window=st.integers(1, 4), looks=st.sets(st.integers(1, 30)), taken_up=st.integers(0, 30))
+def test_a_curve_that_is_read_as_it_grows_has_the_episodes_of_one_that_is_read_whole(
+    steps: list[dict[str, float]], window: int, looks: set[int], taken_up: int
+) -> None:
+    """Also where a training goes on from an earlier step, with the points of its checkpoint."""
+    section = WatchSection(window=window, patience=2)
+    growing, curve = RewardWatch(section, gold_share=0.4), Curve()
+
+    def go(first: int) -> None:
+        for step, values in enumerate(steps[first - 1 :], start=first):
+            curve.add(step, "train", values)
+            if step in looks:
+                curve.add(step, "dev", {"reward": 0.5})
+            anew = RewardWatch(section, gold_share=0.4)
+            assert growing.episodes(curve) == anew.episodes(Curve(list(curve.points)))
+            assert growing.ended_by(curve) == anew.ended_by(curve)
+
+    go(1)
+    curve.points = [point for point in curve.points if point[0] <= taken_up]
+    go(min(taken_up, len(steps)) + 1)
