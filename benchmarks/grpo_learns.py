@@ -21,7 +21,7 @@ import torch
 from distill.teachers.answer_tokens import AnswerTokens
 from distill.teachers.grpo_spec import RolloutSection
 from distill.teachers.rollouts import Dialogues
-from distill.teachers.scores import GoldRow, grade_score, graph_score
+from distill.teachers.scores import GoldRow, each, grade_score, graph_score
 from distill.training.sections import TrainingSection
 from distill.training.training_place import TrainingPlace
 from labelers.engines.tokens import PromptEncoder
@@ -189,7 +189,7 @@ def train(setting: Setting, name: str, folder: Path, *, steps: int, **options: A
         args=args,
         dialogues=setting.dialogues,
         rows=setting.rows,
-        score_of=graph_score() if name == "graph-grpo" else grade_score(0.0),
+        scored=each(graph_score() if name == "graph-grpo" else grade_score(0.0)),
         place=TrainingPlace(folder, 1, lambda _: None, [row.name for row in setting.rows]),
         **options,
     )

@@ -51,20 +51,20 @@ class EvidenceJudge:
 
     def scores(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
         """What each earned, all asked together; NaN where the generator failed. An answer that is cut off has chosen
-        nothing and counts as one that exceeds every document's budget.
+        nothing and counts as one that exceeds every document's budget. Labels lose their grade, which is one document's
+        where the answer is about all.
         """
         asked = cast("Sequence[EvidenceRow]", rows)
         chosen = [chosen_of(rollout, row) for rollout, row in zip(rollouts, asked, strict=True)]
         wanted = [evidence_of(one, row) for one, row in zip(chosen, asked, strict=True) if one is not None]
         answers = iter(self._generator.answer(wanted))
+        for rollout in rollouts:
+            if rollout.label is not None:
+                rollout.label.grade = None
         return [
             self._cut_off(rollout) if one is None else self._score(rollout, row, one, next(answers))
             for rollout, row, one in zip(rollouts, asked, chosen, strict=True)
         ]
-
-    def score(self, rollout: Rollout, row: GoldRow) -> Score:
-        """What one earned."""
-        return self.scores([rollout], [row])[0]
 
     def _score(self, rollout: Rollout, row: EvidenceRow, chosen: Chosen, said: Generated) -> Score:
         f1_ans = token_f1(said.answers, row.answers) if said.answers else None

@@ -27,7 +27,7 @@ from distill.teachers.grpo_spec import GraphGrpoSpec, GrpoSpec, RolloutSpec
 from distill.teachers.rewards import NodeWorth
 from distill.teachers.rollout_log import RolloutLog
 from distill.teachers.rollouts import Dialogues
-from distill.teachers.scores import grade_score, graph_score
+from distill.teachers.scores import each, grade_score, graph_score
 from distill.teachers.teacher_manifest import TeacherData
 from distill.teachers.trainers import Trained, TrainingEstimate
 from distill.teachers.vllm_rollouts import check_vllm
@@ -220,7 +220,7 @@ class GrpoTeacher:
         spec = self._spec
         assert isinstance(spec, GrpoSpec)
         if not isinstance(spec, GraphGrpoSpec):
-            return {"score_of": grade_score(spec.near)}
+            return {"scored": each(grade_score(spec.near))}
         section = spec.credit
         plan = CreditPlan(
             credit=Credit(consistency=section.consistency),
@@ -231,7 +231,7 @@ class GrpoTeacher:
             epsilon=section.epsilon,
             tags_earn=section.tags == "grade",
         )
-        return {"score_of": graph_score(NodeWorth(section.match, section.miss)), "credit": plan}
+        return {"scored": each(graph_score(NodeWorth(section.match, section.miss))), "credit": plan}
 
 
 def answer_end_ids(base: TeacherBase) -> list[int]:

@@ -25,7 +25,7 @@ from distill.teachers.grpo_arguments import EpochSampler
 from distill.teachers.held_out import HeldOut, greedy
 from distill.teachers.rollout_log import RolloutLog
 from distill.teachers.rollouts import Dialogues, Rollout
-from distill.teachers.scores import GoldRow, Score, ScoreOf, answer_figures
+from distill.teachers.scores import GoldRow, Score, Scored, answer_figures
 from distill.teachers.vllm_rollouts import TurnLogprobs, sampling_logprobs
 from distill.teachers.watched import WatchedTrainer
 from distill.training.step_clock import StepClock
@@ -45,7 +45,7 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
 
     Args:
         rows: what there is to train on, each with gold.
-        score_of: what a rollout earns.
+        scored: what rollouts earn.
         normaliser: `population` is the papers' standard deviation, `trl` leaves TRL's advantages as they are.
         log: keeps every rollout.
         held_out: rows to look at the training with.
@@ -60,14 +60,14 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
         *,
         dialogues: Dialogues,
         rows: Sequence[GoldRow],
-        score_of: ScoreOf,
+        scored: Scored,
         normaliser: Literal["population", "trl"] = "population",
         log: RolloutLog | None = None,
         held_out: Sequence[GoldRow] = (),
         at_once: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self._dialogues, self._rows, self._score_of = dialogues, rows, score_of
+        self._dialogues, self._rows, self._scored = dialogues, rows, scored
         self._normaliser, self._at_once = normaliser, at_once
         self._log_of_rollouts = log if log is not None else RolloutLog(None)
         self._rollouts: list[Rollout] = []
@@ -83,7 +83,7 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
             **kwargs,
         )
         batch = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        self._held_out = HeldOut(held_out, dialogues, self._scored, batch=batch)
+        self._held_out = HeldOut(held_out, dialogues, scored, batch=batch)
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
 
     @property
@@ -132,9 +132,6 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
     def _held_out_figures(self, _: Any) -> dict[str, float]:
         with greedy(self):
             return self._held_out.figures(self._write)
-
-    def _scored(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
-        return [self._score_of(rollout, row) for rollout, row in zip(rollouts, rows, strict=True)]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         self._scores = self._scored(self._rollouts, [self._rows[place] for place in prompts])

@@ -24,8 +24,7 @@ from distill.teachers.advantages import is_known
 from distill.teachers.evidence_scores import EvidenceJudge
 from distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks
 from distill.teachers.grpo_trainer import RolloutTrainer
-from distill.teachers.rollouts import AskedIds, Rollout
-from distill.teachers.scores import GoldRow, Score
+from distill.teachers.rollouts import AskedIds
 
 
 class HeldTrainer(RolloutTrainer):
@@ -39,7 +38,7 @@ class HeldTrainer(RolloutTrainer):
     def __init__(self, *, masks: GrammarMasks, judge: EvidenceJudge, **kwargs: Any) -> None:
         self._masks, self._judge = masks, judge
         self._numbers_BC: Tensor | None = None
-        super().__init__(score_of=judge.score, **kwargs)
+        super().__init__(scored=judge.scores, **kwargs)
 
     # writing under the grammar
 
@@ -73,13 +72,6 @@ class HeldTrainer(RolloutTrainer):
         return ids[: next((place + 1 for place, one in enumerate(ids) if one in ends), len(ids))]
 
     # what it earned
-
-    def _scored(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
-        scores = self._judge.scores(rollouts, rows)
-        for rollout in rollouts:
-            if rollout.label is not None:
-                rollout.label.grade = None  # that of one document; the answer is about all
-        return scores
 
     def _held_out_figures(self, looked_at: Any) -> dict[str, float]:
         """Where the generator failed at every row, the look is no step's best."""

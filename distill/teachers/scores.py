@@ -55,6 +55,12 @@ class Score:
 
 ScoreOf = Callable[[Rollout, GoldRow], Score]
 Scored = Callable[[Sequence[Rollout], Sequence[GoldRow]], list[Score]]
+"""What rollouts earn, all of them together."""
+
+
+def each(score_of: ScoreOf) -> Scored:
+    """What rollouts earn, one by one."""
+    return lambda rollouts, rows: [score_of(rollout, row) for rollout, row in zip(rollouts, rows, strict=True)]
 
 
 def grade_score(near: float) -> ScoreOf:

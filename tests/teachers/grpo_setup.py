@@ -12,7 +12,7 @@ from distill.teachers.grpo_credit_trainer import CreditTrainer
 from distill.teachers.grpo_spec import RolloutSection
 from distill.teachers.grpo_trainer import RolloutTrainer
 from distill.teachers.rollouts import Dialogues, Rollout
-from distill.teachers.scores import GoldRow, Score
+from distill.teachers.scores import GoldRow, Score, each
 from distill.training.sections import TrainingSection
 from distill.training.training_place import TrainingPlace
 from labelers.engines.tokens import PromptEncoder
@@ -65,7 +65,7 @@ def make_trainer(
         args=arguments(folder) if args is None else args,
         dialogues=short_dialogues(tokenizer) if dialogues is None else dialogues,
         rows=rows,
-        score_of=score_of,
+        scored=each(score_of),
         looks=options.pop("looks", None),
         place=TrainingPlace(folder, options.pop("keep", 2), lambda _: None, [row.name for row in rows]),
         **options,

@@ -35,9 +35,9 @@ class FakeJudge:
         self._worth = worth
 
     def scores(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
-        return [self.score(*one) for one in zip(rollouts, rows, strict=True)]
+        return [self._score(*one) for one in zip(rollouts, rows, strict=True)]
 
-    def score(self, rollout: Rollout, row: GoldRow) -> Score:
+    def _score(self, rollout: Rollout, row: GoldRow) -> Score:
         assert isinstance(row, EvidenceRow)
         chosen = chosen_of(rollout, row)
         return Score(-3.0 if chosen is None else self._worth(chosen))

@@ -174,8 +174,8 @@ def test_the_generator_is_given_the_chunks_in_the_order_chosen_each_once(row: Ev
 def test_the_golden_rewards(
     said: str, reward: float, parts: dict[str, float], row: EvidenceRow, tmp_path: Path
 ) -> None:
-    generator, _ = generator_of(tmp_path, lambda _: said)
-    score = EvidenceJudge(generator).score(chosen(row, '{"Document_1": [1, 2], "Document_2": [3, 4, 5, 6]}'), row)
+    judge = EvidenceJudge(generator_of(tmp_path, lambda _: said)[0])
+    (score,) = judge.scores([chosen(row, '{"Document_1": [1, 2], "Document_2": [3, 4, 5, 6]}')], [row])
     assert score.reward == pytest.approx(reward, abs=1e-4)
     assert parts.items() <= score.parts.items()
     assert score.parts["penalty"] == 0.5
@@ -183,9 +183,9 @@ def test_the_golden_rewards(
 
 
 def test_a_number_named_twice_costs_twice(row: EvidenceRow, tmp_path: Path) -> None:
-    generator, _ = generator_of(tmp_path, lambda _: "[]")
-    once = EvidenceJudge(generator).score(chosen(row, '{"Document_1": [2, 1], "Document_2": []}'), row)
-    twice = EvidenceJudge(generator).score(chosen(row, '{"Document_1": [2, 1, 2], "Document_2": []}'), row)
+    judge = EvidenceJudge(generator_of(tmp_path, lambda _: "[]")[0])
+    (once,) = judge.scores([chosen(row, '{"Document_1": [2, 1], "Document_2": []}')], [row])
+    (twice,) = judge.scores([chosen(row, '{"Document_1": [2, 1, 2], "Document_2": []}')], [row])
     assert (once.parts["penalty"], twice.parts["penalty"]) == (0.0, 0.5)
     assert (once.parts["chunks"], twice.parts["chunks"]) == (2, 2)
 
