@@ -27,6 +27,7 @@ from distill.training.batches import BatchPlan, batch_sizes
 from manifests.errors import LockHeldError, StaleRunError, TrainingError
 from manifests.failpoints import TRAINING_FAILPOINTS
 from tests.distill.test_distill import assert_no_pickle
+from tests.killing import killed_at
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -105,26 +106,13 @@ def test_two_processes_train_as_one_that_accumulates(
     np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
-class Killed(BaseException):
-    """Stands in for a kill where the process has to go on."""
-
-
 @pytest.mark.parametrize("place", TRAINING_FAILPOINTS)
 def test_a_death_anywhere_leaves_whole_checkpoints_and_no_finished_student(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    hits = []
-
-    def die(name: str) -> None:
-        hits.append(name)
-        if name == place and hits.count(name) == 2 - (place == "before_model"):
-            raise Killed
-
     train = {"max_steps": 6, "save_every": 2}
-    monkeypatch.setattr("manifests.failpoints.hit", die)
-    with pytest.raises(Killed):
+    with killed_at(place, 2 - (place == "before_model")):
         run(train=train)
-    monkeypatch.undo()
     report = run(start="resume", train=train)
     assert report.manifest.training.steps == 6
     steps = [row["step"] for row in curve(report.output) if row["name"] == "loss" and row["split"] == "train"]
@@ -239,14 +227,8 @@ def test_out_of_memory_halves_the_batch_once_and_says_so(
 
 
 def test_checkpoints_of_another_spec_are_not_resumed(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(name: str) -> None:
-        if name == "after_checkpoint":
-            raise Killed
-
-    monkeypatch.setattr("manifests.failpoints.hit", die)
-    with pytest.raises(Killed):
+    with killed_at("after_checkpoint"):
         run(train={"max_steps": 4, "save_every": 2})
-    monkeypatch.undo()
     with pytest.raises(StaleRunError, match="another spec"):
         run(start="resume", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4})
     again = run(start="restart", train={"max_steps": 4, "save_every": 2, "learning_rate": 1e-4})

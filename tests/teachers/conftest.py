@@ -15,6 +15,7 @@ from distill.teachers.spec_files import read_teacher_spec
 from jobs.cli import main
 from manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
+from tests.engines.conftest import make_model, make_tokenizer
 from tests.reuse.test_tree_column import treed_rows
 from tests.teachers.chunked import write_questions
 from tests.teachers.models import write_tiny_decoder
@@ -27,6 +28,17 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def fresh(tokenizer: Any) -> Any:
+    """A tiny model; to be copied before it is trained."""
+    return make_model("qwen2", len(tokenizer))
 
 
 @pytest.fixture(scope="session")

@@ -11,15 +11,9 @@ from distill.teachers.rollouts import Dialogues
 from distill.teachers.scores import GoldRow, answer_figures, grade_score
 from labelers.engines.checkpoints import end_ids
 from labelers.engines.tokens import PromptEncoder
-from tests.engines.conftest import make_tokenizer
 from tests.labelers.driving import ROSES, labeler
 
 INTENT = "<think></think><intent>When to prune.</intent>"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return make_tokenizer()
 
 
 def figures_of(tokenizer: Any, verdicts: list[str], *, near: float = 0.5) -> dict[str, float]:

@@ -18,14 +18,9 @@ from distill.teachers.evidence_queries import EvidenceRow  # noqa: E402
 from distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks  # noqa: E402
 from distill.teachers.res_rag_trainer import masked_log_probs  # noqa: E402
 from labelers.engines.grammars import GrammarCompiler  # noqa: E402
-from tests.engines.conftest import make_model, make_tokenizer  # noqa: E402
+from tests.engines.conftest import make_model  # noqa: E402
 from tests.labelers.test_evidence_set import query_of  # noqa: E402
 from tests.teachers.res_rag_setup import evidence_dialogues, evidence_row, make_held_trainer  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")

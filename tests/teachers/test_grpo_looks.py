@@ -21,22 +21,12 @@ from distill.training.checkpoints import WEIGHTS
 from distill.training.looks import Looks
 from manifests.errors import ConfigError, InputError
 from manifests.storage.context import Storage
-from tests.engines.conftest import make_model, make_tokenizer
+from tests.killing import killed_at
 from tests.teachers.conftest import plain_values
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer, score_by_tokens
 
 ROWS, HELD_OUT = GOLD_ROWS[:4], GOLD_ROWS[4:]
 LOOKS = Looks(1, "reward", at_the_end=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def fresh(tokenizer: Any) -> Any:
-    return make_model("qwen2", len(tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +116,10 @@ def queries(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Killed(BaseException):
-    """Stands in for a kill where the process has to go on."""
-
-
 def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
     base_dir: Path, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rewards that looks find are made up; the second is the best, and two without a better one are enough."""
-    steps: list[int] = []
 
     def made_up(self: Any, generate: Any) -> dict[str, float]:
         return {"reward": {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.9}[generate.__self__.state.global_step]}
@@ -163,15 +148,8 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
     assert not same_weights(written, kept["checkpoint-000008"])
     assert "Kept: step 4" in (tmp_path / "whole/out/README.md").read_text()
 
-    def die(name: str) -> None:
-        steps.append(1) if name == "after_training_step" else None
-        if len(steps) == 6:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("manifests.failpoints.hit", die)
-        with pytest.raises(Killed):
-            train(tmp_path / "killed")
+    with killed_at("after_training_step", 6):
+        train(tmp_path / "killed")
     again = train(tmp_path / "killed", "resume")
     assert again.manifest.training.best_step == 4
     for name in ("model.safetensors", "curves.parquet", ROLLOUTS_NAME):

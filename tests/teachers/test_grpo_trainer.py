@@ -29,7 +29,7 @@ from distill.teachers.teaching import train_teacher  # noqa: E402
 from distill.teachers.vllm_rollouts import vllm_arguments  # noqa: E402
 from distill.training.checkpointed import run_to_end  # noqa: E402
 from manifests.storage.context import Storage  # noqa: E402
-from tests.engines.conftest import make_model, make_tokenizer  # noqa: E402
+from tests.killing import Killed, killed_at  # noqa: E402
 from tests.teachers.conftest import plain_values, relabel  # noqa: E402
 from tests.teachers.grpo_setup import (  # noqa: E402
     GOLD_ROWS,
@@ -41,16 +41,6 @@ from tests.teachers.grpo_setup import (  # noqa: E402
 
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def fresh(tokenizer: Any) -> Any:
-    return make_model("qwen2", len(tokenizer))
 
 
 class PlainGrpo(trl.GRPOTrainer):  # type: ignore[misc]
@@ -377,10 +367,6 @@ def left_alike(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-class Killed(BaseException):
-    """Stands in for a kill where the process has to go on."""
-
-
 @pytest.mark.parametrize(
     ("place", "count"),
     [("after_training_step", 7), *([("before_checkpoint", 2), ("after_checkpoint", 1), ("before_model", 1)] * IS_FULL)],
@@ -388,17 +374,8 @@ class Killed(BaseException):
 def test_killed_anywhere_it_goes_on_to_the_last_bit(
     place: str, count: int, train_graph: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hits = []
-
-    def die(name: str) -> None:
-        hits.append(name)
-        if hits.count(place) == count:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("manifests.failpoints.hit", die)
-        with pytest.raises(Killed):
-            train_graph(tmp_path)
+    with killed_at(place, count):
+        train_graph(tmp_path)
     assert left_alike(train_graph(tmp_path, "resume"), undisturbed)
 
 

@@ -17,19 +17,9 @@ from distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
 from distill.teachers.spec_files import read_teacher_spec
 from distill.teachers.teaching import train_teacher
 from manifests.storage.context import Storage
-from tests.engines.conftest import make_model, make_tokenizer
+from tests.killing import killed_at
 from tests.teachers.conftest import plain_values
 from tests.teachers.res_rag_setup import FakeJudge, make_held_trainer
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def fresh(tokenizer: Any) -> Any:
-    return make_model("qwen2", len(tokenizer))
 
 
 def rolled(fresh: Any, tokenizer: Any, folder: Path, rewards: list[float]) -> tuple[Any, Any]:
@@ -78,25 +68,12 @@ def test_where_the_generator_failed_at_all_the_gradient_is_0(fresh: Any, tokeniz
     assert "reward" not in trainer._pending
 
 
-class Killed(BaseException):
-    """Stands in for a kill where the process has to go on."""
-
-
 @pytest.mark.parametrize("is_cache_lost", [False, True])
 def test_killed_behind_a_step_it_goes_on_to_the_last_bit(
     is_cache_lost: bool, train_choices: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hits = []
-
-    def die(name: str) -> None:
-        hits.append(name)
-        if hits.count("after_training_step") == 4:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("manifests.failpoints.hit", die)
-        with pytest.raises(Killed):
-            train_choices(tmp_path)
+    with killed_at("after_training_step", 4):
+        train_choices(tmp_path)
     kept = list((tmp_path / "out" / "checkpoints" / "generator").rglob("*.json"))
     assert kept
     for file in kept if is_cache_lost else ():

@@ -34,11 +34,6 @@ Writes = Callable[..., Generate]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
 def encoder(tokenizer: Any) -> PromptEncoder:
     return PromptEncoder(tokenizer)
 

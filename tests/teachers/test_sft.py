@@ -27,6 +27,7 @@ from manifests.failpoints import TRAINING_FAILPOINTS
 from manifests.interruptions import on_signal
 from manifests.storage.context import Storage
 from manifests.storage.file_locks import FileLock
+from tests.killing import killed_at
 from tests.teachers.conftest import plain_values, relabel
 
 TRAIN = {"epochs": 2, "batch_size": 4, "save_every": 2}
@@ -165,26 +166,13 @@ def undisturbed(base_dir: Path, answers: str, labeler: dict[str, Any], tmp_path_
     return train_teacher(read_teacher_spec(spec, where="here"), Storage()).place
 
 
-class Killed(BaseException):
-    """Stands in for a kill where the process has to go on."""
-
-
 @pytest.mark.parametrize("place", TRAINING_FAILPOINTS)
 def test_killed_anywhere_a_training_goes_on_to_the_last_bit(
     umbrela: Callable[..., Any], undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Over the end of an epoch too: the mask and the order of the second one are not those of the first."""
-    hits = []
-
-    def die(name: str) -> None:
-        hits.append(name)
-        if name == place and hits.count(name) == {"after_training_step": 5, "before_model": 1}.get(place, 2):
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("manifests.failpoints.hit", die)
-        with pytest.raises(Killed):
-            umbrela(train=TRAIN)
+    with killed_at(place, {"after_training_step": 5, "before_model": 1}.get(place, 2)):
+        umbrela(train=TRAIN)
     out = tmp_path / "out"
     left = [checkpoints.step_of(path) for path in checkpoints.list_checkpoints(out / "checkpoints")]
     assert left == {"after_training_step": [2, 4], "before_checkpoint": [2], "after_checkpoint": [2, 4]}.get(
@@ -238,17 +226,8 @@ def test_adapters_alone_are_trained_resumed_and_merged(
     }
     assert changed
     assert all("q_proj.weight" in name or "v_proj.weight" in name for name in changed)
-    hits = []
-
-    def die(name: str) -> None:
-        hits.append(name)
-        if hits.count("after_training_step") == 5:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("manifests.failpoints.hit", die)
-        with pytest.raises(Killed):
-            umbrela(train=TRAIN, lora=lora)
+    with killed_at("after_training_step", 5):
+        umbrela(train=TRAIN, lora=lora)
     assert same_weights(umbrela("resume", train=TRAIN, lora=lora).place, alone.place)
     with pytest.raises(ModelError, match=r"lora: .*no_such_layer"):
         umbrela("restart", lora={"targets": ["no_such_layer"]})

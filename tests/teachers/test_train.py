@@ -20,6 +20,7 @@ from manifests.errors import StaleRunError
 from manifests.records import plain
 from manifests.storage.context import Storage
 from tests.distill.test_reporting import events_of
+from tests.killing import killed_at
 from tests.teachers.conftest import NUM_PAIRS, relabel
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
@@ -107,10 +108,6 @@ def test_every_supervised_spec_of_the_docs_trains(
     assert report.manifest.data.rows > 0
 
 
-class Killed(BaseException):
-    """Stands in for a kill where the process has to go on."""
-
-
 def test_a_teacher_that_was_killed_goes_on_in_the_same_run_of_its_service(
     teach: Callable[..., Any],
     direct: Callable[..., dict[str, Any]],
@@ -120,17 +117,8 @@ def test_a_teacher_that_was_killed_goes_on_in_the_same_run_of_its_service(
     pytest.importorskip("tensorboard")
     changes = {key: value for key, value in direct().items() if key in ("labeler", "data")}
     train = {"report_to": ["tensorboard"], "epochs": 2, "save_every": 2}
-    hits: list[str] = []
-
-    def die(name: str) -> None:
-        hits.append(name)
-        if hits.count("after_training_step") == 4:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("manifests.failpoints.hit", die)
-        with pytest.raises(Killed):
-            teach(**changes, train=train)
+    with killed_at("after_training_step", 4):
+        teach(**changes, train=train)
     teach(start="resume", **changes, train=train)
     points = pq.read_table(tmp_path / "out" / "curves.parquet").to_pylist()
     assert events_of(tmp_path / "out") == pytest.approx({
