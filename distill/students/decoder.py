@@ -75,14 +75,14 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         bias = getattr(output, "bias", None)
         return output.weight[self.grade_ids], None if bias is None else bias[self.grade_ids]
 
-    def adapt(self, lora: LoraSpec) -> None:
+    def adapt(self, lora: LoraSpec, *, seed: int) -> None:
         """Put low-rank adapters beside the linear layers and freeze all else.
 
         Raises:
             MissingExtraError: peft is absent.
             ModelError: it finds no such layers.
         """
-        self._adapted = [adapted(self.lm, lora, key="student.lora", extra="gpu")]
+        self._adapted = [adapted(self.lm, lora, seed=seed, key="student.lora", extra="gpu")]
 
     def merge(self) -> None:
         """Add the adapters, if any, to the weights that they are beside."""
@@ -110,7 +110,7 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         probe = cls.texts(record, tokenizer).encode([("running shoes", "Trail shoe for runners.")])[0]
         check_grade_logits(module, torch.tensor([probe.ids]))
         if spec.student.lora is not None:
-            module.adapt(spec.student.lora)
+            module.adapt(spec.student.lora, seed=spec.train.seed)
         return module
 
     @classmethod

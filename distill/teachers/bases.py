@@ -110,7 +110,9 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
     if spec.train.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
-    return model if spec.lora is None else adapted(model, spec.lora, key="lora", extra="train")
+    if spec.lora is None:
+        return model
+    return adapted(model, spec.lora, seed=spec.train.seed, key="lora", extra="train")
 
 
 def merged(model: Any) -> Any:
