@@ -16,7 +16,7 @@ from distill.students.data_facts import LearnedGold
 from distill.students.label_tables import read_pairs
 from distill.teachers.gold_rows import GoldRows
 from distill.teachers.res_rag_spec import EvidenceGold
-from distill.teachers.rollouts import Dialogues
+from distill.teachers.rollouts import Dialogues, FirstPrompt
 from distill.teachers.scores import GoldRow
 from labelers.evidence_set import CHUNKS, EVIDENCE_SET
 from labelers.registry import Labeler, declared_reads
@@ -59,19 +59,22 @@ class EvidenceRow(GoldRow):
     """A question to train on.
 
     Args:
-        ask: what is asked of it, as far as the prompt has room.
         sets: wanted chunks of each document that is shown.
         answers: wanted answers.
     """
 
-    ask: Ask | None = None
     sets: tuple[tuple[int, ...], ...] = ()
     answers: tuple[str, ...] = ()
 
     @property
+    def ask(self) -> Ask:
+        """What is asked of it, as far as the prompt has room."""
+        assert self.first is not None
+        return self.first.ask
+
+    @property
     def shown(self) -> JsonIndices:
         """Which documents are shown, and how many chunks of each."""
-        assert self.ask is not None
         assert self.ask.format is not None
         (section,) = self.ask.format.sections
         assert isinstance(section, JsonIndices)
@@ -161,14 +164,12 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
             found.dropped["queries without an answer wanted"] += 1
         elif query.sets is None:
             found.dropped["queries without chunks wanted"] += 1
-        elif (first := dialogues.first_ask(query.pair)) is None:
+        elif (first := dialogues.first_prompt(query.pair)) is None:
             found.dropped["queries whose prompt does not fit"] += 1
-        elif (row := row_of(query, query.sets, first[0], source.path)) is None:
+        elif (row := row_of(query, query.sets, first, source.path)) is None:
             found.dropped["queries without a chunk to choose"] += 1
         else:
             found.rows.append(row)
-            found.prompts.append(first[1])
-            found.prompt_tokens += len(first[1])
     if not found.rows:
         listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
         raise InputError(f"{source.path}: no question to learn from: {listed}.")
@@ -176,11 +177,13 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
     return found
 
 
-def row_of(query: EvidenceQuery, sets: tuple[tuple[int, ...], ...], ask: Ask, source: str) -> EvidenceRow | None:
+def row_of(
+    query: EvidenceQuery, sets: tuple[tuple[int, ...], ...], first: FirstPrompt, source: str
+) -> EvidenceRow | None:
     """The question as it is asked; None where no chunk is shown. Its label is that of the first document with chunks:
     one of which nothing is shown has none.
     """
-    row = EvidenceRow(query.pair, {"grade": None}, source, ask, (), query.answers)
+    row = EvidenceRow(query.pair, {"grade": None}, source, first, answers=query.answers)
     mosts = row.shown.mosts
     place = next((place for place, most in enumerate(mosts) if most), None)
     if place is None:

@@ -30,16 +30,23 @@ class GoldRows:
     """What there is to train on.
 
     Args:
+        rows: with their first prompts.
         dropped: rows left out, by reason.
-        prompt_tokens: of all first prompts together.
-        prompts: the first prompts' token ids, row by row.
     """
 
     about: LearnedGold
     rows: list[GoldRow] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    prompts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The first prompts' token ids, row by row."""
+        return [row.first.ids for row in self.rows if row.first is not None]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all first prompts together."""
+        return sum(map(len, self.prompts))
 
     @property
     def has_node_gold(self) -> bool:
@@ -63,14 +70,8 @@ class GoldRows:
                 f"split.dev is {section.dev:g}, and of {len(set(keys))} queries of {self.about.path} "
                 f"{'none' if not sides[1] else 'all'} fell there. Change it or split.seed, or bring more queries."
             )
-        prompts = [self.prompts[place] for place in sides[0]]
-        train = replace(
-            self,
-            rows=[self.rows[place] for place in sides[0]],
-            prompts=prompts,
-            prompt_tokens=sum(map(len, prompts)),
-        )
-        return train, [self.rows[place] for place in sides[1]]
+        train, held_out = ([self.rows[place] for place in side] for side in sides)
+        return replace(self, rows=train), held_out
 
 
 def load_gold_rows(
@@ -100,12 +101,10 @@ def load_gold_rows(
         gold = {node: values[number] for node, values in trusted.items()}
         if gold["grade"] is None:
             found.dropped["without a trusted grade"] += 1
-        elif (prompt := dialogues.first_prompt(pair)) is None:
+        elif (first := dialogues.first_prompt(pair)) is None:
             found.dropped["whose prompt does not fit"] += 1
         else:
-            found.rows.append(GoldRow(pair, gold, source.path))
-            found.prompts.append(prompt)
-            found.prompt_tokens += len(prompt)
+            found.rows.append(GoldRow(pair, gold, source.path, first))
     if not found.rows:
         listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
         raise InputError(f"{source.path}: no row to learn from: {listed}.")

@@ -25,7 +25,7 @@ from distill.teachers.grpo_arguments import EpochSampler
 from distill.teachers.held_out import HeldOut, greedy
 from distill.teachers.rollout_log import RolloutLog
 from distill.teachers.rollouts import Dialogues, Rollout
-from distill.teachers.scores import GoldRow, Score, Scored, answer_figures
+from distill.teachers.scores import GoldRow, Score, Scored, answer_figures, roll_rows
 from distill.teachers.vllm_rollouts import TurnLogprobs, sampling_logprobs
 from distill.teachers.watched import WatchedTrainer
 from distill.training.step_clock import StepClock
@@ -96,7 +96,7 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
     def _roll(self, prompts: list[int], _: Any) -> dict[str, Any]:
         self._logprobs = []
         try:
-            self._rollouts = self._dialogues.roll([self._rows[place].pair for place in prompts], self._write)
+            self._rollouts = roll_rows(self._dialogues, [self._rows[place] for place in prompts], self._write)
         except RuntimeError as exc:
             if "probability tensor" not in str(exc):  # torch.multinomial's words
                 raise

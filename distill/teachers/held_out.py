@@ -13,7 +13,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from distill.teachers.rollouts import Dialogues, Generate
-from distill.teachers.scores import GoldRow, Scored, answer_figures
+from distill.teachers.scores import GoldRow, Scored, answer_figures, roll_rows
 from distill.training import checkpoints
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -34,7 +34,7 @@ class HeldOut:
         """What the answers earn, as `answer_figures` has it."""
         rollouts = []
         for start in range(0, len(self._rows), self._batch):
-            rollouts += self._dialogues.roll([row.pair for row in self._rows[start : start + self._batch]], generate)
+            rollouts += roll_rows(self._dialogues, self._rows[start : start + self._batch], generate)
         return answer_figures(rollouts, self._scored(rollouts, self._rows))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from distill.teachers.answer_tokens import AnswerTokens
 from labelers.engines.tokens import Overlong, PromptEncoder, extends
@@ -31,6 +32,20 @@ class AskedIds(list[int]):
     def __init__(self, ask: Ask, ids: Sequence[int]) -> None:
         super().__init__(ids)
         self.ask = ask
+
+
+class FirstPrompt(NamedTuple):
+    """What a conversation begins with.
+
+    Args:
+        ask: the first one whose prompt fits.
+        ids: that prompt's tokens.
+        overlong: asks before it whose prompt did not fit; the labeler was told, and shows less.
+    """
+
+    ask: Ask
+    ids: list[int]
+    overlong: int
 
 
 @dataclass(slots=True)
@@ -111,50 +126,47 @@ class Dialogues:
             )
         return max(most) + 1
 
-    def first_prompt(self, pair: Pair) -> list[int] | None:
-        """The token ids of the first prompt; None where it does not fit."""
-        found = self.first_ask(pair)
-        return None if found is None else found[1]
-
-    def first_ask(self, pair: Pair) -> tuple[Ask, list[int]] | None:
-        """The first ask whose prompt fits, with its token ids: a labeler that then shows less is told where one does
-        not. None where none does, or nothing can be asked.
+    def first_prompt(self, pair: Pair) -> FirstPrompt | None:
+        """The first prompt that fits: a labeler that then shows less is told where one does not. None where none does,
+        or nothing can be asked.
         """
-        asker = self._labeler.label(pair)
+        asker, overlong = self._labeler.label(pair), 0
         try:
             ask = next(asker)
             while isinstance(prompt := self._encoder.encode(ask, max_prompt_tokens=self._max_prompt), Overlong):
-                ask = asker.send(_OVERLONG)
+                ask, overlong = asker.send(_OVERLONG), overlong + 1
         except (StopIteration, VerdictError):
             return None
-        return ask, prompt.ids
+        return FirstPrompt(ask, prompt.ids, overlong)
 
-    def roll(self, pairs: Sequence[Pair], generate: Generate) -> list[Rollout]:
+    def roll(
+        self, pairs: Sequence[Pair], generate: Generate, *, firsts: Sequence[FirstPrompt | None] = ()
+    ) -> list[Rollout]:
         """One rollout for each pair, turn by turn, all that go on together.
 
+        Args:
+            firsts: their first prompts, where they are known.
         Raises:
             ConfigError: a first prompt does not fit (`first_prompt`), or the chat template renders earlier turns anew.
         """
-        firsts: dict[int, tuple[Ask, list[int]]] = {}  # by identity: rollouts of one pair follow each other
-        talks = [self._open(pair, firsts) for pair in pairs]
+        known = {id(pair): first for pair, first in zip(pairs, firsts, strict=False)}  # a pair's rollouts share it
+        talks = [self._open(pair, known) for pair in pairs]
         going = talks
         while going:
             answers = generate([talk.context for talk in going])
             going = [talk for talk, ids in zip(going, answers, strict=True) if self._take(talk, list(ids))]
         return [talk.rollout for talk in talks]
 
-    def _open(self, pair: Pair, firsts: dict[int, tuple[Ask, list[int]]]) -> _Talk:
-        if id(pair) not in firsts:
-            found = self.first_ask(pair)
-            if found is None:
-                raise ConfigError(f"row {pair.row_id}: its prompt does not fit into {self._max_prompt} tokens.")
-            firsts[id(pair)] = found
-        first, ids = firsts[id(pair)]
+    def _open(self, pair: Pair, known: dict[int, FirstPrompt | None]) -> _Talk:
+        first = known.get(id(pair)) or self.first_prompt(pair)
+        if first is None:
+            raise ConfigError(f"row {pair.row_id}: its prompt does not fit into {self._max_prompt} tokens.")
+        known[id(pair)] = first
         asker = self._labeler.label(pair)
         ask = next(asker)
-        while ask != first:
+        for _ in range(first.overlong):
             ask = asker.send(_OVERLONG)
-        return _Talk(asker, ask, ids, Rollout(pair, ids))
+        return _Talk(asker, ask, first.ids, Rollout(pair, first.ids))
 
     def _take(self, talk: _Talk, ids: list[int]) -> bool:
         """Give the labeler an answer; whether it asks on."""

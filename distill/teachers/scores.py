@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distill.teachers.rewards import PAPER_WORTH, NodeWorth, graded_reward, node_rewards
-from distill.teachers.rollouts import Rollout
+from distill.teachers.rollouts import Dialogues, FirstPrompt, Generate, Rollout
 from labelers.evidence import read_evidence
 from labelers.verdicts import Reader
 from manifests.asks import Answer
@@ -25,11 +25,13 @@ class GoldRow:
     Args:
         source, row_id: where it comes from, for messages.
         gold: `grade`, and `subject` and `attribute` where the data has them; None where a row has none.
+        first: the first prompt, where it is known.
     """
 
     pair: Pair
     gold: dict[str, int | None]
     source: str = ""
+    first: FirstPrompt | None = None
 
     @property
     def name(self) -> tuple[str, int]:
@@ -51,6 +53,11 @@ class Score:
     base: tuple[float, float, float] | None = None
     parts: dict[str, float] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
+
+
+def roll_rows(dialogues: Dialogues, rows: Sequence[GoldRow], generate: Generate) -> list[Rollout]:
+    """One rollout for each row."""
+    return dialogues.roll([row.pair for row in rows], generate, firsts=[row.first for row in rows])
 
 
 ScoreOf = Callable[[Rollout, GoldRow], Score]

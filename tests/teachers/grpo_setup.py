@@ -25,6 +25,13 @@ GOLD_ROWS = [
 ]
 
 
+def first_ids(dialogues: Dialogues, row: GoldRow) -> list[int]:
+    """The tokens of a row's first prompt."""
+    first = dialogues.first_prompt(row.pair)
+    assert first is not None
+    return first.ids
+
+
 def score_by_tokens(rollout: Rollout, row: GoldRow) -> Score:
     """A reward that any answer has, of a random model too: the share of even token ids."""
     ids = rollout.completion_ids

@@ -51,9 +51,9 @@ def evidence_dialogues(tokenizer: Any, **options: Any) -> Dialogues:
 def evidence_row(dialogues: Dialogues, pairs: Sequence[Pair], answers: Sequence[str] = ()) -> EvidenceRow:
     """A question to train on, with nothing wanted of any document."""
     query = EvidenceQuery(pairs[0], tuple(() for _ in pairs), tuple(answers))
-    found = dialogues.first_ask(query.pair)
+    found = dialogues.first_prompt(query.pair)
     assert found is not None
-    row = row_of(query, query.sets or (), found[0], "here")
+    row = row_of(query, query.sets or (), found, "here")
     assert row is not None
     return row
 

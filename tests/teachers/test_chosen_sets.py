@@ -107,8 +107,7 @@ def test_the_choices_of_a_run_are_learned(
 ) -> None:
     run = label_questions(questions_path, tmp_path / "run")
     trainer = trainer_of(values(data={"runs": [str(run)]}, train={"max_tokens": 4000}))
-    (file,) = (run / "labels").rglob("*.parquet")
-    chosen = [row["selected"] for row in pq.read_table(file).sort_by("row_id").to_pylist()]
+    chosen = [row["selected"] for row in pq.read_table(run / "labels").sort_by("row_id").to_pylist()]
     wanted = [
         json.dumps({"Document_1": first, "Document_2": second})
         for first, second in zip(chosen[::2], chosen[1::2], strict=True)

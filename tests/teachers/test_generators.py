@@ -14,7 +14,7 @@ from distill.teachers.evidence_queries import EvidenceRow
 from distill.teachers.evidence_scores import EvidenceJudge, evidence_of
 from distill.teachers.generators import Evidence, Generated, Generator
 from distill.teachers.res_rag_spec import GeneratorSpec
-from distill.teachers.rollouts import Rollout, WrittenTurn
+from distill.teachers.rollouts import FirstPrompt, Rollout, WrittenTurn
 from labelers.engines.fake import FakeArgs
 from manifests.asks import Answer, Ask
 from manifests.errors import EngineCrashError
@@ -140,7 +140,6 @@ def test_an_engine_that_hangs_has_gone_down(tmp_path: Path, monkeypatch: pytest.
 
 def chosen(row: EvidenceRow, text: str) -> Rollout:
     label = replay(labeler("evidence-set"), row.pair, [reply(text)])[0]
-    assert row.ask is not None
     return Rollout(row.pair, [1], [2], [True], [WrittenTurn(row.ask, 0, [2], text)], label)
 
 
@@ -148,7 +147,9 @@ def chosen(row: EvidenceRow, text: str) -> Rollout:
 def row() -> EvidenceRow:
     pairs = query_of([4, 9])
     asker = labeler("evidence-set").label(pairs[0])
-    return EvidenceRow(pairs[0], {"grade": None}, "here", next(asker), ((1,), ()), ("Ada Lovelace", "1843"))
+    return EvidenceRow(
+        pairs[0], {"grade": None}, "here", FirstPrompt(next(asker), [], 0), ((1,), ()), ("Ada Lovelace", "1843")
+    )
 
 
 CHOICE = '{"Document_1": [2, 1, 2], "Document_2": [3, 4, 5, 6]}'

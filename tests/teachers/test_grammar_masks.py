@@ -34,7 +34,6 @@ def compiler_of(tokenizer: Any, model: Any) -> GrammarCompiler:
 
 def reference_log_probs(model: Any, tokenizer: Any, row: EvidenceRow, prompt: list[int], ids: list[int]) -> list[float]:
     """Token by token: a matcher of its own says what may come, and numpy renormalises over that alone."""
-    assert row.ask is not None
     assert row.ask.format is not None
     matcher = compiler_of(tokenizer, model).matcher(row.ask.format)
     found = []

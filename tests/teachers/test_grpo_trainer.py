@@ -34,6 +34,7 @@ from tests.teachers.conftest import plain_values, relabel  # noqa: E402
 from tests.teachers.grpo_setup import (  # noqa: E402
     GOLD_ROWS,
     arguments,
+    first_ids,
     make_trainer,
     score_by_tokens,
     short_dialogues,
@@ -48,7 +49,7 @@ class PlainGrpo(trl.GRPOTrainer):  # type: ignore[misc]
 
     def _tokenize_prompts(self, prompts: list[int]) -> tuple[list[list[int]], None, dict[str, Any]]:
         dialogues = short_dialogues(self.processing_class)
-        return [dialogues.first_prompt(GOLD_ROWS[place].pair) or [] for place in prompts], None, {}
+        return [first_ids(dialogues, GOLD_ROWS[place]) for place in prompts], None, {}
 
 
 def even_share(ids: list[int]) -> float:

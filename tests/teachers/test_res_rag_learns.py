@@ -21,6 +21,7 @@ from manifests.asks import Ask
 from manifests.metrics.evidence_sets import RewardWeights
 from tests.engines.conftest import make_model, make_tokenizer
 from tests.labelers.test_evidence_set import query_of
+from tests.teachers.grpo_setup import first_ids
 from tests.teachers.res_rag_setup import evidence_dialogues, evidence_row, make_held_trainer
 from tests.teachers.scripted import ScriptedEngine
 
@@ -90,7 +91,7 @@ def log_probability(trainer: Any, row: Any, text: str) -> Any:
     import torch
 
     answer = answer_ids(trainer, text)
-    ids = torch.tensor([trainer._dialogues.first_prompt(row.pair) + answer])
+    ids = torch.tensor([first_ids(trainer._dialogues, row) + answer])
     trainer._numbers_BC = torch.tensor([trainer._masks.numbers(row.ask, answer)])
     found = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), len(answer))[0]
     return found.sum()

@@ -24,6 +24,7 @@ from manifests.asks import Request
 from manifests.errors import ConfigError, VerdictError
 from tests.engines.conftest import DROPS_THINKING, make_tokenizer
 from tests.labelers.driving import ROSES, fake, labeler, walk
+from tests.labelers.test_evidence_set import query_of
 
 INTENT = "<think>Hm.</think><intent>When to prune.</intent>"
 VERDICT = "<think>the roses</think><extract>pruning late</extract><score>2</score>"
@@ -185,6 +186,23 @@ def test_a_prompt_that_does_not_fit_has_no_rollout(dialogues: MakeDialogues, wri
     assert talks.first_prompt(ROSES) is None
     with pytest.raises(ConfigError, match="row 7"):
         talks.roll([ROSES], writes([VERDICT]))
+
+
+@pytest.mark.parametrize("name", ["r1", "evidence-set"])
+def test_a_first_prompt_that_is_known_is_not_made_again(
+    name: str, dialogues: MakeDialogues, writes: Writes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, text = (ROSES, VERDICT) if name == "r1" else (query_of([9, 9, 9])[0], "[[], [], []]")
+    whole = dialogues(labeler(name)).first_prompt(pair)
+    assert whole is not None
+    room = len(whole.ids) - (name == "evidence-set")  # which then shows less
+    talks = dialogues(labeler(name), max_prompt_tokens=room)
+    first = talks.first_prompt(pair)
+    assert first is not None
+    assert first.overlong > 0 or name == "r1"
+    usual = talks.roll([pair] * 2, writes([text]))
+    monkeypatch.setattr(PromptEncoder, "encode", lambda *_, **__: pytest.fail("a prompt was encoded"))
+    assert talks.roll([pair] * 2, writes([text]), firsts=[first] * 2) == usual
 
 
 @given(st.lists(st.integers(0, 400), max_size=30))
