@@ -257,8 +257,8 @@ def _overrides(folder: str, known: list[str]) -> dict[str, Path]:
         raise ConfigError(f"labeler.templates: {folder!r} is not a folder; make one with any of {', '.join(known)}")
     found: dict[str, Path] = {}
     for path in sorted(Path(folder).iterdir()):
-        if path.name.startswith("."):
-            continue  # .git, .DS_Store and their like are nobody's template
+        if path.name.startswith((".", "#")) or path.name.endswith("~"):
+            continue  # .git, .DS_Store and what editors leave are nobody's template
         if path.name not in known or not path.is_file():
             hint = nearest(path.name, known)
             raise ConfigError(

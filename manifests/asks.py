@@ -6,7 +6,7 @@ of its own, and an engine turns requests into answers in any order. Neither side
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -214,4 +214,16 @@ class KeepsCosts(Protocol):
 
     def costs(self) -> dict[str, Any]:
         """Requests, tries, tokens and money so far, by name, for the receipts; may be called once it is closed."""
+        ...
+
+
+@runtime_checkable
+class WritesInSight(Protocol):
+    """An engine that can tell what it writes before an answer is whole."""
+
+    def show_writing(self, told: Callable[[int, str], None]) -> None:
+        """From here on, `poll` calls `told` with a request's id and all of its answer so far.
+
+        That is a beginning of `Answer.text`, unless a connection broke and the request was begun anew.
+        """
         ...

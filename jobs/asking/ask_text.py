@@ -31,7 +31,7 @@ def head_of(pair: Pair) -> str:
 
 def ask_text(ask: Ask) -> str:
     """The prompt, turn by turn."""
-    lines = [_ruler(f"{ask.stage}: asked")]
+    lines = [ruler(f"{ask.stage}: asked")]
     for message in ask.messages:
         lines += [click.style(message.role, dim=True), _turn(message)]
     if ask.prefill:
@@ -39,13 +39,13 @@ def ask_text(ask: Ask) -> str:
     return "\n".join(lines)
 
 
-def answer_text(exchange: HeardAsk) -> str:
-    """What the model said, how sure it was at each decision, and what that took."""
+def answer_text(exchange: HeardAsk, *, is_text_shown: bool = False) -> str:
+    """What the model said, unless that is shown already, how sure it was at each decision, and what that took."""
     answer = exchange.answer
     assert answer is not None
     tokens = f"{answer.prompt_tokens:,} + {answer.output_tokens:,} tokens"
-    lines = [_ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds or 0:.1f} s)")]
-    if answer.text:
+    lines = [ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds or 0:.1f} s)")]
+    if answer.text and not is_text_shown:
         lines.append(shown(answer.text))
     if answer.detail:
         lines.append(shown(answer.detail))
@@ -55,14 +55,14 @@ def answer_text(exchange: HeardAsk) -> str:
 def outcome_text(row: LabelRow | QuarantineRow) -> str:
     """The label, or why there is none."""
     if isinstance(row, QuarantineRow):
-        lines = [_ruler(f"row {row.row_id}: no label, quarantined as {row.status}"), shown(row.reason)]
+        lines = [ruler(f"row {row.row_id}: no label, quarantined as {row.status}"), shown(row.reason)]
         for one in row.tries:
             lines.append(f"  {one['stage']}, attempt {one['attempt']}: {shown(one['reason'] or one['finish'])}")
         return "\n".join(lines)
     held = {name: value for name, value in _label(row).items() if value not in (None, [], {})}
     width = max(map(len, held))
     values = (f"  {name.ljust(width)}  {shown(_value_text(value))}" for name, value in held.items())
-    return "\n".join([_ruler(f"row {row.row_id}: label"), *values])
+    return "\n".join([ruler(f"row {row.row_id}: label"), *values])
 
 
 def rows_json(asked: AskedRows, stage: str | None) -> dict[str, Any]:
@@ -148,5 +148,6 @@ def _value_text(value: Any) -> str:
     return f"[{', '.join(map(_value_text, value))}]" if isinstance(value, list) else str(value)
 
 
-def _ruler(title: str) -> str:
+def ruler(title: str) -> str:
+    """A line with a title."""
     return click.style(f"── {title} ".ljust(80, "─"), dim=True)

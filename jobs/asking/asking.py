@@ -16,7 +16,7 @@ from jobs.running.labeling import start_engine
 from jobs.running.loop import RunLoop
 from jobs.running.stops import Stop
 from jobs.running.watchdog import hangs_end
-from manifests.asks import EngineFacts
+from manifests.asks import EngineFacts, WritesInSight
 from manifests.errors import ConfigError, InputError, VerdictError
 from manifests.inputs.dataset import Dataset
 from manifests.labels import Pair
@@ -106,45 +106,69 @@ def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
         yield found
 
 
-def ask_rows(
-    job: Job,
-    choice: RowChoice,
-    *,
-    on_engine: Callable[[EngineFacts, list[str]], None],
-    on_rows: Callable[[list[Pair]], None],
-    heard: Callable[[HeardAsk], None],
-) -> Iterator[AskedRows]:
-    """Ask the chosen rows, one after the other, as often as a run would.
+class Asker:
+    """A job's engine, started when it is first asked, and kept while the job's prompts change.
 
     Args:
-        on_engine: called once, when the engine has started.
+        on_engine: called when the engine has started, and when it remarks on other prompts.
         on_rows: called before rows are asked, with those that were chosen.
         heard: called with each exchange, when it is asked and when it is answered.
-    Raises:
-        InputError: as `chosen_rows`.
-        ModelError, MissingExtraError, EngineCrashError: as the engine does.
+        is_read_along: it is also called while an answer is written, where the engine can tell.
     """
-    together = chosen_rows(job, choice)
-    first = next(together)  # a wrong choice is said before a model is loaded
-    exchanges: list[HeardAsk] = []
 
-    def listen(exchange: HeardAsk) -> None:
-        if exchange.answer is None:
-            exchanges.append(exchange)
-        heard(exchange)
+    def __init__(
+        self,
+        *,
+        on_engine: Callable[[EngineFacts, list[str]], None],
+        on_rows: Callable[[list[Pair]], None],
+        heard: Callable[[HeardAsk], None],
+        is_read_along: bool = False,
+    ) -> None:
+        self._on_engine, self._on_rows, self._heard = on_engine, on_rows, heard
+        self._is_read_along = is_read_along
+        self._engine: Listening | None = None
+        self._exchanges: list[HeardAsk] = []
 
-    started, remarks = start_engine(job)
-    engine = Listening(started, listen)
-    try:
-        on_engine(engine.facts(), remarks)
+    def ask(self, job: Job, choice: RowChoice) -> Iterator[AskedRows]:
+        """Ask the chosen rows, one after the other, as often as a run would.
+
+        Raises:
+            InputError: as `chosen_rows`.
+            ConfigError: the engine can't ask what the labeler wants.
+            ModelError, MissingExtraError, EngineCrashError: as the engine does.
+        """
+        together = chosen_rows(job, choice)
+        first = next(together)  # a wrong choice is said before a model is loaded
+        engine = self._engine_of(job)
         for pairs, chosen in itertools.chain([first], together):
-            exchanges = []
-            on_rows([pair for pair in pairs if pair.row_id in chosen])
+            self._exchanges = []
+            self._on_rows([pair for pair in pairs if pair.row_id in chosen])
             rows = _answered(job, engine, pairs)
             kept = [(pair, row) for pair, row in zip(pairs, rows, strict=True) if pair.row_id in chosen]
-            yield AskedRows([pair for pair, _ in kept], exchanges, [row for _, row in kept])
-    finally:
-        engine.close()
+            yield AskedRows([pair for pair, _ in kept], self._exchanges, [row for _, row in kept])
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def _engine_of(self, job: Job) -> Listening:
+        if self._engine is None:
+            started, remarks = start_engine(job)
+            if self._is_read_along and not isinstance(started, WritesInSight):
+                remarks = [*remarks, "this engine shows no answer before it is whole"]
+            self._engine = Listening(started, self._listen, is_read_along=self._is_read_along)
+        else:
+            remarks = self._engine.prepare(job.labeler.probe())
+        self._on_engine(self._engine.facts(), remarks)
+        return self._engine
+
+    def _listen(self, exchange: HeardAsk) -> None:
+        if exchange.answer is None and not exchange.written:
+            self._exchanges.append(exchange)
+        self._heard(exchange)
 
 
 def _answered(job: Job, engine: Listening, pairs: list[Pair]) -> list[LabelRow | QuarantineRow | None]:

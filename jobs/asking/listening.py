@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from manifests.asks import Answer, Ask, Engine, EngineFacts, Request
+from manifests.asks import Answer, Ask, Engine, EngineFacts, Request, WritesInSight
 
 
 @dataclass(slots=True)
@@ -16,11 +16,13 @@ class HeardAsk:
     Args:
         answer: None while there is none.
         seconds: from the ask to the answer, waiting included.
+        written: the answer so far, while there is none and the engine tells.
     """
 
     ask: Ask
     answer: Answer | None = None
     seconds: float | None = None
+    written: str = ""
 
 
 class Listening:
@@ -28,12 +30,15 @@ class Listening:
 
     Args:
         heard: called with each exchange, when it is asked and when it is answered.
+        is_read_along: it is also called while an answer is written, where the engine can tell.
     """
 
-    def __init__(self, engine: Engine, heard: Callable[[HeardAsk], None]) -> None:
+    def __init__(self, engine: Engine, heard: Callable[[HeardAsk], None], *, is_read_along: bool = False) -> None:
         self._engine = engine
         self._heard = heard
         self._open: dict[int, tuple[HeardAsk, float]] = {}
+        if is_read_along and isinstance(engine, WritesInSight):
+            engine.show_writing(self._read)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         return self._engine.prepare(asks)
@@ -62,3 +67,9 @@ class Listening:
 
     def close(self) -> None:
         self._engine.close()
+
+    def _read(self, request_id: int, written: str) -> None:
+        exchange, _ = self._open[request_id]
+        if written != exchange.written:
+            exchange.written = written
+            self._heard(exchange)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from pathlib import Path
 
 import click
 
 from jobs.asking import ask_text
-from jobs.asking.asking import AskedRows, RowChoice, ask_rows, render
-from jobs.asking.listening import HeardAsk
+from jobs.asking.asking import AskedRows, Asker, RowChoice, render
+from jobs.asking.editing import again_on_change
+from jobs.asking.screen import AskScreen
 from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import date_option, job_options, output_option
 from jobs.exits import Exit
@@ -17,7 +21,6 @@ from jobs.planning.job_files import Job, load_job
 from jobs.running.run_text import engine_text
 from manifests.asks import EngineFacts
 from manifests.errors import UsageError
-from manifests.labels import Pair
 
 
 @click.command(epilog="Example: relabel ask job.yaml --row 3")
@@ -28,6 +31,18 @@ from manifests.labels import Pair
 @click.option("--seed", type=click.IntRange(min=0), default=7, show_default=True, help="Of --random.")
 @click.option("--stage", metavar="NAME", help="Show the asks of this stage alone.")
 @click.option("--dry-run", is_flag=True, help="Show the first prompt of each row; load no model.")
+@click.option(
+    "--stream/--no-stream",
+    "is_streamed",
+    default=None,
+    help="Show answers while they are written. Default: on a terminal.",
+)
+@click.option(
+    "--edit-prompt",
+    "edited",
+    metavar="DIR",
+    help="Take the templates of this folder, and ask again whenever one is changed, until Ctrl-C.",
+)
 @date_option
 @output_option
 def ask(
@@ -39,79 +54,92 @@ def ask(
     seed: int,
     stage: str | None,
     dry_run: bool,
+    is_streamed: bool | None,
+    edited: str | None,
     day: str | None,
     output: str,
 ) -> int:
     """Ask the model about a row and show it all: prompts, raw answers, distributions, the label or why there is none.
 
     What is asked is what `relabel run` would ask, with the same seeds and as many attempts. Nothing is written, and no
-    output needs to be there. A labeler that sees whole queries is given all rows of the query.
+    output needs to be there. A labeler that sees whole queries is given all rows of the query. `relabel templates
+    export` writes the templates for --edit-prompt; the model stays loaded between two of their versions.
     """
     if sum(one is not None for one in (row, query_id, random)) > 1:
         raise UsageError("--row, --query-id, --random: give one of them.")
-    started = time.perf_counter()
+    if output == "json" and (is_streamed or edited is not None):
+        raise UsageError("--stream and --edit-prompt are for a person: leave out --output json.")
     choice = RowChoice(row, query_id, random, seed)
     job = load_job(job_file, overrides=overrides, day=day)
-    shows = output == "text"
-    with sigterm_ends():
-        found = _rendered(job, choice, stage, shows) if dry_run else _asked(job, choice, stage, shows)
-    stages = {one.ask.stage for asked in found for one in asked.exchanges}
-    if stage is not None and stages and stage not in stages:
-        note(f"--stage {stage}: nothing of that name was asked; there was {', '.join(sorted(stages))}")
-    seconds = round(time.perf_counter() - started, 3)
-    result = {"asked": [ask_text.rows_json(one, stage) for one in found], "dry_run": dry_run, "seconds": seconds}
-    num_rows, num_asks = (
-        sum(map(len, held)) for held in zip(*((one.rows, one.exchanges) for one in found), strict=True)
-    )
-    verb = "would be asked first" if dry_run else "asked"
-    emit(result, f"{num_rows:,} rows, {num_asks:,} asks {verb} in {seconds:.1f} s; nothing was written.", output)
+    if edited is not None and not Path(edited).is_dir():
+        raise UsageError(
+            f"--edit-prompt {edited}: no such folder. It is made by `relabel templates export {job.spec.labeler.name} "
+            f"{edited}`."
+        )
+    screen = AskScreen(stage) if output == "text" else None
+    if is_streamed is None:
+        is_streamed = screen is not None and sys.stdout.isatty()
+    with sigterm_ends(), _asker(job, screen, is_read_along=is_streamed) as asker:
+
+        def put(job: Job) -> None:
+            started = time.perf_counter()
+            found = _rendered(job, choice, screen) if dry_run else _asked(job, choice, asker, screen)
+            _conclude(found, stage, output, is_dry=dry_run, seconds=round(time.perf_counter() - started, 3))
+
+        if edited is None:
+            put(job)
+        else:
+            overrides = (*overrides, f"labeler.templates={json.dumps(edited)}")
+            again_on_change(Path(edited), lambda: put(load_job(job_file, overrides=overrides, day=day)))
     return Exit.DONE
 
 
-def _rendered(job: Job, choice: RowChoice, stage: str | None, shows: bool) -> list[AskedRows]:
+def _asker(job: Job, screen: AskScreen | None, *, is_read_along: bool) -> Asker:
+    is_told = False
+
+    def announce(facts: EngineFacts, remarks: list[str]) -> None:
+        nonlocal is_told
+        for line in [*([] if is_told else [engine_text(job.spec.labeler.name, facts)]), *remarks]:
+            note(line)
+        is_told = True
+
+    return Asker(
+        on_engine=announce,
+        on_rows=screen.begins if screen is not None else lambda _: None,
+        heard=screen.heard if screen is not None else lambda _: None,
+        is_read_along=is_read_along,
+    )
+
+
+def _rendered(job: Job, choice: RowChoice, screen: AskScreen | None) -> list[AskedRows]:
     found = []
     for asked in render(job, choice):
         found.append(asked)
-        if shows:
-            _say_rows(asked.pairs, is_first=len(found) == 1)
+        if screen is not None:
+            screen.begins(asked.pairs)
             for one in asked.exchanges:
-                _say_exchange(one, stage)
+                screen.heard(one)
         for remark in asked.remarks:
             note(remark)
     return found
 
 
-def _asked(job: Job, choice: RowChoice, stage: str | None, shows: bool) -> list[AskedRows]:
-    def announce(facts: EngineFacts, remarks: list[str]) -> None:
-        note(engine_text(job.spec.labeler.name, facts))
-        for remark in remarks:
-            note(remark)
-
-    def begins(pairs: list[Pair]) -> None:
-        if shows:
-            _say_rows(pairs, is_first=not found)
-
-    def heard(exchange: HeardAsk) -> None:
-        if shows:
-            _say_exchange(exchange, stage)
-
-    found: list[AskedRows] = []
-    for asked in ask_rows(job, choice, on_engine=announce, on_rows=begins, heard=heard):
+def _asked(job: Job, choice: RowChoice, asker: Asker, screen: AskScreen | None) -> list[AskedRows]:
+    found = []
+    for asked in asker.ask(job, choice):
         found.append(asked)
-        for row in asked.rows if shows else ():
-            if row is not None:
-                click.echo(ask_text.outcome_text(row) + "\n")
+        if screen is not None:
+            screen.ends(asked)
     return found
 
 
-def _say_rows(pairs: list[Pair], *, is_first: bool) -> None:
-    if is_first:
-        click.echo(ask_text.LEGEND)
-    for pair in pairs:
-        click.echo(ask_text.head_of(pair))
-
-
-def _say_exchange(exchange: HeardAsk, stage: str | None) -> None:
-    if stage is None or stage == exchange.ask.stage:
-        text = ask_text.ask_text(exchange.ask) if exchange.answer is None else ask_text.answer_text(exchange)
-        click.echo(text)
+def _conclude(found: list[AskedRows], stage: str | None, output: str, *, is_dry: bool, seconds: float) -> None:
+    stages = {one.ask.stage for asked in found for one in asked.exchanges}
+    if stage is not None and stages and stage not in stages:
+        note(f"--stage {stage}: nothing of that name was asked; there was {', '.join(sorted(stages))}")
+    result = {"asked": [ask_text.rows_json(one, stage) for one in found], "dry_run": is_dry, "seconds": seconds}
+    num_rows, num_asks = (
+        sum(map(len, held)) for held in zip(*((one.rows, one.exchanges) for one in found), strict=True)
+    )
+    verb = "would be asked first" if is_dry else "asked"
+    emit(result, f"{num_rows:,} rows, {num_asks:,} asks {verb} in {seconds:.1f} s; nothing was written.", output)

@@ -7,6 +7,7 @@ token straddles the marker's end, the place never comes by; it is then asked for
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import random
 from dataclasses import dataclass, field
@@ -83,6 +84,10 @@ class TokenSequence:
     def max_length(self) -> int:
         """Columns that it may come to use."""
         return len(self.prompt) + self.max_new
+
+    def text_so_far(self) -> str:
+        """What is written, without the bytes of a character that is not whole yet."""
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(self.written[len(self.prefill) :])
 
     def places_here(self) -> list[DecisionPlace]:
         """Decisions whose marker ends exactly here."""

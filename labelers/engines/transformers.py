@@ -128,6 +128,7 @@ class Transformers:
         self._capacity = args.batch_size * (1 + WAITING_PER_ROW)
         self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
         self._ready: list[Answer] = []
+        self._told: Callable[[int, str], None] | None = None
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
@@ -190,6 +191,8 @@ class Transformers:
         try:
             while not answers and len(batch) and time.perf_counter() < until:
                 answers += [sequence.answer() for sequence in batch.step()]
+                if self._told is not None:
+                    batch.tell(self._told)
         except (RuntimeError, MemoryError) as exc:
             is_full = isinstance(exc, (self._torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(
                 exc
@@ -202,6 +205,9 @@ class Transformers:
                 "engine.args.batch_size or engine.args.kv_cache_gib, and run the same command again."
             ) from exc
         return answers
+
+    def show_writing(self, told: Callable[[int, str], None]) -> None:
+        self._told = told
 
     def facts(self) -> EngineFacts:
         return EngineFacts(

@@ -103,6 +103,7 @@ NO_TABLES = {
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
     "gold of runs of route, read as that of evaluate": "convert gold",
     "a job file, changed and not run": "templates export job_file",
+    "prompt templates": "ask edited",
     "keys": "publish sign_key, pull keys, channel set sign_key, rollback sign_key",
 }
 

@@ -1,0 +1,317 @@
+"""`relabel ask` on a terminal: an answer appears while it is written, and is then what a run reads; prompts are edited
+under an engine that stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.asking.ask_text import shown
+from jobs.asking.editing import again_on_change
+from jobs.asking.listening import HeardAsk
+from jobs.asking.screen import AskScreen
+from labelers.engines.sequences import TokenSequence
+from manifests.asks import Answer, Ask, Message, Request
+from manifests.errors import ConfigError, InputError
+from manifests.secrets.redaction import keep_secret
+from tests.teachers.models import write_tiny_decoder
+
+SECRET = "Zq7hunter2Xv9"
+ROWS = [
+    {"query_id": f"q{n}", "query": f"how to prune roses {n}", "doc_id": f"d{n}", "document": "Cut in winter."}
+    for n in range(3)
+]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_decoder(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture
+def job(folder: Path, decoder: Path) -> Callable[..., str]:
+    pq.write_table(pa.Table.from_pylist(ROWS), "pairs.parquet")
+
+    def write(labeler: str = "umbrela", engine: str = "transformers", **options: Any) -> str:
+        spec = {
+            "name": "looked-at",
+            "input": {"path": "pairs.parquet"},
+            "labeler": {"name": labeler, "attempts": 2, "max_think_tokens": 24, **options},
+            "engine": {"name": engine, "seed": 5, **({"model": str(decoder)} if engine == "transformers" else {})},
+            "output": "out/run",
+        }
+        Path("job.yaml").write_text(json.dumps(spec))
+        return "job.yaml"
+
+    return write
+
+
+def streamed(text: str) -> list[str]:
+    """Of each answer that was shown while it was written: all between its rulers."""
+    return re.findall(r"── \S+: answers ─+\n(.*?)\n── \S+: answered \(", text, re.DOTALL)
+
+
+@pytest.mark.parametrize(("labeler", "asks"), [("umbrela", 1), ("r3a", 2), ("graph-grpo", 1)])
+def test_what_is_shown_while_it_is_written_is_the_raw_answer_that_is_read(
+    relabel: Callable[..., Any], job: Callable[..., str], labeler: str, asks: int
+) -> None:
+    job(labeler)
+    whole = relabel("ask", "job.yaml", "--row", "1", "--output", "json").json["asked"][0]["asks"]
+    out = relabel("ask", "job.yaml", "--row", "1", "--stream").out
+    assert len(whole) >= asks
+    assert streamed(out) == [shown(one["answer"]["text"]) for one in whole]
+    plain = relabel("ask", "job.yaml", "--row", "1").out
+    assert streamed(plain) == []
+    assert all(shown(one["answer"]["text"]) in plain for one in whole)
+
+
+def test_an_engine_tells_beginnings_of_the_answer_that_it_gives(
+    job: Callable[..., str], relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job("umbrela", samples=3, temperature=1.0)
+    told: list[tuple[HeardAsk, str]] = []
+    heard = AskScreen.heard
+    monkeypatch.setattr(
+        AskScreen, "heard", lambda screen, one: (told.append((one, one.written)), heard(screen, one))[1]
+    )
+    assert relabel("ask", "job.yaml", "--stream").code == 0
+    exchanges = list({id(one): one for one, _ in told}.values())
+    assert len(exchanges) >= 3
+    for exchange in exchanges:
+        assert exchange.answer is not None
+        begun = [text for one, text in told if one is exchange]
+        assert len(set(begun)) > 3
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(begun))
+        assert exchange.answer.text.startswith(begun[-1])
+
+
+def test_a_terminal_is_read_along_on_and_a_pipe_is_not(
+    relabel: Callable[..., Any], job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job()
+    monkeypatch.setattr("jobs.streams.RedactedStream.isatty", lambda _: True)
+    assert len(streamed(click.unstyle(relabel("ask", "job.yaml").out))) >= 1
+    assert streamed(click.unstyle(relabel("ask", "job.yaml", "--no-stream").out)) == []
+    assert relabel("ask", "job.yaml", "--output", "json").json["asked"]
+    for option in (["--stream"], ["--edit-prompt", "."]):
+        refused = relabel("ask", "job.yaml", *option, "--output", "json")
+        assert refused.code == 2
+        assert "leave out --output json" in refused.json["message"]
+
+
+def test_an_engine_that_can_not_be_read_along_says_so(relabel: Callable[..., Any], job: Callable[..., str]) -> None:
+    job("direct", "fake")
+    assert "no answer before it is whole" in relabel("ask", "job.yaml", "--stream").err
+    assert "before it is whole" not in relabel("ask", "job.yaml").err
+
+
+def test_a_character_that_is_not_whole_waits_for_its_last_byte() -> None:
+    sequence = TokenSequence(Request(0, ASK, 0), prompt=[], max_new=9, prefill=b"<x>")  # type: ignore[arg-type]
+    texts = []
+    for number, byte in enumerate("a é€".encode() + b"\xff" + b"b"):
+        sequence.append(number, bytes([byte]))
+        texts.append(sequence.text_so_far())
+    assert texts == ["a", "a ", "a ", "a é", "a é", "a é", "a é€", "a é€\ufffd", "a é€\ufffdb"]
+    assert sequence.answer().text == texts[-1]
+
+
+ASK = Ask("think", (Message("user", ("hello",)),), None, 9)
+
+
+def writes(screen: AskScreen, exchange: HeardAsk, *texts: str) -> None:
+    for text in texts:
+        exchange.written = text
+        screen.heard(exchange)
+
+
+def ends(screen: AskScreen, exchange: HeardAsk, text: str) -> None:
+    exchange.answer, exchange.seconds = Answer(0, text, "stop"), 1.0
+    screen.heard(exchange)
+
+
+def test_one_answer_is_written_at_a_time_and_the_others_come_behind_it(capsys: pytest.CaptureFixture[str]) -> None:
+    screen, one, other = AskScreen(None), HeardAsk(ASK), HeardAsk(ASK)
+    screen.heard(one)
+    screen.heard(other)
+    writes(screen, one, "first a")
+    writes(screen, other, "second", "second b")
+    ends(screen, other, "second b c")
+    later = HeardAsk(Ask("more", ASK.messages, None, 9))
+    screen.heard(later)
+    writes(screen, later, "x y")
+    writes(screen, one, "first a b")
+    ends(screen, one, "first a b")
+    ends(screen, later, "x y z")
+    out = capsys.readouterr().out
+    assert streamed(out) == ["first a b"]
+    places = [out.index(text) for text in ("first a b", "second b c", "more: asked", "x y z")]
+    assert places == sorted(places)
+    assert [out.count(text) for text in ("first a b", "second b c", "more: asked", "x y z")] == [1, 1, 1, 1]
+
+
+def test_an_answer_that_a_server_began_anew_is_shown_anew_where_it_is_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    screen, one = AskScreen(None), HeardAsk(ASK)
+    writes(screen, one, "it is a rose ", "it ", "it is a rose and ", "it was a ")
+    ends(screen, one, "it was a tulip")
+    out = capsys.readouterr().out
+    assert "answers ─" in out
+    first, anew = re.split(r"\n── answers anew ─+\n", out)
+    assert first.endswith("it is a rose and ")
+    assert anew.startswith("it was a tulip\n── think: answered")
+
+
+def test_nothing_that_is_written_is_a_command_to_the_terminal_or_a_secret(
+    capsys: pytest.CaptureFixture[str], no_secrets_kept: None
+) -> None:
+    keep_secret(SECRET, "the variable KEY")
+    screen, one = AskScreen(None), HeardAsk(ASK)
+    text = f"a\x1b[31m\x07 {SECRET} and api_key={SECRET}, done"
+    writes(screen, one, *(text[:end] for end in range(1, len(text))))
+    mid = capsys.readouterr().out
+    ends(screen, one, text)
+    out = mid + capsys.readouterr().out
+    assert "hunter" not in out
+    assert "\x1b" not in out
+    assert "a\\x1b[31m\\x07 " in mid
+
+
+class Editor:
+    """Stands for a person at an editor: at each pause the next step is taken, and then Ctrl-C."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.steps = list(steps)
+
+    def __call__(self, _: float) -> None:
+        if not self.steps:
+            raise KeyboardInterrupt
+        self.steps.pop(0)()
+
+
+def wait() -> None:
+    """Nothing is changed: what was changed before counts now."""
+
+
+def replaces(file: str, old: str, new: str) -> Callable[[], object]:
+    def step() -> None:
+        path = Path(file)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return step
+
+
+def test_a_changed_template_is_asked_with_the_same_engine_and_a_broken_one_is_said(
+    relabel: Callable[..., Any], job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job("direct", "transformers")
+    assert relabel("templates", "export", "direct", "prompts").code == 0
+    editor = Editor(
+        wait,
+        replaces("prompts/user.j2", "{{ query }}", "{{ quary }}"),
+        wait,
+        replaces("prompts/user.j2", "{{ quary }}", "{% if %}"),
+        wait,
+        replaces("prompts/user.j2", "{% if %}", "Be brief. {{ query }}"),
+        wait,
+    )
+    monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
+    started: list[object] = []
+    from jobs.asking.asking import start_engine
+
+    monkeypatch.setattr("jobs.asking.asking.start_engine", lambda job: (started.append(job), start_engine(job))[1])
+    done = relabel("ask", "job.yaml", "--row", "2", "--edit-prompt", "prompts")
+    assert done.code == 130
+    assert len(started) == 1
+    assert done.out.count("row 2: label") == 2
+    first, second = done.out.split("nothing was written.")[:2]
+    assert "Be brief. ⟦how to prune roses 2⟧" not in first
+    assert "Be brief. ⟦how to prune roses 2⟧" in second
+    assert re.search(r"prompts/user\.j2:\d+: .*quary", done.err)
+    assert re.search(r"prompts/user\.j2:\d+: Expected an expression", done.err)
+    assert done.err.count("changed: user.j2") == 3
+    assert done.err.count("is watched") == 4
+    assert "Stopped by hand" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_dry_run_renders_again_and_loads_no_model(
+    relabel: Callable[..., Any], job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job("direct", "fake")
+    relabel("ask", "job.yaml", "--edit-prompt", "prompts").refused(2, "relabel templates export direct prompts")
+    relabel("templates", "export", "direct", "prompts")
+    monkeypatch.setattr("jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
+    editor = Editor(replaces("prompts/user.j2", "{{ query }}", "Mine: {{ query }}"), wait)
+    monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
+    done = relabel("ask", "job.yaml", "--dry-run", "--edit-prompt", "prompts")
+    assert done.code == 130
+    assert done.out.count("would be asked first") == 2
+    assert done.out.count("Mine: ⟦") == 1
+    assert not Path("out").exists()
+
+
+def test_a_fault_that_no_template_mends_ends_the_watch(relabel: Callable[..., Any], job: Callable[..., str]) -> None:
+    job("direct", "fake")
+    relabel("templates", "export", "direct", "prompts")
+    relabel("ask", "job.yaml", "--row", "9", "--edit-prompt", "prompts").refused(3, "row 9: the input has 3 rows")
+    relabel("ask", "job.yaml", "--set", "labeler.gradez=3", "--edit-prompt", "prompts").refused(3, "gradez")
+
+
+def test_a_file_that_is_written_in_steps_is_one_change_and_what_editors_leave_is_none(folder: Path) -> None:
+    Path("p").mkdir()
+    Path("p/a.j2").write_text("one")
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.append("".join(sorted(path.read_text() for path in Path("p").glob("*.j2"))))
+
+    editor = Editor(
+        wait,
+        lambda: Path("p/a.j2").write_text(""),
+        lambda: Path("p/a.j2").write_text("tw"),
+        lambda: Path("p/a.j2").write_text("two"),
+        wait,
+        lambda: Path("p/.a.j2.swp").write_text("x"),
+        lambda: Path("p/a.j2~").write_text("two"),
+        lambda: os.utime("p/a.j2", (1, 1)),
+        lambda: Path("p/b.j2").write_text("more"),
+        wait,
+        lambda: Path("p/a.j2").unlink(),
+        wait,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        again_on_change(Path("p"), look, pause=editor)
+    assert seen == ["one", "two", "moretwo", "more"]
+
+
+def test_only_what_a_template_can_mend_is_waited_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faults: list[Exception] = [ConfigError("p/a.j2:1: off"), InputError("gone")]
+    Path("a.j2").write_text("one")
+    editor = Editor(lambda: Path("a.j2").write_text("two"), wait)
+    with pytest.raises(InputError, match="gone"):
+        again_on_change(folder, lambda: (_ for _ in ()).throw(faults.pop(0)), pause=editor)
+    assert "relabel: p/a.j2:1: off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["user.j2~", "#user.j2#"])
+def test_what_an_editor_leaves_beside_a_template_is_none(
+    relabel: Callable[..., Any], job: Callable[..., str], name: str
+) -> None:
+    job("direct", "fake")
+    relabel("templates", "export", "direct", "prompts", "--job", "job.yaml")
+    Path("prompts", name).write_text("{{ broken")
+    assert relabel("ask", "job.yaml", "--dry-run").code == 0
