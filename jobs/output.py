@@ -20,6 +20,11 @@ def note(text: str) -> None:
     click.echo(f"note: {text}", err=True)
 
 
+def shown(text: str) -> str:
+    """A text of the data or of a model on a terminal: nothing in it is a command to that."""
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
 def table(rows: list[tuple[str, str]]) -> str:
     """Two columns, the first padded."""
     width = max(len(name) for name, _ in rows)

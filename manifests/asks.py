@@ -208,6 +208,40 @@ class Engine(Protocol):
         ...
 
 
+class EngineWork(NamedTuple):
+    """What an engine has run so far, for requests that are answered and others alike: tokens, without those that a
+    cache held, and the seconds that they took; prompts that were `begun`.
+    """
+
+    begun: int
+    prefilled_tokens: int
+    prefill_s: float
+    decoded_tokens: int
+    decode_s: float
+
+    def plus(self, other: EngineWork) -> EngineWork:
+        """Another engine's beside this."""
+        return EngineWork(
+            self.begun + other.begun,
+            self.prefilled_tokens + other.prefilled_tokens,
+            self.prefill_s + other.prefill_s,
+            self.decoded_tokens + other.decoded_tokens,
+            self.decode_s + other.decode_s,
+        )
+
+
+NO_WORK = EngineWork(0, 0, 0.0, 0, 0.0)
+
+
+@runtime_checkable
+class ShowsWork(Protocol):
+    """An engine that tells of its work between answers, so that a rate is known before the first of them."""
+
+    def work(self) -> EngineWork:
+        """Since it was started; cheap, may be called often."""
+        ...
+
+
 @runtime_checkable
 class KeepsCosts(Protocol):
     """An engine that counts what its asks cost beyond their tokens."""

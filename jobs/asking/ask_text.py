@@ -9,6 +9,7 @@ import click
 
 from jobs.asking.asking import AskedRows
 from jobs.asking.listening import HeardAsk
+from jobs.output import shown
 from manifests.asks import Answer, Ask, Message
 from manifests.labels import Pair
 from manifests.records import plain
@@ -17,11 +18,6 @@ from manifests.schemas import LabelRow, QuarantineRow
 LEGEND = "⟦ ⟧ holds what the data says; all else is the template."
 _LEFT_OUT = {"row_id", "query_id", "doc_id", "key", "origin", "reused", "columns", "prompt_tokens", "output_tokens"}
 """Columns of a label that say nothing of what the model wrote."""
-
-
-def shown(text: str) -> str:
-    """A text of the data or of a model on a terminal: nothing in it is a command to that."""
-    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
 
 
 def head_of(pair: Pair) -> str:

@@ -9,6 +9,7 @@ import click
 from jobs.asking import ask_text
 from jobs.asking.asking import AskedRows
 from jobs.asking.listening import HeardAsk
+from jobs.output import shown
 from manifests.labels import Pair
 from manifests.secrets.redaction import redacted
 
@@ -65,7 +66,7 @@ class AskScreen:
         if exchange is self._front:
             # a word that is not whole waits: half a secret has no form to be known by
             end = max(exchange.written.rfind(" "), exchange.written.rfind("\n")) + 1
-            self._say(redacted(ask_text.shown(exchange.written[:end])))
+            self._say(redacted(shown(exchange.written[:end])))
 
     def _say(self, text: str, *, is_whole: bool = False) -> None:
         """Put what is new of an answer on the screen."""
@@ -80,7 +81,7 @@ class AskScreen:
 
     def _finish(self, exchange: HeardAsk) -> None:
         assert exchange.answer is not None
-        self._say(redacted(ask_text.shown(exchange.answer.text)), is_whole=True)
+        self._say(redacted(shown(exchange.answer.text)), is_whole=True)
         click.echo("\n" + ask_text.answer_text(exchange, is_text_shown=True))
         self._front, later, self._later = None, self._later, []
         for one, is_answered in later:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from jobs.running.chunk_time import chunk_time
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
 from jobs.running.deadlines import Deadline, choose_deadline
+from jobs.running.forecast import expected_of
 from jobs.running.metrics import MetricsFile
 from jobs.running.progress import Display
 from jobs.running.run_text import advise, engine_text, report_json, report_text, verdict
@@ -33,7 +35,8 @@ from jobs.running.sessions import Session
 from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from manifests.asks import EngineFacts
-from manifests.errors import NothingNewError, RelabelError
+from manifests.errors import ManifestError, NothingNewError, RelabelError
+from manifests.runs.kept_estimates import load_estimate
 from manifests.runs.plans import load_plan
 from manifests.runs.run_folder import RunFolder
 from manifests.storage.run_stores import open_run_store
@@ -70,6 +73,7 @@ ADDRESS_HELP = (
     "The Ray cluster: auto for the one this machine is part of, or ray://HOST:10001. Default: RAY_ADDRESS, else one "
     "of its own."
 )
+VERBOSE_HELP = "Show the last answer that could not be read, too: its row, stage, reason and first line."
 METRICS_HELP = "Keep a Prometheus text file with the run's counts, for node_exporter's textfile collector."
 
 
@@ -94,6 +98,7 @@ class RunOptions:
     address: str | None
     dry_run: bool
     done_ok: bool
+    verbose: bool
     output: str
 
 
@@ -103,6 +108,7 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
     def decorate(command: Command) -> Command:
         command = output_option(command)
         command = click.option("--done-ok", is_flag=True, help=done_ok)(command)
+        command = click.option("-v", "--verbose", is_flag=True, help=VERBOSE_HELP)(command)
         command = click.option("--dry-run", is_flag=True, help=dry_run)(command)
         command = click.option("--metrics", metavar="FILE", help=METRICS_HELP)(command)
         command = log_option(command)
@@ -220,7 +226,7 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
         session = open_session(
             work.job_file, work.overrides, work.shard, is_retry=is_retry, day=work.day, deadline=deadline
         )
-        report = execute(session, metrics, pool)
+        report = execute(session, metrics, pool, shows_refused=work.verbose)
         code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
     except KeyboardInterrupt:
         code = Exit.STOPPED
@@ -296,10 +302,26 @@ def session_of(
     return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), helps=shard is None)
 
 
-def execute(session: Session, metrics: MetricsFile | None = None, pool: WorkerPool | None = None) -> RunReport:
-    """Do a session's work with progress on stderr; signals and a deadline drain it."""
+def execute(
+    session: Session,
+    metrics: MetricsFile | None = None,
+    pool: WorkerPool | None = None,
+    *,
+    shows_refused: bool = False,
+) -> RunReport:
+    """Do a session's work with progress on stderr, the last refused answer too if wanted; signals and a deadline drain
+    it.
+    """
     spec, stop = session.opened.job.spec, session.stop
-    with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):
+    expected = None
+    with contextlib.suppress(ManifestError):  # a damaged estimate: nothing depends on it
+        estimate = load_estimate(session.opened.store)
+        expected = None if estimate is None else expected_of(estimate)
+    total = session.left.rows_to_ask()
+    with (
+        Display(session.progress, total, expected=expected, shows_refused=shows_refused) as display,
+        stopping(stop, display.say),
+    ):
         if metrics is not None:
             metrics.job, metrics.progress = spec.name, session.progress
             metrics.update()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jobs.running.counts import COUNTED, Progress
+from jobs.running.live import Live
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class Done:
     lost_statuses: Counter[str] = field(default_factory=Counter)
     commits: int = 0
     losses: int = 0
+    live: Live = field(default_factory=Live)
 
     def add(self, other: Done) -> None:
         """Another's work beside this."""
@@ -38,6 +40,7 @@ class Done:
             (self.lost_statuses, other.lost_statuses),
         ):
             mine.update(theirs)
+        self.live.add(other.live)
         self.commits += other.commits
         self.losses += other.losses
 
@@ -45,6 +48,7 @@ class Done:
         """The worker is gone: what it answered beside what it committed was in vain. Its last answers it had no time to
         tell of.
         """
+        self.live.in_flight = 0
         self.answered |= self.committed + self.lost
         self.lost = self.answered - self.committed
 
@@ -57,4 +61,5 @@ def show(progress: Progress, all_done: Iterable[Done]) -> None:
     for name in COUNTED:
         setattr(progress, name, total.answered[name])
     progress.statuses, progress.lost, progress.lost_statuses = total.statuses, total.lost, total.lost_statuses
+    progress.live = total.live
     progress.chunks_committed, progress.chunks_lost = total.commits, total.losses

@@ -50,10 +50,11 @@ class Commits:
 
 @dataclass(frozen=True)
 class Counts:
-    """All that was answered so far, named as in `Progress`."""
+    """All that was answered so far, named as in `Progress`, and what is `Live`."""
 
     counts: dict[str, int]
     statuses: dict[str, int]
+    live: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from jobs.pool.done import Done
 from jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, read_event
 from jobs.pool.isolation import ChunkCase
 from jobs.pool.process_guard import ProcessGuard, kill_group
+from jobs.running.live import Live
+from manifests.records import checked
 from manifests.runs.receipts import ChunkId
 
 READ_BYTES = 1 << 16
@@ -212,8 +214,9 @@ class WorkerProcess:
                 self.did.losses += 1
                 self.did.lost.update(counts)
                 self.did.lost_statuses.update(statuses)
-            case Counts(counts, statuses):
+            case Counts(counts, statuses, live):
                 self.did.answered, self.did.statuses = Counter(counts), Counter(statuses)
+                self.did.live = checked(Live, live)
             case EngineUp():
                 self.is_engine_up = True
             case Ends():

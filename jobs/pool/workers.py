@@ -33,6 +33,7 @@ from jobs.running.stops import Stop
 from jobs.streams import redacted_streams
 from manifests.asks import EngineFacts
 from manifests.errors import RelabelError
+from manifests.records import plain
 from manifests.runs.receipts import ChunkId
 
 PROGRESS_EVERY_S = 0.5
@@ -102,7 +103,7 @@ class Reporter:
     def counts(self) -> None:
         """Counts as they stand."""
         counts = {name: getattr(self._progress, name) for name in COUNTED}
-        self.say(Counts(counts, dict(self._progress.statuses)))
+        self.say(Counts(counts, dict(self._progress.statuses), plain(self._progress.live.in_short())))
 
 
 def main() -> int:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from jobs.running.live import Live
+
 if TYPE_CHECKING:
     from jobs.running.chunks import ChunkWork
     from manifests.runs.receipts import Receipt
@@ -37,6 +39,7 @@ class Progress:
         self.lost: Counter[str] = Counter()
         self.lost_statuses: Counter[str] = Counter()
         self.engine_starts = 0
+        self.live = Live()
         self.started_s = time.perf_counter()
 
     def lose(self, work: ChunkWork) -> None:

@@ -17,6 +17,7 @@ from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
 from jobs.running.counts import Progress
 from jobs.running.label_values import check_columns
+from jobs.running.live import RefusedAnswer
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
 from jobs.running.shared_asks import AnswerBook, AskKeys, SharedAsk, SharedAsks
 from jobs.running.stall_detection import StallDetection
@@ -24,7 +25,7 @@ from jobs.running.stops import Stop
 from jobs.running.trajectories import OpenPair, Trajectory, row_of
 from jobs.running.watch import Watch
 from labelers.registry import Labeler, declared_columns, declared_reads
-from manifests.asks import Answer, Ask, Engine, Request
+from manifests.asks import Answer, Ask, Engine, Request, ShowsWork
 from manifests.errors import EngineCrashError, InputError
 from manifests.runs.receipts import ChunkId
 from manifests.runs.reuse import answer_row
@@ -61,6 +62,11 @@ def _with_possible_counts(answer: Answer) -> Answer:
         return answer
     prompt, cached, output = (one if 0 <= one <= MOST_TOKENS else 0 for one in counts)
     return replace(answer, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+
+
+def _refused(trajectory: Trajectory, status: str) -> RefusedAnswer:
+    assert trajectory.tries
+    return RefusedAnswer(trajectory.open.pair.row_id, status=status, **trajectory.tries[-1])
 
 
 class RunLoop:
@@ -134,7 +140,10 @@ class RunLoop:
             EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed.
         """
         with self._commits:
-            is_done = self._feed(chunks)
+            try:
+                is_done = self._feed(chunks)
+            finally:
+                self.progress.live.in_flight = 0
             self._commits.settle(wait_for_all=True)
         if self._input_error is not None:
             raise self._input_error
@@ -214,6 +223,9 @@ class RunLoop:
         now_s = time.perf_counter()
         self._next_look_s = now_s + LOOK_EVERY_S
         self._pace.look(now_s, self.progress.pairs)
+        self.progress.live.in_flight = len(self._in_flight) - len(self._ready)
+        if isinstance(self.engine, ShowsWork):
+            self.progress.live.work = self.engine.work()
         oldest = next(iter(self._begun.values()), None)
         self.stop.mind(self._pace.drain_s(None if oldest is None else oldest.started_s))
 
@@ -377,12 +389,17 @@ class RunLoop:
         self._run_answered()
 
     def _run_answered(self) -> None:
-        runnable = self._runnable
+        runnable, live = self._runnable, self.progress.live
         while runnable:
             trajectory, answer = runnable.popleft()
             if trajectory.open.work.is_dropped:
                 continue
-            if trajectory.take(answer, self.labeler, self.options):
+            is_going_on = trajectory.take(answer, self.labeler, self.options)
+            if trajectory.refused_as is None:
+                live.accepted += 1
+            else:
+                live.refuse(_refused(trajectory, trajectory.refused_as))
+            if is_going_on:
                 self._dispatch(trajectory)
             else:
                 self._end(trajectory)

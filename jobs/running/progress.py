@@ -8,20 +8,24 @@ import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from jobs import log_format
-from jobs.output import clock_text
 from jobs.running.counts import ASKED, Progress
+from jobs.running.forecast import Done, Expected, left_s, left_text
 from jobs.streams import redacted_streams
+from manifests.records import plain
+from manifests.runs.estimates import Range
 from manifests.secrets.redaction import redacted
 
-LINE_EVERY_S = 60.0
+FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
 DRAW_EVERY_S = 0.25
 LOGGERS = ("manifests", "labelers", "jobs")
 
@@ -37,32 +41,48 @@ class _Aloud(logging.Handler):
         self._display.say(record.getMessage(), level=record.levelname.lower(), event=record.name)
 
 
+class _BarAndLines(Bars):
+    """A bar, and below it lines of text, each cut to the terminal's width."""
+
+    lines: tuple[str, ...] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield from (Text(redacted(line), no_wrap=True, overflow="ellipsis", style="dim") for line in self.lines)
+
+
 class Display:
     """Shows a run's counts and warnings. `update` may be called as often as one likes.
 
     Args:
         total: pairs that this execution will ask.
+        expected: what a pair takes, for the time before any is done.
+        shows_refused: whether the last refused answer is shown, too.
     """
 
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(
+        self, progress: Progress, total: int, *, expected: Expected | None = None, shows_refused: bool = False
+    ) -> None:
         self._progress = progress
         self._total = total
+        self._expected = expected
+        self._shows_refused = shows_refused
+        self._has_warned = False
         self._door = contextlib.ExitStack()
         self._console = Console(file=sys.stderr)
-        self._bars: Bars | None = None
+        self._bars: _BarAndLines | None = None
         self._next_s = 0.0
         self._aloud = _Aloud(self)
         if self._console.is_terminal and not log_format.is_json():
-            self._bars = Bars(
+            self._bars = _BarAndLines(
                 TextColumn("[bold]{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("pairs · {task.fields[rates]} · ETA"),
-                TimeRemainingColumn(),
+                TextColumn("pairs · {task.fields[rates]}"),
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bars.add_task("labeling", total=total, rates="starting")
+            self._task = self._bars.add_task("labeling", total=total, rates="the engine is starting")
 
     def __enter__(self) -> Display:
         if self._bars is not None:
@@ -70,7 +90,7 @@ class Display:
             self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._aloud)
-        self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else LINE_EVERY_S)
+        self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else min(FIRST_LINE_S, LINE_EVERY_S))
         return self
 
     def __exit__(
@@ -83,16 +103,22 @@ class Display:
             self._bars.stop()
 
     def update(self) -> None:
-        """Draw, or say a line, if it is time to."""
+        """Draw, or say a line, if it is time to; say at once that no answer was accepted."""
         now = time.perf_counter()
+        if not self._has_warned and (warning := self._progress.live.warning()) is not None:
+            self._has_warned = True
+            self.say(warning, level="warning", event="none_accepted")
         if now < self._next_s:
             return
         if self._bars is not None:
             self._next_s = now + DRAW_EVERY_S
-            self._bars.update(self._task, completed=self._rows_done(), rates=self._rates(now))
+            self._bars.lines = self._inside(now)
+            rates = f"{self._rates(now)} · ETA {left_text(self._left_s(now))}"
+            self._bars.update(self._task, completed=self._rows_done(), rates=rates)
         else:
             self._next_s = now + LINE_EVERY_S
-            line = f"{self._rows_done():,} of {self._total:,} pairs · {self._rates(now)} · ETA {self._eta(now)}"
+            parts = (self._rates(now), *self._inside(now), f"ETA {left_text(self._left_s(now))}")
+            line = f"{self._rows_done():,} of {self._total:,} pairs · {' · '.join(parts)}"
             self.say(line, event="progress", **self._counts(now))
 
     def _rows_done(self) -> int:
@@ -106,7 +132,8 @@ class Display:
             log_format.say(line, level=level, event=event, **fields)
 
     def _counts(self, now: float) -> dict[str, Any]:
-        progress = self._progress
+        progress, left = self._progress, self._left_s(now)
+        live = plain(progress.live.in_short())
         return {
             **{name: progress.kept(name) for name in ASKED if name != "cached_tokens"},
             "reused": progress.kept("reused"),
@@ -114,19 +141,46 @@ class Display:
             "statuses": dict(progress.kept_statuses),
             "in_vain": progress.in_vain(),
             "chunks_committed": progress.chunks_committed,
+            **{name: value for name, value in live.items() if name != "last_refused" or self._shows_refused},
+            "left_s": None if left is None else list(left.rounded(1)),
             "seconds": round(now - progress.started_s, 3),
         }
 
     def _rates(self, now: float) -> str:
         seconds = max(now - self._progress.started_s, 1e-9)
-        progress = self._progress
-        pairs, tokens = progress.kept("pairs"), progress.kept("output_tokens")
-        quarantined = pairs - progress.kept_statuses["ok"]
-        return f"{pairs / seconds:,.1f} pairs/s · {tokens / seconds:,.0f} output tokens/s · {quarantined} quarantined"
-
-    def _eta(self, now: float) -> str:
         pairs = self._progress.kept("pairs")
-        if not pairs:
-            return "unknown"
-        left_s = max(0, self._total - self._rows_done()) * (now - self._progress.started_s) / pairs
-        return clock_text(left_s)
+        rate = f"{pairs / seconds:,.{1 if pairs > seconds else 3}f}"
+        return f"{rate} pairs/s · {pairs - self._progress.kept_statuses['ok']} quarantined"
+
+    def _inside(self, now: float) -> tuple[str, ...]:
+        """What goes on inside the chunks: asks and answers, tokens a second, and the last refused answer on request."""
+        live, seconds = self._progress.live, max(now - self._progress.started_s, 1e-9)
+        prompt, output = self._tokens_run()
+        asks = f"{live.in_flight:,} in flight, {live.answers_text()}"
+        tokens = f"{prompt / seconds:,.0f} prompt + {output / seconds:,.0f} output tokens/s"
+        refused = live.last_refused if self._shows_refused else None
+        return (f"{asks} · {tokens}", *([f"last refused: {refused.line()}"] if refused is not None else ()))
+
+    def _tokens_run(self) -> tuple[int, int]:
+        """Prompt tokens that no cache held, and output tokens: of the engine's work where it tells, else of answers."""
+        progress, work = self._progress, self._progress.live.work
+        prompt = max(work.prefilled_tokens, progress.prompt_tokens - progress.cached_tokens)
+        return prompt, max(work.decoded_tokens, progress.output_tokens)
+
+    def _left_s(self, now: float) -> Range | None:
+        progress, live = self._progress, self._progress.live
+        answered = progress.prompt_tokens - progress.cached_tokens + progress.output_tokens
+        reused = progress.kept("reused")
+        return left_s(
+            max(0, self._total - reused),
+            Done(
+                now - progress.started_s,
+                progress.kept("pairs"),
+                live.in_flight,
+                progress.requests,
+                live.refused.total(),
+                answered,
+                live.work,
+            ),
+            self._expected,
+        )

@@ -30,7 +30,7 @@ class OpenPair:
 class Trajectory:
     """One sample of a pair: the labeler's generator, the answers it was sent, and what failed on the way.
 
-    `label` is set at a good end, `failure` at a bad one.
+    `label` is set at a good end, `failure` at a bad one; `refused_as` is the last answer's status if it was unreadable.
     """
 
     __slots__ = (
@@ -43,6 +43,7 @@ class Trajectory:
         "open",
         "output_tokens",
         "prompt_tokens",
+        "refused_as",
         "sample",
         "tries",
     )
@@ -57,6 +58,7 @@ class Trajectory:
         self.tries: list[dict[str, Any]] | None = None
         self.label: Label | None = None
         self.failure: VerdictError | None = None
+        self.refused_as: str | None = None
         self.prompt_tokens = 0
         self.output_tokens = 0
 
@@ -78,6 +80,7 @@ class Trajectory:
         """
         self.prompt_tokens += answer.prompt_tokens
         self.output_tokens += answer.output_tokens
+        self.refused_as = None
         assert self.ask is not None
         for decision in self.ask.decisions:
             found = answer.distributions.get(decision.name)
@@ -117,6 +120,7 @@ class Trajectory:
             }
         )
         self.attempt += 1
+        self.refused_as = error.status
         if self.attempt >= options.attempts or error.status == "overlong":
             self.failure = error
             self.generator = None

@@ -8,6 +8,7 @@ waited longest decides which prefix is shared and which length is sought; those 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from labelers.engines.forward import Forward
 from labelers.engines.prefixes import Prefix, PrefixStore, common_length, shared_length
 from labelers.engines.sampling import sample_tokens
 from labelers.engines.sequences import TokenSequence
+from manifests.asks import NO_WORK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,6 +67,7 @@ class Batch:
         words = -(-forward.vocab_size // 32)
         self._mask_words = np.zeros((limits.sequences, words), dtype=np.int32)
         self._has_news = True  # something joined or left since a prefill was last thought about
+        self.work = NO_WORK
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._active)
@@ -83,12 +86,19 @@ class Batch:
     def step(self) -> list[TokenSequence]:
         """Do one piece of work, and return the sequences that it finished."""
         with torch.inference_mode():
+            began_s, work = time.perf_counter(), self.work
             group, shared = self._next_group() if self._waiting and self._has_news else ([], 0)
             if group:
                 self._prefill(group, shared)
+                begun = work.begun + len(group)
+                seconds = work.prefill_s + time.perf_counter() - began_s
+                self.work = self.work._replace(begun=begun, prefill_s=seconds)
             elif self._active:
                 self._has_news = False
+                tokens = work.decoded_tokens + len(self._active)
                 self._decode()
+                seconds = work.decode_s + time.perf_counter() - began_s
+                self.work = self.work._replace(decoded_tokens=tokens, decode_s=seconds)
         done, self._done = self._done, []
         return done
 
@@ -179,6 +189,7 @@ class Batch:
         if base is not None:
             self._forward.cache.restore(base.state, spare, spare + 1)
         self._forward.prefill([leader.prompt[known:length].tolist()], first_row=spare, prefix=known)
+        self._ran(length - known)
         prefix = Prefix(leader.prompt[:length].copy(), self._forward.cache.snapshot(spare, length))
         self._prefixes.keep(prefix)
         return prefix
@@ -193,7 +204,11 @@ class Batch:
             [sequence.prompt[shared:].tolist() for sequence in group], first_row=first, prefix=shared
         )
         self._active += group
+        self._ran(sum(len(sequence.prompt) - shared for sequence in group))
         self._advance(group, logits_BV)
+
+    def _ran(self, tokens: int) -> None:
+        self.work = self.work._replace(prefilled_tokens=self.work.prefilled_tokens + tokens)
 
     def _decode(self) -> None:
         logits_BV = self._forward.decode(

@@ -21,7 +21,7 @@ from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.sequences import TokenSequence
 from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
-from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
+from manifests.asks import POLL_S, Answer, Ask, EngineFacts, EngineWork, Request
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
@@ -208,6 +208,9 @@ class Transformers:
 
     def show_writing(self, told: Callable[[int, str], None]) -> None:
         self._told = told
+
+    def work(self) -> EngineWork:
+        return self._open_batch().work
 
     def facts(self) -> EngineFacts:
         return EngineFacts(

@@ -1,0 +1,97 @@
+"""What goes on inside the chunks under way: asks in flight, what became of the answers, and the engine's own work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from jobs.output import shown
+from manifests.asks import NO_WORK, EngineWork
+
+FIRST_ANSWERS = 16
+"""So many answers of which none was accepted are worth a word: chance spoils some, and a wrong prompt all."""
+SHOWN_CHARS = 200
+MOST_CHARS = 1_000
+"""Of an answer's text that is passed on while the run goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedAnswer:
+    """An answer that could not be read.
+
+    Args:
+        attempt: which of the row's attempts at this stage it was, from 1.
+        status: what the row would be quarantined as.
+        finish: how the engine ended it.
+    """
+
+    row_id: int
+    stage: str
+    attempt: int
+    status: str
+    finish: str
+    reason: str
+    text: str
+
+    def line(self) -> str:
+        """Which one it was, and the text's first line that is not empty, as a terminal may show it."""
+        first = next((line for line in self.text.splitlines() if line.strip()), "") or "(no text)"
+        return f"row {self.row_id}, {self.stage}, {self.status}: {_cut(self.reason)}: {_cut(first)}"
+
+
+@dataclass(slots=True)
+class Live:
+    """Of one worker, or of several together; answers that several rows share count for each.
+
+    Args:
+        in_flight: asks that the engine has.
+        refused: answers by the status that their rows would be quarantined as.
+        work: what the engine has run, where it tells.
+    """
+
+    in_flight: int = 0
+    accepted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    last_refused: RefusedAnswer | None = None
+    work: EngineWork = NO_WORK
+
+    def refuse(self, answer: RefusedAnswer) -> None:
+        """Note an answer that could not be read."""
+        self.refused[answer.status] += 1
+        self.last_refused = answer
+
+    def add(self, other: Live) -> None:
+        """Another worker's beside this."""
+        self.in_flight += other.in_flight
+        self.accepted += other.accepted
+        self.refused.update(other.refused)
+        self.last_refused = other.last_refused or self.last_refused
+        self.work = self.work.plus(other.work)
+
+    def in_short(self) -> Live:
+        """The same with no more of the last refused answer than anybody shows."""
+        last = self.last_refused
+        return self if last is None else replace(self, last_refused=replace(last, text=last.text[:MOST_CHARS]))
+
+    def answers_text(self) -> str:
+        """Answers by what became of them: `41 answered: 25 accepted, 16 refused (14 format, 2 truncated)`."""
+        refused = self.refused.total()
+        by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(self.refused.items()))
+        return f"{self.accepted + refused:,} answered: {self.accepted:,} accepted, {refused:,} refused" + (
+            f" ({by_status})" if by_status else ""
+        )
+
+    def warning(self) -> str | None:
+        """What to say where the first answers were all refused."""
+        if self.accepted or self.refused.total() < FIRST_ANSWERS or self.last_refused is None:
+            return None
+        return (
+            f"none of the first {self.refused.total():,} answers was accepted ({', '.join(sorted(self.refused))}): the "
+            "model may be too small for this labeler, or its room to answer too short. `relabel ask` shows whole "
+            f"answers. The last one: {self.last_refused.line()}"
+        )
+
+
+def _cut(text: str) -> str:
+    line = shown(" ".join(text.split()))
+    return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}…"

@@ -1,0 +1,102 @@
+"""What a run says of itself between two commits: what is in flight, what was refused and why, and that nothing was
+accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.running import progress as progress_module
+from jobs.running.counts import Progress
+from jobs.running.live import FIRST_ANSWERS, SHOWN_CHARS, Live, RefusedAnswer
+from jobs.running.progress import Display
+from manifests.asks import EngineWork
+from manifests.records import checked, plain
+
+
+def refused(number: int, text: str = "No idea.", status: str = "format") -> RefusedAnswer:
+    return RefusedAnswer(number, "verdict", 1, status, "stop", "there is no <score>", text)
+
+
+def test_refused_answers_are_counted_by_reason_and_the_last_one_is_kept() -> None:
+    live = Live(in_flight=3, accepted=2)
+    live.refuse(refused(4))
+    live.refuse(refused(5, status="truncated"))
+    assert live.answers_text() == "4 answered: 2 accepted, 2 refused (1 format, 1 truncated)"
+    assert live.last_refused == refused(5, status="truncated")
+
+
+def test_several_workers_add_up_and_survive_the_pipe() -> None:
+    one, other = Live(2, 1, Counter(format=1), refused(1), EngineWork(2, 5, 1.0, 2, 0.5)), Live(1, 4)
+    both = Live()
+    both.add(one)
+    both.add(checked(Live, json.loads(json.dumps(plain(other)))))
+    assert both == Live(3, 5, Counter(format=1), refused(1), EngineWork(2, 5, 1.0, 2, 0.5))
+    assert checked(Live, json.loads(json.dumps(plain(both)))) == both
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\n  \n\tI can't say.\nMore.", "I can't say."),
+        ("", "(no text)"),
+        ("\x1b[2J\x1b]0;title\x07gone\u202e", "\\x1b[2J\\x1b]0;title\\x07gone\\u202e"),
+        ("x" * 5000, "x" * SHOWN_CHARS + "…"),
+    ],
+)
+def test_an_answer_is_shown_by_a_line_that_no_terminal_obeys(text: str, line: str) -> None:
+    assert refused(7, text).line() == f"row 7, verdict, format: there is no <score>: {line}"
+
+
+def test_only_where_nothing_was_accepted_of_the_first_answers_a_run_says_so() -> None:
+    live = Live()
+    for number in range(FIRST_ANSWERS - 1):
+        live.refuse(refused(number))
+        assert live.warning() is None
+    live.refuse(refused(99, "I am a small model."))
+    assert (warning := live.warning()) is not None
+    assert "none of the first 16 answers was accepted (format)" in warning
+    assert warning.endswith("row 99, verdict, format: there is no <score>: I am a small model.")
+    live.accepted = 1
+    assert live.warning() is None
+
+
+def test_a_run_whose_every_answer_is_refused_says_so_once_and_shows_one(
+    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path]
+) -> None:
+    write_pairs()
+    done = relabel("run", write_job({"engine": {"args": {"p_garbage": 1.0, "batch": 4}}, "labeler": {"name": "r3a"}}))
+    assert done.code == 30
+    assert done.err.count("warning: none of the first 16 answers was accepted (") == 1
+    assert "The last one: row " in done.err
+
+
+def test_a_run_with_accepted_answers_says_nothing_of_the_kind(
+    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path]
+) -> None:
+    write_pairs()
+    done = relabel("run", write_job({"engine": {"args": {"p_garbage": 0.3}}, "labeler": {"name": "r3a"}}))
+    assert "none of the first" not in done.err
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_line_of_progress_tells_slow_from_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verbose: bool
+) -> None:
+    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    progress = Progress()
+    progress.live = Live(12, 1, Counter(format=3), refused(3), EngineWork(12, 4_000, 2.0, 90, 1.0))
+    with Display(progress, 24, shows_refused=verbose) as display:
+        display.update()
+    err = capsys.readouterr().err
+    assert err.startswith("0 of 24 pairs · 0.000 pairs/s · 0 quarantined · 12 in flight, 4 answered: 1 accepted, ")
+    assert "3 refused (3 format) · " in err
+    assert " prompt + " in err
+    assert ("last refused: row 3, verdict, format: there is no <score>: No idea." in err) is verbose
+    assert err.endswith("ETA unknown\n")
