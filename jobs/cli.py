@@ -23,8 +23,11 @@ from jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
 from jobs.streams import redacted_streams
 from manifests.secrets.redaction import forget_secrets, redacted, shortened
 
+COMPLETION = "_RELABEL_COMPLETE"
+"""A shell sets it to complete what is typed."""
+
 COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("jobs.commands.setup:init", "Write a job file to start from."),
+    "init": ("jobs.commands.setup:init", "Write a job, student or teacher file to start from."),
     "templates": ("jobs.commands.templates:templates", "Write the built-in prompt templates, to edit them."),
     "ask": ("jobs.commands.ask:ask", "Put a row to the model, and show all that is asked and answered."),
     "plan": ("jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
@@ -126,6 +129,10 @@ def main(args: list[str] | None = None) -> None:
     if args is None:
         # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
+        if (instruction := os.environ.get(COMPLETION)) is not None:
+            from jobs.completion import complete
+
+            sys.exit(complete(relabel, COMPLETION, instruction))
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
     forget_secrets()  # of a command before, in a process that runs several
     keep_environment(os.environ)

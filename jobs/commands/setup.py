@@ -25,27 +25,54 @@ class FileColumn:
     about: str | None = field(default=None, metadata=LEFT_OUT)
 
 
+NEXT = {
+    "job": "Set input.path in it, then: relabel plan",
+    "student": "Set labels and gold in it, then: relabel distill",
+    "teacher": "Set init and data in it, then: relabel train --dry-run",
+}
+"""By kind of spec, what to do with one that is fresh."""
+
+
 @click.command(epilog="Example: relabel init job.yaml")
-@click.argument("path", default="job.yaml")
+@click.argument("path", required=False)
+@click.option(
+    "--kind", type=click.Choice(list(NEXT)), default="job", show_default=True, help="What the file is a spec of."
+)
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
-def init(path: str, force: bool, output: str) -> int:
-    """Write a job file to start from, with a comment for each key."""
+def init(path: str | None, kind: str, force: bool, output: str) -> int:
+    """Write a spec file to start from, with a comment for each key: PATH, by default KIND.yaml.
+
+    Its JSON Schema is put beside it as KIND.schema.json, and the file's first line names that: editors with a YAML
+    language server then offer keys and explain them.
+    """
+    path = path or f"{kind}.yaml"
     target = Path(path)
     if target.exists() and not force:
         raise UsageError(f"{path}: is there already. Give another name, or --force to replace it.")
-    text = resources.files("jobs").joinpath("templates/job.yaml").read_text(encoding="utf-8")
+    schema_file = target.with_name(f"{kind}.schema.json")
+    text = resources.files("jobs").joinpath(f"templates/{kind}.yaml").read_text(encoding="utf-8")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        schema_file.write_text(_schema_text(kind), encoding="utf-8")
+        target.write_text(f"# yaml-language-server: $schema={schema_file.name}\n{text}", encoding="utf-8")
     except OSError as exc:
         raise StoreError(f"{path}: can't write it ({exc.strerror}).") from exc
-    emit({"path": path}, f"Wrote {path}. Set input.path in it, then: relabel plan {path}", output)
+    emit({"path": path, "schema": str(schema_file)}, f"Wrote {path}. {NEXT[kind]} {path}", output)
     return Exit.DONE
 
 
+def _schema_text(kind: str, *, indent: int | None = 2) -> str:
+    from distill.students.specs import student_schema
+    from distill.teachers.spec_files import teacher_schema
+    from jobs.planning.job_schema import job_schema
+
+    found = {"job": job_schema, "student": student_schema, "teacher": teacher_schema}[kind]()
+    return json.dumps(found, indent=indent, ensure_ascii=False)
+
+
 @click.command(epilog="Example: relabel schema job > job.schema.json")
-@click.argument("what", type=click.Choice(["job", "student", "teacher", "labels", "quarantine"]))
+@click.argument("what", type=click.Choice([*NEXT, "labels", "quarantine"]))
 @click.option(
     "--labeler",
     metavar="NAME",
@@ -58,13 +85,8 @@ def schema(what: str, labeler: str | None, output: str) -> int:
         raise UsageError(
             f"--labeler {labeler}: {what} files have no columns of a labeler's. Use it with `relabel schema labels`."
         )
-    if what in ("job", "student", "teacher"):
-        from distill.students.specs import student_schema
-        from distill.teachers.spec_files import teacher_schema
-        from jobs.planning.job_schema import job_schema
-
-        found_schema = {"job": job_schema, "student": student_schema, "teacher": teacher_schema}[what]()
-        click.echo(json.dumps(found_schema, indent=None if output == "json" else 2, ensure_ascii=False))
+    if what in NEXT:
+        click.echo(_schema_text(what, indent=None if output == "json" else 2))
         return Exit.DONE
     from manifests import schemas
 

@@ -310,7 +310,10 @@ def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str =
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            raise UsageError(f"--set {override}: want KEY=VALUE, for instance --set {example}")
+            raise UsageError(
+                f"--set {override}: want KEY=VALUE, for instance --set {example}. A value with > or < stands in "
+                "quotes, else the shell takes it for the name of a file: --set 'require.kappa=>=0.4'."
+            )
         _set(values, key.split("."), text, where=_shown(override))
     return values
 

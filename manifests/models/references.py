@@ -130,8 +130,17 @@ def _locate(reference: str, cache: Path) -> Path:
     if path.is_file():
         raise ModelError(f"model {reference!r} is a file; expected {_FORMS}.")
     if colon and re.fullmatch(r"[a-z][a-z0-9+]+", scheme):
-        raise ModelError(f"model {reference!r}: no scheme {scheme!r}; expected {_FORMS}.")
-    raise ModelError(f"model {reference!r}: there is no such directory here; expected {_FORMS}.")
+        raise ModelError(f"model {reference!r}: no scheme {scheme!r}; expected {_FORMS}.{_hint(rest)}")
+    raise ModelError(f"model {reference!r}: there is no such directory here; expected {_FORMS}.{_hint(reference)}")
+
+
+def _hint(path: str) -> str:
+    """What a reference may have been meant as: a repository's name is a path too, and a spec's folder before it."""
+    parts = path.rstrip("/").split("/")
+    name = "/".join(parts[-2:])
+    if not _HF.fullmatch(name):
+        name = f"org/{parts[-1]}" if _HF.fullmatch(f"org/{parts[-1]}") else "org/name"
+    return f" A model of the Hugging Face hub is written hf:{name}."
 
 
 def _from_hub(reference: str, rest: str) -> Path:
