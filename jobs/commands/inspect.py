@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import click
 from jobs.commands.options import date_option, log_option, output_option
 from jobs.commands.pull import is_destination, verify_destination
 from jobs.commands.run_status import status_of, status_text
+from jobs.commands.status_live import LiveStatus, follow, live_text, look
 from jobs.exits import Exit
 from jobs.output import emit
 from jobs.planning.job_files import output_of
@@ -22,6 +24,7 @@ from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_manifest import load_manifest
 from manifests.schemas import ANSWERS, LABELS
+from manifests.secrets.redaction import redacted
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 
@@ -40,12 +43,22 @@ class VerifiedRun:
 
 @click.command(epilog="Example: relabel status out/ecom")
 @click.argument("target", metavar="JOB.YAML|OUTPUT")
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Follow the run while anybody works on it: what each worker has in flight, was answered and refused, its "
+    "tokens/s, and when the run should be done. With --output json: one look.",
+)
 @date_option
 @log_option
 @output_option
-def status(target: str, day: str | None, output: str) -> int:
+def status(target: str, live: bool, day: str | None, output: str) -> int:
     """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
-    found = status_of(_folder(target, day))
+    folder = _folder(target, day)
+    if live:
+        _follow(folder, output)
+        return Exit.DONE
+    found = status_of(folder)
     emit(plain(found), status_text(found), output)
     return Exit.DONE
 
@@ -102,6 +115,21 @@ def verify(target: str, day: str | None, output: str) -> int:
     text = f"{folder.plan.name}: verified. {sums}, {files:,} files unchanged."
     emit(plain(result), text, output)
     return Exit.DONE
+
+
+def _follow(folder: RunFolder, output: str) -> None:
+    if output == "json":
+        found = look(folder)
+        emit(plain(found), "", output)
+        return
+    is_terminal = sys.stdout.isatty()
+
+    def show(found: LiveStatus) -> None:
+        if is_terminal:
+            click.clear()
+        emit({}, redacted(live_text(found)), output)
+
+    follow(folder, show)
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:

@@ -11,6 +11,7 @@ from jobs.exits import Exit
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
 from jobs.running.canary import load_results
+from jobs.running.live_files import sweep_live
 from jobs.running.sessions import Session
 from manifests.engine_options import price_of
 from manifests.errors import GateError
@@ -120,6 +121,8 @@ def conclude(session: Session) -> RunReport:
     is_complete = found.tally.chunks_done == opened.plan.num_chunks
     if is_complete:
         found, was_finished_now = _finish(opened, found)
+        if was_finished_now:
+            sweep_live(opened.store)
     failed = found.tally.num_quarantined / opened.plan.rows
     progress.settle(session.own_receipts(found))
     in_vain = AskedInVain(**progress.in_vain())

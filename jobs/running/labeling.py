@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from jobs.running.canary import CanaryResult, CanarySample, ask_canary, draw_can
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import COMMITS_IN_FLIGHT, CommitThreads
 from jobs.running.conclusions import RunReport, conclude, refuse_mixing
+from jobs.running.live_files import LiveFile
 from jobs.running.loop import IDLE_S, RunLoop
 from jobs.running.sessions import Session
 from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
@@ -264,6 +266,12 @@ def _drive(
     job = session.opened.job
     session.progress.started_s = time.perf_counter()
     session.helping.rows_in_hand = max(1, engine.capacity)
+    live_file = LiveFile(session.opened.store, session.worker, session.progress)
+
+    def turned() -> None:
+        on_progress()
+        live_file.update()
+
     loop = RunLoop(
         job.labeler,
         job.spec.labeler,
@@ -272,12 +280,12 @@ def _drive(
         seed=job.spec.engine.seed,
         progress=session.progress,
         stop=session.stop,
-        on_progress=on_progress,
+        on_progress=turned,
         ask_timeout_s=job.spec.run.ask_timeout_s,
         watch=session.watch,
         answer_cache=session.answer_cache,
     )
     # a supervisor is first where rows are in flight; of a made-up pair that proves the engine it knows nothing
     first_s = 0.0 if session.watch is None else AFTER_SUPERVISOR_S
-    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s):
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s), closing(live_file):
         loop.run(chunks)

@@ -142,7 +142,7 @@ class Display:
             "in_vain": progress.in_vain(),
             "chunks_committed": progress.chunks_committed,
             **{name: value for name, value in live.items() if name != "last_refused" or self._shows_refused},
-            "left_s": None if left is None else list(left.rounded(1)),
+            "left_s": None if left is None else plain(left.rounded(1)),
             "seconds": round(now - progress.started_s, 3),
         }
 

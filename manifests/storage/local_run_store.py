@@ -117,6 +117,12 @@ class LocalRunStore:
             sync_folder(path.parent)
             return True
 
+    def remove(self, name: str) -> None:
+        """Remove a file that nothing depends on; none there is fine."""
+        path = self.path(name)
+        with translate_errors("remove", path):
+            path.unlink(missing_ok=True)
+
     def sweep(self, folder: str) -> int:
         """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many.
 

@@ -136,6 +136,10 @@ class ObjectRunStore:
             return self.read(name) == data
         return True
 
+    def remove(self, name: str) -> None:
+        """Remove an object that nothing depends on; none there is fine."""
+        self._retries.call(functools.partial(self._objects.delete, self._key(name)), f"{self.root}/{name}: removing it")
+
     def sweep(self, folder: str) -> int:
         """Nothing: an object is there whole or not at all."""
         return 0

@@ -79,6 +79,9 @@ class RunStore(Protocol):
             False if the name exists already with other bytes (they are left as they are).
         """
 
+    def remove(self, name: str) -> None:
+        """Remove a file that nothing depends on; none there is fine."""
+
     def sweep(self, folder: str) -> int:
         """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many."""
 

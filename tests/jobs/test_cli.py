@@ -306,6 +306,7 @@ CALLS = [
     ("rounds job.yaml", _nothing, 3),
     ("status out/search/round-2", _searched, 0),
     ("status job.yaml", _labelled, 0),
+    ("status job.yaml --live", _labelled, 0),
     ("status out/ecom", _planned, 0),
     ("status absent", _nothing, 3),
     ("retry job.yaml", _labelled, 10),
