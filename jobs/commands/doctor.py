@@ -5,35 +5,41 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
-from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
-from jobs.planning.job_files import Job, load_job
-from manifests.errors import RelabelError, StoreError
-from manifests.records import LEFT_OUT, plain
-from manifests.storage.filesystems import is_url
-from manifests.storage.run_stores import open_run_store
+from manifests.records import plain
 
-EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "cpu": ("the transformers engine", ("torch", "transformers", "llguidance", "safetensors", "gguf")),
-    "vllm": ("the vLLM engine", ("vllm",)),
-    "openai": ("the openai engine", ("httpx",)),
-    "eval": ("relabel evaluate, convert, compare", ("scikit-learn", "scipy", "polars")),
-    "pairs": ("relabel pairs", ("polars", "bm25s")),
-    "iceberg": ("Iceberg tables", ("pyiceberg",)),
-    "ray": ("the Ray backend", ("ray",)),
-    "s3": ("object storage", ("s3fs",)),
+EXTRAS: dict[str, str] = {
+    "cpu": "the transformers engine, relabel distill and export",
+    "gpu": "the same on a GPU",
+    "vllm": "the vLLM engine",
+    "openai": "the openai engine",
+    "eval": "relabel evaluate, convert, compare",
+    "pairs": "relabel pairs",
+    "train": "relabel train",
+    "train-gpu": "relabel train with rollouts by vLLM",
+    "tensorboard": "train.report_to",
+    "trackio": "train.report_to",
+    "mlflow": "train.report_to",
+    "wandb": "train.report_to",
+    "sign": "signatures of bundles",
+    "iceberg": "Iceberg tables",
+    "ray": "the Ray backend",
+    "s3": "object storage",
+    "optimum": "relabel export --exporter optimum, in an environment of its own",
 }
-"""Extra → what it is for, and the distributions that it needs."""
+"""Extra → what it is for; what belongs to it, the installed package says."""
 
 
 class ExtraHere(NamedTuple):
@@ -57,7 +63,8 @@ class MachineFacts:
     Args:
         relabel, python: versions.
         machine: system, cores and memory, in words.
-        job: each check of a job and its outcome; None where none was given.
+        free_memory_gib: None where the system does not say.
+        onnxruntime: its version and what it runs on.
     """
 
     relabel: str
@@ -66,22 +73,26 @@ class MachineFacts:
     devices: list[str]
     extras: dict[str, ExtraHere]
     free_disk_gib: FreeDisk
-    job: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
+    free_memory_gib: float | None
+    onnxruntime: str
 
 
 @click.command(epilog="Example: relabel doctor job.yaml")
-@click.argument("job_file", metavar="[JOB.YAML]", required=False)
+@click.argument("spec_file", metavar="[JOB.YAML|STUDENT.YAML|TEACHER.YAML]", required=False)
 @output_option
-def doctor(job_file: str | None, output: str) -> int:
-    """Show what this machine has; with a job file, whether that job could start here.
+def doctor(spec_file: str | None, output: str) -> int:
+    """Show what this machine has; with a job, student or teacher file, whether that could start here.
 
-    Exits 4 if the job needs something that is absent, 3 if its spec or input is off.
+    Exits 4 if it needs something that is absent, 3 if its spec or input is off.
     """
     facts, code = _machine_facts(), Exit.DONE
-    if job_file is not None:
-        checks, code = _job(job_file)
-        facts = replace(facts, job=checks)
-    emit(plain(facts), _doctor_text(facts), output)
+    checks: dict[str, dict[str, str]] = {}
+    if spec_file is not None:
+        from jobs.commands.spec_checks import checked
+
+        kind, found, code = checked(spec_file)
+        checks[kind] = found
+    emit({**plain(facts), **checks}, _doctor_text(facts, checks), output)
     return code
 
 
@@ -91,12 +102,14 @@ def _machine_facts() -> MachineFacts:
         python=platform.python_version(),
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB",
         devices=_devices(),
-        extras={name: _extra(distributions) for name, (_, distributions) in EXTRAS.items()},
+        extras={name: _extra(name) for name in EXTRAS},
         free_disk_gib=FreeDisk(_free_gib("."), _free_gib(os.environ.get("TMPDIR", "/tmp"))),
+        free_memory_gib=_free_memory_gib(),
+        onnxruntime=_onnxruntime(),
     )
 
 
-def _doctor_text(facts: MachineFacts) -> str:
+def _doctor_text(facts: MachineFacts, checks: dict[str, dict[str, str]]) -> str:
     disk = facts.free_disk_gib
     rows = [
         ("relabel", f"{facts.relabel} on Python {facts.python}"),
@@ -104,68 +117,33 @@ def _doctor_text(facts: MachineFacts) -> str:
         ("devices", ", ".join(facts.devices)),
         ("free disk", f"here {disk.here:.0f} GiB, temporary {disk.temporary:.0f} GiB"),
     ]
+    if facts.free_memory_gib is not None:
+        rows.insert(2, ("free memory", f"{facts.free_memory_gib:.1f} GiB"))
+    rows.append(("onnxruntime", facts.onnxruntime))
     for name, extra in facts.extras.items():
         have = ", ".join(f"{package} {held}" for package, held in extra.installed.items())
-        absent = f"{EXTRAS[name][0]}: absent ({', '.join(extra.missing)}); pip install 'relabel[{name}]'"
+        absent = f"{EXTRAS[name]}: absent ({', '.join(extra.missing)}); pip install 'relabel[{name}]'"
         rows.append((f"extra {name}", absent if extra.missing else have))
-    rows += [(f"job: {check}", outcome) for check, outcome in (facts.job or {}).items()]
+    for kind, found in checks.items():
+        rows += [(f"{kind}: {check}", outcome) for check, outcome in found.items()]
     return "relabel doctor\n" + table(rows)
 
 
-def _job(job_file: str) -> tuple[dict[str, str], Exit]:
-    """Each check of a job and its outcome; stops at the first that fails."""
-    from jobs.exits import exit_for
-
-    found: dict[str, str] = {}
-    step = "spec"
-    try:
-        job = load_job(job_file)
-        found[step] = "fine"
-        step = "input"
-        found[step] = _input(job)
-        step = "model"
-        found[step] = f"{job.spec.engine.model or job.spec.engine.name}, digest {job.model_digest()[:12]}"
-        step = "engine"
-        job.engine_class.check(job.spec.engine)
-        found[step] = f"{job.spec.engine.name} can start"
-        step = "output"
-        found[step] = _writable_url(job) if is_url(job.spec.output) else _writable(Path(job.spec.output))
-    except RelabelError as exc:
-        found[step] = str(exc)
-        return found, exit_for(exc)
-    return found, Exit.DONE
+def distributions_of(extra: str) -> list[str]:
+    """What an extra is made of, by the package's own word; for extras within it, theirs."""
+    found: list[str] = []
+    for text in requires("relabel") or ():
+        name, _, condition = text.partition(";")
+        if re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", condition):
+            inner = re.match(r"relabel\[([^]]+)\]", name)
+            named = [one for part in inner[1].split(",") for one in distributions_of(part.strip())] if inner else []
+            found += named or [re.split(r"[^\w.-]", name.strip(), maxsplit=1)[0]]
+    return list(dict.fromkeys(found))
 
 
-def _input(job: Job) -> str:
-    if job.spec.rounds is not None:
-        return "questions for `relabel rounds`, which reads them; not looked at here"
-    dataset = job.open_dataset()
-    columns = ", ".join(dataset.columns.document)
-    return f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from {columns}"
-
-
-def _writable_url(job: Job) -> str:
-    """Whether commits will be single there; writes the probe that a run would write."""
-    spec = job.spec
-    open_run_store(spec.output, job.storage, single_writer=spec.run.single_writer).check_conditional_writes()
-    if spec.run.single_writer:
-        return f"{spec.output}: not checked for conditional writes (run.single_writer)"
-    return f"{spec.output} can be written, and heeds conditions"
-
-
-def _writable(folder: Path) -> str:
-    """Whether the nearest folder that exists may be written."""
-    there = folder
-    while not there.exists():
-        there = there.parent
-    if not os.access(there, os.W_OK):
-        raise StoreError(f"{there}: no permission to write there.")
-    return f"{folder} can be written"
-
-
-def _extra(distributions: tuple[str, ...]) -> ExtraHere:
+def _extra(extra: str) -> ExtraHere:
     installed, missing = {}, []
-    for name in distributions:
+    for name in distributions_of(extra):
         try:
             installed[name] = version(name)
         except PackageNotFoundError:
@@ -180,7 +158,29 @@ def _devices() -> list[str]:
 
     if not torch.cuda.is_available():
         return ["cpu"]
-    return [f"cuda:{number} {torch.cuda.get_device_name(number)}" for number in range(torch.cuda.device_count())]
+    return [_gpu_text(torch.cuda, number) for number in range(torch.cuda.device_count())]
+
+
+def _gpu_text(cuda: Any, number: int) -> str:
+    free, whole = (size / 2**30 for size in cuda.mem_get_info(number))
+    return f"cuda:{number} {cuda.get_device_name(number)} ({free:.0f} of {whole:.0f} GiB free)"
+
+
+def _onnxruntime() -> str:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return "not installed"
+    library = importlib.import_module("onnxruntime")
+    return f"{library.__version__} on {', '.join(library.get_available_providers())}"
+
+
+def _free_memory_gib() -> float | None:
+    """What programs could take without swapping, by Linux' own estimate."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return round(int(found[1]) / 2**20, 1) if found else None
 
 
 def _memory_gib() -> float:

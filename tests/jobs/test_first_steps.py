@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ import jsonschema
 import pytest
 import yaml
 
+from jobs.commands.doctor import EXTRAS, distributions_of
 from jobs.commands.setup import NEXT
 from manifests.errors import ModelError
 from manifests.models.references import resolve_model
+from tests.jobs.test_demo import write_tiny_model
 
 
 @pytest.mark.parametrize("kind", NEXT)
@@ -136,3 +140,70 @@ def test_zsh_takes_the_script(shell: Callable[..., list[str]]) -> None:
         'autoload -U compinit && compinit -u\neval "$(_RELABEL_COMPLETE=zsh_source relabel)"\nprint ${_comps[relabel]}'
     )
     assert shell("zsh", script) == ["_relabel_completion"]
+
+
+def test_every_extra_that_a_user_may_install_is_looked_for_with_all_that_is_in_it() -> None:
+    said = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS) == set(said) - {"docs", "dev"}
+    for extra, wanted in said.items():
+        names = [re.split(r"[^\w.-]", one)[0] for one in wanted]
+        assert set(distributions_of(extra)) >= set(names) - {"relabel"}
+    assert {"bitsandbytes", "trl", "vllm"} <= set(distributions_of("train-gpu"))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look for a GPU, torch is loaded, which takes seconds."""
+    monkeypatch.setattr("jobs.commands.doctor._devices", lambda: ["cpu"])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_doctor_tells_memory_providers_and_whether_student_and_teacher_could_start(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    write_pairs()
+    job = write_job()
+    found = relabel("doctor", job, "--output", "json").json
+    assert found["free_memory_gib"] > 0
+    assert "CPUExecutionProvider" in found["onnxruntime"]
+    assert found["job"]["clock"] == "that of the output agrees with this machine's"
+    student = {
+        "name": "s",
+        "labels": ["out/ecom"],
+        "student": {"kind": "encoder", "model": "org/base"},
+        "output": "out/s",
+    }
+    teacher = {"name": "t", "method": "sft", "init": "org/base", "data": {"runs": ["out/ecom"]}, "output": "out/t"}
+    for kind, spec, step in (("student", student, "labels"), ("teacher", teacher, "runs")):
+        Path(f"{kind}.yaml").write_text(yaml.safe_dump(spec))
+        done = relabel("doctor", f"{kind}.yaml", "--output", "json")
+        assert done.code == 3
+        assert list(done.json[kind]) == ["spec", step]
+        assert "out/ecom: no finished run lies there" in done.json[kind][step]
+    assert relabel("run", job).code == 0
+    for kind in ("student", "teacher"):
+        done = relabel("doctor", f"{kind}.yaml")
+        assert done.code == 4
+        assert "out/ecom has 24 labels" in done.out
+        assert "written hf:org/base" in done.out
+        write_tiny_model(Path("org/base"))
+        done = relabel("doctor", f"{kind}.yaml")
+        assert done.code == 0
+        assert f"{kind}: clock" in done.out
+        shutil.rmtree("org")
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("off_s", "said"), [(90.0, "90 s ahead of"), (-3600.0, "3,600 s behind"), (1.0, "agrees")])
+def test_a_clock_that_is_off_is_told(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    off_s: float,
+    said: str,
+) -> None:
+    write_pairs()
+    monkeypatch.setattr("jobs.commands.spec_checks.time.time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr("jobs.commands.spec_checks._written_now", lambda *_: 1_700_000_000.0 + off_s)
+    assert said in relabel("doctor", write_job(), "--output", "json").json["job"]["clock"]

@@ -1,0 +1,165 @@
+"""Whether a job, student or teacher file could start here: its checks in order, up to the first that fails."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from distill.students.specs import DistillSpec
+from distill.teachers.spec_files import read_teacher_spec, teacher_keys
+from jobs.commands.training import TrainingSpec, open_spec
+from jobs.exits import Exit, exit_for
+from jobs.fetching.models import fetch_model
+from jobs.planning.job_files import JOB, Job, SpecKind, load_job
+from jobs.planning.spec_places import resolved
+from jobs.planning.spec_yaml import read_spec_file
+from manifests.errors import ManifestError, RelabelError, StoreError
+from manifests.extras import require
+from manifests.models.references import resolve_model
+from manifests.runs.run_manifest import load_manifest
+from manifests.specs import validate_spec
+from manifests.storage.context import Storage
+from manifests.storage.filesystems import filesystem_of, is_url
+from manifests.storage.run_stores import open_run_store
+
+STEPS = {
+    "job": ("spec", "input", "model", "engine", "output", "clock"),
+    "student": ("spec", "labels", "model", "packages", "output", "clock"),
+    "teacher": ("spec", "runs", "model", "packages", "output", "clock"),
+}
+"""By kind of spec, its checks in order."""
+NEAR_S = 2.0
+"""Clocks that differ by less count as one: storage tells whole seconds."""
+
+
+def checked(spec_file: str) -> tuple[str, dict[str, str], Exit]:
+    """The kind of spec that a file is, each check with its outcome, and the exit code of the one that failed."""
+    kind, found = "job", dict[str, str]()
+    try:
+        values = read_spec_file(spec_file, beginning=JOB.beginning, keys=JOB.fields)
+        kind = "student" if "student" in values else "teacher" if "method" in values else "job"
+        outcomes = {"job": _job, "student": _student, "teacher": _teacher}[kind](spec_file)
+        for step in STEPS[kind]:
+            found[step] = next(outcomes)
+    except RelabelError as exc:
+        found[STEPS[kind][len(found)]] = str(exc)
+        return kind, found, exit_for(exc)
+    return kind, found, Exit.DONE
+
+
+def _job(spec_file: str) -> Iterator[str]:
+    job = load_job(spec_file)
+    yield "fine"
+    yield _input(job)
+    yield f"{job.spec.engine.model or job.spec.engine.name}, digest {job.model_digest()[:12]}"
+    job.engine_class.check(job.spec.engine)
+    yield f"{job.spec.engine.name} can start"
+    yield _output(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
+    yield _clock(job.spec.output, job.storage)
+
+
+def _student(spec_file: str) -> Iterator[str]:
+    opened = open_spec(spec_file, (), SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", ""))
+    spec = resolved(validate_spec(DistillSpec, opened.settings.values, where=opened.where), opened.settings.places)
+    yield "fine"
+    yield _labels([source.path for source in spec.labels], opened.storage)
+    yield _model(spec.student.model, opened)
+    require("torch", extra="cpu", purpose="relabel distill")
+    yield "torch is here"
+    yield _output(spec.output, opened.storage)
+    yield _clock(spec.output, opened.storage)
+
+
+def _teacher(spec_file: str) -> Iterator[str]:
+    opened = open_spec(spec_file, (), SpecKind("teacher", teacher_keys(), "train.epochs=3", ""))
+    spec = resolved(read_teacher_spec(opened.settings.values, where=opened.where), opened.settings.places)
+    yield "fine"
+    yield _labels([source.path for source in getattr(getattr(spec, "data", None), "runs", ())], opened.storage)
+    yield _model(spec.init, opened)
+    needed = ["torch"] if spec.method == "sft" else ["torch", "trl"]
+    for name in needed:
+        require(name, extra="cpu,train", purpose="relabel train")
+    yield f"{' and '.join(needed)} are here" if len(needed) > 1 else "torch is here"
+    yield _output(spec.output, opened.storage)
+    yield _clock(spec.output, opened.storage)
+
+
+def _input(job: Job) -> str:
+    if job.spec.rounds is not None:
+        return "questions for `relabel rounds`, which reads them; not looked at here"
+    dataset = job.open_dataset()
+    columns = ", ".join(dataset.columns.document)
+    return f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from {columns}"
+
+
+def _labels(places: list[str], storage: Storage) -> str:
+    """What there is to learn from, of runs that are finished."""
+    said = []
+    for place in places:
+        if Path(place).is_file():
+            said.append(f"{place} is a file")
+            continue
+        manifest = load_manifest(open_run_store(place, storage))
+        if manifest is None:
+            raise ManifestError(f"{place}: no finished run lies there. `relabel status {place}` says what is open.")
+        said.append(f"{place} has {manifest.rows.labelled + manifest.rows.reused:,} labels")
+    return ", ".join(said) or "none; gold is all there is"
+
+
+def _model(reference: str, opened: TrainingSpec) -> str:
+    fetch_model(reference, opened.storage, cache_dir=opened.cache_dir)
+    return f"{reference}, digest {resolve_model(reference, cache_dir=opened.cache_dir).digest[:12]}"
+
+
+def _output(place: str, storage: Storage, *, single_writer: bool = False) -> str:
+    """Whether the output can be written; of storage, whether commits will be single there, by the probe that a run
+    writes.
+    """
+    if is_url(place):
+        open_run_store(place, storage, single_writer=single_writer).check_conditional_writes()
+        if single_writer:
+            return f"{place}: not checked for conditional writes (run.single_writer)"
+        return f"{place} can be written, and heeds conditions"
+    there = _nearest(Path(place))
+    if not os.access(there, os.W_OK):
+        raise StoreError(f"{there}: no permission to write there.")
+    return f"{place} can be written"
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest above it that exists."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _clock(place: str, storage: Storage) -> str:
+    """How far the clock of where the output lies is from this machine's: leases and dates go by both."""
+    before = time.time()
+    try:
+        written = _written_now(place, storage)
+    except OSError as exc:
+        return f"not known ({type(exc).__name__})"
+    after = time.time()
+    ahead = written - after if written > after else min(written - before, 0.0)
+    if abs(ahead) < NEAR_S:
+        return "that of the output agrees with this machine's"
+    return f"that of the output is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
+
+
+def _written_now(place: str, storage: Storage) -> float:
+    """When a file that is written there now was written, by the clock there; seconds since 1970."""
+    if not is_url(place):
+        with tempfile.NamedTemporaryFile(dir=_nearest(Path(place)), prefix=".relabel-clock-") as file:
+            return Path(file.name).stat().st_mtime
+    filesystem, path = filesystem_of(place, storage)
+    key = f"{path.rstrip('/')}/.relabel-clock-{secrets.token_hex(4)}"
+    filesystem.pipe_file(key, b"now")
+    try:
+        return float(filesystem.modified(key).timestamp())
+    finally:
+        filesystem.rm_file(key)
