@@ -12,14 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.faults.command_lines import Line
+from tests.teachers.chunked import write_questions
+from tests.teachers.models import write_tiny_decoder
 
 ROWS = 6
 TEACHINGS = {
     "grpo": Line("train by-grade.yaml", parent="teaching"),
     "graph-grpo": Line("train by-node.yaml", parent="teaching"),
+    "grpo-with-looks": Line("train looked-at.yaml", parent="teaching"),
+    "res-rag": Line("train by-evidence.yaml", parent="teaching"),
 }
-STEPS = {"grpo": 6, "graph-grpo": 12}
-"""Two epochs of three generations each; those of graph-grpo are used twice."""
+STEPS = {"grpo": 6, "graph-grpo": 12, "grpo-with-looks": 4, "res-rag": 6}
+"""Two epochs of three generations each; those of graph-grpo are used twice; a third of the rows is looked at alone, or
+each question is a step.
+"""
 _TRAIN = {"epochs": 2, "batch_size": 4, "accumulation": 2, "learning_rate": 1e-3, "max_tokens": 160, "seed": 7}
 SPECS: dict[str, dict[str, Any]] = {
     "by-grade": {
@@ -38,6 +44,31 @@ SPECS: dict[str, dict[str, Any]] = {
         "credit": {"learning_rate": 1e-2},
         "train": {**_TRAIN, "save_every": 4},
         "output": "out/by-node",
+    },
+    "looked-at": {
+        "method": "grpo",
+        "init": "speaks-r1",
+        "labeler": {"name": "r1", "grades": 3, "max_think_tokens": 4, "templates": "templates-r1"},
+        "rollouts": {"group": 4},
+        "split": {"dev": 0.34, "seed": 1},
+        "train": {**_TRAIN, "save_every": 2, "eval_every": 1},
+        "output": "out/looked-at",
+    },
+    "by-evidence": {
+        "method": "res-rag",
+        "init": "writes",
+        "labeler": {"name": "evidence-set"},
+        "generator": {"name": "fake"},
+        "train": {
+            "epochs": 1,
+            "batch_size": 4,
+            "accumulation": 1,
+            "learning_rate": 1e-3,
+            "max_tokens": 4000,
+            "save_every": 2,
+            "seed": 7,
+        },
+        "output": "out/by-evidence",
     },
 }
 
@@ -59,6 +90,9 @@ def write_teachings(folder: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), folder / "words.parquet")
     gold = {"path": "words.parquet", "grade": "grade"}
     nodes = {"subject": "subject", "attribute": "attribute"}
+    write_tiny_decoder(folder / "writes")
+    questions = {"path": str(write_questions(folder / "questions.parquet").relative_to(folder))}
     for name, spec in SPECS.items():
-        data = {"gold": gold | (nodes if spec["method"] == "graph-grpo" else {})}
+        more = nodes if spec["method"] == "graph-grpo" else {}
+        data = {"gold": questions if spec["method"] == "res-rag" else gold | more}
         (folder / f"{name}.yaml").write_text(json.dumps({"name": name, "data": data, **spec}))

@@ -44,7 +44,9 @@ def bench(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
     return made
 
 
-@pytest.mark.parametrize("name", TEACHINGS)
+@pytest.mark.parametrize(
+    "name", ["grpo", "graph-grpo", *(pytest.param(one, marks=pytest.mark.full) for one in list(TEACHINGS)[2:])]
+)
 def test_killed_in_its_second_epoch_it_resumes_to_the_last_byte(name: str, bench: Callable[[str], Bench]) -> None:
     held = bench(name)
     assert {"model.safetensors", "rollouts.parquet", "curves.parquet"} <= held.expected.keys()
