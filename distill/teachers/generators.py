@@ -10,8 +10,9 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from labelers.engines.registry import engine_class
 from labelers.short_answers import ShortAnswers
 from manifests.asks import Answer, Ask, Engine, Request
 from manifests.digests import digest_of
-from manifests.errors import EngineCrashError, VerdictError
+from manifests.errors import EngineCrashError, RelabelError, VerdictError
 
 MOST_CRASHES = 3
 """Times in a row that the engine may go down without an answer before the training ends."""
@@ -52,6 +53,18 @@ class Generated(NamedTuple):
     answers: tuple[str, ...]
     fault: str = ""
     detail: str = ""
+
+
+@contextlib.contextmanager
+def own_keys() -> Iterator[None]:
+    """Errors within name keys of `generator`, where an engine says those of a job's `engine`."""
+    try:
+        yield
+    except RelabelError as exc:
+        said = re.sub(r"\bengine\.(?=[a-z])", "generator.", str(exc))
+        if said == str(exc):
+            raise
+        raise type(exc)(said) from exc
 
 
 class Generator:
@@ -87,12 +100,13 @@ class Generator:
         """
         if self._engine is not None:
             return []
-        engine = self._start()
-        try:
-            remarks = engine.prepare(self._answers.probe())
-        except BaseException:
-            engine.close()
-            raise
+        with own_keys():
+            engine = self._start()
+            try:
+                remarks = engine.prepare(self._answers.probe())
+            except BaseException:
+                engine.close()
+                raise
         self._engine = engine
         return remarks
 
@@ -128,8 +142,9 @@ class Generator:
         found: dict[str, Answer] = {}
         try:
             self.start()
-            for key, answer in self._polled(asks):
-                found[key] = answer
+            with own_keys():
+                for key, answer in self._polled(asks):
+                    found[key] = answer
         except EngineCrashError as exc:
             self._crashes = 0 if found else self._crashes + 1
             with contextlib.suppress(EngineCrashError):

@@ -15,7 +15,7 @@ from typing import Any
 from distill.teachers.bases import TeacherBase
 from distill.teachers.evidence_queries import EvidenceRow, load_evidence_rows
 from distill.teachers.evidence_scores import EVIDENCE_COLUMNS, EvidenceJudge
-from distill.teachers.generators import Generator, identity_of
+from distill.teachers.generators import Generator, identity_of, own_keys
 from distill.teachers.gold_rows import GoldRows
 from distill.teachers.grpo import GrpoTeacher, answer_end_ids
 from distill.teachers.res_rag_spec import ResRagSpec
@@ -43,8 +43,9 @@ class ResRagTeacher(GrpoTeacher):
     _spec: ResRagSpec
 
     def __init__(self, spec: ResRagSpec, base: TeacherBase, storage: Storage) -> None:
-        engine_class(spec.generator.name).check(spec.generator)
-        self._generator_identity = identity_of(spec.generator, ShortAnswers())
+        with own_keys():
+            engine_class(spec.generator.name).check(spec.generator)
+            self._generator_identity = identity_of(spec.generator, ShortAnswers())
         self._generator: Generator | None = None
         self._secrets: Mapping[str, Any] = {}
         super().__init__(spec, base, storage)

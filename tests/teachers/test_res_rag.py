@@ -60,6 +60,24 @@ def test_the_spec_of_the_docs_trains_and_its_teacher_labels(
     assert relabel("run", str(tmp_path / "job.yaml")) == 0
 
 
+def test_a_real_engine_answers_from_the_chunks_chosen(held: dict[str, Any], base_dir: Path, tmp_path: Path) -> None:
+    """Its kept answers serve a second training, which asks nothing."""
+    held["generator"] = {"name": "transformers", "model": str(base_dir), "cache": str(tmp_path / "kept")}
+    held["train"] |= {"max_steps": 2, "save_every": 1}
+    rollouts = []
+    for name in ("one", "two"):
+        train_teacher(read_teacher_spec({**held, "output": str(tmp_path / name)}, where=name), Storage())
+        rollouts.append(pq.read_table(tmp_path / name / ROLLOUTS_NAME))
+        kept = {file: file.stat().st_mtime_ns for file in (tmp_path / "kept").rglob("*.json")}
+        if name == "one":
+            before = kept
+    assert rollouts[0] == rollouts[1]
+    assert kept == before
+    read = [json.loads(file.read_bytes()) for file in kept]
+    assert read
+    assert {one["finish"] for one in read} <= {"stop", "length"}
+
+
 @pytest.fixture
 def held(base_dir: Path, questions_path: Path, tmp_path: Path) -> dict[str, Any]:
     return {
@@ -91,7 +109,8 @@ def test_a_dry_run_says_what_it_would_do(
         ({"generator": {}}, "`name` is missing; there are fake, openai, transformers, vllm"),
         ({"generator": {"name": "fakes"}}, "Did you mean fake"),
         ({"generator": {"name": "fake", "args": {"p_garbag": 1}}}, "p_garbag.*did you mean"),
-        ({"generator": {"name": "fake", "model": "x"}}, "takes no model"),
+        ({"generator": {"name": "fake", "model": "x"}}, "generator.model = 'x': the fake engine .* takes no model"),
+        ({"generator": {"name": "transformers"}}, "needs a model: set generator.model"),
         ({"reward": {"gamma": 1.0}}, "reward.gamma"),
         ({"reward": {"r_min": 6.0}}, "want r_min below r_max"),
         ({"rollouts": {"max_answer_tokens": 4000}}, "no room for a prompt"),
