@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from export.catalog import ShownBundle, VersionContents
 
 
-SHORT_DIGITS = 12
+VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100
+"""What fits into eight lines for a person; JSON has the rest."""
 
 
 @click.command("list", epilog="Example: relabel list s3://bucket/models")
@@ -48,7 +49,7 @@ def show(bundle: str, output: str) -> int:
     was pulled to, what serves there.
 
     Of DEST, files that changed since they were last proven are read; exits 3 and names them where they are not what was
-    pulled. Writes nothing and needs no network.
+    pulled. Writes nothing and needs no network. The text is eight lines at most; --output json has all there is.
     """
     if is_destination(bundle):
         return show_destination(Path(bundle), output)
@@ -72,16 +73,20 @@ def show(bundle: str, output: str) -> int:
 def _bundle_text(url: str, found: ShownBundle) -> str:
     from jobs.delivery.transfers import size_text
 
-    lines = [f"{url}/{found.name}", "versions, newest first"]
-    for one in found.versions:
+    lines = [f"{url}/{found.name}: {len(found.versions)} versions, newest first"]
+    for one in found.versions[:VERSIONS_SHOWN]:
         marks = [*one.channels, *(f"signed by {key}" for key in one.signed_by)]
         lines.append(f"  {one.version}  {one.files} files, {size_text(one.size_bytes)}  {', '.join(marks)}".rstrip())
-    for channel in found.channels:
-        lines.append(f"channel {channel.channel}" + "".join(f", signed by {key}" for key in channel.signed_by))
-        lines += [
-            f"  {move.sequence:>4}  {move.moved}  {move.reason:<8}  {move.version}" for move in reversed(channel.moves)
-        ]
-    return "\n".join(lines)
+    channels = sorted(found.channels, key=lambda channel: channel.moved, reverse=True)
+    for channel in channels[:CHANNELS_SHOWN]:
+        signed = "".join(f", signed by {key}" for key in channel.signed_by)
+        lines.append(
+            f"channel {channel.channel}: {channel.version}, move {channel.sequence} ({channel.reason}) of "
+            f"{channel.moved}{signed}"
+        )
+    left = [f"{len(found.versions) - VERSIONS_SHOWN} older versions"] if found.versions[VERSIONS_SHOWN:] else []
+    left += [f"channels {', '.join(one.channel for one in more)}"] if (more := channels[CHANNELS_SHOWN:]) else []
+    return "\n".join([*lines, f"{_line(', '.join([*left, 'all moves']))}: --output json"])
 
 
 def _version_text(where: str, found: VersionContents) -> str:
@@ -90,9 +95,20 @@ def _version_text(where: str, found: VersionContents) -> str:
     rows = [("sha256", found.sha256), ("signed by", ", ".join(found.signed_by) or "nobody")]
     if found.channel:
         rows.append(("channel", f"{found.channel.channel}, sequence {found.channel.sequence}"))
-    rows += [(_line(key), _line(value)) for key, value in found.facts.items()]
-    files = [(file.path, f"{file.sha256[:SHORT_DIGITS]}  {size_text(file.size_bytes)}") for file in found.list]
-    return f"{where}: version {found.version}\n{table(rows)}\nfiles\n{table(files)}"
+    short = {key: value for key, value in found.facts.items() if not isinstance(value, dict | list)}
+    rows.append(("facts", _cut(", ".join(f"{_line(key)} {_line(value)}" for key, value in short.items()))))
+    largest = sorted(found.list, key=lambda file: -file.size_bytes)[:FILES_SHOWN]
+    shown = [f"{_line(file.path)} {size_text(file.size_bytes)}" for file in largest]
+    rest = len(found.list) - len(largest)
+    rows.append(("files", ", ".join([*shown, *([f"and {rest} more"] if rest > 0 else [])])))
+    rows.append(
+        ("more", _cut(", ".join([*(_line(key) for key in found.facts if key not in short), "digests of files"])))
+    )
+    return f"{where}: version {found.version}\n{table(rows)}\nAll of it: --output json"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…"
 
 
 def _line(value: Any) -> str:

@@ -258,14 +258,25 @@ def show_destination(folder: Path, output: str) -> int:
         "exit_code": int(code),
     }
     rows = [("serves", served.version + (f" ({served.channel}, sequence {served.sequence})" if served.channel else ""))]
-    rows += [("damaged", str(fault)) for fault in proof.faults] or [("whole", "link and files are as they were pulled")]
-    rows += [
-        ("kept", one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one)))
-        for one in state.served[1:]
-    ]
-    rows += [("held", f"follows {channel} from sequence {sequence + 1} on") for channel, sequence in state.held.items()]
+    rows += _first([("damaged", str(fault)) for fault in proof.faults], 2)
+    rows += [] if proof.faults else [("whole", "link and files are as they were pulled")]
+    rows += _first(
+        [
+            ("kept", one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one)))
+            for one in state.served[1:]
+        ],
+        3 if not proof.faults else 2,
+    )
+    held = [f"follows {channel} from sequence {sequence + 1} on" for channel, sequence in state.held.items()]
+    rows += [("held", "; ".join(held))] if held else []
     emit(result, f"{folder}: {state.name}\n" + table(rows), output)
     return code
+
+
+def _first(rows: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """The first of some rows, the last of which says how many are left out."""
+    left = rows[most:]
+    return [*rows[: most - bool(left)], *([(rows[0][0], f"and {len(left) + 1} more: --output json")] if left else [])]
 
 
 def _more(faults: Sequence[object], shown: int = FAULTS_SHOWN) -> str:

@@ -415,3 +415,31 @@ def test_requests_that_hang_are_given_up_and_asked_again(
         pull_from(bundle_store, tmp_path / "dest")
     assert len(hung) == 4
     assert served_text(tmp_path / "dest") == "one"
+
+
+def test_show_is_eight_lines_for_a_person_however_much_there_is(
+    relabel: Relabel, store: str, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    for number in range(6):
+        folder = bundle(f"text {number}")
+        for channel in ("stable", f"c{number}"):
+            assert relabel("publish", str(folder), store, "--channel", channel, "--version", f"v{number}").code == 0
+        if number < 5:
+            assert relabel("pull", f"{store}/ecom@stable", str(tmp_path / "dest")).code == 0
+    shown = {at: relabel("show", at) for at in (f"{store}/ecom", f"{store}/ecom@stable", str(tmp_path / "dest"))}
+    for at, done in shown.items():
+        assert done.code == 0
+        assert 3 <= len(done.out.splitlines()) <= 8, at
+    whole, version, dest = (done.out for done in shown.values())
+    assert "7 versions, newest first" in whole
+    assert "4 older versions, channels " in whole
+    assert whole.rstrip().endswith("all moves: --output json")
+    assert "lineage, digests of files" in version
+    assert "kept" in dest
+    assert len(json.loads(relabel("show", f"{store}/ecom", "--output", "json").out)["versions"]) == 7
+    for path in ("model.onnx", "README.md", "tokenizer/tokenizer.json"):
+        (tmp_path / "dest" / "current" / path).write_bytes(b"")
+    damaged = relabel("show", str(tmp_path / "dest"))
+    assert damaged.code == 3
+    assert len(damaged.out.splitlines()) <= 8
+    assert "damaged" in damaged.out
