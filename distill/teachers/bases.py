@@ -12,7 +12,7 @@ from typing import Any
 from distill.teachers.specs import TeacherSpec
 from distill.training.adapters import adapted
 from distill.training.disk_errors import open_to_readers
-from labelers.engines.checkpoints import count_parameters, end_ids, load_tokenizer
+from labelers.engines.checkpoints import cache_bytes, count_parameters, end_ids, load_tokenizer
 from labelers.engines.tokens import PromptEncoder
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
@@ -129,13 +129,16 @@ def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
     open_to_readers(folder)
 
 
-def memory_bytes(spec: TeacherSpec, base: TeacherBase, answer_tokens: int) -> int:
-    """Weights, gradients and moments, and the logits of a batch, in float32 with their gradient.
+def memory_bytes(spec: TeacherSpec, base: TeacherBase, answer_tokens: int, *, written_tokens: int = 0) -> int:
+    """Weights, gradients and moments, and what is larger: the logits of a batch, in float32 with their gradient, or the
+    keys and values of what is written together, in float32.
 
     Args:
         answer_tokens: longest answer.
+        written_tokens: prompts and answers of all that is written together.
     """
     weights = base.num_weights or 0
     trained = 4 * weights if spec.lora is not None else BYTES_PER_WEIGHT * weights
     vocabulary = int(base.config.get_text_config().vocab_size)
-    return trained + math.ceil(2 * 4 * spec.train.batch_size * answer_tokens * vocabulary)
+    logits = math.ceil(2 * 4 * spec.train.batch_size * answer_tokens * vocabulary)
+    return trained + max(logits, written_tokens * cache_bytes(base.config, 4))

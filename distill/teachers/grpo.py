@@ -123,15 +123,25 @@ class GrpoTeacher:
         steps = train.max_steps or max(1, math.ceil(train.epochs * batches * rollouts.updates))
         examples = math.ceil(steps / rollouts.updates) * train.batch_size * train.accumulation
         prompt = self._gold.prompt_tokens / len(self._gold.rows)
+        together = 0 if rollouts.vllm is not None else rollouts.at_once or train.batch_size * train.accumulation
+        longest = max(map(len, self._gold.prompts)) + self._max_answer
         return TrainingEstimate(
             rows=len(self._gold.rows),
             examples=examples,
             steps=steps,
             tokens=round(examples * (prompt + self._max_answer)),
             answer_tokens=examples * self._max_answer,
-            memory_bytes=memory_bytes(self._spec, self._base, self._max_answer)
+            memory_bytes=memory_bytes(self._spec, self._base, self._max_answer, written_tokens=together * longest)
             + (4 * (self._base.num_weights or 0) if rollouts.beta and self._spec.lora is None else 0),
+            look_tokens=self._look_tokens(steps),
         )
+
+    def _look_tokens(self, steps: int) -> int:
+        looks = self._looks()
+        if looks is None or looks.every is None:
+            return 0
+        read = sum(len(row.first.ids) for row in self._held_out if row.first is not None)
+        return math.ceil(steps / looks.every) * (read + len(self._held_out) * self._max_answer)
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
         """Train, going on from the last whole checkpoint; with half the batch if memory ends."""

@@ -52,7 +52,9 @@ class TrainingEstimate:
 
     Args:
         tokens: that the model reads, over all steps.
-        memory_bytes: weights, gradients, the optimizer's moments and the logits of a batch; activations come on top.
+        memory_bytes: weights, gradients, the optimizer's moments, and the logits of a batch or the keys and values of
+            what is written together; activations come on top.
+        look_tokens: read and written beside those, in looks at dev.
         time: where it was measured.
     """
 
@@ -62,6 +64,7 @@ class TrainingEstimate:
     tokens: int
     answer_tokens: int
     memory_bytes: int
+    look_tokens: int = 0
     time: TrainingTime | None = field(default=None, metadata=LEFT_OUT)
 
 

@@ -101,10 +101,11 @@ def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None)
 
 
 def _estimated(estimate: TrainingEstimate) -> str:
+    looks = f"; {estimate.look_tokens:,} more in looks at dev" if estimate.look_tokens else ""
     rows = [
         ("rows", f"{estimate.rows:,}, {estimate.examples:,} examples"),
         ("steps", f"{estimate.steps:,}"),
-        ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers"),
+        ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers{looks}"),
         ("memory", f"{estimate.memory_bytes / 2**30:.1f} GiB, and what the layers keep of a batch"),
         ("time", _time(estimate.time)),
     ]

@@ -138,3 +138,15 @@ def _header(file: Path) -> dict[str, Any]:
             raise ValueError(f"{file.name}: a header of {length} bytes does not fit into the file")
         header: dict[str, Any] = json.loads(opened.read(length))
     return header
+
+
+def cache_bytes(config: Any, itemsize: int) -> int:
+    """Bytes of one token's keys and values in all layers, for a model of that config of transformers.
+
+    Args:
+        itemsize: bytes of a number.
+    """
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * heads * width * itemsize)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from labelers.engines.checkpoints import digest_with_adapter, end_ids, load_tokenizer, resolve_checkpoint, special_ids
+from labelers.engines.checkpoints import (
+    cache_bytes,
+    digest_with_adapter,
+    end_ids,
+    load_tokenizer,
+    resolve_checkpoint,
+    special_ids,
+)
 from labelers.engines.counting import checkpoint_token_counter
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.grammars import GrammarCompiler
@@ -298,10 +305,7 @@ def _load_model(
 
 
 def _limits(torch: Any, model: Any, device: torch.device, args: TransformersArgs) -> tuple[int, int, int, bool]:
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    column_bytes = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
+    column_bytes = cache_bytes(model.config, model.dtype.itemsize)
     if args.kv_cache_gib is not None:
         budget = args.kv_cache_gib * 2**30
     else:

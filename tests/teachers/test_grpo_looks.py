@@ -180,3 +180,20 @@ def test_looks_that_can_not_be_are_refused_before_anything_is_loaded(
 ) -> None:
     with pytest.raises((ConfigError, InputError), match=words):
         estimate_teacher(read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here"), Storage())
+
+
+def test_a_dry_run_counts_what_looks_read_and_write(base_dir: Path, queries: Path, tmp_path: Path) -> None:
+    def estimate(dev: float, every: int) -> Any:
+        changes = {"split": {"dev": dev}, "train": {**SHORT, **({"eval_every": every} if dev else {})}}
+        spec = read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here")
+        return estimate_teacher(spec, Storage())
+
+    def read_and_written(found: Any) -> float:
+        """Once by every row that trains."""
+        return float(found.tokens / found.examples * found.rows)
+
+    whole, looked_at = estimate(0.0, 0), estimate(0.5, 3)
+    assert whole.look_tokens == 0
+    looks = -(-looked_at.steps // 3)
+    held_out = read_and_written(whole) - read_and_written(looked_at)
+    assert looked_at.look_tokens == pytest.approx(looks * held_out, abs=looks)
