@@ -10,6 +10,7 @@ import click
 from jobs.asking.asking import AskedRows
 from jobs.asking.listening import HeardAsk
 from jobs.output import shown
+from jobs.running.live import RefusedAnswer
 from manifests.asks import Answer, Ask, Message
 from manifests.labels import Pair
 from manifests.records import plain
@@ -46,6 +47,12 @@ def answer_text(exchange: HeardAsk, *, is_text_shown: bool = False) -> str:
     if answer.detail:
         lines.append(shown(answer.detail))
     return "\n".join([*lines, *_distributions(exchange.ask, answer)])
+
+
+def refused_text(answer: RefusedAnswer) -> str:
+    """An answer that a run could not read, and why."""
+    head = f"row {answer.row_id} · {answer.stage}, attempt {answer.attempt} · refused as {answer.status}"
+    return "\n".join([ruler(f"{head} ({answer.finish})"), shown(answer.text) or "(no text)", shown(answer.reason)])
 
 
 def outcome_text(row: LabelRow | QuarantineRow) -> str:

@@ -18,9 +18,15 @@ from jobs.commands.options import date_option, job_options, output_option
 from jobs.exits import Exit
 from jobs.output import emit, note
 from jobs.planning.job_files import Job, load_job
+from jobs.running.refused_answers import kept_answers
 from jobs.running.run_text import engine_text
 from manifests.asks import EngineFacts
 from manifests.errors import UsageError
+from manifests.records import plain
+from manifests.runs.plans import plan_to_read
+from manifests.runs.run_folder import RunFolder
+from manifests.secrets.redaction import redacted
+from manifests.storage.run_stores import open_run_store
 
 
 @click.command(epilog="Example: relabel ask job.yaml --row 3")
@@ -30,6 +36,12 @@ from manifests.errors import UsageError
 @click.option("--random", type=click.IntRange(min=1), metavar="N", help="N rows, drawn by --seed.")
 @click.option("--seed", type=click.IntRange(min=0), default=7, show_default=True, help="Of --random.")
 @click.option("--stage", metavar="NAME", help="Show the asks of this stage alone.")
+@click.option(
+    "--refused",
+    "is_refused",
+    is_flag=True,
+    help="Show the unreadable answers that a stopped run kept of unfinished chunks, of all rows or --row; ask nothing.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the first prompt of each row; load no model.")
 @click.option(
     "--stream/--no-stream",
@@ -53,6 +65,7 @@ def ask(
     random: int | None,
     seed: int,
     stage: str | None,
+    is_refused: bool,
     dry_run: bool,
     is_streamed: bool | None,
     edited: str | None,
@@ -69,8 +82,12 @@ def ask(
         raise UsageError("--row, --query-id, --random: give one of them.")
     if output == "json" and (is_streamed or edited is not None):
         raise UsageError("--stream and --edit-prompt are for a person: leave out --output json.")
+    if is_refused and (query_id is not None or random is not None):
+        raise UsageError("--refused: shows all that was kept, or that of one --row.")
     choice = RowChoice(row, query_id, random, seed)
     job = load_job(job_file, overrides=overrides, day=day)
+    if is_refused:
+        return _show_refused(job, row, stage, output)
     if edited is not None and not Path(edited).is_dir():
         raise UsageError(
             f"--edit-prompt {edited}: no such folder. It is made by `relabel templates export {job.spec.labeler.name} "
@@ -91,6 +108,16 @@ def ask(
         else:
             overrides = (*overrides, f"labeler.templates={json.dumps(edited)}")
             again_on_change(Path(edited), lambda: put(load_job(job_file, overrides=overrides, day=day)))
+    return Exit.DONE
+
+
+def _show_refused(job: Job, row: int | None, stage: str | None, output: str) -> int:
+    store = open_run_store(job.spec.output, job.storage)
+    plan = plan_to_read(store)
+    found = [] if plan is None else list(kept_answers(RunFolder(store, plan)))
+    found = [one for one in found if row in (None, one.row_id) and stage in (None, one.stage)]
+    lines = [*map(ask_text.refused_text, found), f"{len(found):,} refused answers of unfinished chunks were kept."]
+    emit({"refused": [plain(one) for one in found]}, redacted("\n".join(lines)), output)
     return Exit.DONE
 
 

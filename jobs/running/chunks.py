@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from jobs.running.refused_answers import KeptAnswer
+from manifests.asks import Answer
 from manifests.labels import Pair
 from manifests.runs.receipts import ChunkId
 from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
@@ -27,9 +29,11 @@ class ChunkWork:
         "is_dropped",
         "isolated_rows",
         "keys",
+        "known",
         "left",
         "opened",
         "pairs",
+        "refused",
         "reused_answers",
         "round",
         "rows",
@@ -58,6 +62,8 @@ class ChunkWork:
         self.sources: Counter[int] = Counter()  # rows reused, by the number of the earlier output
         self.answers: list[AnswerRow] = []
         self.reused_answers = 0
+        self.refused: list[KeptAnswer] = []
+        self.known: dict[bytes, Answer] = {}  # refused in an execution that was stopped, by the key of their ask
         self.started_s = time.perf_counter()
         self.started_clock = time.time()
 

@@ -11,7 +11,9 @@ from jobs.exits import Exit
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
 from jobs.running.canary import load_results
+from jobs.running.live import Live
 from jobs.running.live_files import sweep_live
+from jobs.running.refused_answers import sweep_refused
 from jobs.running.sessions import Session
 from manifests.engine_options import price_of
 from manifests.errors import GateError
@@ -65,6 +67,7 @@ class RunReport:
     """What an execution did, for the end table and `--output json`.
 
     Args:
+        chunks: in the plan; left: what was begun here and not done, and what became of all answers.
         shards, busy_shards: the shards asked for, and those of them that other processes held.
         tally: the whole run as it stands, all workers together.
         rows: rows in the plan.
@@ -84,9 +87,11 @@ class RunReport:
     busy_shards: list[int]
     tally: Tally
     rows: int
+    chunks: int
     over_limit: bool | None
     failed_fraction: float | None
     did: ThisExecution
+    left: Live
     settled: int = 0
     stopped: str | None = None
     seconds: float = 0.0
@@ -123,6 +128,7 @@ def conclude(session: Session) -> RunReport:
         found, was_finished_now = _finish(opened, found)
         if was_finished_now:
             sweep_live(opened.store)
+            sweep_refused(opened.store)
     failed = found.tally.num_quarantined / opened.plan.rows
     progress.settle(session.own_receipts(found))
     in_vain = AskedInVain(**progress.in_vain())
@@ -136,6 +142,8 @@ def conclude(session: Session) -> RunReport:
         busy_shards=session.busy,
         tally=found.tally,
         rows=opened.plan.rows,
+        chunks=opened.plan.num_chunks,
+        left=progress.live,
         over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
         failed_fraction=failed if is_complete else None,
         settled=session.left.num_settled() if may_settle else 0,

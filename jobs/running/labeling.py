@@ -24,7 +24,7 @@ from jobs.running.sessions import Session
 from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts, KeepsCosts
-from manifests.errors import LockHeldError
+from manifests.errors import EngineCrashError, LockHeldError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.reuse import why_nothing
 from manifests.storage.run_store_ports import Lock
@@ -288,4 +288,9 @@ def _drive(
     # a supervisor is first where rows are in flight; of a made-up pair that proves the engine it knows nothing
     first_s = 0.0 if session.watch is None else AFTER_SUPERVISOR_S
     with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s), closing(live_file):
-        loop.run(chunks)
+        try:
+            loop.run(chunks)
+        except EngineCrashError:
+            session.keep_refused(loop.unfinished)
+            raise
+        session.keep_refused(loop.unfinished)

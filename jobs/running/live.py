@@ -47,6 +47,8 @@ class Live:
         in_flight: asks that the engine has.
         refused: answers by the status that their rows would be quarantined as.
         work: what the engine has run, where it tells.
+        begun_chunks, begun_rows, rows_in: chunks that are begun and not done, their rows, and those of these that are
+            in.
     """
 
     in_flight: int = 0
@@ -54,6 +56,9 @@ class Live:
     refused: Counter[str] = field(default_factory=Counter)
     last_refused: RefusedAnswer | None = None
     work: EngineWork = NO_WORK
+    begun_chunks: int = 0
+    begun_rows: int = 0
+    rows_in: int = 0
 
     def refuse(self, answer: RefusedAnswer) -> None:
         """Note an answer that could not be read."""
@@ -67,6 +72,9 @@ class Live:
         self.refused.update(other.refused)
         self.last_refused = other.last_refused or self.last_refused
         self.work = self.work.plus(other.work)
+        self.begun_chunks += other.begun_chunks
+        self.begun_rows += other.begun_rows
+        self.rows_in += other.rows_in
 
     def in_short(self) -> Live:
         """The same with no more of the last refused answer than anybody shows."""

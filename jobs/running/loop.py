@@ -19,6 +19,7 @@ from jobs.running.counts import Progress
 from jobs.running.label_values import check_columns
 from jobs.running.live import RefusedAnswer
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
+from jobs.running.refused_answers import kept_of
 from jobs.running.shared_asks import AnswerBook, AskKeys, SharedAsk, SharedAsks
 from jobs.running.stall_detection import StallDetection
 from jobs.running.stops import Stop
@@ -62,11 +63,6 @@ def _with_possible_counts(answer: Answer) -> Answer:
         return answer
     prompt, cached, output = (one if 0 <= one <= MOST_TOKENS else 0 for one in counts)
     return replace(answer, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
-
-
-def _refused(trajectory: Trajectory, status: str) -> RefusedAnswer:
-    assert trajectory.tries
-    return RefusedAnswer(trajectory.open.pair.row_id, status=status, **trajectory.tries[-1])
 
 
 class RunLoop:
@@ -119,6 +115,7 @@ class RunLoop:
         self._input_error: InputError | None = None
         self._commits = CommitThreads(commit, progress, watch=watch)
         self._begun: dict[ChunkId, ChunkWork] = {}
+        self._dropped: list[ChunkWork] = []
         self._pace = Pace()
         self._next_look_s = 0.0
         self._drains_until_s: float | None = None
@@ -143,6 +140,7 @@ class RunLoop:
             try:
                 is_done = self._feed(chunks)
             finally:
+                self._show_live()
                 self.progress.live.in_flight = 0
             self._commits.settle(wait_for_all=True)
         if self._input_error is not None:
@@ -223,11 +221,23 @@ class RunLoop:
         now_s = time.perf_counter()
         self._next_look_s = now_s + LOOK_EVERY_S
         self._pace.look(now_s, self.progress.pairs)
-        self.progress.live.in_flight = len(self._in_flight) - len(self._ready)
-        if isinstance(self.engine, ShowsWork):
-            self.progress.live.work = self.engine.work()
+        self._show_live()
         oldest = next(iter(self._begun.values()), None)
         self.stop.mind(self._pace.drain_s(None if oldest is None else oldest.started_s))
+
+    def _show_live(self) -> None:
+        live, unfinished = self.progress.live, self.unfinished
+        live.in_flight = len(self._in_flight) - len(self._ready)
+        live.begun_chunks = len(unfinished)
+        live.begun_rows = sum(len(work.pairs) for work in unfinished)
+        live.rows_in = live.begun_rows - sum(work.left for work in unfinished)
+        if isinstance(self.engine, ShowsWork):
+            live.work = self.engine.work()
+
+    @property
+    def unfinished(self) -> list[ChunkWork]:
+        """Chunks that were begun and are not done; at the end those that a stop or an error left open."""
+        return [*self._dropped, *self._begun.values()]
 
     def _drop_what_does_not_fit(self) -> None:
         """At a stop: keep the begun chunks that can be finished in the time left, ask nothing more for the others."""
@@ -238,6 +248,7 @@ class RunLoop:
         )
         for work in begun[count:]:
             work.is_dropped = True
+            self._dropped.append(work)
             del self._begun[work.id]
             self._open_pairs -= work.opened - (work.asked - work.left)
         for _ in range(len(self._ready)):
@@ -331,6 +342,9 @@ class RunLoop:
         assert ask is not None
         work: ChunkWork = trajectory.open.work
         key = self._keys.key(ask, work.round, trajectory.sample, trajectory.attempt)
+        if ask.shared_by is None and (known := work.known.get(key)) is not None:
+            self._runnable.append((trajectory, known))
+            return
         if ask.shared_by is None:
             self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, None))
             return
@@ -394,15 +408,26 @@ class RunLoop:
             trajectory, answer = runnable.popleft()
             if trajectory.open.work.is_dropped:
                 continue
+            ask, attempt = trajectory.ask, trajectory.attempt
             is_going_on = trajectory.take(answer, self.labeler, self.options)
             if trajectory.refused_as is None:
                 live.accepted += 1
             else:
-                live.refuse(_refused(trajectory, trajectory.refused_as))
+                assert ask is not None
+                self._refuse(trajectory, trajectory.refused_as, ask, attempt, answer)
             if is_going_on:
                 self._dispatch(trajectory)
             else:
                 self._end(trajectory)
+
+    def _refuse(self, trajectory: Trajectory, status: str, ask: Ask, attempt: int, answer: Answer) -> None:
+        """Count an answer that could not be read, and keep it until its chunk is committed."""
+        assert trajectory.tries
+        refused = RefusedAnswer(trajectory.open.pair.row_id, status=status, **trajectory.tries[-1])
+        self.progress.live.refuse(refused)
+        work: ChunkWork = trajectory.open.work
+        key = self._keys.key(ask, work.round, trajectory.sample, attempt)
+        work.refused.append(kept_of(refused, key, answer, is_shared=ask.shared_by is not None))
 
     def _end(self, trajectory: Trajectory) -> None:
         open_pair = trajectory.open

@@ -25,6 +25,8 @@ def report_json(report: RunReport) -> dict[str, Any]:
         "quarantined": report.tally.num_quarantined,
         "quarantined_by_status": report.tally.quarantined,
         "rows_open": report.rows - report.tally.rows,
+        "open": _open_json(report),
+        "answers": {"accepted": report.left.accepted, "refused": dict(report.left.refused)},
         "failed_fraction": report.failed_fraction,
         "over_limit": report.over_limit,
         "stopped": report.stopped,
@@ -65,6 +67,7 @@ def report_text(report: RunReport) -> str:
         ("prefix hits", f"{did.cached_tokens / prompt:.0%} of prompt tokens" if prompt else "none"),
     ]
     rows += in_vain_rows(did.in_vain)
+    rows += _open_rows(report)
     rows += [
         (f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out")
         for stage, counts in tally.stages.items()
@@ -78,6 +81,29 @@ def report_text(report: RunReport) -> str:
         ("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels")
     )
     return f"{report.name}: {verdict(report)}\n" + table(rows)
+
+
+def _open_json(report: RunReport) -> dict[str, Any]:
+    """What is not committed, and how much of it was begun in this execution."""
+    left = report.left
+    return {
+        "chunks": report.chunks - report.tally.chunks_done,
+        "begun_chunks": left.begun_chunks,
+        "begun_rows": left.begun_rows,
+        "rows_in": left.rows_in,
+    }
+
+
+def _open_rows(report: RunReport) -> list[tuple[str, str]]:
+    """Lines of the end table about what is open; none where nothing is."""
+    left, num_open = report.left, report.chunks - report.tally.chunks_done
+    if not num_open:
+        return []
+    begun = f"; {left.begun_chunks:,} begun here, {left.rows_in:,} of their {left.begun_rows:,} rows in"
+    rows = [("open", f"{num_open:,} of {report.chunks:,} chunks" + (begun if left.begun_chunks else ""))]
+    if left.begun_chunks:
+        rows.append(("answers", left.answers_text()))
+    return rows
 
 
 def in_vain_rows(lost: AskedInVain) -> list[tuple[str, str]]:
@@ -130,6 +156,10 @@ def advise(report: RunReport, job_file: str) -> None:
         lines += _settled_lines(report)
     if report.busy_shards:
         lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
+    if report.left.begun_chunks and report.left.refused:
+        lines.append(
+            f"Refused answers of unfinished chunks are kept and not asked again; see: relabel ask {job_file} --refused"
+        )
     for line in lines:
         log_format.say(line, event="advice")
 

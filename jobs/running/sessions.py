@@ -18,6 +18,7 @@ from jobs.planning.open_runs import OpenRun
 from jobs.running.chunks import ChunkWork
 from jobs.running.counts import Progress
 from jobs.running.helping import Helping
+from jobs.running.refused_answers import keep_refused, kept_chunks, known_answers
 from jobs.running.reusing import AnswerCache, Reuse, earlier_outputs, label_keys
 from jobs.running.shard_log import ShardLogs
 from jobs.running.stops import Stop
@@ -280,7 +281,18 @@ class Session:
         work.settled_rows = {index: settled[pair.row_id] for index, pair in enumerate(pairs) if pair.row_id in settled}
         if self.reuse is not None:
             self.progress.reused += self.reuse.fill(work)
+        if chunk in self._kept:
+            work.known = known_answers(self.opened.store, self.opened.plan.fingerprint, chunk)
         return work
+
+    @functools.cached_property
+    def _kept(self) -> set[ChunkId]:
+        """Chunks whose refused answers an execution that was stopped kept."""
+        return kept_chunks(self.opened.store)
+
+    def keep_refused(self, unfinished: list[ChunkWork]) -> None:
+        """Keep the refused answers of chunks that stay open."""
+        keep_refused(self.opened.store, self.opened.plan.fingerprint, {work.id: work.refused for work in unfinished})
 
     @functools.cached_property
     def reuse(self) -> Reuse | None:
