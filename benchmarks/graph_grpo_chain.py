@@ -3,8 +3,8 @@ after supervised fine-tuning on rule-made traces, with no mask against half of t
 top of that grade better?
 
     python benchmarks/graph_grpo_chain.py PAIRS.parquet MODEL_DIR --to OUT [--traces 400] [--test 100]
-        [--learning-rate 3e-4] [--precision auto] [--masks 0 0.5] [--grpo-steps 0] [--grpo-rate 1e-5]
-        [--skip-untrained]
+        [--learning-rate 3e-4] [--precision auto] [--masks 0 0.5] [--grpo-steps 0] [--grpo-minutes 60]
+        [--grpo-rate 1e-5] [--skip-untrained]
 
 PAIRS has the columns query_id, query, doc_id, title and grade (0 to 3), taken to three grades: 0; 1 and 2; 3. Queries
 are split by a seed. A rule writes the traces: query and title are taken apart by their words, scores follow from the
@@ -23,6 +23,7 @@ import argparse
 import itertools
 import json
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--masks", type=float, nargs="+", default=[0.0, 0.5], help="GRPO goes on from the last one's")
     parser.add_argument("--grpo-steps", type=int, default=0)
+    parser.add_argument("--grpo-minutes", type=float, default=60.0, help="then it is stopped, and judged as it is")
     parser.add_argument("--grpo-rate", type=float, default=1e-5)
     parser.add_argument("--skip-untrained", action="store_true", help="it writes up to the limit: minutes")
     asked = parser.parse_args()
@@ -249,7 +251,33 @@ def rewarded(asked: argparse.Namespace, init: Path) -> Path:
         },
         "output": str(asked.to / "grpo"),
     }
-    return trained(asked.to / "grpo.yaml", spec)
+    folder, file = Path(str(spec["output"])), written(asked.to / "grpo.yaml", spec)
+    stopped = asked.to / "grpo-stopped"
+    if (folder / "manifest.json").exists() or stopped.exists():
+        return stopped if stopped.exists() else folder
+    command = [sys.executable, "-P", "-m", "jobs", "train", str(file), "--resume"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as training:
+        try:
+            training.wait(60 * asked.grpo_minutes)
+        except subprocess.TimeoutExpired:
+            training.terminate()
+    return folder if training.returncode == 0 else from_checkpoint(init, folder / "checkpoints", stopped)
+
+
+def from_checkpoint(init: Path, checkpoints: Path, to: Path) -> Path:
+    """The model of the last checkpoint."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    last = max(checkpoints.glob("checkpoint-*"))
+    print(f"GRPO was stopped: {last.name}", file=sys.stderr)
+    model = AutoModelForCausalLM.from_pretrained(init)
+    missing, unknown = model.load_state_dict(load_file(last / "weights.safetensors"), strict=False)
+    assert not unknown
+    assert set(missing) <= {"lm_head.weight"}  # tied to the embeddings
+    model.save_pretrained(to)
+    AutoTokenizer.from_pretrained(init).save_pretrained(to)
+    return to
 
 
 def trained(file: Path, spec: dict[str, Any]) -> Path:
