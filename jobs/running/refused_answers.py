@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "refused"
 VERSION = 1
+_NAME = re.compile(FOLDER + r"/shard-(\d{5,})/chunk-(\d{6,})\.(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +83,20 @@ def known_answers(store: RunStore, fingerprint: str, chunk: ChunkId) -> dict[byt
 def kept_answers(folder: RunFolder) -> Iterator[RefusedAnswer]:
     """Refused answers of all chunks that are still open, by shard and chunk."""
     attempts = folder.attempts_of_all()
-    for name in folder.store.etags(FOLDER):
-        chunk = _parsed(name)
+    for name, chunk in _listed(folder.store):
         if chunk.attempt not in attempts.get(chunk.shard, {}).get(chunk.chunk, ()):
             yield from (one.refused for one in _load(folder.store, folder.plan.fingerprint, name))
 
 
 def kept_chunks(store: RunStore) -> set[ChunkId]:
     """Chunks of which there are any, from one listing."""
-    return {_parsed(name) for name in store.etags(FOLDER)}
+    return {chunk for _, chunk in _listed(store)}
 
 
 def sweep_refused(store: RunStore) -> None:
     """Remove them all, once a run is finished."""
     with contextlib.suppress(OSError, RelabelError):
-        for name in store.etags(FOLDER):
+        for name, _ in _listed(store):
             store.remove(name)
 
 
@@ -113,7 +114,8 @@ def _name(chunk: ChunkId) -> str:
     return f"{FOLDER}/shard-{chunk.shard:05d}/chunk-{chunk.chunk:06d}.{chunk.attempt}.json"
 
 
-def _parsed(name: str) -> ChunkId:
-    _, shard, file = name.split("/")
-    chunk, attempt, _ = file.removeprefix("chunk-").split(".")
-    return ChunkId(int(shard.removeprefix("shard-")), int(chunk), int(attempt))
+def _listed(store: RunStore) -> Iterator[tuple[str, ChunkId]]:
+    """Files by name, with their chunk; what others laid there is left alone."""
+    for name in store.etags(FOLDER):
+        if found := _NAME.fullmatch(name):
+            yield name, ChunkId(*map(int, found.groups()))

@@ -98,9 +98,13 @@ def test_damaged_and_others_files_are_asked_again(
     files[0].write_bytes(b'{"version": 1, "finger')
     for file in files[1:]:
         file.write_bytes(file.read_bytes().replace(b'"fingerprint": "', b'"fingerprint": "0'))
+    foreign = [files[0].parent.parent / "README.txt", files[0].with_name("chunk-one.json"), files[0].with_name("x")]
+    for file in foreign:
+        file.write_text("somebody's")
     assert relabel("ask", "job.yaml", "--refused", "--output", "json").json["refused"] == []
     assert relabel("run", "job.yaml").code == 0
     assert relabel("verify", "out/ecom").code == 0
+    assert all(file.read_text() == "somebody's" for file in foreign)
 
 
 def test_answers_that_cannot_be_kept_end_no_run(
