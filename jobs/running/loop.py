@@ -342,7 +342,7 @@ class RunLoop:
         assert ask is not None
         work: ChunkWork = trajectory.open.work
         key = self._keys.key(ask, work.round, trajectory.sample, trajectory.attempt)
-        if ask.shared_by is None and (known := work.known.get(key)) is not None:
+        if work.known and ask.shared_by is None and (known := work.known.get(key)) is not None:
             self._runnable.append((trajectory, known))
             return
         if ask.shared_by is None:
