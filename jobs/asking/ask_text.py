@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -26,10 +26,20 @@ def head_of(pair: Pair) -> str:
     return click.style(f"row {pair.row_id} · query {shown(pair.query_id)} · document {shown(pair.doc_id)}", bold=True)
 
 
-def ask_text(ask: Ask) -> str:
-    """The prompt, turn by turn."""
+def ask_text(ask: Ask, above: Sequence[Message] = ()) -> str:
+    """The prompt, turn by turn.
+
+    Args:
+        above: turns that are on the screen already; a prompt that begins with them goes on from there.
+    """
     lines = [ruler(f"{ask.stage}: asked")]
-    for message in ask.messages:
+    num_above = len(above) if above and ask.messages[: len(above)] == tuple(above) else 0
+    if num_above:
+        is_all = num_above == len(ask.messages)
+        lines.append(
+            click.style("the prompt above, with another seed" if is_all else "the turns above, then", dim=True)
+        )
+    for message in ask.messages[num_above:]:
         lines += [click.style(message.role, dim=True), _turn(message)]
     if ask.prefill:
         lines += [click.style("the answer begins with", dim=True), shown(ask.prefill)]

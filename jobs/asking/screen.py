@@ -10,6 +10,7 @@ from jobs.asking import ask_text
 from jobs.asking.asking import AskedRows
 from jobs.asking.listening import HeardAsk
 from jobs.output import shown
+from manifests.asks import Message
 from manifests.labels import Pair
 from manifests.secrets.redaction import redacted
 
@@ -28,6 +29,8 @@ class AskScreen:
         self._front: HeardAsk | None = None
         """Whose answer is being written on the screen."""
         self._said = ""
+        self._above: tuple[Message, ...] = ()
+        """The turns of the prompt that was shown last, of the same rows."""
         self._later: list[tuple[HeardAsk, bool]] = []
         """What came meanwhile, and whether that was an answer."""
 
@@ -36,6 +39,7 @@ class AskScreen:
         if self._is_first:
             click.echo(ask_text.LEGEND)
         self._is_first = False
+        self._above = ()
         for pair in pairs:
             click.echo(ask_text.head_of(pair))
 
@@ -47,7 +51,7 @@ class AskScreen:
         if exchange.written and not is_answered:
             self._read_on(exchange)
         elif self._front is None:
-            _show(exchange, is_answered=is_answered)
+            self._show(exchange, is_answered=is_answered)
         elif exchange is self._front:
             self._finish(exchange)
         else:
@@ -85,8 +89,11 @@ class AskScreen:
         click.echo("\n" + ask_text.answer_text(exchange, is_text_shown=True))
         self._front, later, self._later = None, self._later, []
         for one, is_answered in later:
-            _show(one, is_answered=is_answered)
+            self._show(one, is_answered=is_answered)
 
-
-def _show(exchange: HeardAsk, *, is_answered: bool) -> None:
-    click.echo(ask_text.answer_text(exchange) if is_answered else ask_text.ask_text(exchange.ask))
+    def _show(self, exchange: HeardAsk, *, is_answered: bool) -> None:
+        if is_answered:
+            click.echo(ask_text.answer_text(exchange))
+            return
+        click.echo(ask_text.ask_text(exchange.ask, self._above))
+        self._above = exchange.ask.messages

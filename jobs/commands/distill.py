@@ -100,7 +100,7 @@ def _text(report: Report) -> str:
         found = [f"{name} {value:.4f}" for name in SHOWN if (value := figures.get(name)) is not None]
         if found:
             rows.append((f"{who}, by {test.judged_by}", ", ".join(found)))
-    rows += [("gate", check.text) for check in report.gate.checks]
     rows += [("note", note) for note in manifest.notes]
+    rows += [("gate", check.text) for check in report.gate.checks]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
     return f"{head} {report.place}\n{table(rows)}"

@@ -26,8 +26,10 @@ def comparison_text(result: SetsBeside) -> str:
         ]
         if one.against_gold:
             blocks.append(f"both against {result.qrels}\n" + _against_gold(one.against_gold))
-        blocks += [gates_text(one.gates), notes_text(one.notes)]
-    return "\n\n".join(filter(None, [*blocks, notes_text(result.notes)]))
+        blocks.append(notes_text(one.notes))
+    verdicts = [(one.student, gates_text(one.gates)) for one in result.comparisons if one.gates]
+    said = [f"{student}\n{text}" if len(verdicts) > 1 else text for student, text in verdicts]
+    return "\n\n".join(filter(None, [*blocks, notes_text(result.notes), *said]))
 
 
 def _counts(one: StudentBeside, result: SetsBeside) -> list[tuple[str, str]]:

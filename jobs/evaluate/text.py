@@ -1,5 +1,5 @@
 """The text of an evaluation: counts first, then figures with their intervals, the confusion matrix, calibration,
-remarks.
+remarks, and last the verdict.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def evaluation_text(result: JudgedLabels) -> str:
         blocks.append(_reliability(result.reliability))
     if result.calibration:
         blocks.append(_calibration(result.calibration))
-    blocks += [gates_text(result.gates), notes_text(result.notes)]
+    blocks += [notes_text(result.notes), gates_text(result.gates)]
     return "\n\n".join(filter(None, blocks))
 
 

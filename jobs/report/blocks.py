@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from markupsafe import Markup
 
 from jobs.report.downloads import Download
-
-if TYPE_CHECKING:
-    pass
-
 
 SHADES = 8
 """Steps of a shaded cell."""
@@ -189,3 +185,12 @@ def confusion_table(
         total = sum(row)
         body.append([str(grade), *(Shade(f"{count:,}", count / total if total else 0.0) for count in row), total])
     return Table(head, body, caption, download)
+
+
+def title_over(title: str, queries: Iterable[Collection[str]]) -> str:
+    """A figure's title, with a word where its sets are over different queries: what sets them apart may be these.
+
+    Args:
+        queries: of each set, the ids.
+    """
+    return f"{title}, over different queries" if len(set(map(frozenset, queries))) > 1 else title

@@ -15,7 +15,7 @@ import numpy as np
 from jobs.evaluate.judging import Judging, judge
 from jobs.evaluate.text import figure_title
 from jobs.report.artifacts import RunArtifact
-from jobs.report.blocks import Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table
+from jobs.report.blocks import Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table, title_over
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice
 from jobs.report.plots import Bars, Line, PlottedInterval, draw_histogram, draw_intervals, draw_reliability
@@ -96,9 +96,8 @@ def ranking_section(judged: Sequence[JudgedRun]) -> Section:
             f"{group.name}: {_ndcg_text([value for run, _, value, _ in rows if run == group.name])}" for group in groups
         )
         svg = draw_histogram(groups, edges, label=f"nDCG@{DEPTH}", value="queries")
-        blocks.append(
-            Side([Drawing(f"nDCG@{DEPTH} by query", svg, alt, csv_download("ndcg-by-query", head, rows), alt)])
-        )
+        title = title_over(f"nDCG@{DEPTH} by query", _queries(judged))
+        blocks.append(Side([Drawing(title, svg, alt, csv_download("ndcg-by-query", head, rows), alt)]))
         each = (
             f", {WORST} of each run"
             if len(worst) == WORST * len(groups) > WORST
@@ -130,6 +129,11 @@ def _ndcg(one: JudgedRun) -> list[tuple[str, float, int]]:
     return sorted((item for item in listed if not math.isnan(item[1])), key=lambda item: (item[1], item[0]))
 
 
+def _queries(judged: Sequence[JudgedRun]) -> list[set[str]]:
+    """Of each run whose queries are known, those that were judged."""
+    return [set(texts_of(names)) for one in judged if (names := one.judging.judged.query_names) is not None]
+
+
 def _counts(judged: Sequence[JudgedRun]) -> Table:
     names = {
         "labels": "labels",
@@ -154,7 +158,8 @@ def _against(judged: Sequence[JudgedRun]) -> list[Block]:
     alt = "; ".join(f"{run}: {figure} {value:.4f}" for run, figure, value, *_ in rows if value is not None)
     svg = draw_intervals(groups, label="value, with its 95 % interval")
     note = f"Intervals: percentile bootstrap over queries, {RESAMPLES:,} resamples."
-    return [Drawing("Agreement with gold", svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
+    title = title_over("Agreement with gold", _queries(judged))
+    return [Drawing(title, svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
 
 
 def shown_figures(figures: Mapping[str, MetricValue]) -> list[PlottedInterval]:
@@ -203,7 +208,7 @@ def _reliability(judged: Sequence[JudgedRun]) -> list[Block]:
     note = "; ".join(eces) + ". Above the dotted line labels are right more often than they say, below it less often."
     return [
         Drawing(
-            "Reliability",
+            title_over("Reliability", _queries(judged)),
             draw_reliability(lines),
             f"Reliability diagram. {note}",
             csv_download("reliability", head, rows),

@@ -5,13 +5,13 @@ again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Side, Table
+from jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Side, Table, title_over
 from jobs.report.downloads import csv_download
 from jobs.report.plots import Bars, PlottedInterval, draw_bars, draw_histogram, draw_intervals
 from jobs.report.sections_runs import TalliedRun
-from jobs.report.tallies import Histogram
+from jobs.report.tallies import Histogram, LabelTally
 from jobs.running.canary import load_results
 
 
@@ -34,18 +34,14 @@ def labels_section(runs: Sequence[TalliedRun]) -> Section:
         )
         figures.append(
             Drawing(
-                "Grades",
+                title_over("Grades", (one.tally.queries for one in graded)),
                 draw_bars(bars, label="grade", value="rows"),
                 alt,
                 csv_download("grades", ("run", "grade", "rows"), rows),
             )
         )
-    figures += _histograms(
-        "Entropy of the distributions", "entropy", "nats", {one.run.name: one.tally.entropy for one in runs}
-    )
-    figures += _histograms(
-        "Mass outside the grades", "outside mass", "", {one.run.name: one.tally.outside for one in runs}
-    )
+    figures += _histograms("Entropy of the distributions", "entropy", "nats", runs, lambda one: one.entropy)
+    figures += _histograms("Mass outside the grades", "outside mass", "", runs, lambda one: one.outside)
     blocks: list[Block] = [Side(figures)] if figures else []
     if runs and not any(one.tally.entropy.rows for one in runs):
         blocks.append(Paragraph("These labels hold no distributions, so no entropy and no outside mass can be shown."))
@@ -58,9 +54,13 @@ def labels_section(runs: Sequence[TalliedRun]) -> Section:
     return Section("distributions", "Labels", blocks)
 
 
-def _histograms(title: str, name: str, unit: str, held: Mapping[str, Histogram]) -> list[Block]:
+def _histograms(
+    title: str, name: str, unit: str, runs: Sequence[TalliedRun], of_run: Callable[[LabelTally], Histogram]
+) -> list[Block]:
     """One figure; runs with another number of grades have another top, and a figure of their own."""
     found: list[Block] = []
+    held = {one.run.name: of_run(one.tally) for one in runs}
+    queries = {one.run.name: one.tally.queries for one in runs}
     tops = dict.fromkeys(one.top for one in held.values() if one.rows)
     for top in tops:
         chosen = {run: one for run, one in held.items() if one.rows and one.top == top}
@@ -77,7 +77,7 @@ def _histograms(title: str, name: str, unit: str, held: Mapping[str, Histogram])
         save = csv_download(f"{name}{of}", ("run", "from", "to", "rows"), rows)
         found.append(
             Drawing(
-                title + of,
+                title_over(title, (queries[run] for run in chosen)) + of,
                 draw_histogram(bars, edges, label=label, value="rows"),
                 f"Histogram of {name}. {means}.",
                 save,

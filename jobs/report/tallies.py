@@ -22,7 +22,7 @@ from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
 
 BINS = 20
 SEED = 7
-_NARROW = ["row_id", "grade", "probs", "outside_mass", "flags"]
+_NARROW = ["row_id", "query_id", "grade", "probs", "outside_mass", "flags"]
 
 
 @dataclass
@@ -70,6 +70,8 @@ class LabelTally:
     """By `labels` and `quarantine`: row ids to show, each with its file."""
     num_rows: int
     """Rows that could have been chosen."""
+    queries: set[str] = field(default_factory=set)
+    """Ids of the queries that have a label."""
 
     @property
     def num_chosen(self) -> int:
@@ -151,6 +153,7 @@ def tally_labels(run: RunArtifact, *, most: int) -> LabelTally:
     for file in run.found.labels:
         table = run.folder.table(file, LABELS, _NARROW)
         draw.add("labels", file, "ok", table["row_id"].to_numpy())
+        found.queries.update(table["query_id"].unique().to_pylist())
         _add_labels(found, table)
     for file in run.found.quarantine:
         table = run.folder.table(file, QUARANTINE, ["row_id", "status", "reason"])

@@ -178,3 +178,19 @@ def test_an_input_without_rows_and_a_search_in_rounds_are_refused(
     relabel("ask", "search.yaml").refused(3, "has `rounds`", "input.path=", "inputs/round-1")
     pq.write_table(pq.read_table("pairs.parquet").slice(0, 0), "pairs.parquet")
     relabel("ask", "job.yaml", "--random", "3").refused(3, "no row")
+
+
+def test_a_prompt_that_goes_on_from_the_one_above_shows_what_is_new(
+    relabel: Callable[..., Any], job: Callable[..., None]
+) -> None:
+    job("r3a", args={"p_garbage": 1.0})
+    refused = relabel("ask", "job.yaml").out
+    assert refused.count("⟦how to prune roses 0⟧") == 1
+    assert refused.count("the prompt above, with another seed") == 1
+    job("r3a")
+    shown = relabel("ask", "job.yaml", "--random", "2").out
+    assert shown.count("the turns above, then") == 2
+    assert shown.count("The query:\n") == 2
+    alone = relabel("ask", "job.yaml", "--stage", "verdict").out
+    assert alone.count("The query:\n") == 1
+    assert "the turns above" not in alone

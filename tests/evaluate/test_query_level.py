@@ -119,6 +119,8 @@ def test_text_and_gates_know_the_figures(labelled: Callable[..., list[Row]], rel
     assert shown.code == 0
     for title in ("chunks a query, most", "evidence F1", "Hit@1", "exact match", "f1_ret>=0"):
         assert title in shown.out
+    assert "verdict" in shown.out.rsplit("\n\n", 1)[-1]  # behind the remarks
+    assert "remarks" in shown.out.rsplit("\n\n", 1)[0]
     refused = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--require", "tokens_max<1")
     assert refused.code == 5
 

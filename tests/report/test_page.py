@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from jobs.report.blocks import Cell, Section, Table
 from jobs.report.building import build_report
 from jobs.report.gold import GoldChoice
+from jobs.report.page import Page, render_page
 from manifests.storage.context import Storage
 from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
 
@@ -243,6 +245,28 @@ def test_page_shows_itself_on_a_phone_and_a_desk_in_dark_and_light(
     for colour, least in ((ground, 0.02), (card, 0.1), (bars, 0.002)):
         assert (shot == colour).all(axis=1).mean() > least, colour
     assert shot.std() > 10
+
+
+TALL = """() => [...document.querySelectorAll('.scroll')].flatMap(box => [...box.querySelectorAll('tr')].filter(row => {
+    const height = cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return range.getBoundingClientRect().height;
+    };
+    const seen = [...row.cells].filter(cell => cell.getBoundingClientRect().left < box.getBoundingClientRect().right);
+    return row.offsetHeight > Math.max(...seen.map(height)) + 30;
+}).map(row => row.innerText)).filter(text => text)"""
+"""Rows that are taller than what is in sight of them without scrolling."""
+
+
+def test_no_row_of_a_table_is_tall_and_empty_on_a_phone(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    head = ("run", "labels", "judged", "without a gold grade", "with a null one", "queries", "joined by")
+    rows: list[list[Cell]] = [[name, 96, 96, 0, 0, 12, "query_id and doc_id, row_id"] for name in ("one", "two")]
+    page = tmp_path / "page.html"
+    page.write_text(render_page(Page("a", "b", [Section("gold", "Gold", [Table(head, rows, "What was judged")])])))
+    opened, _ = open_page(page, width=400)
+    assert opened.evaluate("document.querySelectorAll('.scroll tr').length") == 3
+    assert opened.evaluate(TALL) == []
 
 
 def test_button_turns_dark_into_light(hostile: Path, open_page: Callable[..., Any]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jobs.report.artifacts import RunArtifact, open_artifact
+from jobs.report.blocks import title_over
 from jobs.report.browser import DOCUMENT_CHARS, BrowserData
 from jobs.report.building import build_report
 from jobs.report.downloads import csv_download
@@ -506,3 +507,9 @@ def test_command_writes_the_page_and_says_what_is_in_it(relabel: Callable[..., A
     relabel("report", "out", "--grade", "grade").refused(2, "--gold")
     relabel("report", "absent").refused(3, "absent: holds no plan.json")
     relabel("report", "out", "--to", "pages/").refused(2, "--to pages/")
+
+
+def test_a_figure_of_two_sets_says_when_they_are_over_different_queries() -> None:
+    assert title_over("Grades", [{"q1", "q2"}, ["q2", "q1"]]) == "Grades"
+    assert title_over("Grades", [{"q1"}]) == "Grades"
+    assert title_over("Grades", [{"q1"}, {"q1", "q2"}]) == "Grades, over different queries"
