@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError
 from manifests.inputs.column_types import INPUT_KINDS
+from manifests.json_schemas import ObjectSchema, Schema
 from manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
 from manifests.registered import Registry
 from manifests.schemas import KINDS
@@ -139,6 +140,20 @@ def declared_reads(labeler: Labeler, *, name: str) -> Reads:
 def labeler_names() -> list[str]:
     """All registered names, in order."""
     return _REGISTRY.names()
+
+
+def labeler_schemas(definitions: dict[str, Schema]) -> dict[str, Schema]:
+    """JSON Schema of the section `labeler`, by the labeler's name.
+
+    Args:
+        definitions: of the whole schema; theirs are added.
+    """
+    found = {}
+    for name in labeler_names():
+        options = ObjectSchema(labeler_class(name).Options, definitions)
+        options.fix("name", name)
+        found[name] = options.values
+    return found
 
 
 def labeler_class(name: str) -> type[Labeler]:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from distill.students.kinds import KINDS, takers
 from distill.training.sections import DevSplit, EarlyStop, LoraSpec, TrainingSection
 from manifests.errors import ConfigError
+from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, path_or_each
 from manifests.metrics.gates import Gate, parse_gates
 from manifests.phi import PhiTable, check_phi
 from manifests.specs import Columns, ModelText, PathText, PatternText, Spec
@@ -347,14 +348,11 @@ class DistillSpec(Spec):
         return parse_gates(self.require)
 
 
-def student_schema() -> dict[str, Any]:
+def student_schema() -> Schema:
     """JSON Schema (draft 2020-12) that accepts the keys and short forms that the spec accepts."""
-    whole = DistillSpec.model_json_schema()
-    source = whole["properties"]["labels"]["items"]
-    short = {"anyOf": [{"type": "string"}, source]}
-    whole["properties"]["labels"]["items"] = short
-    for model, key in (("PairsSource", "path"), ("Columns", "document")):
-        field = whole["$defs"][model]["properties"][key]
-        many = {name: field.pop(name) for name in ("type", "items") if name in field}
-        field["anyOf"] = [{"type": "string"}, many]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "title": "relabel student"}
+    definitions: dict[str, Schema] = {}
+    student = ObjectSchema(DistillSpec, definitions)
+    path_or_each(student.keys["labels"])
+    one_or_many(of_model(definitions, PairsSource, "path"))
+    one_or_many(of_model(definitions, Columns, "document"))
+    return {"$schema": DRAFT, "$defs": definitions, **student.values, "title": "relabel student"}

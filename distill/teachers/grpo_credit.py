@@ -12,7 +12,7 @@ Source: Graph-GRPO, equations 5 to 9; methods, section 2, where the factor g and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,32 @@ from distill.teachers.rollout_files import NODES
 TEMPLATE = -1
 """The segment of tokens that belong to no node: their advantage is 0."""
 
-BRANCHES = (("r>s", "r>a"), ("s>q_s", "s>p_s"), ("a>q_a", "a>p_a"))
-"""Edges that share one node's credit: α = softmax · 2, so that equal logits give 1."""
+NUM_BRANCHES = 3
 
-GATES = ("q_a>q_s", "q_s>q_a", "p_a>p_s", "p_s>p_a")
-"""Edges between twins: α = sigmoid, at first 0.5."""
 
-EDGES = (*(edge for branch in BRANCHES for edge in branch), *GATES)
+class Coefficients(NamedTuple):
+    """α by edge, each a 0-d tensor with its gradient: first three branches, of two edges that share one node's credit
+    (softmax · 2, so that equal logits give 1), then gates between twins (sigmoid, at first 0.5).
+    """
+
+    r_to_s: Tensor
+    r_to_a: Tensor
+    s_to_q_s: Tensor
+    s_to_p_s: Tensor
+    a_to_q_a: Tensor
+    a_to_p_a: Tensor
+    q_a_to_q_s: Tensor
+    q_s_to_q_a: Tensor
+    p_a_to_p_s: Tensor
+    p_s_to_p_a: Tensor
+
+    def by_edge(self) -> dict[str, float]:
+        """Plain numbers."""
+        return {edge: float(value.detach()) for edge, value in zip(EDGES, self, strict=True)}
+
+
+EDGES = tuple(name.replace("_to_", ">") for name in Coefficients._fields)
+"""As files and curves name them."""
 
 
 class Credit(nn.Module):  # type: ignore[misc]
@@ -44,25 +63,25 @@ class Credit(nn.Module):  # type: ignore[misc]
         self.logits = nn.Parameter(torch.zeros(len(EDGES)))
         self._consistency = consistency
 
-    def coefficients(self) -> dict[str, Tensor]:
-        """α by edge, each a 0-d tensor with its gradient."""
-        count = 2 * len(BRANCHES)
+    def coefficients(self) -> Coefficients:
+        """α by edge."""
+        count = 2 * NUM_BRANCHES
         branches = self.logits[:count].view(-1, 2).softmax(-1) * 2
         gates = self.logits[count:].sigmoid() * float(self._consistency)
-        return dict(zip(EDGES, torch.cat([branches.flatten(), gates]), strict=True))
+        return Coefficients(*torch.cat([branches.flatten(), gates]))
 
     def node_rewards(self, base_3: Tensor) -> Tensor:
         """R of all nodes [..., V] from b of r, s, a [..., 3]."""
         alpha = self.coefficients()
         r, own_s, own_a = base_3.unbind(-1)
-        s, a = own_s + alpha["r>s"] * r, own_a + alpha["r>a"] * r
-        q_s, p_s = alpha["s>q_s"] * s, alpha["s>p_s"] * s
-        q_a, p_a = alpha["a>q_a"] * a, alpha["a>p_a"] * a
+        s, a = own_s + alpha.r_to_s * r, own_a + alpha.r_to_a * r
+        q_s, p_s = alpha.s_to_q_s * s, alpha.s_to_p_s * s
+        q_a, p_a = alpha.a_to_q_a * a, alpha.a_to_p_a * a
         return torch.stack(
             [
                 *(r, s, a),
-                *(q_s + alpha["q_a>q_s"] * q_a, q_a + alpha["q_s>q_a"] * q_s),
-                *(p_s + alpha["p_a>p_s"] * p_a, p_a + alpha["p_s>p_a"] * p_s),
+                *(q_s + alpha.q_a_to_q_s * q_a, q_a + alpha.q_s_to_q_a * q_s),
+                *(p_s + alpha.p_a_to_p_s * p_a, p_a + alpha.p_s_to_p_a * p_s),
             ],
             -1,
         )
@@ -100,18 +119,21 @@ class CreditPlan:
     tags_earn: bool = False
 
 
-def effective_ratios(alpha: dict[str, Tensor]) -> dict[str, float]:
+def effective_ratios(alpha: Coefficients) -> dict[str, float]:
     """What the advantages depend on, by node: how much of another node's credit it takes for each 1 of its own.
 
     Five of the ten coefficients can be told apart from these six numbers (those of s and a sum to 2).
     """
-    own = {name: float(value.detach()) for name, value in alpha.items()}
-    ratios = {"s": own["r>s"], "a": own["r>a"]}
-    for side in "qp":
-        subject, attribute = own[f"s>{side}_s"], own[f"a>{side}_a"]
-        ratios[f"{side}_s"] = own[f"{side}_a>{side}_s"] * attribute / subject
-        ratios[f"{side}_a"] = own[f"{side}_s>{side}_a"] * subject / attribute
-    return ratios
+    own = Coefficients(*(value.detach().double() for value in alpha))
+    ratios = {
+        "s": own.r_to_s,
+        "a": own.r_to_a,
+        "q_s": own.q_a_to_q_s * own.a_to_q_a / own.s_to_q_s,
+        "q_a": own.q_s_to_q_a * own.s_to_q_s / own.a_to_q_a,
+        "p_s": own.p_a_to_p_s * own.a_to_p_a / own.s_to_p_s,
+        "p_a": own.p_s_to_p_a * own.s_to_p_s / own.a_to_p_a,
+    }
+    return {node: float(value) for node, value in ratios.items()}
 
 
 def token_advantages(node_BV: Tensor, segment_BT: Tensor) -> Tensor:

@@ -108,8 +108,9 @@ class CreditTrainer(RolloutTrainer):
     def note_edges(self) -> None:
         """The coefficients after a step."""
         alpha = self._credit.coefficients()
-        self._log_of_rollouts.add_edges(self.state.global_step + 1, self._credit.logits.detach().tolist(), alpha)
-        self._pending |= {f"alpha_{edge}": float(value.detach()) for edge, value in alpha.items()}
+        by_edge = alpha.by_edge()
+        self._log_of_rollouts.add_edges(self.state.global_step + 1, self._credit.logits.detach().tolist(), by_edge)
+        self._pending |= {f"alpha_{edge}": value for edge, value in by_edge.items()}
         self._pending |= {f"ratio_{node}": value for node, value in effective_ratios(alpha).items()}
 
 

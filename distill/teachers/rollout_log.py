@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.teachers.grpo_credit import EDGES
 from distill.teachers.rollout_files import EDGE_SCHEMA, EDGES_NAME, ROLLOUT_SCHEMA, ROLLOUTS_NAME
 from distill.teachers.rollouts import Rollout
 from distill.teachers.scores import Score
@@ -81,11 +80,9 @@ class RolloutLog:
                 }
             )
 
-    def add_edges(self, step: int, logits: Sequence[float], alpha: Mapping[str, Any]) -> None:
-        """Add the coefficients as they are after a step."""
-        self.edges += [
-            [step, edge, logit, float(alpha[edge].detach())] for edge, logit in zip(EDGES, logits, strict=True)
-        ]
+    def add_edges(self, step: int, logits: Sequence[float], alpha: Mapping[str, float]) -> None:
+        """Add the coefficients, by edge, as they are after a step."""
+        self.edges += [[step, edge, logit, value] for (edge, value), logit in zip(alpha.items(), logits, strict=True)]
 
     def flush(self, step: int) -> list[str]:
         """Write what is pending as the part of a checkpoint's step; the names of all parts."""

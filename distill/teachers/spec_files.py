@@ -11,10 +11,11 @@ from distill.teachers.methods import METHODS, method_of
 from distill.teachers.res_rag_spec import GeneratorSpec
 from distill.teachers.specs import TeacherSpec
 from labelers.engines.registry import engine_class, engine_names, engine_schemas
-from labelers.registry import labeler_class, labeler_names
+from labelers.registry import labeler_class, labeler_names, labeler_schemas
 from manifests.errors import ConfigError
+from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, path_or_each, referred
 from manifests.registered import imported
-from manifests.specs import validate_spec
+from manifests.specs import Columns, validate_spec
 
 
 def spec_class(method: object) -> type[TeacherSpec]:
@@ -40,24 +41,24 @@ def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
     Raises:
         ConfigError: a key or value is off; one sentence a fault.
     """
-    held = dict(values)
-    if "method" not in held:
+    if "method" not in values:
         raise ConfigError(f"{where}: `method` is missing; want one of {', '.join(METHODS)}")
+    found: dict[str, object] = {}
     try:
-        model = spec_class(held["method"])
-        labeler = held.get("labeler")
+        model = spec_class(values.get("method"))
+        labeler: Any = values.get("labeler")
         if isinstance(labeler, str):
             labeler = {"name": labeler}
-        if isinstance(labeler, dict):
-            if not isinstance(labeler.get("name"), str):
+        match labeler:
+            case {"name": str(name)} as section:
+                found |= {"labeler": validate_spec(labeler_class(name).Options, section, where=f"{where}, labeler")}
+            case dict():
                 raise ConfigError(f"`labeler.name` is missing; there are {', '.join(labeler_names())}")
-            options = labeler_class(labeler["name"]).Options
-            held["labeler"] = validate_spec(options, labeler, where=f"{where}, labeler")
-        if isinstance(held.get("generator"), dict):
-            held["generator"] = _with_engine_options(held["generator"], where=f"{where}, generator")
+        if isinstance(generator := values.get("generator"), dict):
+            found |= {"generator": _with_engine_options(generator, where=f"{where}, generator")}
     except ConfigError as exc:
         raise exc if str(exc).startswith(where) else ConfigError(f"{where}: {exc}") from exc
-    return validate_spec(model, held, where=where)
+    return validate_spec(model, {**values, **found}, where=where)
 
 
 def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpec:
@@ -72,56 +73,25 @@ def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpe
     return validate_spec(GeneratorSpec, {**section, "args": options}, where=where)
 
 
-def teacher_schema() -> dict[str, Any]:
+def teacher_schema() -> Schema:
     """JSON Schema (draft 2020-12) that accepts the keys and short forms that `read_teacher_spec` accepts."""
-    template = "#/$defs/{model}"
-    definitions: dict[str, Any] = {}
-    labelers: list[dict[str, Any]] = [{"enum": labeler_names()}]
-    for name in labeler_names():
-        model = labeler_class(name).Options.model_json_schema(ref_template=template)
-        definitions |= model.pop("$defs", {})
-        model["properties"]["name"] = {"const": name}
-        definitions[f"labeler-{name}"] = model
-        labelers.append({"$ref": f"#/$defs/labeler-{name}"})
+    definitions: dict[str, Schema] = {}
+    labelers = [{"enum": labeler_names()}, *referred(definitions, "labeler", labeler_schemas(definitions))]
     methods = []
     for name in METHODS:
-        whole = spec_class(name).model_json_schema(ref_template=template)
-        definitions |= whole.pop("$defs", {})
-        whole["properties"]["labeler"] = {
-            "description": whole["properties"]["labeler"]["description"],
-            "anyOf": [*labelers, {"type": "null"}],
-        }
-        whole["properties"]["method"] = {"const": name}
-        if "generator" in whole["properties"]:
-            about = whole["properties"]["generator"]["description"]
-            whole["properties"]["generator"] = {"description": about, "oneOf": _generators(definitions)}
-        whole["required"] = sorted({*whole["required"], "method"})
-        methods.append(whole)
+        spec = ObjectSchema(spec_class(name), definitions)
+        spec.offer("labeler", anyOf=[*labelers, {"type": "null"}])
+        spec.fix("method", name)
+        if "generator" in spec.keys:
+            generators = engine_schemas(GeneratorSpec, definitions)
+            spec.offer("generator", oneOf=referred(definitions, "generator", generators))
+        spec.require("method")
+        methods.append(spec.values)
     for unused in ("LabelerOptions", "GeneratorSpec", "EngineArgs"):
         definitions.pop(unused, None)
-    _take_short_forms(definitions)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "relabel teacher",
-        "oneOf": methods,
-        "$defs": definitions,
-    }
-
-
-def _generators(definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    """One alternative for each engine; their definitions go beside the others."""
-    models = engine_schemas(GeneratorSpec, definitions)
-    definitions |= {f"generator-{name}": model for name, model in models.items()}
-    return [{"$ref": f"#/$defs/generator-{name}"} for name in models]
-
-
-def _take_short_forms(definitions: dict[str, Any]) -> None:
-    """A path stands for a source, a source for a list of one; a column's name for a list of one."""
-    for model in definitions.values():
-        runs = model.get("properties", {}).get("runs")
-        if runs is not None:
-            source = {"anyOf": [{"type": "string"}, runs["items"]]}
-            runs.update(anyOf=[*source["anyOf"], {"type": "array", "items": source}])
-            del runs["type"], runs["items"]
-    field = definitions["Columns"]["properties"]["document"]
-    field["anyOf"] = [{"type": "string"}, {name: field.pop(name) for name in ("type", "items")}]
+    for runs in (model["properties"].get("runs") for model in definitions.values() if "properties" in model):
+        if runs is not None:  # a source stands for a list of one
+            source = path_or_each(runs)
+            runs.update(anyOf=[*source["anyOf"], {name: runs.pop(name) for name in ("type", "items")}])
+    one_or_many(of_model(definitions, Columns, "document"))
+    return {"$schema": DRAFT, "title": "relabel teacher", "oneOf": methods, "$defs": definitions}

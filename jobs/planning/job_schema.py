@@ -4,45 +4,21 @@ engine.
 
 from __future__ import annotations
 
-from typing import Any
-
 from labelers.engines.registry import engine_schemas
-from labelers.registry import labeler_class, labeler_names
-from manifests.specs import EngineSpec, JobSpec
+from labelers.registry import labeler_schemas
+from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, referred
+from manifests.specs import Columns, EngineSpec, InputSpec, JobSpec
 
-TEMPLATE = "#/$defs/{model}"
 
-
-def job_schema() -> dict[str, Any]:
+def job_schema() -> Schema:
     """JSON Schema (draft 2020-12) that accepts exactly the keys that `load_job` accepts."""
-    whole = JobSpec.model_json_schema(ref_template=TEMPLATE)
-    definitions: dict[str, Any] = whole.setdefault("$defs", {})
+    definitions: dict[str, Schema] = {}
+    job = ObjectSchema(JobSpec, definitions)
     for unused in ("LabelerOptions", "EngineSpec", "EngineArgs"):
         definitions.pop(unused, None)
-    labelers = []
-    for name in labeler_names():
-        model = labeler_class(name).Options.model_json_schema(ref_template=TEMPLATE)
-        definitions.update(model.pop("$defs", {}))
-        definitions[f"labeler-{name}"] = _named(model, name)
-        labelers.append({"$ref": f"#/$defs/labeler-{name}"})
-    engines = []
-    for name, model in engine_schemas(EngineSpec, definitions).items():
-        definitions[f"engine-{name}"] = model
-        engines.append({"$ref": f"#/$defs/engine-{name}"})
-    whole["properties"]["labeler"] = {"description": "What is asked, and how answers are read.", "oneOf": labelers}
-    whole["properties"]["engine"] = {"description": "What runs the teacher.", "oneOf": engines}
-    _one_or_many(definitions["InputSpec"]["properties"]["path"])
-    _one_or_many(whole["properties"]["reuse"])
-    _one_or_many(definitions["Columns"]["properties"]["document"])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "relabel job", **whole}
-
-
-def _named(model: dict[str, Any], name: str) -> dict[str, Any]:
-    model["properties"]["name"] = {"const": name}
-    return model
-
-
-def _one_or_many(field: dict[str, Any]) -> None:
-    """A single string stands for a list of one."""
-    many = {key: field.pop(key) for key in ("type", "items") if key in field}
-    field["anyOf"] = [{"type": "string"}, many]
+    job.offer("labeler", oneOf=referred(definitions, "labeler", labeler_schemas(definitions)))
+    job.offer("engine", oneOf=referred(definitions, "engine", engine_schemas(EngineSpec, definitions)))
+    one_or_many(of_model(definitions, InputSpec, "path"))
+    one_or_many(job.keys["reuse"])
+    one_or_many(of_model(definitions, Columns, "document"))
+    return {"$schema": DRAFT, "title": "relabel job", "$defs": definitions, **job.values}

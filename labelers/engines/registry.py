@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from labelers.engines.decision_costs import DecisionCost
 from manifests.asks import Ask, Engine
+from manifests.json_schemas import ObjectSchema
 from manifests.registered import Registry
 from manifests.specs import EngineArgs, EngineSpec
 
@@ -100,13 +101,10 @@ def engine_schemas(spec: type[EngineSpec], definitions: dict[str, Any]) -> dict[
         spec: the section's model.
         definitions: of the whole schema; theirs are added.
     """
-    template = "#/$defs/{model}"
     found = {}
     for name in engine_names():
-        model = spec.model_json_schema(ref_template=template)
-        model.pop("$defs", None)
-        args = engine_class(name).Args.model_json_schema(ref_template=template)
-        definitions.update(args.pop("$defs", {}))
-        model["properties"] |= {"args": args, "name": {"const": name}}
-        found[name] = model
+        section = ObjectSchema(spec, {})
+        section.keys["args"] = ObjectSchema(engine_class(name).Args, definitions).values
+        section.fix("name", name)
+        found[name] = section.values
     return found
