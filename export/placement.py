@@ -67,9 +67,10 @@ def cpu_nodes(path: Path, provider: str, batch: dict[str, np.ndarray], *, thread
 
 def count_cpu_nodes(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Heavy nodes on the CPU by operator, from the events of onnxruntime's profile."""
-    nodes = {
-        (event["args"].get("node_index"), event["name"]): event["args"]["op_name"]
-        for event in events
-        if event.get("cat") == "Node" and event.get("args", {}).get("provider") == PROVIDERS["cpu"]
-    }
+    nodes = {}
+    for event in events:
+        match event:
+            case {"cat": "Node", "name": name, "args": {"provider": provider, "op_name": operator, **more}}:
+                if provider == PROVIDERS["cpu"]:
+                    nodes[more.get("node_index"), name] = operator
     return dict(sorted(Counter(operator for operator in nodes.values() if operator in HEAVY).items()))

@@ -137,8 +137,7 @@ class GraphGrpo:
             columns[f"{name}_outside_mass"] = None if distribution is None else distribution.outside_mass
         for tag in _TEXTS:
             columns[tag] = None if is_none(sections[tag]) else sections[tag]
-        columns["phi_grade"] = by_rule
-        columns["phi_agrees"] = by_rule == grade
+        columns |= {"phi_grade": by_rule, "phi_agrees": by_rule == grade}
         if by_rule != grade:
             flags.append("phi_disagrees")
         if any(decision.name not in answer.distributions for decision in self._decisions):

@@ -178,6 +178,16 @@ class LabelRow(NamedTuple):
     columns: Mapping[str, Any] = MappingProxyType({})
 
 
+class Try(NamedTuple):
+    """One of `TRY`."""
+
+    stage: str
+    attempt: int
+    finish: str
+    text: str
+    reason: str
+
+
 class AnswerRow(NamedTuple):
     """One row of `ANSWERS`, in its column order; distributions are dicts with the fields of `DISTRIBUTION`."""
 

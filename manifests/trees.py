@@ -7,15 +7,15 @@ tree is a list of nodes, as dicts in a column of the input or in JSON; `COLUMN` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from manifests.errors import InputError
 
 COLUMN = "tree"
-STRUCTURE: Literal["structure"] = "structure"
-CONTENT: Literal["content"] = "content"
+STRUCTURE: Final = "structure"
+CONTENT: Final = "content"
 ROOT = 0
 """Id of the root: the document itself, its text the title."""
 NO_PARENT = -1

@@ -190,7 +190,7 @@ def _check_gates(spec: DistillSpec, examples: Examples) -> None:
     """
     if not spec.gates:
         return
-    grades = examples.heads["relevance"]
+    grades = examples.grades
     names = graded_figures(np.eye(grades), np.arange(grades))
     judge_gates(spec.gates, names, names)
     judge_N, by = _judge(examples)
@@ -376,7 +376,7 @@ def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:
     them.
     """
     gold_N = examples.gold[rows]
-    found = graded_counts(examples.teacher[rows], gold_N, grades=examples.heads["relevance"])
+    found = graded_counts(examples.teacher[rows], gold_N, grades=examples.grades)
     probs_NK = examples.teacher_probs[rows]
     if not np.isnan(probs_NK).any():
         of_probs = graded_figures(probs_NK, gold_N)

@@ -148,10 +148,9 @@ class Embedder:
             return []
         if self.settings.is_lower:
             texts = [text.lower() for text in texts]
-        held = self._tokenizer(
+        rows: list[list[int]] = self._tokenizer(
             texts, truncation=True, max_length=self.max_tokens, split_special_tokens=True, return_attention_mask=False
-        )
-        rows: list[list[int]] = held["input_ids"]
+        ).input_ids
         return rows
 
     def _vectors(self, rows: list[list[int]]) -> np.ndarray:

@@ -62,6 +62,11 @@ class Examples:
     about: DataFacts
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def grades(self) -> int:
+        """Those of the relevance head."""
+        return self.heads["relevance"]
+
     def rows_of(self, side: int) -> np.ndarray:
         """Row numbers of one side, ascending."""
         return np.flatnonzero(self.side == side)
@@ -85,7 +90,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     gold_of = [gold.of(table) if gold else [None] * len(table.pairs) for table in tables]
     if gold is not None and gold.pairs:
         tables.append(_gold_rows(gold, tables))
-        gold_of.append([target.grade if target else None for target in tables[-1].targets["relevance"]])
+        gold_of.append([target.grade if target else None for target in tables[-1].relevance])
     grades = _scale(spec, tables, gold_of)
     rows = _Rows(spec, tables, gold_of, grades)
     return rows.examples(gold)
@@ -139,7 +144,7 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Se
             f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale."
         )
     grades = next(iter(given.values()), None)
-    seen = {target.grade for table in tables for target in table.targets["relevance"] if target}
+    seen = {target.grade for table in tables for target in table.relevance if target}
     seen |= {grade for grades_of in gold_of for grade in grades_of if grade is not None}
     named = None if spec.student.heads == "auto" else spec.student.heads["relevance"]
     if named is not None and grades not in (None, named):
@@ -162,6 +167,7 @@ class _Rows:
         self.tables = tables
         self.pairs = [pair for table in tables for pair in table.pairs]
         self.size = len(self.pairs)
+        self.grades = grades
         self.gold = np.array(
             [NO_GRADE if grade is None else grade for grades_of in gold_of for grade in grades_of], dtype=np.int64
         )
@@ -186,7 +192,8 @@ class _Rows:
         for name, width in heads.items():
             targets[name], has_N = self._target(name, width)
             weights[name] = np.where(has_N, row_weight, 0.0).astype(np.float32)
-        self._mix_gold(targets["relevance"], weights["relevance"], row_weight)
+            if name == "relevance":
+                self._mix_gold(targets[name], weights[name], row_weight)
         keys = [folded(pair.query) if self.spec.split.by == "query" else pair.query_id for pair in self.pairs]
         split = self.spec.split
         side = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
@@ -238,7 +245,7 @@ class _Rows:
                 )
             return {name: self.widths[name] for name in HEADS if name in named}
         if not KINDS[self.spec.student.kind].has_nodes:
-            return {"relevance": self.widths["relevance"]}
+            return {"relevance": self.grades}
         induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
         trained = {name: has[name] and (getattr(loss, name) > 0 or induces) for name in NODE_HEADS}
         return {name: self.widths[name] for name in HEADS if name == "relevance" or trained[name]}
@@ -272,8 +279,8 @@ class _Rows:
     def _teacher(self) -> tuple[np.ndarray, np.ndarray]:
         """The teacher's grade [N] and distribution [N, K] of labelled rows."""
         grades = np.full(self.size, NO_GRADE, dtype=np.int64)
-        probs = np.full((self.size, self.widths["relevance"]), np.nan, dtype=np.float32)
-        for row, target in enumerate(self.targets["relevance"]):
+        probs = np.full((self.size, self.grades), np.nan, dtype=np.float32)
+        for row, target in enumerate(target for table in self.tables for target in table.relevance):
             if target is not None and self.is_labelled[row]:
                 grades[row] = target.grade
                 if target.probs is not None:
@@ -354,7 +361,7 @@ def balance_weights(examples: Examples) -> np.ndarray:
     """
     grade_N = examples.targets["relevance"].argmax(1)
     rows = examples.rows_of(TRAIN)
-    count_K = np.bincount(grade_N[rows], minlength=examples.heads["relevance"])
+    count_K = np.bincount(grade_N[rows], minlength=examples.grades)
     occurring = int((count_K > 0).sum())
     factor_K = np.where(count_K > 0, len(rows) / (occurring * np.maximum(count_K, 1)), 1.0)
     return np.asarray(factor_K[grade_N], dtype=np.float32)

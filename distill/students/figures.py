@@ -33,9 +33,11 @@ def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float 
         probs_NK = probs_NK.astype(np.float64)
         probs_NK /= probs_NK.sum(1, keepdims=True)
         found |= _aucs(probs_NK, gold_N)
-        found["ece"] = ece(probs_NK, gold_N)
-        found["brier"] = float(brier_rows(probs_NK, gold_N).mean())
-        found["nll"] = float(-np.log(np.maximum(probs_NK[np.arange(len(gold_N)), gold_N], TINY)).mean())
+        found |= {
+            "ece": ece(probs_NK, gold_N),
+            "brier": float(brier_rows(probs_NK, gold_N).mean()),
+            "nll": float(-np.log(np.maximum(probs_NK[np.arange(len(gold_N)), gold_N], TINY)).mean()),
+        }
     return found
 
 

@@ -80,6 +80,11 @@ class LabelTable:
     columns: Columns
     about: LearnedLabels | None
 
+    @property
+    def relevance(self) -> list[Target | None]:
+        """What each row says of the relevance head."""
+        return self.targets["relevance"]
+
     def head_grades(self, name: str) -> int | None:
         """Number of grades of a head."""
         return self.grades if name == "relevance" else NODE_SCORES

@@ -59,7 +59,7 @@ class LogisticStudent(EncoderStudent):
             held = read_student(path)
             return {"pooling": held.pooling, "prompt": held.prompt}
         settings = read_settings(path)
-        if settings.is_lower and tokenizer("ABC")["input_ids"] != tokenizer("abc")["input_ids"]:
+        if settings.is_lower and tokenizer("ABC").input_ids != tokenizer("abc").input_ids:
             raise ModelError(f"{path}: wants lower-cased texts, and its tokenizer does not make them. Take another.")
         return {"pooling": settings.pooling, "prompt": (settings.prompts["query"], "", "")}
 

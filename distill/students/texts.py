@@ -90,11 +90,11 @@ class EncoderTexts:
             return_attention_mask=False,
             return_token_type_ids=self._has_types,
         )
-        types = found["token_type_ids"] if self._has_types else [None] * len(texts)
-        is_full = [len(ids) >= self.max_tokens for ids in found["input_ids"]]
+        types = found.token_type_ids if self._has_types else [None] * len(texts)
+        is_full = [len(ids) >= self.max_tokens for ids in found.input_ids]
         parts = found.encodings or [None] * len(texts)
         is_cut = [full and (part is None or bool(part.overflowing)) for full, part in zip(is_full, parts, strict=True)]
-        return [TokenRow(*row) for row in zip(found["input_ids"], types, is_cut, strict=True)]
+        return [TokenRow(*row) for row in zip(found.input_ids, types, is_cut, strict=True)]
 
     def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
         """Right-padded `input_ids`, `attention_mask` and, where the model knows segments, `token_type_ids`."""
@@ -127,7 +127,7 @@ class DecoderTexts:
         self._packs = packs
         before, between, after = pieces
         has_start = tokenizer.chat_template is None or not before.startswith(tokenizer.bos_token or "\0")
-        start = list(tokenizer("")["input_ids"]) if has_start else []
+        start = list(tokenizer("").input_ids) if has_start else []
         self._pieces = (start + self._template_ids(before), self._template_ids(between), self._template_ids(after))
         num_fixed = sum(map(len, self._pieces))
         if num_fixed >= max_tokens:
@@ -181,14 +181,14 @@ class DecoderTexts:
         )
 
     def _template_ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
     def _data_ids(self, texts: Sequence[str]) -> list[list[int]]:
         # No document is longer than the room: characters far beyond it need not be tokenized (a token holds under 64
         # characters but for
         # runs of blanks, and then the cut is still a cut of the document's end).
         cut = [text[: self._room * 64] for text in texts]
-        found: list[list[int]] = self._tokenizer(cut, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        found: list[list[int]] = self._tokenizer(cut, add_special_tokens=False, split_special_tokens=True).input_ids
         return found
 
 
@@ -227,10 +227,10 @@ def grade_token_ids(tokenizer: Any, grades: int, *, after: str) -> list[int]:
     Raises:
         ModelError: a grade is no single token there, is unknown, or two grades share one.
     """
-    end = list(tokenizer(after, add_special_tokens=False)["input_ids"])
+    end = list(tokenizer(after, add_special_tokens=False).input_ids)
     found = []
     for grade in range(grades):
-        ids = list(tokenizer(f"{after}{grade}", add_special_tokens=False)["input_ids"])
+        ids = list(tokenizer(f"{after}{grade}", add_special_tokens=False).input_ids)
         if ids[: len(end)] != end or len(ids) != len(end) + 1 or ids[-1] == tokenizer.unk_token_id:
             raise ModelError(
                 f"the tokenizer has no token of its own for grade {grade} after the prompt's end {after[-20:]!r} (it "

@@ -159,9 +159,9 @@ class GrpoTeacher:
         counts = log.counts
         self.data = replace(
             self.data,
-            examples=counts["rollouts"],
-            tokens=counts["prompt_tokens"] + counts["tokens"],
-            answer_tokens=counts["tokens"],
+            examples=counts.rollouts,
+            tokens=counts.prompt_tokens + counts.tokens,
+            answer_tokens=counts.tokens,
         )
 
         def write_more(folder: Path) -> None:

@@ -10,8 +10,8 @@ through TRL's shuffling), `_loss` (advantages by token, never detached, and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,24 @@ from distill.teachers.grpo_credit import (
 from distill.teachers.grpo_nodes import segments_of
 from distill.teachers.grpo_trainer import RolloutTrainer
 from distill.teachers.rollout_files import NODES
+
+
+class _Credited(NamedTuple):
+    """What travels with a batch of rollouts.
+
+    Args:
+        segment_ids: each token's node [B, T].
+        group_rewards: base rewards of the whole group [B, G, 3].
+        group_index: the rollout's place there [B].
+    """
+
+    segment_ids: Tensor
+    group_rewards: Tensor
+    group_index: Tensor
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Tensor]) -> _Credited:
+        return cls(*(batch[name] for name in cls._fields))
 
 
 class CreditTrainer(RolloutTrainer):
@@ -57,30 +75,28 @@ class CreditTrainer(RolloutTrainer):
             segments = segments_of(rollout, self._dialogues.tokens, template=template)
             segment_BT[row, : len(segments)] = torch.tensor(segments, device=device)
         base_NG3 = torch.tensor([one.base for one in self._scores], device=device).view(-1, group, 3)
-        return batch | {
-            "segment_ids": segment_BT,
-            "group_rewards": base_NG3.repeat_interleave(group, 0),
-            "group_index": torch.arange(group, device=device).repeat(len(base_NG3)),
-        }
+        rewards_BG3 = base_NG3.repeat_interleave(group, 0)
+        index_B = torch.arange(group, device=device).repeat(len(base_NG3))
+        return batch | _Credited(segment_BT, rewards_BG3, index_B)._asdict()
 
     def _keep(self, batch: dict[str, Any], node_advantages: Sequence[Sequence[float]] | None = None) -> None:
-        super()._keep(batch, self._node_advantages(batch).detach().tolist())
+        super()._keep(batch, self._node_advantages(_Credited.of(batch)).detach().tolist())
         base_B3 = torch.tensor([one.base for one in self._scores], device=self.accelerator.device)
         reward_V = self._credit.node_rewards(base_B3).mean(0).tolist()
         self._pending |= {f"node_reward_{node}": value for node, value in zip(NODES, reward_V, strict=True)}
 
     # the loss
 
-    def _node_advantages(self, batch: dict[str, Any]) -> Tensor:
+    def _node_advantages(self, held: _Credited) -> Tensor:
         """A of each rollout's nodes [B, V], with the gradient of the coefficients."""
-        node_BGV = self._credit.advantages(batch["group_rewards"], epsilon=self._plan.epsilon)
-        return node_BGV[torch.arange(len(node_BGV)), batch["group_index"]]
+        node_BGV = self._credit.advantages(held.group_rewards, epsilon=self._plan.epsilon)
+        return node_BGV[torch.arange(len(node_BGV)), held.group_index]
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        segment_BT = inputs["segment_ids"]
-        advantage_BT = token_advantages(self._node_advantages(inputs), segment_BT)
+        held = _Credited.of(inputs)
+        advantage_BT = token_advantages(self._node_advantages(held), held.segment_ids)
         if self._plan.average == "node":
-            advantage_BT = advantage_BT * node_average_weights(segment_BT, inputs["completion_mask"])
+            advantage_BT = advantage_BT * node_average_weights(held.segment_ids, inputs["completion_mask"])
         loss = super()._loss(model, {**inputs, "advantages": advantage_BT})
         if self._plan.learning_rate is not None:
             loss = loss + self._plan.decay * self._credit.distance() / self.current_gradient_accumulation_steps

@@ -4,6 +4,9 @@ torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import pyarrow as pa
 
 NODES = ("r", "s", "a", "q_s", "q_a", "p_s", "p_a")
@@ -30,3 +33,28 @@ ROLLOUT_SCHEMA = pa.schema(
 EDGE_SCHEMA = pa.schema(
     [("step", pa.int64()), ("edge", pa.string()), ("logit", pa.float64()), ("coefficient", pa.float64())]
 )
+
+
+class RolloutRow(NamedTuple):
+    """One row of `ROLLOUTS_NAME`, in the order of `ROLLOUT_SCHEMA`, and the columns of the training's method."""
+
+    step: int
+    row_id: int
+    sample: int
+    texts: list[str] | None
+    grade: int | None
+    reward: float | None
+    advantage: float
+    format_ok: bool
+    fault: str | None
+    detail: str | None
+    tokens: int
+    node_rewards: list[float] | None
+    node_advantages: list[float] | None
+    further: Mapping[str, Any]
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> RolloutRow:
+        """Plain values by column."""
+        own = {name: values.pop(name) for name in ROLLOUT_SCHEMA.names}
+        return RolloutRow(**own, further=values)

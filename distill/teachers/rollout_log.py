@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,17 @@ from distill.training.disk_errors import sync_files, writing
 PARTS = "rollouts"
 
 
+@dataclass
+class RolloutCounts:
+    """How many rollouts there were, the tokens that the model wrote, and those that it was given."""
+
+    rollouts: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+
+
 class RolloutLog:
-    """Rollouts that are not yet written, the edges, and counts of all rollouts: how many, the tokens that the model
-    wrote, and those that it was given.
+    """Rollouts that are not yet written, the edges, and counts of all rollouts.
 
     Args:
         folder: where the parts go, beside the checkpoints; None keeps nothing.
@@ -38,7 +47,7 @@ class RolloutLog:
         self._pending: list[dict[str, Any]] = []
         self._parts: list[str] = []
         self.edges: list[list[Any]] = []
-        self.counts = {"rollouts": 0, "tokens": 0, "prompt_tokens": 0}
+        self.counts = RolloutCounts()
 
     def add(
         self,
@@ -58,9 +67,9 @@ class RolloutLog:
         if self._folder is None:
             return
         for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
-            self.counts["rollouts"] += 1
-            self.counts["tokens"] += rollout.num_own
-            self.counts["prompt_tokens"] += len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
+            self.counts.rollouts += 1
+            self.counts.tokens += rollout.num_own
+            self.counts.prompt_tokens += len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
             self._pending.append(
                 {
                     "step": step,
@@ -98,13 +107,13 @@ class RolloutLog:
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint of a step keeps; all that is pending is written."""
-        return {"parts": self.flush(step), "edges": self.edges, "counts": self.counts}
+        return {"parts": self.flush(step), "edges": self.edges, "counts": asdict(self.counts)}
 
     def go_on(self, held: Mapping[str, Any]) -> None:
         """Take up what a checkpoint keeps; nothing begins anew."""
         self._parts, self._pending = list(held.get("parts", [])), []
         self.edges = [list(one) for one in held.get("edges", [])]
-        self.counts = {name: int(held.get("counts", {}).get(name, 0)) for name in self.counts}
+        self.counts = RolloutCounts(**held.get("counts", {}))
 
     def write(self, folder: Path, *, step: int) -> None:
         """Write `ROLLOUTS_NAME`, and `EDGES_NAME` where there are edges, into the finished model's folder."""

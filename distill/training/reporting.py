@@ -15,7 +15,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,21 @@ class _Service:
     has_failed: bool = False
 
 
+@dataclass
+class _Sent:
+    """What is kept beside the checkpoints.
+
+    Args:
+        run: its name.
+        ids: that services gave it.
+        sent: points, by service.
+    """
+
+    run: str
+    ids: dict[str, str] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+
+
 class CurveReporter:
     """Sends a curve as it grows.
 
@@ -77,7 +92,7 @@ class CurveReporter:
         self._services = [_Service(name) for name in dict.fromkeys(names)]
         self._folder, self._say = checkpoints / REPORTS, say
         self._model = checkpoints.resolve().parent
-        self._state: dict[str, Any] = {}
+        self._state: _Sent | None = None
 
     def send(self, curve: Curve) -> None:
         """Send what a service does not have yet."""
@@ -106,34 +121,33 @@ class CurveReporter:
 
     def _send(self, service: _Service, points: Sequence[Point]) -> None:
         state = self._begun(service)
-        sent: dict[str, int] = state["sent"]
-        start = sent.get(service.name, 0)
+        start = state.sent.get(service.name, 0)
         for step, group in groupby(points[start:], key=lambda point: point[0]):
             held = list(group)
             service.tracker.log({f"{split}/{_plain(name)}": value for _, split, name, value in held}, step=step)
-            sent[service.name] = sent.get(service.name, 0) + len(held)
-            self._keep()
+            state.sent[service.name] = state.sent.get(service.name, 0) + len(held)
+            self._keep(state)
 
-    def _begun(self, service: _Service) -> dict[str, Any]:
+    def _begun(self, service: _Service) -> _Sent:
         """The state, with the service's run open."""
-        if not self._state:
+        if self._state is None:
             file = self._folder / STATE
-            self._state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-            self._state = self._state or {"run": f"{self._model.name}-{uuid.uuid4().hex[:8]}", "ids": {}, "sent": {}}
+            kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            self._state = _Sent(**(kept or {"run": f"{self._model.name}-{uuid.uuid4().hex[:8]}"}))
         if service.tracker is None:
-            tracker = _tracker(service.name, self._state["run"], self._state["ids"], self._model / EVENTS)
+            tracker = _tracker(service.name, self._state.run, self._state.ids, self._model / EVENTS)
             tracker.start()
             if service.name == "mlflow":
-                self._state["ids"]["mlflow"] = tracker.tracker.info.run_id
+                self._state.ids |= {service.name: tracker.tracker.info.run_id}
             service.tracker = tracker
-            self._keep()
+            self._keep(self._state)
         return self._state
 
-    def _keep(self) -> None:
+    def _keep(self, state: _Sent) -> None:
         """Write the state, whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
         part = self._folder / f".{STATE}"
-        part.write_text(json.dumps(self._state), encoding="utf-8")
+        part.write_text(json.dumps(asdict(state)), encoding="utf-8")
         part.replace(self._folder / STATE)
 
 

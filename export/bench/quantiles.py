@@ -53,10 +53,14 @@ def summarize(latency_s: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
     """
     count = len(latency_s)
     known = {name: share for name, share in QUANTILES.items() if count >= samples_needed(share)}
-    found: dict[str, Any] = {"samples": count, "mean_ms": latency_s.mean() * MS, "min_ms": latency_s.min() * MS}
-    found["max_ms"] = latency_s.max() * MS
     is_whole = bool(np.isfinite(latency_s).all())
-    found["cv"] = float(latency_s.std(ddof=1) / latency_s.mean()) if count > 1 and is_whole else None
+    found: dict[str, Any] = {
+        "samples": count,
+        "mean_ms": latency_s.mean() * MS,
+        "min_ms": latency_s.min() * MS,
+        "max_ms": latency_s.max() * MS,
+        "cv": float(latency_s.std(ddof=1) / latency_s.mean()) if count > 1 and is_whole else None,
+    }
     intervals = _intervals(latency_s, known, seed=seed)
     for name in QUANTILES:
         found[f"{name}_ms"] = quantile(latency_s, QUANTILES[name]) * MS if name in known else None

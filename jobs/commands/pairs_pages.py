@@ -135,13 +135,13 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
         "output": to,
         "pairs": counts.pairs,
         "format": form,
-        "structure_nodes": counts.nodes["structure"],
-        "content_nodes": counts.nodes["content"],
+        "structure_nodes": counts.structure_nodes,
+        "content_nodes": counts.content_nodes,
         "documents_without_content": counts.without_content,
         "seconds": round(time.perf_counter() - started, 3),
     }
     lines = [
-        ("nodes", f"{counts.nodes['structure']:,} structure, {counts.nodes['content']:,} content, beside the roots"),
+        ("nodes", f"{counts.structure_nodes:,} structure, {counts.content_nodes:,} content, beside the roots"),
         ("without content", f"{counts.without_content:,} documents"),
     ]
     emit(result, f"Wrote {counts.pairs:,} pairs with their trees to {to}\n" + table(lines), output)

@@ -78,9 +78,10 @@ class Duplicates:
         polars = self.polars
         pairs = conflicts.group_by("first", maintain_order=True).agg(polars.col("query_id", "doc_id").first(), "value")
         self.num_conflicts += pairs.height
-        for one in pairs.head(SHOWN - len(self.examples)).to_dicts():
-            values = ", ".join(f"{value:g}" for value in one["value"])
-            self.examples.append(f"query {one['query_id']}, document {one['doc_id']}: {values}")
+        shown = pairs.head(SHOWN - len(self.examples)).select("query_id", "doc_id", "value")
+        for query_id, doc_id, values in shown.iter_rows():
+            listed = ", ".join(f"{value:g}" for value in values)
+            self.examples.append(f"query {query_id}, document {doc_id}: {listed}")
 
     def refuse_conflicts(self, path: str) -> None:
         """Raise where pairs have several values and nobody said which holds.

@@ -79,10 +79,10 @@ def trec_frame(polars: Any, block: Block, columns: tuple[str, ...], *, path: str
     rows = rows.filter(polars.col("fields").list.len() > 0)
     odd = rows.filter(polars.col("fields").list.len() != len(columns)).head(1)
     if odd.height:
-        held = odd.row(0, named=True)
+        line, content, fields = odd.select("line", "text", "fields").row(0)
         raise InputError(
-            f"{path}: line {held['line']} has {len(held['fields'])} fields, {EXAMPLES[columns]} has {len(columns)}: "
-            f"{held['text'].strip()[:SHOWN_CHARACTERS]!r}. Fix the line, or say with --from what the file is."
+            f"{path}: line {line} has {len(fields)} fields, {EXAMPLES[columns]} has {len(columns)}: "
+            f"{content.strip()[:SHOWN_CHARACTERS]!r}. Fix the line, or say with --from what the file is."
         )
     return rows.select(
         "line", *(polars.col("fields").list.get(place).alias(name) for place, name in enumerate(columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from jobs.estimating.estimating import Planned
@@ -25,7 +26,7 @@ def estimate_json(planned: Planned) -> dict[str, Any]:
         "seconds": list(found.seconds),
         "cost": None if found.cost is None else list(found.cost),
         "is_exact": found.is_exact,
-        "basis": found.basis,
+        "basis": asdict(found.basis),
         "reuse": planned.remarks,
     }
 
@@ -35,7 +36,7 @@ def estimate_text(planned: Planned) -> str:
     found = planned.estimate
     basis = found.basis
     rows = [
-        ("reused", f"{_shown(found.rows_reused)} of {found.rows:,} open rows ({basis['rows_reused']})"),
+        ("reused", f"{_shown(found.rows_reused)} of {found.rows:,} open rows ({basis.rows_reused})"),
         ("asked", f"{_shown(found.rows_asked)} rows"),
     ]
     rows += [
@@ -46,10 +47,8 @@ def estimate_text(planned: Planned) -> str:
         )
         for name, stage in found.stages.items()
     ]
-    rows.append(
-        ("  tokens by", f"{basis['tokens']}; output by {basis['output_tokens']}; prefix hit by {basis['prefix_hit']}")
-    )
-    rows.append(("seconds", f"{_shown(found.seconds, 1)} of one worker ({basis['seconds']})"))
+    rows.append(("  tokens by", f"{basis.tokens}; output by {basis.output_tokens}; prefix hit by {basis.prefix_hit}"))
+    rows.append(("seconds", f"{_shown(found.seconds, 1)} of one worker ({basis.seconds})"))
     if found.cost is not None:
         rows.append(("cost", f"{_shown(found.cost, 2)} at the price given"))
     rows += [("reuse", remark) for remark in planned.remarks]

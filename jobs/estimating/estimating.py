@@ -33,6 +33,7 @@ from manifests.runs.estimates import (
     DEFAULT_REPEATS,
     DEFAULT_TOKENS_PER_S,
     Estimate,
+    EstimateBasis,
     PrefixHit,
     Range,
     StageEstimate,
@@ -131,17 +132,17 @@ def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
         seconds=seconds.rounded(3),
         cost=None if spec.cost_per_gpu_hour is None else (seconds * (gpus * spec.cost_per_gpu_hour / 3600)).rounded(6),
         is_exact=is_exact,
-        basis={
-            "rows_reused": basis,
-            "tokens": "counted, without repeated attempts" if counts else history.basis if history else "defaults",
-            "output_tokens": history.basis if history else "defaults: 2 to 100 % of each stage's cap",
-            "prefix_hit": "prompts that neighbours share"
+        basis=EstimateBasis(
+            rows_reused=basis,
+            tokens="counted, without repeated attempts" if counts else history.basis if history else "defaults",
+            output_tokens=history.basis if history else "defaults: 2 to 100 % of each stage's cap",
+            prefix_hit="prompts that neighbours share"
             if counts
             else history.basis
             if history
             else "the templates' share of a prompt",
-            "seconds": seconds_basis,
-        },
+            seconds=seconds_basis,
+        ),
     )
     remarks = [_remark(opened, earlier) for earlier in outputs]
     if spec.canary and asked.high and (outputs or done):

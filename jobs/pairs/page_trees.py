@@ -26,7 +26,8 @@ class TreeCounts:
     def __init__(self) -> None:
         self.pairs = 0
         self.without_content = 0
-        self.nodes = {STRUCTURE: 0, CONTENT: 0}
+        self.structure_nodes = 0
+        self.content_nodes = 0
 
 
 def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage: Storage) -> TreeCounts:
@@ -42,7 +43,8 @@ def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage
         counts.pairs += 1
         counts.without_content += not any(node.is_content for node in nodes)
         for node in nodes[1:]:
-            counts.nodes["content" if node.is_content else "structure"] += 1
+            counts.content_nodes += node.is_content
+            counts.structure_nodes += not node.is_content
         return row.page.text, [node._asdict() for node in nodes]
 
     add_page_columns(pairs_path, to, form, column, _ADDED, values, storage)

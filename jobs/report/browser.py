@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from manifests.labels import Pair
+from manifests.labels import Pair, Span
 from manifests.records import LEFT_OUT, plain
-from manifests.schemas import LabelRow, QuarantineRow
+from manifests.schemas import LabelRow, QuarantineRow, Try
 
 if TYPE_CHECKING:
     from jobs.report.blocks import Paragraph
@@ -98,14 +98,14 @@ def label_view(run: int, row: LabelRow, pair: Pair | None, gold: int | None) -> 
         pair: its texts; None where they can't be read any more.
         gold: a trusted grade.
     """
-    spans = row.evidence or ()
+    spans = [Span(**span) for span in row.evidence or ()]
     return ShownRow(
         **_ids(run, row, pair, gold),
         grade=row.grade,
         probs=_rounded(row.probs),
         outside=_number(row.outside_mass),
         entropy=entropy(row.probs),
-        evidence=[[span["start"], span["end"], _cut(span["text"], SHORT_CHARS)] for span in spans[:SPANS]] or None,
+        evidence=[[span.start, span.end, _cut(span.text, SHORT_CHARS)] for span in spans[:SPANS]] or None,
         evidence_more=len(spans) - SPANS if len(spans) > SPANS else None,
         intent=_cut_or_none(row.intent, TRY_CHARS),
         reasoning=_cut_or_none(row.reasoning, TRY_CHARS),
@@ -118,7 +118,9 @@ def label_view(run: int, row: LabelRow, pair: Pair | None, gold: int | None) -> 
 
 def quarantine_view(run: int, row: QuarantineRow, pair: Pair | None, gold: int | None) -> ShownRow:
     """A row of quarantine, likewise."""
-    tries = [{**one, "text": _cut(one["text"], TRY_CHARS)} for one in row.tries or ()]
+    tries = [
+        one._replace(text=_cut(one.text, TRY_CHARS))._asdict() for one in (Try(**held) for held in row.tries or ())
+    ]
     return ShownRow(**_ids(run, row, pair, gold), reason=_cut(row.reason, SHORT_CHARS), tries=tries or None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.report.artifacts import RunArtifact
 from jobs.report.blocks import Badge, Block, Fold, Outline, OutlineLine, Paragraph, Section
@@ -33,6 +33,17 @@ _ABOUT = (
 )
 
 
+class _Routed(NamedTuple):
+    """What is shown of a label of `route`."""
+
+    row_id: int
+    query_id: str
+    doc_id: str
+    answer_ids: list[int] | None
+    expand_ids: list[int] | None
+    steps: list[str] | None
+
+
 def routes_section(runs: Sequence[TalliedRun]) -> Section:
     """What a router saw and did, of a few documents of each run of `route`; nothing on a page that shows no rows."""
     blocks: list[Block] = []
@@ -49,29 +60,28 @@ def _documents(run: RunArtifact, chosen: Mapping[int, Any], of: str) -> Iterator
         chosen: row ids, each with its label file.
         of: what a summary begins with.
     """
-    names = ["row_id", "query_id", "doc_id", *_COLUMNS]
     try:
         pairs = texts_of(run, list(chosen), reads=_READS)
     except (RelabelError, OSError) as exc:
         yield Paragraph(f"{run.name}: its documents' trees can't be read again: {exc}", "warn")
         return
     for row_id, file in chosen.items():
-        table = read_labels(run.folder, file, names, check_bytes=False)
-        (label,) = (row for row in table.to_pylist() if row["row_id"] == row_id)
+        table = read_labels(run.folder, file, list(_Routed._fields), check_bytes=False)
+        (label,) = (one for row in table.to_pylist() if (one := _Routed(**row)).row_id == row_id)
         counts = (
-            f"{len(label['answer_ids'] or ())} answering, {len(label['expand_ids'] or ())} to be unfolded, "
-            f"{len(label['steps'] or ())} steps"
+            f"{len(label.answer_ids or ())} answering, {len(label.expand_ids or ())} to be unfolded, "
+            f"{len(label.steps or ())} steps"
         )
-        summary = f"{of}{shortened(label['query_id'], 80)}, {shortened(label['doc_id'], 80)}: {counts}"
+        summary = f"{of}{shortened(label.query_id, 80)}, {shortened(label.doc_id, 80)}: {counts}"
         yield Fold(summary, list(_walk(label, pairs[row_id])))
 
 
-def _walk(label: Mapping[str, Any], pair: Pair) -> Iterator[Block]:
+def _walk(label: _Routed, pair: Pair) -> Iterator[Block]:
     """The steps of one label, one tree each."""
     yield Paragraph(f"Query: {shortened(pair.query, TEXT_CHARS)}")
     try:
         tree = read_tree(pair.columns[COLUMN], pair.document)
-        steps = [read_step(text) for text in label["steps"] or ()]
+        steps = [read_step(text) for text in label.steps or ()]
     except (InputError, ValueError) as exc:
         yield Paragraph(f"Its steps can't be shown on its tree: {shortened(str(exc), TEXT_CHARS)}", "warn")
         return

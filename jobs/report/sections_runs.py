@@ -15,6 +15,7 @@ from jobs.report.downloads import csv_download
 from jobs.report.sections_teachers import teacher_facts, teacher_notes
 from jobs.report.tallies import LabelTally
 from jobs.report.teachers import TeacherArtifact
+from manifests.schemas import Try
 from manifests.secrets.redaction import redacted, shortened
 
 DIGITS = 16
@@ -213,8 +214,8 @@ def _example(row: ShownRow) -> Fold:
         )
     ]
     blocks += [
-        Code(one["text"] or "(empty)", f"try {one['attempt']} of {one['stage']}, ended by {one['finish']}")
-        for one in row.tries or ()
+        Code(one.text or "(empty)", f"try {one.attempt} of {one.stage}, ended by {one.finish}")
+        for one in (Try(**held) for held in row.tries or ())
     ]
     return Fold(f"row {row.row}: {shortened(row.reason or '', 120)}", blocks)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from distill.teachers.methods import METHODS
-from distill.teachers.rollout_files import NODES, ROLLOUT_SCHEMA
+from distill.teachers.rollout_files import NODES, RolloutRow
 from jobs.report.blocks import Block, Cell, Code, Facts, Fold, Paragraph, Section, Side, Table
 from jobs.report.teachers import TeacherArtifact
 from manifests.secrets.redaction import shortened
@@ -83,7 +82,7 @@ def _rollouts(one: TeacherArtifact, *, has_texts: bool) -> Iterator[Block]:
     file = one.rollouts()
     if file is None or not file.metadata.num_rows:
         return
-    rewards = file.read(columns=["reward"])["reward"].to_numpy(zero_copy_only=False)
+    rewards = file.read(columns=["reward"]).column(0).to_numpy(zero_copy_only=False)
     known = np.flatnonzero(~np.isnan(rewards))  # a rollout that was dropped has none
     if not len(known):
         return
@@ -108,44 +107,44 @@ def _chosen(rewards: np.ndarray) -> dict[str, list[int]]:
     return {"Best": best, "Worst": worst, "Drawn": others}
 
 
-def _rows(file: pq.ParquetFile, places: Collection[int]) -> dict[int, dict[str, Any]]:
+def _rows(file: pq.ParquetFile, places: Collection[int]) -> dict[int, RolloutRow]:
     """Whole rows by their place, read in one pass of small batches: a file may hold more texts than memory does."""
     found, start = {}, 0
     for batch in file.iter_batches(batch_size=BATCH_ROWS):
         for place in places:
             if start <= place < start + len(batch):
-                found[place] = batch.slice(place - start, 1).to_pylist()[0]
+                found[place] = RolloutRow.of(batch.slice(place - start, 1).to_pylist()[0])
         start += len(batch)
     return found
 
 
-def _summary(title: str, row: dict[str, Any]) -> str:
-    grade = "no grade" if row["grade"] is None else f"grade {row['grade']}"
-    return f"{title}: reward {row['reward']:.3f}, {grade}, step {row['step']:,}, row {row['row_id']:,}"
+def _summary(title: str, row: RolloutRow) -> str:
+    grade = "no grade" if row.grade is None else f"grade {row.grade}"
+    return f"{title}: reward {row.reward:.3f}, {grade}, step {row.step:,}, row {row.row_id:,}"
 
 
-def _rollout(row: dict[str, Any], *, has_texts: bool) -> Iterator[Block]:
+def _rollout(row: RolloutRow, *, has_texts: bool) -> Iterator[Block]:
     facts: list[tuple[str, Cell]] = [
-        ("prompt's row", row["row_id"]),
-        ("step, sample", f"{row['step']:,}, {row['sample']:,}"),
-        ("reward", row["reward"]),
-        ("advantage", row["advantage"]),
-        ("grade", row["grade"]),
-        ("format", "right" if row["format_ok"] else f"wrong: {row['fault'] or 'unknown'}"),
-        ("tokens", row["tokens"]),
+        ("prompt's row", row.row_id),
+        ("step, sample", f"{row.step:,}, {row.sample:,}"),
+        ("reward", row.reward),
+        ("advantage", row.advantage),
+        ("grade", row.grade),
+        ("format", "right" if row.format_ok else f"wrong: {row.fault or 'unknown'}"),
+        ("tokens", row.tokens),
     ]
-    if row["detail"] and has_texts:
-        facts.append(("why", shortened(row["detail"], TEXT_CHARS // 8)))
+    if row.detail and has_texts:
+        facts.append(("why", shortened(row.detail, TEXT_CHARS // 8)))
     facts += _further(row, has_texts=has_texts)
-    yield Side([Facts(facts), *([_nodes(row)] if row["node_advantages"] is not None else [])])
-    for number, text in enumerate(row["texts"] or () if has_texts else (), start=1):
+    yield Side([Facts(facts), *([_nodes(row)] if row.node_advantages is not None else [])])
+    for number, text in enumerate(row.texts or () if has_texts else (), start=1):
         yield Code(shortened(text, TEXT_CHARS) or "(empty)", f"turn {number}")
 
 
-def _further(row: dict[str, Any], *, has_texts: bool) -> Iterator[tuple[str, Cell]]:
+def _further(row: RolloutRow, *, has_texts: bool) -> Iterator[tuple[str, Cell]]:
     """A method's own columns: numbers, and texts where texts are shown."""
-    for name, value in row.items():
-        if name in ROLLOUT_SCHEMA.names or value is None:
+    for name, value in row.further.items():
+        if value is None:
             continue
         if isinstance(value, int | float):
             yield name.replace("_", " "), value
@@ -153,11 +152,11 @@ def _further(row: dict[str, Any], *, has_texts: bool) -> Iterator[tuple[str, Cel
             yield name.replace("_", " "), shortened(str(value), TEXT_CHARS // 8)
 
 
-def _nodes(row: dict[str, Any]) -> Table:
+def _nodes(row: RolloutRow) -> Table:
     """Rewards of the nodes that gold judges, and the advantages of all that flow from them."""
-    base = dict(zip(NODES, row["node_rewards"] or (), strict=False))
+    base = dict(zip(NODES, row.node_rewards or (), strict=False))
     nodes: list[list[Cell]] = [
         [f"{node}: {_NODE_TITLES.get(node, '')}", base.get(node), value]
-        for node, value in zip(NODES, row["node_advantages"], strict=False)
+        for node, value in zip(NODES, row.node_advantages or (), strict=False)
     ]
     return Table(("node", "reward", "advantage"), nodes, "By node of the graph")

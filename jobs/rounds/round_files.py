@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -38,6 +38,27 @@ or one row without a document where none was. `num_tokens` is the document's.
 
 Offered = dict[str, dict[str, int]]
 """By question: the tokens of each document that was found for it, by id."""
+
+
+class _Reviewed(NamedTuple):
+    """What a label of `review` says, with the columns that are read."""
+
+    row_id: int
+    query_id: str
+    doc_id: str
+    is_sufficient: bool | None
+    sufficient_probs: Sequence[float] | None
+    new_query: str | None
+    useful: Sequence[str] | None
+    summary: str | None
+
+
+class _Failed(NamedTuple):
+    """Why a row has no label."""
+
+    query_id: str
+    status: str
+    reason: str
 
 
 def folder_of(number: int) -> str:
@@ -108,27 +129,27 @@ def _changed(store: RunStore, number: int, what: str) -> StaleRunError:
 
 def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
     """What a finished round says of each question."""
-    own = ["is_sufficient", "sufficient_probs", "new_query", "useful", "summary"]
-    said: dict[str, dict[str, Any]] = {}
+    said: dict[str, _Reviewed] = {}
     shown: dict[str, list[tuple[int, str]]] = {}
     for file in run.labels:
-        for row in read_labels(run.folder, file, ["row_id", "query_id", "doc_id", *own]).to_pylist():
-            said[row["query_id"]] = row
-            shown.setdefault(row["query_id"], []).append((row["row_id"], row["doc_id"]))
+        for row in (_Reviewed(**one) for one in read_labels(run.folder, file, list(_Reviewed._fields)).to_pylist()):
+            said[row.query_id] = row
+            shown.setdefault(row.query_id, []).append((row.row_id, row.doc_id))
     failures: dict[str, RoundReview] = {}
     for file in run.quarantine:
-        for row in run.folder.table(file, QUARANTINE, ["query_id", "status", "reason"]).to_pylist():
-            failures.setdefault(row["query_id"], RoundReview(failure=f"{row['status']}: {row['reason']}"))
+        for lost in run.folder.table(file, QUARANTINE, list(_Failed._fields)).to_pylist():
+            failed = _Failed(**lost)
+            failures.setdefault(failed.query_id, RoundReview(failure=f"{failed.status}: {failed.reason}"))
     return failures | {query_id: _review(row, shown[query_id]) for query_id, row in said.items()}
 
 
-def _review(row: Mapping[str, Any], shown: list[tuple[int, str]]) -> RoundReview:
+def _review(row: _Reviewed, shown: list[tuple[int, str]]) -> RoundReview:
     """Of a question that any row has a label of: those that have none were not shown."""
     return RoundReview(
         shown=tuple(doc_id for _, doc_id in sorted(shown)),
-        is_sufficient=row["is_sufficient"],
-        p_sufficient=None if row["sufficient_probs"] is None else row["sufficient_probs"][1],
-        new_query=row["new_query"],
-        useful=tuple(row["useful"] or ()),
-        summary=row["summary"],
+        is_sufficient=row.is_sufficient,
+        p_sufficient=None if row.sufficient_probs is None else row.sufficient_probs[1],
+        new_query=row.new_query,
+        useful=tuple(row.useful or ()),
+        summary=row.summary,
     )

@@ -380,8 +380,11 @@ def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[i
             columns[name] = probs[name].argmax(axis=1).tolist()
             columns[f"{name}_probs"] = probs[name].tolist()
     if "subject" in columns and "attribute" in columns:
-        columns["phi_grade"] = [phi[s][a] for s, a in zip(columns["subject"], columns["attribute"], strict=True)]
-        columns["phi_agrees"] = [one == grade for one, grade in zip(columns["phi_grade"], grades, strict=True)]
+        by_rule = [phi[s][a] for s, a in zip(*(columns[name] for name in NODE_HEADS), strict=True)]
+        columns |= {
+            "phi_grade": by_rule,
+            "phi_agrees": [one == grade for one, grade in zip(by_rule, grades, strict=True)],
+        }
     return (
         [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         if columns

@@ -301,7 +301,7 @@ class TokensMode:
         ]
 
     def _compare_tokenizers(self, loop: LoopThread) -> None:
-        ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
+        ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False).input_ids
         body = {**self._body(ours, 1, {"temperature": 1.0}), **_NEUTRAL, "prompt": _SAMPLE, "add_special_tokens": False}
         found = loop.call(self._client.post(PATH, body, read_completion, is_trial=True))
         if isinstance(found, Failure):

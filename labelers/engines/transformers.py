@@ -275,8 +275,8 @@ def _load_model(
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "use_safetensors": True}
     if args.quantization is not None:
         require("bitsandbytes", extra="gpu", purpose="engine.args.quantization")
-        options["quantization_config"] = library.BitsAndBytesConfig(**{f"load_in_{args.quantization}": True})
-        options["device_map"] = {"": str(device)}
+        quantized = library.BitsAndBytesConfig(**{f"load_in_{args.quantization}": True})
+        options |= {"quantization_config": quantized, "device_map": {"": str(device)}}
     damaged = require("safetensors", extra="cpu", purpose="The transformers engine").SafetensorError
     try:
         model, loading = library.AutoModelForCausalLM.from_pretrained(

@@ -67,6 +67,24 @@ class _Protocol:
 
 
 @dataclass(frozen=True)
+class _Sidecar:
+    """A further Parquet file of a checkpoint."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Schema:
+    fields: list[_Column]
+
+
+@dataclass(frozen=True)
 class _Metadata:
     id: str
     schema_string: Annotated[str, Field(alias="schemaString")]
@@ -75,9 +93,11 @@ class _Metadata:
     def columns(self) -> dict[str, str]:
         """The name in the files of each column."""
         is_mapped = self.configuration.get("delta.columnMapping.mode", "none") != "none"
-        fields = json.loads(self.schema_string)["fields"]
         key = "delta.columnMapping.physicalName"
-        return {one["name"]: one["metadata"].get(key, one["name"]) if is_mapped else one["name"] for one in fields}
+        return {
+            one.name: one.metadata.get(key, one.name) if is_mapped else one.name
+            for one in checked(_Schema, json.loads(self.schema_string)).fields
+        }
 
 
 @dataclass
@@ -151,10 +171,9 @@ class _Log:
         actions = _rows(data) if name.endswith(".parquet") else map(json.loads, filter(None, data.decode().split("\n")))
         for action in actions:
             yield action
-            if action.get("sidecar") is not None:
-                yield from _rows(
-                    self._store.read(f"{DELTA_LOG}/_sidecars/{action['sidecar']['path'].rpartition('/')[2]}")
-                )
+            if (one := action.get("sidecar")) is not None:
+                _, _, sidecar = checked(_Sidecar, one).path.rpartition("/")
+                yield from _rows(self._store.read(f"{DELTA_LOG}/_sidecars/{sidecar}"))
 
 
 def _rows(data: bytes) -> list[dict[str, Any]]:

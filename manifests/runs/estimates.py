@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 CHARS_PER_TOKEN = 4.0
@@ -113,6 +113,17 @@ class StageEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimateBasis:
+    """Where figures come from, in words; estimates of earlier versions name none, or not all."""
+
+    rows_reused: str = ""
+    tokens: str = ""
+    output_tokens: str = ""
+    prefix_hit: str = ""
+    seconds: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """What a run of some rows will come to.
 
@@ -122,7 +133,7 @@ class Estimate:
         seconds: of one worker; two take half as long and as much together. Starting the engine comes on top.
         cost: `seconds` at `cost_per_gpu_hour` for the GPUs of a worker; None where no price is given.
         is_exact: rows, asks and prompt tokens were counted in the text.
-        basis: for `rows_reused`, `tokens`, `seconds`, `prefix_hit`: where the figure comes from, in words.
+        basis: where they come from.
     """
 
     rows: int
@@ -132,7 +143,7 @@ class Estimate:
     seconds: Range
     cost: Range | None
     is_exact: bool
-    basis: dict[str, str] = field(default_factory=dict)
+    basis: EstimateBasis = EstimateBasis()
 
     @property
     def prompt_tokens(self) -> Range:
