@@ -304,7 +304,7 @@ def answers(asked: argparse.Namespace, folder: Path, test: Sequence[dict[str, An
     from labelers.engines.tokens import PromptEncoder
     from labelers.registry import labeler_class
     from manifests.labels import Pair
-    from manifests.specs import validate_spec
+    from manifests.spec_faults import validate_spec
 
     torch.manual_seed(7)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")

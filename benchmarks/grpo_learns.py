@@ -27,7 +27,7 @@ from distill.training.training_place import TrainingPlace
 from labelers.engines.tokens import PromptEncoder
 from labelers.registry import labeler_class
 from manifests.labels import Pair
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 
 WORDS = (("mud", "sand", "clay"), ("boot", "lace", "sole"), ("rose", "bush", "leaf"))
 """Words of documents, by the grade that they mean."""

@@ -37,12 +37,13 @@ from sklearn.metrics import f1_score
 from distill.students.bases import build_module, check_base, make_record, texts_of
 from distill.students.collator import Collator
 from distill.students.distilling import distill
-from distill.students.examples import Examples, load_examples
+from distill.students.example_rows import load_examples
+from distill.students.examples import Examples
 from distill.students.figures import graded_figures
+from distill.students.logits import logits_of_rows, softmax
 from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TEST, TRAIN
-from distill.students.students import logits_of_rows, softmax
 from distill.training.batches import BatchPlan
 from jobs.fetching.models import fetch_model
 from manifests.metrics.ranking import auc

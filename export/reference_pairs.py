@@ -9,18 +9,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distill.students.examples import NO_GRADE, load_examples
-from distill.students.label_tables import read_pairs
+from distill.students.example_rows import load_examples
+from distill.students.examples import NO_GRADE
+from distill.students.pair_texts import read_pairs
 from distill.students.specs import DistillSpec
 from distill.students.splits import SIDES, TEST, TRAIN
 from manifests.digests import digest_of
 from manifests.errors import ConfigError, InputError, ManifestError, RelabelError
 from manifests.inputs.dataset import open_dataset
-from manifests.inputs.table_files import read_grades
-from manifests.judging.label_sets import load_gold_by_row
+from manifests.inputs.grade_columns import read_grades
+from manifests.judging.gold_columns import load_gold_by_row
 from manifests.judging.qrels import check_scale, grades_seen, mapped
 from manifests.metrics.ranking import rows_by_group
-from manifests.specs import Columns, InputSpec, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 
 # N pairs

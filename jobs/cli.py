@@ -98,7 +98,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; an unknown name gets the nearest known one with its refusal."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from manifests.specs import unknown_name
+            from manifests.spec_faults import unknown_name
 
             raise click.UsageError(unknown_name("command", args[0], list(COMMANDS)))
         return super().resolve_command(ctx, args)

@@ -16,8 +16,9 @@ from pydantic import Field
 
 from labelers.prompts import BUILT_IN, Prompts
 from labelers.searches import OnceAQueryOptions
+from labelers.section_values import index_lists_of
 from labelers.shown import SHRINK, OfOneQuery, place_among_siblings, with_siblings
-from labelers.verdicts import Reader, index_lists_of, token_budget
+from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask, Sampling
 from manifests.errors import VerdictError
 from manifests.formats import AnswerFormat, JsonIndices

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from labelers.prompts import BUILT_IN, SHARED, Prompts
-from labelers.verdicts import Reader, is_none, token_budget
+from labelers.section_values import is_none
+from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask, Decision, Sampling
 from manifests.formats import AnswerFormat, Choice, Text
 from manifests.labels import Label, LabelColumn, Pair

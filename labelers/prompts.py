@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from manifests.asks import Message, Role
 from manifests.errors import ConfigError
-from manifests.specs import nearest
+from manifests.spec_faults import nearest
 
 BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""

@@ -17,7 +17,8 @@ from manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
 from manifests.registered import Registry
 from manifests.schemas import KINDS
 from manifests.schemas import LABELS as LABEL_SCHEMA
-from manifests.specs import LabelerOptions, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import LabelerOptions
 
 LABELERS: dict[str, str] = {
     "complexity": "labelers.complexity:Complexity",

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from labelers.prompts import BUILT_IN, Prompts, Turn
 from labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, SearchOptions, folded
+from labelers.section_values import indices_of
 from labelers.shown import (
     CHARS_PER_TOKEN,
     LEAST_CHARS,
@@ -23,7 +24,7 @@ from labelers.shown import (
     place_among_siblings,
     with_siblings,
 )
-from labelers.verdicts import Reader, indices_of, token_budget
+from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask, Decision, Message, Sampling
 from manifests.errors import VerdictError
 from manifests.formats import AnswerFormat, Choice, Indices, Text

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labelers.prompts import BUILT_IN, Prompts
-from labelers.verdicts import Reader, texts_of, token_budget
+from labelers.section_values import texts_of
+from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask
 from manifests.formats import AnswerFormat, JsonTexts
 

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from labelers.prompts import BUILT_IN, Prompts, Turn
 from labelers.searches import ASPECT, PREVIOUS_QUERIES, SearchOptions, folded
-from labelers.verdicts import Reader, lines_of, token_budget
+from labelers.section_values import lines_of
+from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask, Sampling
 from manifests.errors import VerdictError
 from manifests.formats import AnswerFormat, Lines, Text

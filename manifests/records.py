@@ -29,7 +29,7 @@ def checked(kind: type[RecordT], values: Any) -> RecordT:
     Raises:
         ValueError: a field is missing, or holds a value of another type (pydantic's ValidationError).
     """
-    adapter: TypeAdapter[RecordT] = _adapter(cast(Any, kind))
+    adapter: TypeAdapter[RecordT] = _adapter(cast("Any", kind))
     return adapter.validate_python(values)
 
 
@@ -54,7 +54,7 @@ def plain(record: Any) -> Any:
     """
     if is_dataclass(record):
         held = [(field, getattr(record, field.name)) for field in fields(record)]
-        aliases = _aliases(cast(type, type(record)))
+        aliases = _aliases(cast("type", type(record)))
         return {
             aliases.get(field.name, field.name.removesuffix("_")): plain(value)
             for field, value in held

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from manifests.errors import ConfigError
-from manifests.specs import unknown_name
+from manifests.spec_faults import unknown_name
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from distill.students.encoder import find_layers
+from distill.students.grade_prompts import grade_token_ids, render_prompt
 from distill.students.specs import DistillSpec
 from distill.students.students import StudentRecord
-from distill.students.texts import DecoderTexts, PairTexts, grade_token_ids, render_prompt
+from distill.students.texts import DecoderTexts, PairTexts
 from distill.training.adapters import adapted
 from distill.training.sections import LoraSpec
 from manifests.errors import ModelError

@@ -82,7 +82,7 @@ def _pooling_of(folder: Path, pooled: dict[str, Any] | None) -> Pooling:
         modes = [_POOLINGS.get(name, name) for name, on in pooled.items() if name.startswith("pooling_mode_") and on]
     if len(modes) != 1 or modes[0] not in _POOLINGS.values():
         raise ModelError(f"{folder}: pools by {', '.join(modes) or 'nothing'}; mean and cls can be run.")
-    return cast(Pooling, modes[0])
+    return cast("Pooling", modes[0])
 
 
 def _read_json(path: Path) -> Any:

@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from distill.students.data_facts import LearnedGold
-from distill.students.label_tables import read_pairs
+from distill.students.pair_texts import read_pairs
 from distill.students.specs import GoldSource
 from manifests.digests import digest_of
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
+from manifests.inputs.grade_columns import read_grades
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
-from manifests.inputs.table_files import Column, read_grades
-from manifests.judging.label_sets import load_gold_by_row, own_input
+from manifests.inputs.table_files import Column
+from manifests.judging.gold_columns import load_gold_by_row, own_input
 from manifests.judging.pair_grades import PairGrades, grades_by_pair
 from manifests.judging.qrels import load_qrels, mapped
 from manifests.labels import Pair

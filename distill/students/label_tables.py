@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.students.data_facts import LearnedLabels, SourceRows
+from distill.students.pair_texts import rejoin
 from distill.students.specs import NODE_HEADS, LabelSource
 from distill.training.proven_runs import open_proven_run
 from manifests.digests import sha256_bytes
@@ -29,12 +30,12 @@ from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.labels import Pair
 from manifests.phi import NODE_SCORES, PhiTable
+from manifests.row_files import table_of
 from manifests.runs.label_files import read_labels
-from manifests.runs.plans import Plan, ShardPlan
+from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings
-from manifests.runs.rows import read_chunks
 from manifests.runs.run_inputs import open_run_input
-from manifests.schemas import KINDS, LABELS, LABELS_2, NODES, table_of, with_own_columns
+from manifests.schemas import KINDS, LABELS, LABELS_2, NODES, with_own_columns
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
@@ -43,7 +44,6 @@ from manifests.storage.url_files import read_whole
 COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass"]
 """What is read of a label file, beside `NODE_COLUMNS`."""
 NODE_COLUMNS = [f"{name}{suffix}" for name in NODE_HEADS for suffix in ("", "_probs")]
-READ_ROWS = 4096
 SUM_TOLERANCE = 1e-3
 """How far a distribution's sum may lie from 1: probabilities are stored as float32."""
 
@@ -275,53 +275,3 @@ def _check_outside(masses: Sequence[float | None], where: str) -> None:
     for row, mass in enumerate(masses):
         if mass is not None and not -SUM_TOLERANCE <= mass <= 1 + SUM_TOLERANCE:
             raise InputError(f"{where}: label {row} has the outside mass {mass}; a share from 0 to 1 is wanted.")
-
-
-def rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings | None, where: str) -> list[Pair]:
-    """The pair that each label is of.
-
-    Args:
-        columns: `row_id`, `query_id` and `doc_id` of the labels.
-        where: they are, for errors.
-    Raises:
-        InputError: the pairs have other rows than the labels name.
-    """
-    rows = np.array(columns["row_id"], dtype=np.int64)
-    total = sum(file.rows for file in dataset.files)
-    beyond = rows[(rows < 0) | (rows >= total)]
-    if len(beyond):
-        raise InputError(
-            f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the right "
-            "pairs?"
-        )
-    pairs = read_pairs(dataset, rows, readings=readings)
-    for number, pair in enumerate(pairs):
-        ids = str(columns["query_id"][number]), str(columns["doc_id"][number])
-        if ids != (pair.query_id, pair.doc_id):
-            raise InputError(
-                f"{where}: the label of row {pair.row_id} is of query {ids[0]}, document {ids[1]}; that row of the "
-                f"pairs is query {pair.query_id}, document {pair.doc_id}. Are they the right pairs, in the right "
-                "order?"
-            )
-    return pairs
-
-
-def read_pairs(dataset: Dataset, rows: np.ndarray, *, readings: Readings | None) -> list[Pair]:
-    """The rows with these ids, in their order; row groups without one are not read.
-
-    Args:
-        readings: of the run that labelled them (`read_chunks`); None for pairs that no run has read.
-    """
-    if not len(rows):
-        return []
-    distinct = np.unique(rows)
-    sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
-    is_range = len(distinct) == distinct[-1] - distinct[0] + 1
-    shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
-    found = {pair.row_id: pair for pair in _chunked(dataset, readings, shard, None if is_range else distinct)}
-    return [found[row] for row in rows.tolist()]
-
-
-def _chunked(dataset: Dataset, readings: Readings | None, shard: ShardPlan, rows: np.ndarray | None) -> Iterator[Pair]:
-    for chunk in read_chunks(dataset, shard, rows, range(len(shard.chunks)), readings=readings):
-        yield from chunk.pairs

@@ -19,10 +19,10 @@ import torch
 from distill.students.bases import build_module
 from distill.students.examples import Examples
 from distill.students.logistic import HeadColumns, LogisticStudent
+from distill.students.logits import logits_of_rows
 from distill.students.objective import Objective
 from distill.students.splits import DEV, TRAIN
 from distill.students.student_manifest import TrainingFacts
-from distill.students.students import logits_of_rows
 from distill.students.trainers import TrainingInputs
 from distill.training.curves import Curve
 from distill.training.outcomes import Outcome

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.students import BATCH_TOKENS, StudentModel, length_batches, softmax
+from distill.students.logits import BATCH_TOKENS, length_batches, softmax
+from distill.students.students import StudentModel
 from distill.students.texts import TokenRow, pad_multiple_for
 from manifests.errors import ModelError
 

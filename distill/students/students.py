@@ -18,7 +18,7 @@ The folder, every file but `checkpoints/` written once training has ended:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
@@ -26,8 +26,9 @@ from typing import Any, Literal, Protocol, Self, cast
 import numpy as np
 
 from distill.students.kinds import KINDS
+from distill.students.logits import BATCH_TOKENS, logits_of_rows, softmax
 from distill.students.specs import DistillSpec, KindName
-from distill.students.texts import PairTexts, TokenRow, pad_multiple_for
+from distill.students.texts import PairTexts
 from distill.training.disk_errors import open_to_readers
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ManifestError, ModelError
@@ -41,8 +42,6 @@ from manifests.registered import imported
 STUDENT_NAME = "student.json"
 HEADS_NAME = "heads.safetensors"
 STUDENT_VERSION = 1
-BATCH_TOKENS = 8192
-"""Tokens of a scoring batch, padding included: fills two cores and is a small bite for a GPU."""
 
 NOT_THE_MODEL = ("manifest.json", "README.md", "curves.parquet", "curves.svg", "seconds.parquet")
 
@@ -138,7 +137,7 @@ class StudentModule(Protocol):
 
 def module_class(kind: str) -> type[StudentModule]:
     """The class behind a registered kind; loads torch."""
-    return cast(type[StudentModule], imported(KINDS[kind].module))
+    return cast("type[StudentModule]", imported(KINDS[kind].module))
 
 
 @dataclass
@@ -264,40 +263,3 @@ def student_files(path: str | Path) -> dict[str, str]:
 def student_digest(path: str | Path) -> str:
     """sha256 over a student's files, 64 hex digits."""
     return digest_of(student_files(path))
-
-
-def logits_of_rows(
-    module: Any, texts: PairTexts, rows: Sequence[TokenRow], heads: dict[str, int], *, batch_tokens: int = BATCH_TOKENS
-) -> dict[str, np.ndarray]:
-    """Logits of token rows in their order, by head float32 [B, K]; longest rows first, so that memory peaks at once or
-    never.
-    """
-    import torch
-
-    out = {name: np.zeros((len(rows), grades), dtype=np.float32) for name, grades in heads.items()}
-    device = next(module.parameters()).device
-    with torch.inference_mode():
-        for chosen in length_batches([len(row.ids) for row in rows], batch_tokens):
-            batch = texts.collate([rows[place] for place in chosen], pad_multiple=pad_multiple_for(device))
-            found = module(**{name: tensor.to(device) for name, tensor in batch.items()})
-            for name, values_BK in found.items():
-                out[name][chosen] = values_BK.float().cpu().numpy()
-    return out
-
-
-def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
-    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands
-    alone).
-    """
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    start = 0
-    while start < len(order):
-        size = max(1, batch_tokens // max(1, lengths[order[start]]))
-        yield order[start : start + size]
-        start += size
-
-
-def softmax(logits_BK: np.ndarray) -> np.ndarray:
-    """Rows of probabilities, float32, from logits."""
-    shifted = np.exp(logits_BK - logits_BK.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True), dtype=np.float32)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from distill.students.data_facts import LearnedGold, LearnedLabels, SourceRows
 from distill.students.gold import GoldGrades, load_gold
-from distill.students.label_tables import read_pairs, rejoin
+from distill.students.pair_texts import read_pairs, rejoin
 from distill.teachers.evidence_queries import EvidenceQuery, chosen_in
 from distill.teachers.specs import RunData, TeacherSpec
 from distill.training.proven_runs import ProvenRun, open_proven_run

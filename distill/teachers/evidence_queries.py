@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from distill.students.data_facts import LearnedGold
-from distill.students.label_tables import read_pairs
+from distill.students.pair_texts import read_pairs
 from distill.teachers.gold_rows import GoldRows
 from distill.teachers.res_rag_spec import EvidenceGold
 from distill.teachers.rollouts import Dialogues, FirstPrompt
@@ -25,7 +25,7 @@ from manifests.errors import InputError
 from manifests.formats import JsonIndices
 from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.judging.further_columns import GOLD_CHUNKS
-from manifests.judging.label_sets import further_of_input
+from manifests.judging.gold_columns import further_of_input
 from manifests.labels import InputColumn, Pair
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage

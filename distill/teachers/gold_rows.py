@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from distill.students.data_facts import LearnedGold
-from distill.students.label_tables import read_pairs
+from distill.students.pair_texts import read_pairs
 from distill.students.splits import DEV, folded, split_queries
 from distill.teachers.grpo_spec import GraphGold, RewardGold
 from distill.teachers.rollouts import Dialogues
@@ -17,8 +17,8 @@ from distill.training.sections import DevSplit
 from labelers.registry import Labeler, declared_reads
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
-from manifests.inputs.table_files import read_grades
-from manifests.judging.label_sets import load_gold_by_row
+from manifests.inputs.grade_columns import read_grades
+from manifests.judging.gold_columns import load_gold_by_row
 from manifests.judging.qrels import check_scale, mapped
 from manifests.phi import NODE_SCORES
 from manifests.specs import InputSpec

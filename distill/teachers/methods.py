@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manifests.errors import ConfigError
-from manifests.specs import unknown_name
+from manifests.spec_faults import unknown_name
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from labelers.registry import labeler_class, labeler_names, labeler_schemas
 from manifests.errors import ConfigError
 from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, path_or_each, referred
 from manifests.registered import imported
-from manifests.specs import Columns, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import Columns
 
 
 def spec_class(method: object) -> type[TeacherSpec]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from export.bench.latency_facts import ComparedModels, Finding, LatencyRow, MeasuredMachine, ModelLatency
+from export.bench.latency_facts import ComparedModels, Finding, LatencyRow, ModelLatency
 from export.bench.machine_facts import BUSY_LOAD
+from export.bench.measured_machine import MeasuredMachine
 from export.bench.quantiles import QUANTILES, samples_needed
 from export.bench.rate_sweeps import FEWEST_REQUESTS
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from export.bench.gpu_queries import query_gpu
-from export.bench.latency_facts import GpuState, MeasuredGpu, MeasuredMachine
+from export.bench.measured_machine import GpuState, MeasuredGpu, MeasuredMachine
 from export.loader import cpu_quota, usable_cores
 from manifests.extras import installed_versions
 

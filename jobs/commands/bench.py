@@ -127,7 +127,7 @@ def bench(
     from jobs.report.bundle_page import with_latency
     from manifests.metrics.gates import judge_gates, parse_flag
     from manifests.records import plain
-    from manifests.specs import validate_spec
+    from manifests.spec_faults import validate_spec
 
     gates = [parse_flag(text) for text in require]
     values = {name: options[name] for name in SPEC_OPTIONS}

@@ -47,7 +47,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     from distill.students.distilling import distill as train
     from distill.students.distilling import holds_student
     from distill.students.specs import DistillSpec
-    from manifests.specs import validate_spec
+    from manifests.spec_faults import validate_spec
 
     start = start_of(resume=resume, restart=restart)
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)

@@ -80,7 +80,7 @@ def export(
     from export.reference_pairs import PairsFile
     from export.specs import ExportSpec
     from manifests.judging.qrels import parse_map
-    from manifests.specs import validate_spec
+    from manifests.spec_faults import validate_spec
 
     if pairs is None and (gold or gold_map):
         raise UsageError("--gold and --gold-map belong to --pairs; the student's test split has grades of its own.")
@@ -171,7 +171,7 @@ def _student(reference: str, storage: Storage) -> Path:
     """The student's folder; by URL, a copy in the cache."""
     if "://" not in reference:
         return Path(reference)
-    from jobs.score.student_jobs import local_student
+    from jobs.score.student_identity import local_student
 
     cache = os.environ.get(CACHE_VARIABLE)
     return Path(local_student(reference, storage, cache_dir=Path(cache) if cache else default_cache_dir()))

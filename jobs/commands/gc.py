@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,10 +10,6 @@ from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
 from manifests.storage.context import Storage
-
-if TYPE_CHECKING:
-    pass
-
 
 KEEP_MOVES = 10
 

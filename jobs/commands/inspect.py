@@ -18,8 +18,8 @@ from jobs.planning.job_files import output_of
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError, UsageError
 from manifests.records import plain
+from manifests.runs.kept_readings import check_readings
 from manifests.runs.plans import PLAN_NAME, plan_to_read
-from manifests.runs.readings import check_readings
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_manifest import load_manifest

@@ -77,7 +77,7 @@ def cited(
     in N of M answers is a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers
     are left out.
     """
-    from jobs.files.tables import check_target, publish
+    from jobs.files.published_tables import check_target, publish
     from jobs.pairs.citations import KINDS, CitationRule, cited_pairs
 
     started, storage = time.perf_counter(), Storage()
@@ -155,7 +155,7 @@ def context(
     Replaces high-click documents where there are no clicks. Grades are never looked at. With --noisy, random
     documents take the place of a share of them: how much noise does the teacher bear?
     """
-    from jobs.files.tables import check_target, publish
+    from jobs.files.published_tables import check_target, publish
     from jobs.pairs.contexts import ContextRule, with_context
     from jobs.pairs.noise import NoiseRule
 

@@ -67,7 +67,7 @@ def chunk(
     A chunk is text under one heading, a table or a list, with its headings and its place in `document`. What is too
     long is cut at sentences, rows or items. Scripts, styles, navigation and hidden parts of HTML are left out.
     """
-    from jobs.files.tables import check_target
+    from jobs.files.published_tables import check_target
     from jobs.pairs.chunking import ChunkRule, chunk_pairs
     from jobs.pairs.token_counts import token_counter
     from jobs.planning.job_files import CACHE_VARIABLE
@@ -125,7 +125,7 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     The root is the title (the column title, where there is one). A heading is a structure node below the last heading
     of a lower level; a paragraph, a table or an item of a list is a content node. Each has its place in `document`.
     """
-    from jobs.files.tables import check_target
+    from jobs.files.published_tables import check_target
     from jobs.pairs.page_trees import tree_pairs
 
     started, storage = time.perf_counter(), Storage()

@@ -53,7 +53,7 @@ def similar(
     """
     from distill.students.embedding import Embedder
     from jobs.fetching.models import fetch_model
-    from jobs.files.tables import check_target
+    from jobs.files.published_tables import check_target
     from jobs.pairs.similar import SimilarPairs, SimilarRule
     from jobs.planning.job_files import CACHE_VARIABLE
     from jobs.planning.shard_choice import worker_of

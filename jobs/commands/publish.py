@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,9 +10,6 @@ from jobs.commands.options import _signing_key, local_folder, output_option, sig
 from jobs.exits import Exit
 from jobs.output import emit, table
 from manifests.storage.context import Storage
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(epilog="Example: relabel publish out/bundle s3://bucket/models --channel candidate")

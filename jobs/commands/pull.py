@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +15,6 @@ from jobs.exits import Exit, exit_for
 from jobs.output import emit, table
 from jobs.running.deadlines import LONGEST_S
 from manifests.storage.context import Storage
-
-if TYPE_CHECKING:
-    pass
 
 FAULTS_SHOWN = 3
 

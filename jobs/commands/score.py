@@ -26,7 +26,7 @@ from jobs.running.sessions import Session
 from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from manifests.models.references import default_cache_dir
-from manifests.specs import nearest
+from manifests.spec_faults import nearest
 from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ def score(**options: Any) -> int:
 
 def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
     """Plan the job if nobody has, and make ready to work on its shards."""
-    from jobs.score.student_jobs import ScoreRequest, local_student, score_job
+    from jobs.score.student_identity import local_student
+    from jobs.score.student_jobs import ScoreRequest, score_job
 
     cache, storage = os.environ.get(CACHE_VARIABLE), Storage()
     request = ScoreRequest(

@@ -16,7 +16,8 @@ from jobs.evaluate.judging import JudgingOptions
 from jobs.files.scratch import scratch_folder
 from manifests.errors import InputError
 from manifests.extras import require
-from manifests.judging.label_sets import RunLabels, label_set
+from manifests.judging.label_sets import label_set
+from manifests.judging.run_labels import RunLabels
 from manifests.metrics.agreement import EXTRA
 from manifests.metrics.paired_labels import PairedSums
 from manifests.metrics.paired_tests import bowker, stuart_maxwell

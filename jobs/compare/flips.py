@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distill.students.label_tables import read_pairs
+from distill.students.pair_texts import read_pairs
 from jobs.compare.results import Flip, FlipSide
 from manifests.errors import RelabelError
-from manifests.judging.label_sets import RunLabels
+from manifests.judging.run_labels import RunLabels
 from manifests.labels import Pair
 from manifests.runs.run_inputs import open_run_input
 from manifests.schemas import LABELS

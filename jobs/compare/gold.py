@@ -18,9 +18,9 @@ from manifests.judging.label_sets import LabelSet
 from manifests.judging.qrels import check_scale, grades_seen
 from manifests.metrics.evaluation import evaluate_both
 from manifests.metrics.judged import Judged
-from manifests.metrics.paired_labels import PairedRows
+from manifests.metrics.paired_rows import PairedRows
 from manifests.metrics.paired_tests import mcnemar
-from manifests.metrics.student_comparison import BY_IDS
+from manifests.metrics.student_matches import BY_IDS
 from manifests.storage.context import Storage
 
 

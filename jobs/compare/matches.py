@@ -13,8 +13,8 @@ import numpy as np
 
 from jobs.compare.results import RowCounts
 from jobs.files.query_buckets import query_buckets
-from manifests.metrics.paired_labels import PairedRows
-from manifests.metrics.student_comparison import BY_ROW
+from manifests.metrics.paired_rows import PairedRows
+from manifests.metrics.student_matches import BY_ROW
 
 STATES = ("labelled", "quarantined", "absent")
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from jobs.compare.results import MovedQuery, QueryMoveCounts
-from manifests.metrics.paired_labels import QueryMoves
+from manifests.metrics.paired_rows import QueryMoves
 
 TINY = 1e-6
 """Changes below this are float32's."""

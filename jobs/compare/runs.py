@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests.errors import InputError, UsageError
-from manifests.inputs.dataset import changed_files
-from manifests.judging.label_sets import RunLabels, is_run, open_run_labels
-from manifests.metrics.student_comparison import BY_IDS, BY_ROW
-from manifests.runs.readings import differing_readings
+from manifests.inputs.changed_files import changed_files
+from manifests.judging.label_sets import is_run
+from manifests.judging.run_labels import RunLabels, open_run_labels
+from manifests.metrics.student_matches import BY_IDS, BY_ROW
+from manifests.runs.kept_readings import differing_readings
 from manifests.schemas import LABELS, QUARANTINE
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.context import Storage

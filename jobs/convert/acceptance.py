@@ -12,10 +12,11 @@ import pyarrow as pa
 from jobs.evaluate.judging import Gold, JudgingOptions, gold_of, load_pairs
 from manifests.digests import digest_of
 from manifests.errors import InputError, UsageError
-from manifests.inputs.dataset import changed_files
+from manifests.inputs.changed_files import changed_files
 from manifests.judging.further_columns import ANSWER_IDS, EXPAND_IDS
-from manifests.judging.label_sets import RunLabels, label_set
+from manifests.judging.label_sets import label_set
 from manifests.judging.pair_grades import PairGrades, taken
+from manifests.judging.run_labels import RunLabels
 from manifests.runs.label_files import read_labels
 from manifests.runs.label_keys import recipe_parts
 from manifests.storage.context import Storage

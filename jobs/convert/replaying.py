@@ -11,7 +11,7 @@ from jobs.fetching.templates import local_templates
 from labelers.registry import Labeler, declared_columns, declared_reads, labeler_class, options_of_run
 from labelers.replays import Exchange, Recalls, replay
 from manifests.errors import InputError, VerdictError
-from manifests.judging.label_sets import RunLabels
+from manifests.judging.run_labels import RunLabels
 from manifests.labels import Pair
 from manifests.runs.label_keys import stage_digests
 from manifests.runs.plans import chunk_row_ids, shard_row_ids

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.convert.formats import TREC, Format
-from jobs.convert.text_blocks import Block, blocks, json_frame, json_names, merged_schema, refuse_rounded, trec_frame
+from jobs.convert.json_blocks import json_frame, json_names, merged_schema, refuse_rounded
+from jobs.convert.text_blocks import Block, blocks, trec_frame
 from jobs.files.tables import open_tables
 from manifests.errors import InputError
 from manifests.inputs.table_files import require_column
-from manifests.judging.label_sets import open_run_labels
+from manifests.judging.run_labels import open_run_labels
 from manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
 from manifests.runs.label_files import file_schema
 from manifests.storage.concurrency import map_concurrent

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.estimating.estimating import Planned
 from jobs.output import table
-from manifests.runs.estimates import Range
+from manifests.runs.ranges import Range
 
 
 def estimate_json(planned: Planned) -> dict[str, Any]:

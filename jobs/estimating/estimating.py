@@ -8,25 +8,19 @@ output, else of the first reused output that the same labeler, engine and model 
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
-from typing import Any
+from dataclasses import asdict, dataclass
 
+from jobs.estimating.exact_counts import ExactCounts, count_exactly
+from jobs.estimating.history import History, asks_a_row, history_of, stage_ratio
 from jobs.planning.job_files import Job
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
-from jobs.running.reusing import Reuse, earlier_outputs, label_keys
-from labelers.engines.registry import CountsTokens
+from jobs.running.reusing import earlier_outputs
 from labelers.registry import AsksOften, MostAsks
-from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
+from manifests.asks import DOCUMENT_FIELD, Ask
 from manifests.digests import readable_json
 from manifests.engine_options import gpus_of
-from manifests.errors import VerdictError
-from manifests.formats import Choice, Indices, JsonIndices, Lines, OptionLines, Text, closing_of, opening_of
-from manifests.labels import Pair
+from manifests.runs.earlier_outputs import EarlierOutput, why_nothing
 from manifests.runs.estimates import (
     DEFAULT_CHARS,
     DEFAULT_OUTPUT_SHARE,
@@ -34,63 +28,11 @@ from manifests.runs.estimates import (
     DEFAULT_TOKENS_PER_S,
     Estimate,
     EstimateBasis,
-    PrefixHit,
-    Range,
     StageEstimate,
-    ratio_range,
 )
 from manifests.runs.kept_estimates import ESTIMATE_NAME, ESTIMATE_VERSION
 from manifests.runs.label_keys import stages_changed
-from manifests.runs.plans import shard_row_ids
-from manifests.runs.receipts import Receipt
-from manifests.runs.reuse import EarlierOutput, why_nothing
-from manifests.runs.rows import read_chunks
-from manifests.runs.run_folder import RunFolder
-
-RECEIPTS_LOOKED_AT = 512
-"""Chunks that ratios are taken from: more would narrow an interval that other things make wide."""
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Exact counts over the open rows: those that are reused, and per stage asks and prompt tokens."""
-
-    reused: int = 0
-    asked: int = 0
-    asks: dict[str, int] = field(default_factory=dict)
-    prompt_tokens: dict[str, int] = field(default_factory=dict)
-    prefix: PrefixHit = field(default_factory=PrefixHit)
-
-
-@dataclass(frozen=True, slots=True)
-class _History:
-    """Receipts to learn from, and where they lie."""
-
-    basis: str
-    receipts: list[Receipt]
-
-    def ratio(
-        self, size: Callable[[Receipt], float], amount: Callable[[Receipt], float], num_to_come: int
-    ) -> Range | None:
-        asked = [receipt for receipt in self.receipts if _asked(receipt)]
-        return ratio_range([size(one) for one in asked], [amount(one) for one in asked], num_to_come=num_to_come)
-
-    def seconds_a_row(self, num_to_come: int) -> Range | None:
-        """Seconds of a worker for each row asked: from commit to commit, since chunks overlap."""
-        sizes, seconds = [], []
-        by_worker: dict[str, list[Receipt]] = {}
-        for receipt in self.receipts:
-            by_worker.setdefault(receipt.worker, []).append(receipt)
-        for receipts in by_worker.values():
-            receipts.sort(key=lambda receipt: receipt.committed)
-            before = min(receipt.started for receipt in receipts)
-            for receipt in receipts:
-                sizes.append(float(_asked(receipt)))
-                seconds.append(
-                    (datetime.fromisoformat(receipt.committed) - datetime.fromisoformat(before)).total_seconds()
-                )
-                before = receipt.committed
-        return ratio_range(sizes, seconds, num_to_come=num_to_come)
+from manifests.runs.ranges import Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +57,9 @@ def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
     }
     rows = sum(opened.plan.shards[number].chunks[chunk] for number, chunks in pending.items() for chunk in chunks)
     num_chunks = sum(map(len, pending.values()))
-    history = _history(opened, outputs)
+    history = history_of(opened, outputs)
     kept = _kept_stages(opened, outputs)
-    counts = _count(opened, outputs, pending, history) if is_exact else None
+    counts = count_exactly(opened, outputs, pending, history) if is_exact else None
     reused, basis = (Range.exact(counts.reused), "counted") if counts else _reused_by_footers(opened, outputs, rows)
     asked = Range(max(0.0, rows - reused.high), max(0.0, rows - reused.value), max(0.0, rows - reused.low))
     stages = _stages(opened, asked, history, kept, counts, num_chunks)
@@ -164,37 +106,6 @@ def keep_estimate(opened: OpenRun, estimate: Estimate) -> None:
     """
     if not opened.folder.attempts_of_all():
         opened.store.put(ESTIMATE_NAME, readable_json({"version": ESTIMATE_VERSION, **asdict(estimate)}))
-
-
-def _history(opened: OpenRun, outputs: list[EarlierOutput]) -> _History | None:
-    """Receipts of the first output whose tokens and times say something of this job's."""
-    for basis, folder in [
-        ("this output's receipts", opened.folder),
-        *((f"receipts of {one.path}", one.folder) for one in outputs),
-    ]:
-        if _is_alike(folder.plan.parts, opened.plan.parts):
-            found = list(
-                itertools.islice((receipt for receipt in _receipts(folder) if receipt.stages), RECEIPTS_LOOKED_AT)
-            )
-            if found:
-                return _History(f"{basis} ({len(found):,} chunks)", found)
-    return None
-
-
-def _is_alike(was: dict[str, Any], now: dict[str, Any]) -> bool:
-    return all(was[part] == now[part] for part in ("model",)) and all(
-        was[part]["name"] == now[part]["name"] for part in ("labeler", "engine")
-    )
-
-
-def _receipts(folder: RunFolder) -> Iterator[Receipt]:
-    for shard in range(len(folder.plan.shards)):
-        for receipts in folder.chunk_receipts(shard):
-            yield receipts[0]
-
-
-def _asked(receipt: Receipt) -> int:
-    return receipt.rows - receipt.rows_reused
 
 
 def _shared_stages(opened: OpenRun) -> set[str]:
@@ -254,134 +165,15 @@ def _reused_by_footers(opened: OpenRun, outputs: list[EarlierOutput], rows: int)
     return found, "files that are the same by their footers; of the others, the share of last time"
 
 
-def _count(
-    opened: OpenRun, outputs: list[EarlierOutput], pending: dict[int, list[int]], history: _History | None
-) -> _Counts:
-    """Stream the open chunks and count what a run would ask."""
-    job, plan = opened.job, opened.plan
-    counts = _Counts()
-    keys = label_keys(job, plan)
-    reuse = Reuse(job, plan, outputs)
-    count_tokens = _token_counter(opened)
-    lengths = _answer_tokens(opened, history)
-    shared: set[tuple[bytes, str]] = set()
-    for number, chunks in pending.items():
-        planned = plan.shards[number]
-        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-        for _, pairs in read_chunks(opened.dataset, planned, row_ids, chunks, readings=opened.readings):
-            for pair, place in zip(pairs, reuse.find(pairs, keys.keys(pairs)), strict=True):
-                if place is not None:
-                    counts.reused += 1
-                    continue
-                counts.asked += 1
-                for sample in range(job.spec.labeler.samples):
-                    _walk(opened, pair, sample, reuse, shared, counts, count_tokens, lengths)
-    return counts
-
-
-def _walk(
-    opened: OpenRun,
-    pair: Pair,
-    sample: int,
-    reuse: Reuse,
-    shared: set[tuple[bytes, str]],
-    counts: _Counts,
-    count_tokens: Callable[[Ask], int],
-    lengths: dict[str, float],
-) -> None:
-    """Walk a labeler over one pair with made-up answers (kept ones, where they are known), counting what would be
-    asked.
-    """
-    walk = opened.job.labeler.label(pair)
-    try:
-        ask = next(walk)
-        while True:
-            answer = None
-            is_asked = True
-            if ask.shared_by is not None:
-                key = reuse.answer_cache.key(ask, 0, sample, 0)
-                answer = reuse.answer_cache.answer(key)
-                is_asked = answer is None and (key, ask.shared_by) not in shared
-                shared.add((key, ask.shared_by))
-            if is_asked:
-                num_tokens = count_tokens(ask)
-                counts.asks[ask.stage] = counts.asks.get(ask.stage, 0) + 1
-                counts.prompt_tokens[ask.stage] = counts.prompt_tokens.get(ask.stage, 0) + num_tokens
-                counts.prefix.add(ask.stage, "\x1e".join(message.text for message in ask.messages), num_tokens)
-            ask = walk.send(answer or _made_up(ask, lengths.get(ask.stage, 1.0)))
-    except (StopIteration, VerdictError):
-        return
-
-
-def _made_up(ask: Ask, num_tokens: float) -> Answer:
-    """An answer that reads, about as long as this stage's answers are."""
-    pieces, said = [], dict[str, str]()
-    left = int(num_tokens * 4)
-    for section in ask.format.sections if ask.format is not None else ():
-        if isinstance(section, Choice):
-            content = section.options[0]
-        elif isinstance(section, JsonIndices):
-            content = json.dumps({key: [] for key in section.keys})
-        elif isinstance(section, OptionLines):
-            content = section.alone
-        elif isinstance(section, Indices) or (
-            isinstance(section, Text)
-            and section.only_with is not None
-            and said.get(section.only_with[0]) != (section.only_with[1] or None)
-        ):
-            content = ""
-        elif isinstance(section, Text):
-            content = "abc " * max(1, min(left // 4, section.max_tokens))
-            left -= len(content)
-        elif isinstance(section, Lines):
-            content = "\n".join(f"{number} abc" for number in range(section.least))
-        else:
-            content = "none"
-        said[section.tag] = content
-        pieces.append(f"{opening_of(section)}{content.strip()}{closing_of(section)}")
-    even = {name: Distribution(tuple(1 / len(labels) for _ in labels), 0.0) for name, _, labels in ask.decisions}
-    return Answer(-1, "\n".join(pieces).removeprefix(ask.prefill), "stop", even)
-
-
-def _token_counter(opened: OpenRun) -> Callable[[Ask], int]:
-    """The engine's own count of a prompt's tokens, where it has one that needs no weights; else
-    characters over four.
-    """
-    engine = opened.job.engine_class
-    if isinstance(engine, CountsTokens):
-        return engine.token_counter(opened.job.spec.engine, overlong=opened.job.spec.input.overlong)
-    return lambda ask: int(sum(len(message.text) for message in ask.messages) / DEFAULT_CHARS.value) + 1
-
-
-def _answer_tokens(opened: OpenRun, history: _History | None) -> dict[str, float]:
-    """Expected length of each stage's answers, in tokens."""
-    found = {}
-    for ask in opened.job.labeler.probe():
-        ratio = _stage_ratio(history, ask.stage, "output_tokens", "asks", 1)
-        found[ask.stage] = ratio.value if ratio is not None else DEFAULT_OUTPUT_SHARE.value * ask.max_tokens
-    return found
-
-
-def _stage_ratio(history: _History | None, stage: str, amount: str, size: str, num_to_come: int) -> Range | None:
-    if history is None:
-        return None
-    nothing: dict[str, int] = {}
-    return history.ratio(
-        lambda receipt: receipt.stages.get(stage, nothing).get(size, 0),
-        lambda receipt: receipt.stages.get(stage, nothing).get(amount, 0),
-        num_to_come,
-    )
-
-
 def _stages(
-    opened: OpenRun, asked: Range, history: _History | None, kept: set[str], counts: _Counts | None, num_chunks: int
+    opened: OpenRun, asked: Range, history: History | None, kept: set[str], counts: ExactCounts | None, num_chunks: int
 ) -> dict[str, StageEstimate]:
     plan = opened.plan
     chars = plan.text_bytes / max(1, plan.rows)
     found = {}
     for ask in opened.job.labeler.probe():
         template, has_document = _shape(ask)
-        output = _stage_ratio(history, ask.stage, "output_tokens", "asks", num_chunks)
+        output = stage_ratio(history, ask.stage, "output_tokens", "asks", num_chunks)
         output = output or (DEFAULT_OUTPUT_SHARE * float(ask.max_tokens) if ask.max_tokens else Range(0.0, 1.0, 1.0))
         if counts is not None:
             further = _further(opened, counts, history, num_chunks)
@@ -393,12 +185,12 @@ def _stages(
         else:
             asks = _asks(ask, opened, asked, history, kept, num_chunks)
             data = Range.exact(chars) if has_document else Range(0.0, chars / 10, chars)
-            each = _stage_ratio(history, ask.stage, "prompt_tokens", "asks", num_chunks)
+            each = stage_ratio(history, ask.stage, "prompt_tokens", "asks", num_chunks)
             each = each or data.plus(Range.exact(template)).over(DEFAULT_CHARS).cut(
                 float(opened.job.spec.engine.max_prompt_tokens)
             )
             prompt = (asks * each).rounded()
-            known = _stage_ratio(history, ask.stage, "cached_tokens", "prompt_tokens", num_chunks)
+            known = stage_ratio(history, ask.stage, "cached_tokens", "prompt_tokens", num_chunks)
             hit = known or Range(0.0, template / max(1.0, template + data.value), 1.0)
         found[ask.stage] = StageEstimate(asks.rounded(), prompt, (asks * output).rounded(), hit.rounded(4))
     return found
@@ -409,14 +201,7 @@ def _most_asks(opened: OpenRun) -> MostAsks:
     return labeler.most_asks(columns) if isinstance(labeler, AsksOften) else MostAsks(1, 0)
 
 
-def _asks_a_row(ask: Ask, history: _History | None, num_chunks: int) -> Range | None:
-    """As earlier chunks had them, repeated attempts included."""
-    if history is None:
-        return None
-    return history.ratio(_asked, lambda receipt: receipt.stages.get(ask.stage, {}).get("asks", 0), num_chunks)
-
-
-def _further(opened: OpenRun, counts: _Counts, history: _History | None, num_chunks: int) -> Range:
+def _further(opened: OpenRun, counts: ExactCounts, history: History | None, num_chunks: int) -> Range:
     """Asks beside those that were counted, which only the model's answers bring: none to all, as many as before or
     half of them.
     """
@@ -424,13 +209,13 @@ def _further(opened: OpenRun, counts: _Counts, history: _History | None, num_chu
     if not most:
         return Range.exact(0.0)
     (ask,) = opened.job.labeler.probe()
-    ratio = _asks_a_row(ask, history, num_chunks)
+    ratio = asks_a_row(ask, history, num_chunks)
     likely = most / 2 if ratio is None else counts.asked * ratio.value - counts.asks.get(ask.stage, 0)
     return Range(0.0, min(max(0.0, likely), most), most)
 
 
-def _asks(ask: Ask, opened: OpenRun, asked: Range, history: _History | None, kept: set[str], num_chunks: int) -> Range:
-    plan, ratio = opened.plan, _asks_a_row(ask, history, num_chunks)
+def _asks(ask: Ask, opened: OpenRun, asked: Range, history: History | None, kept: set[str], num_chunks: int) -> Range:
+    plan, ratio = opened.plan, asks_a_row(ask, history, num_chunks)
     samples = opened.job.spec.labeler.samples
     if ask.shared_by is None:
         most = float(sum(_most_asks(opened)))
@@ -450,7 +235,7 @@ def _shape(ask: Ask) -> tuple[float, bool]:
 
 
 def _seconds(
-    stages: dict[str, StageEstimate], asked: Range, history: _History | None, num_chunks: int
+    stages: dict[str, StageEstimate], asked: Range, history: History | None, num_chunks: int
 ) -> tuple[Range, str]:
     each = history.seconds_a_row(num_chunks) if history is not None else None
     if each is not None and history is not None:

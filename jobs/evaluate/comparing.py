@@ -13,7 +13,7 @@ from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set,
 from jobs.evaluate.results import SetBeside, SetsBeside, StudentBeside
 from jobs.exits import Exit
 from manifests.errors import InputError, UsageError
-from manifests.inputs.dataset import changed_files
+from manifests.inputs.changed_files import changed_files
 from manifests.judging.further_columns import check_chunks, columns_taken
 from manifests.judging.joins import SHOWN, gather
 from manifests.judging.label_columns import map_labels
@@ -21,7 +21,8 @@ from manifests.judging.label_sets import LabelSet
 from manifests.judging.pair_grades import taken
 from manifests.judging.qrels import check_scale
 from manifests.metrics.gates import TEACHER, Gate, judge_gates
-from manifests.metrics.student_comparison import BY_IDS, Labelled, Match, StudentComparison, compare, match_rows
+from manifests.metrics.student_comparison import StudentComparison, compare
+from manifests.metrics.student_matches import BY_IDS, Labelled, Match, match_rows
 from manifests.storage.context import Storage
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)

@@ -15,16 +15,10 @@ import pyarrow.compute as pc
 from jobs.evaluate.results import JudgedCounts, JudgedSource
 from manifests.errors import InputError, UsageError
 from manifests.judging.further_columns import gold_columns
+from manifests.judging.gold_columns import column_names, further_of_input, load_gold_by_row, own_input
 from manifests.judging.joins import SHOWN, Join
 from manifests.judging.label_columns import map_labels
-from manifests.judging.label_sets import (
-    LabelSet,
-    column_names,
-    further_of_input,
-    load_gold_by_row,
-    open_labels,
-    own_input,
-)
+from manifests.judging.label_sets import LabelSet, open_labels
 from manifests.judging.pair_grades import PairGrades, grades_by_pair
 from manifests.judging.qrels import (
     Duplicates,
@@ -37,7 +31,7 @@ from manifests.judging.qrels import (
 )
 from manifests.memory import release_unused
 from manifests.metrics.judged import Judged
-from manifests.metrics.student_comparison import BY_IDS
+from manifests.metrics.student_matches import BY_IDS
 from manifests.storage.context import Storage
 
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from manifests.metrics.evaluation import CalibrationTrial, Difference, Evaluation, ReliabilityBin
+from manifests.metrics.calibration_trial import CalibrationTrial
+from manifests.metrics.evaluation import Difference, Evaluation, ReliabilityBin
 from manifests.metrics.gates import GateVerdict
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.student_comparison import StudentComparison, StudentComparisonCounts

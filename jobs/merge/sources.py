@@ -19,13 +19,14 @@ from manifests.runs.plans import (
     row_id_file,
     shard_row_ids,
 )
-from manifests.runs.run_folder import RunFolder, Snapshot
+from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_manifest import (
     MergedSource,
     RunManifest,
     load_manifest,
     manifest_sha256_of,
 )
+from manifests.runs.snapshots import Snapshot
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import place_of
 from manifests.storage.run_stores import open_run_store

@@ -35,7 +35,8 @@ from manifests.runs.label_keys import BY_CONTENT, stage_digests
 from manifests.runs.plans import PLAN_NAME, load_plan
 from manifests.secrets.redaction import keep_secret, secret_in
 from manifests.secrets.secret_names import STORAGE_KEY, names_secret
-from manifests.specs import EngineSpec, JobSpec, PathMark, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import EngineSpec, JobSpec, PathMark
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, place_of
 from manifests.storage.run_stores import open_run_store

@@ -16,7 +16,7 @@ from typing import Any
 from manifests.errors import ConfigError, UsageError
 from manifests.secrets.redaction import secret_in
 from manifests.secrets.secret_names import names_secret
-from manifests.specs import nearest
+from manifests.spec_faults import nearest
 
 DATE_VARIABLE = "RELABEL_DATE"
 """The day that `${date}` means, as 2026-11-19; for the tasks of an array that may start on both sides of midnight."""

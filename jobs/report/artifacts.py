@@ -26,9 +26,10 @@ from manifests.labels import QUERY_AND_DOCUMENT, Reads
 from manifests.records import checked, fault_of
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan, refuse_rounds
 from manifests.runs.receipts import Receipt
-from manifests.runs.run_folder import RunFolder, Snapshot
+from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_inputs import RunInput, open_run_input
 from manifests.runs.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
+from manifests.runs.snapshots import Snapshot
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, place_of, scheme_of
 from manifests.storage.run_store_ports import RunStore, read_if_there

@@ -16,11 +16,13 @@ from jobs.report.lineage import trace
 from jobs.report.page import Page, render_page
 from jobs.report.sections_bundles import latency_section, parity_section
 from jobs.report.sections_compared import compared_sections
-from jobs.report.sections_judged import gold_section, judge_runs, ranking_section
+from jobs.report.sections_judged import gold_section, judge_runs
 from jobs.report.sections_labels import labels_section, noise_section
 from jobs.report.sections_lineage import lineage_section
+from jobs.report.sections_ran import ran_section
+from jobs.report.sections_ranking import ranking_section
 from jobs.report.sections_routes import routes_section
-from jobs.report.sections_runs import TalliedRun, conservation_section, ran_section
+from jobs.report.sections_runs import TalliedRun, conservation_section
 from jobs.report.sections_students import student_section, training_section
 from jobs.report.sections_teachers import rollouts_section
 from jobs.report.sections_work import cost_section, plan_section, throughput_section

@@ -14,7 +14,7 @@ import pyarrow as pa
 from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set
 from jobs.report.artifacts import RunArtifact
 from manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
-from manifests.judging.label_sets import own_input
+from manifests.judging.gold_columns import own_input
 from manifests.judging.qrels import Duplicates, GradeMap
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.storage.filesystems import is_url

@@ -5,12 +5,9 @@ Every figure is one that `relabel evaluate` prints; nothing is computed here but
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
-
-import numpy as np
 
 from jobs.evaluate.judging import Judging, judge
 from jobs.evaluate.text import figure_title
@@ -18,16 +15,13 @@ from jobs.report.artifacts import RunArtifact
 from jobs.report.blocks import Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table, title_over
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice
-from jobs.report.plots import Bars, Line, PlottedInterval, draw_histogram, draw_intervals, draw_reliability
+from jobs.report.plots import Line, PlottedInterval, draw_intervals, draw_reliability
 from manifests.ids import texts_of
 from manifests.metrics.evaluation import Evaluation, evaluate
 from manifests.metrics.metric import MetricValue
-from manifests.metrics.ranking import DEPTH, rank_queries
 from manifests.metrics.registry import METRICS
 
 RESAMPLES = 1000
-BINS = 20
-WORST = 15
 _FIGURE_HEAD = ("run", "figure", "value", "low", "high", "over", "unit")
 
 
@@ -76,60 +70,7 @@ def gold_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
     return Section("gold", "Against gold", blocks)
 
 
-def ranking_section(judged: Sequence[JudgedRun]) -> Section:
-    """nDCG query by query."""
-    blocks: list[Block] = []
-    groups: list[Bars] = []
-    rows: list[tuple[str, str, float, int]] = []
-    worst: list[list[Cell]] = []
-    for one in judged:
-        found = _ndcg(one)
-        if found:
-            counts, _ = np.histogram([value for _, value, _ in found], bins=BINS, range=(0.0, 1.0))
-            groups.append(Bars(one.name, [], counts.tolist()))
-            rows += [(one.name, query, value, docs) for query, value, docs in found]
-            worst += [[one.name, query, value, docs] for query, value, docs in found[:WORST]]
-    if groups:
-        head = ("run", "query", f"ndcg@{DEPTH}", "judged documents")
-        edges = [number / BINS for number in range(BINS + 1)]
-        alt = " ".join(
-            f"{group.name}: {_ndcg_text([value for run, _, value, _ in rows if run == group.name])}" for group in groups
-        )
-        svg = draw_histogram(groups, edges, label=f"nDCG@{DEPTH}", value="queries")
-        title = title_over(f"nDCG@{DEPTH} by query", _queries(judged))
-        blocks.append(Side([Drawing(title, svg, alt, csv_download("ndcg-by-query", head, rows), alt)]))
-        each = (
-            f", {WORST} of each run"
-            if len(worst) == WORST * len(groups) > WORST
-            else ", run by run"
-            if len(groups) > 1
-            else ""
-        )
-        blocks.append(
-            Fold(f"The {len(worst)} queries where it is lowest{each}", [Table(head, worst, "Lowest first, run by run")])
-        )
-    return Section("ranking", "Queries", blocks)
-
-
-def _ndcg_text(values: Sequence[float]) -> str:
-    return (
-        f"nDCG@{DEPTH} of {len(values):,} queries, from {min(values):.3f} to {max(values):.3f}, mean "
-        f"{np.mean(values):.4f}."
-    )
-
-
-def _ndcg(one: JudgedRun) -> list[tuple[str, float, int]]:
-    """Query, nDCG and judged documents, worst first; queries without a relevant document have none."""
-    rows = one.judging.judged
-    if rows.queries is None or rows.query_names is None:
-        return []
-    found = rank_queries(rows.queries, rows.docs, np.round(rows.scores, 6), rows.gold, num_queries=rows.num_queries)
-    size_G = np.bincount(rows.queries, minlength=rows.num_queries).tolist()
-    listed = zip(texts_of(rows.query_names), found.ndcg.tolist(), size_G, strict=True)
-    return sorted((item for item in listed if not math.isnan(item[1])), key=lambda item: (item[1], item[0]))
-
-
-def _queries(judged: Sequence[JudgedRun]) -> list[set[str]]:
+def judged_queries(judged: Sequence[JudgedRun]) -> list[set[str]]:
     """Of each run whose queries are known, those that were judged."""
     return [set(texts_of(names)) for one in judged if (names := one.judging.judged.query_names) is not None]
 
@@ -158,7 +99,7 @@ def _against(judged: Sequence[JudgedRun]) -> list[Block]:
     alt = "; ".join(f"{run}: {figure} {value:.4f}" for run, figure, value, *_ in rows if value is not None)
     svg = draw_intervals(groups, label="value, with its 95 % interval")
     note = f"Intervals: percentile bootstrap over queries, {RESAMPLES:,} resamples."
-    title = title_over("Agreement with gold", _queries(judged))
+    title = title_over("Agreement with gold", judged_queries(judged))
     return [Drawing(title, svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
 
 
@@ -208,7 +149,7 @@ def _reliability(judged: Sequence[JudgedRun]) -> list[Block]:
     note = "; ".join(eces) + ". Above the dotted line labels are right more often than they say, below it less often."
     return [
         Drawing(
-            title_over("Reliability", _queries(judged)),
+            title_over("Reliability", judged_queries(judged)),
             draw_reliability(lines),
             f"Reliability diagram. {note}",
             csv_download("reliability", head, rows),

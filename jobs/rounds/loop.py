@@ -22,9 +22,9 @@ from jobs.running.conclusions import RunReport
 from labelers.registry import declared_columns
 from manifests import failpoints
 from manifests.errors import ConfigError
-from manifests.judging.label_sets import open_run_labels
+from manifests.judging.run_labels import open_run_labels
+from manifests.row_files import table_bytes
 from manifests.runs.plans import load_plan
-from manifests.schemas import table_bytes
 from manifests.specs import InputSpec, RoundsSpec
 from manifests.storage.run_store_ports import RunStore, read_if_there
 from manifests.storage.run_stores import open_run_store

@@ -12,9 +12,10 @@ from jobs.rounds.searches import RoundReview, Search
 from labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
 from manifests import failpoints
 from manifests.errors import StaleRunError
-from manifests.judging.label_sets import RunLabels
+from manifests.judging.run_labels import RunLabels
+from manifests.row_files import table_bytes, table_of
 from manifests.runs.label_files import read_labels
-from manifests.schemas import QUARANTINE, table_bytes, table_of
+from manifests.schemas import QUARANTINE
 from manifests.storage.run_store_ports import RunStore
 
 SEARCHES_PER_FILE = 512

@@ -19,8 +19,9 @@ from manifests.engine_options import price_of
 from manifests.errors import GateError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_estimates import plan_against_actual
-from manifests.runs.run_folder import Snapshot, Tally, build_manifest
+from manifests.runs.run_folder import build_manifest
 from manifests.runs.run_manifest import OwnRunManifest, RunManifest, load_manifest, write_manifest
+from manifests.runs.snapshots import Snapshot, Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts, KeepsCosts
 from manifests.errors import EngineCrashError, LockHeldError
+from manifests.runs.earlier_outputs import why_nothing
 from manifests.runs.engine_identity import engines_differ
-from manifests.runs.reuse import why_nothing
 from manifests.storage.run_store_ports import Lock
 
 LOCK_LOOK_S = 0.5

@@ -28,8 +28,8 @@ from jobs.running.watch import Watch
 from labelers.registry import Labeler, declared_columns, declared_reads
 from manifests.asks import Answer, Ask, Engine, Request, ShowsWork
 from manifests.errors import EngineCrashError, InputError
+from manifests.runs.known_answers import answer_row
 from manifests.runs.receipts import ChunkId
-from manifests.runs.reuse import answer_row
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import LabelerOptions
 

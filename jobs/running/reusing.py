@@ -13,11 +13,13 @@ from jobs.running.trajectories import asked_again
 from manifests.asks import Answer, Ask
 from manifests.errors import ConfigError, VerdictError
 from manifests.labels import Pair
+from manifests.runs.earlier_outputs import EarlierOutput, open_earlier
+from manifests.runs.known_answers import KnownAnswers, answer_of
 from manifests.runs.label_files import own_columns
 from manifests.runs.label_keys import AnswerKeys, LabelKeys, recipe_digest
 from manifests.runs.plans import Plan
 from manifests.runs.receipts import ReusedRows
-from manifests.runs.reuse import EarlierOutput, KnownAnswers, KnownLabels, RowPlace, answer_of, open_earlier
+from manifests.runs.reuse import KnownLabels, RowPlace
 from manifests.schemas import AnswerRow, LabelRow
 from manifests.storage.filesystems import place_of
 

@@ -28,11 +28,12 @@ from manifests.asks import EngineFacts
 from manifests.engine_options import price_of
 from manifests.errors import LockHeldError
 from manifests.labels import Pair
+from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
 from manifests.runs.label_files import file_schema
 from manifests.runs.plans import shard_row_ids
-from manifests.runs.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
+from manifests.runs.receipts import ChunkId, Receipt
 from manifests.runs.rows import read_chunks
-from manifests.runs.run_folder import Snapshot
+from manifests.runs.snapshots import Snapshot
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import JobSpec
 from manifests.storage.run_store_ports import Lock

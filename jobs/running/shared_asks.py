@@ -11,7 +11,7 @@ from typing import Protocol
 from jobs.running.chunks import ChunkWork
 from jobs.running.trajectories import Trajectory
 from manifests.asks import Answer, Ask
-from manifests.runs.reuse import answer_of
+from manifests.runs.known_answers import answer_of
 from manifests.schemas import AnswerRow
 
 SHARED_ANSWERS_KEPT = 4096

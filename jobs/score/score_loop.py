@@ -24,7 +24,9 @@ from jobs.running.conclusions import RunReport, conclude
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop, start_unless_stopped
-from jobs.score.student_jobs import STAGE, StudentArgs, identify, score_rows, start_student
+from jobs.score.student_identity import identify, start_student
+from jobs.score.student_jobs import score_rows
+from jobs.score.student_labeler import STAGE, StudentArgs
 from manifests.asks import EngineFacts
 
 CHUNKS_AHEAD = 2

@@ -17,7 +17,8 @@ from labelers.engines.api_options import OpenAiArgs
 from labelers.engines.api_replies import Reply, read_completion
 from labelers.engines.checkpoints import special_ids
 from labelers.engines.decisions import distribution_of_logprobs
-from labelers.engines.grammars import GrammarCompiler, render_grammar
+from labelers.engines.grammar_texts import render_grammar
+from labelers.engines.grammars import GrammarCompiler
 from labelers.engines.loop_thread import LoopThread
 from labelers.engines.sequences import TokenSequence
 from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks

@@ -25,7 +25,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
-from labelers.engines.fake_texts import CHARS_PER_TOKEN, REFUSALS, AnswerPlan, made_contents, made_garbage, made_thought
+from labelers.engines.fake_garbage import made_garbage
+from labelers.engines.fake_texts import CHARS_PER_TOKEN, REFUSALS, AnswerPlan, made_contents, made_thought
 from manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
 from manifests.errors import ConfigError, EngineCrashError, ModelError
 from manifests.formats import AnswerFormat, Choice

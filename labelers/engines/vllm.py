@@ -37,7 +37,8 @@ from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
-from manifests.specs import EngineArgs, EngineSpec, nearest
+from manifests.spec_faults import nearest
+from manifests.specs import EngineArgs, EngineSpec
 from manifests.stdout import stdout_apart
 
 if TYPE_CHECKING:

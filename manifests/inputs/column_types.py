@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from manifests.errors import InputError
 from manifests.labels import Reads
-from manifests.specs import Columns, nearest
+from manifests.spec_faults import nearest
+from manifests.specs import Columns
 from manifests.trees import NODE
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
 
 from manifests.errors import InputError
+from manifests.inputs.delta_actions import DeltaFile, DeltaProtocol, DeltaSidecar, DeltaState
 from manifests.inputs.snapshots import DataFile, TableSnapshot, counted, missing_snapshot, name_below
 from manifests.inputs.table_marks import DELTA_LOG
 from manifests.records import checked
@@ -42,85 +41,6 @@ READER_FEATURES = {
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
 _CHECKPOINT_COLUMNS = ["protocol", "metaData", "add.path", "add.size", "add.deletionVector", "sidecar"]
-
-
-@dataclass(frozen=True)
-class _File:
-    """An action that adds or removes a file."""
-
-    path: str
-    size: int | None = None
-    deletion_vector: Annotated[dict[str, Any] | None, Field(alias="deletionVector")] = None
-    is_data_change: Annotated[bool, Field(alias="dataChange")] = True
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What makes it one file of the log: its path, and its deletion vector."""
-        vector = self.deletion_vector or {}
-        return self.path, "".join(str(vector.get(part)) for part in ("storageType", "pathOrInlineDv", "offset"))
-
-
-@dataclass(frozen=True)
-class _Protocol:
-    min_reader_version: Annotated[int, Field(alias="minReaderVersion")]
-    reader_features: Annotated[list[str] | None, Field(alias="readerFeatures")] = None
-
-
-@dataclass(frozen=True)
-class _Sidecar:
-    """A further Parquet file of a checkpoint."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class _Column:
-    name: str
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Schema:
-    fields: list[_Column]
-
-
-@dataclass(frozen=True)
-class _Metadata:
-    id: str
-    schema_string: Annotated[str, Field(alias="schemaString")]
-    configuration: dict[str, str | None] = field(default_factory=dict)
-
-    def columns(self) -> dict[str, str]:
-        """The name in the files of each column."""
-        is_mapped = self.configuration.get("delta.columnMapping.mode", "none") != "none"
-        key = "delta.columnMapping.physicalName"
-        return {
-            one.name: one.metadata.get(key, one.name) if is_mapped else one.name
-            for one in checked(_Schema, json.loads(self.schema_string)).fields
-        }
-
-
-@dataclass
-class _State:
-    """What the log says up to a version."""
-
-    protocol: _Protocol | None = None
-    metadata: _Metadata | None = None
-    files: dict[tuple[str, str], _File] = field(default_factory=dict)
-
-    def take(self, actions: Iterable[dict[str, Any]]) -> None:
-        """Go on by one commit or checkpoint."""
-        added = []
-        for action in actions:
-            if (one := action.get("protocol")) is not None:
-                self.protocol = checked(_Protocol, one)
-            if (one := action.get("metaData")) is not None:
-                self.metadata = checked(_Metadata, {**one, "configuration": dict(one.get("configuration") or {})})
-            if (one := action.get("remove")) is not None:
-                self.files.pop(checked(_File, one).key, None)
-            if (one := action.get("add")) is not None:
-                added.append(checked(_File, one))
-        self.files.update((file.key, file) for file in added)  # after what the same commit removed
 
 
 class _Log:
@@ -150,10 +70,10 @@ class _Log:
         text = self._store.read(f"{DELTA_LOG}/{version:020}.json").decode()
         return [json.loads(line) for line in text.split("\n") if line.strip()]
 
-    def state(self, version: int) -> _State:
+    def state(self, version: int) -> DeltaState:
         """What the log says up to a version."""
         first = max((one for one in self.checkpoints if one <= version), default=None)
-        state = _State()
+        state = DeltaState()
         for name in self.checkpoints.get(first, ()) if first is not None else ():
             state.take(self._checkpoint(name))
         steps = range(0 if first is None else first + 1, version + 1)
@@ -172,7 +92,7 @@ class _Log:
         for action in actions:
             yield action
             if (one := action.get("sidecar")) is not None:
-                _, _, sidecar = checked(_Sidecar, one).path.rpartition("/")
+                _, _, sidecar = checked(DeltaSidecar, one).path.rpartition("/")
                 yield from _rows(self._store.read(f"{DELTA_LOG}/_sidecars/{sidecar}"))
 
 
@@ -231,7 +151,7 @@ def open_snapshot(folder: str, snapshot: int | None, since: int | None, storage:
     )
 
 
-def _check_features(protocol: _Protocol, folder: str) -> None:
+def _check_features(protocol: DeltaProtocol, folder: str) -> None:
     unknown = set(protocol.reader_features or ()) - READER_FEATURES
     if protocol.min_reader_version > READER_VERSION or unknown:
         wanted = ", ".join(sorted(unknown)) or f"version {protocol.min_reader_version}"
@@ -260,7 +180,7 @@ def _added(log: _Log, since: int, version: int, folder: str) -> set[str]:
                 f"can't be determined from its files. Give an input.since of {number} or later, or label the whole "
                 "snapshot."
             )
-        files = [checked(_File, action["add"]) for action in actions if "add" in action]
+        files = [checked(DeltaFile, action["add"]) for action in actions if "add" in action]
         added.update(file.path for file in files if file.is_data_change)
     return added
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from manifests.errors import InputError, RelabelError
 from manifests.secrets.redaction import shortened
-from manifests.specs import TableFormat, nearest
+from manifests.spec_faults import nearest
+from manifests.specs import TableFormat
 from manifests.storage.filesystems import place_of
 
 FIELD_ID = b"PARQUET:field_id"

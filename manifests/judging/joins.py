@@ -15,7 +15,7 @@ from manifests.judging.pair_grades import PairGrades, taken
 from manifests.judging.qrels import check_scale, grades_seen
 from manifests.memory import release_unused
 from manifests.metrics.judged import Judged, RowsBeside, check_widths, distributions, sample_counts
-from manifests.metrics.student_comparison import BY_IDS, Labelled
+from manifests.metrics.student_matches import BY_IDS, Labelled
 
 SHOWN = 3
 _NO_IDS, _NO_NUMBERS = pa.array([], pa.large_binary()), pa.array([], pa.int64())

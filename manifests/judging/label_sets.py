@@ -14,32 +14,18 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from manifests.errors import InputError, ManifestError, UsageError
-from manifests.inputs.dataset import changed_files, open_dataset, open_parquet
-from manifests.inputs.input_faults import reading
-from manifests.inputs.input_files import list_files
-from manifests.inputs.table_files import (
-    FILE_SUFFIXES,
-    Column,
-    as_ids,
-    distinct,
-    load_columns,
-    read_grades,
-    read_parquet,
-    require_column,
-    rows_of,
-)
-from manifests.judging.further_columns import GoldColumn, label_columns
+from manifests.errors import InputError, UsageError
+from manifests.inputs.grade_columns import read_grades
+from manifests.inputs.table_files import FILE_SUFFIXES, Column, as_ids, distinct, load_columns, require_column, rows_of
+from manifests.judging.further_columns import label_columns
 from manifests.judging.label_columns import LabelPart, file_distributions, file_samples, run_part
+from manifests.judging.run_labels import RunLabels, open_run_labels
 from manifests.records import LEFT_OUT
 from manifests.runs.label_files import file_schema, own_columns
-from manifests.runs.plans import PLAN_NAME, Plan, plan_to_read
+from manifests.runs.plans import PLAN_NAME, Plan
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
-from manifests.runs.run_inputs import prove_run_input
-from manifests.runs.run_manifest import load_manifest
 from manifests.schemas import LABELS
-from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.run_store_ports import read_if_there
@@ -48,7 +34,6 @@ from manifests.storage.run_stores import open_run_store
 RUN_COLUMNS = ["row_id", "query_id", "doc_id", "grade", "probs", "samples"]
 PART_ROWS = 1 << 19
 """Rows of a run that are read at a time, at least: each part is looked up in all qrels."""
-_ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
 
 
 @dataclass(frozen=True)
@@ -88,76 +73,6 @@ class LabelSet:
     parts: Callable[[], Iterator[LabelPart]]
     notes: list[str] = field(default_factory=list)
     columns: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class RunLabels:
-    """A run's output, ready to be read.
-
-    Args:
-        labels, quarantine: its files: of the manifest, or of the receipts where it is not finished.
-        num_quarantined: rows without a label.
-        notes: remarks for a reader of a report.
-    """
-
-    root: str
-    plan: Plan
-    folder: RunFolder
-    labels: list[FileRef]
-    quarantine: list[FileRef]
-    num_quarantined: int
-    notes: list[str]
-
-    @property
-    def grades(self) -> int:
-        """K."""
-        return self.plan.facts.labeler.grades
-
-
-def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunLabels:
-    """The files of an output folder, none of them read yet.
-
-    Raises:
-        InputError: the folder holds no run.
-        ManifestError: the run is not finished, or over its quarantine limit, and `allow_partial` is off; or a file is
-            damaged.
-    """
-    store = open_run_store(root, storage)
-    plan = plan_to_read(store)
-    if plan is None:
-        raise InputError(
-            f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
-        )
-    folder = RunFolder(store, plan)
-    manifest = load_manifest(store)
-    found = folder.snapshot()
-    num_quarantined = found.tally.num_quarantined
-    notes = []
-    labels, quarantine = found.labels, found.quarantine
-    if manifest is None or manifest.receipts_sha256 != found.digest:
-        state = f"{found.tally.rows:,} of {plan.rows:,} rows are done"
-        if manifest is not None:
-            state += ", and its manifest is older than its receipts"
-        if not allow_partial:
-            raise ManifestError(
-                f"{root}: not finished, {state}; {_ALL_OF_THEM}. "
-                "Run the job again to finish it, or judge what is there with --allow-partial."
-            )
-        notes.append(f"{root} is not finished: {state}")
-    else:
-        labels, quarantine = manifest.labels, manifest.quarantine
-    if manifest is not None and manifest.over_limit:
-        share = (
-            f"{num_quarantined:,} of {manifest.rows.in_:,} rows are in quarantine, limit "
-            f"{manifest.max_failed_fraction:.0%}"
-        )
-        if not allow_partial:
-            raise ManifestError(
-                f"{root}: over its quarantine limit ({share}); {_ALL_OF_THEM}. "
-                "Complete it with `relabel retry`, or judge what is there with --allow-partial."
-            )
-        notes.append(f"{root} is over its quarantine limit: {share}")
-    return RunLabels(root, plan, folder, labels, quarantine, num_quarantined, notes)
 
 
 def open_run(root: str, storage: Storage, *, allow_partial: bool) -> LabelSet:
@@ -272,79 +187,6 @@ def _file_part(
         file_distributions(columns["probs"], path) if "probs" in columns else None,
         file_samples(columns["samples"], path) if "samples" in columns else None,
     )
-
-
-def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:
-    """The files of a run's own input in row order and the name of its gold column, if `path` is that input; None if it
-    is not.
-
-    They are the same if their sizes and footers are those that were planned.
-
-    Args:
-        root: the run's output.
-    Raises:
-        InputError, ManifestError: they were written over since the run read them (`prove_run_input`), or it is a folder
-            that can't be read.
-    """
-    columns = plan.facts.columns
-    try:
-        spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
-        found = open_dataset(spec, storage) if list_files(path, storage) else None
-    except InputError:
-        if not is_url(path) and Path(path).is_dir():
-            # grades lie in files: a folder can be nothing else, so its fault is reported
-            raise
-        return None
-    if found is None or changed_files(plan.files, found.files):
-        return None
-    prove_run_input(root, plan, found)
-    return [file.path for file in found.files], grade or columns.gold or "grade"
-
-
-def load_gold_by_row(files: list[str], column: str, storage: Storage) -> Column:
-    """A column of a run's own input, in the order of row ids.
-
-    Raises:
-        InputError: it is not there.
-    """
-    parts: list[pa.ChunkedArray] = []
-    for path in files:
-        with open_parquet(path, storage) as parquet, reading(path):
-            require_column(column, parquet.schema_arrow.names, path=path, role="the gold grade", option="--grade")
-            parts.append(read_parquet(parquet, column))
-    if len({part.type for part in parts}) > 1:
-        return [value for part in parts for value in part.to_pylist()]
-    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
-
-
-def column_names(path: str, storage: Storage) -> list[str]:
-    """What the columns of a Parquet file are called."""
-    with open_parquet(path, storage) as parquet, reading(path):
-        return list(parquet.schema_arrow.names)
-
-
-def further_of_input(
-    files: list[str], further: Sequence[GoldColumn], storage: Storage, *, where: str
-) -> dict[str, pa.Array]:
-    """Further columns of a run's own input, in the order of row ids, where it has them.
-
-    Args:
-        where: what to call the input in an error about a row.
-    Raises:
-        InputError: some of the files have one and others not, or a row holds something else.
-    """
-    names = {path: column_names(path, storage) for path in files} if further else {}
-    found = {}
-    for one in further:
-        lacking = [path for path in files if one.name not in names[path]]
-        if lacking and len(lacking) < len(files):
-            raise InputError(
-                f"{lacking[0]}: no column `{one.name}`, which other files of the input have. Give it to all of them, "
-                "or to none."
-            )
-        if not lacking:
-            found[one.name] = one.read(load_gold_by_row(files, one.name, storage), where)
-    return found
 
 
 def is_run(path: str, storage: Storage) -> bool:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests.errors import InputError, UsageError
-from manifests.inputs.table_files import Column, as_ids, load_columns, read_grades, require_column
+from manifests.inputs.grade_columns import read_grades
+from manifests.inputs.table_files import Column, as_ids, load_columns, require_column
 from manifests.judging.further_columns import GRADING, GoldColumn, grades_told
 from manifests.storage.context import Storage
 

@@ -7,21 +7,21 @@ Letters: N rows, G groups (queries, or rows where there is no query), K grades.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from manifests.errors import InputError
 from manifests.memory import release_unused
 from manifests.metrics.bootstrap import Interval, bootstrap, paired_bootstrap
-from manifests.metrics.calibration import BINS, Method, fit_calibrator, split_groups
+from manifests.metrics.calibration import BINS, Method
+from manifests.metrics.calibration_trial import CalibrationTrial, calibration_trial
 from manifests.metrics.judged import Judged
 from manifests.metrics.judged_statistics import JudgedStatistics
 from manifests.metrics.metric import NOTHING_DRAWN, MetricSet, MetricValue, finite
 from manifests.metrics.query_metrics import QUERY_METRICS
 from manifests.metrics.ranking import DEPTH
-from manifests.metrics.registry import CALIBRATION, METRICS
-from manifests.records import LEFT_OUT
+from manifests.metrics.registry import METRICS
 
 
 @dataclass(frozen=True)
@@ -33,38 +33,6 @@ class ReliabilityBin:
     rows: int
     confidence: float
     accuracy: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class HalfSize:
-    """One half of what `--calibrate` split; `queries` is None where it split single rows."""
-
-    queries: int | None = field(default=None, metadata=LEFT_OUT)
-    rows: int
-
-    @property
-    def groups(self) -> int:
-        """Queries, or rows."""
-        return self.rows if self.queries is None else self.queries
-
-
-@dataclass(frozen=True)
-class CalibrationTrial:
-    """What a calibrator fitted on one half does for the other.
-
-    Args:
-        parameters: of `Calibrator`.
-        split_by: `queries` or `rows`.
-        before, after: those of `CALIBRATION`, of the half held out.
-    """
-
-    method: Method
-    parameters: dict[str, object]
-    split_by: str
-    fitted_on: HalfSize
-    held_out: HalfSize
-    before: dict[str, MetricValue]
-    after: dict[str, MetricValue]
 
 
 @dataclass(frozen=True)
@@ -129,7 +97,7 @@ def evaluate(
     metrics = MetricSet(METRICS, found, num_groups=found.num_groups)
     release_unused()
     intervals = bootstrap(metrics.resampled, num_groups=found.num_groups, resamples=resamples, seed=seed)
-    calibration = None if calibrate is None else _calibration(found, calibrate, resamples, seed)
+    calibration = None if calibrate is None else calibration_trial(found, calibrate, resamples, seed)
     return _evaluation(found, metrics, intervals, calibration)
 
 
@@ -256,42 +224,3 @@ def _left_out(metrics: MetricSet) -> list[str]:
     """Queries that metrics of whole queries are not over."""
     left = {metric.title: metrics.num_groups - metrics.over(metric.name) for metric in metrics.of(QUERY_METRICS)}
     return [f"queries without a value, left out of {title}: {count:,}" for title, count in left.items() if count]
-
-
-def _calibration(found: JudgedStatistics, method: Method, resamples: int, seed: int) -> CalibrationTrial:
-    """Fit on half the groups, judge on the other half, before and after."""
-    judged, has_N = found.judged, found.has_probs
-    unit = "queries" if found.is_by_query else "rows"
-    present, group_of_N = np.unique(found.group_N[has_N], return_inverse=True)
-    if judged.probs is None or len(present) < 2:
-        raise InputError(
-            f"--calibrate {method}: needs distributions (`probs`) of at least two {unit}; half fit, half are held out."
-        )
-    probs_NK, gold_N = judged.probs[has_N], judged.gold[has_N]
-    is_fitted_N = split_groups(len(present), seed)[group_of_N]
-    calibrator = fit_calibrator(method, probs_NK[is_fitted_N], gold_N[is_fitted_N])
-    held_NK, held_gold_N = probs_NK[~is_fitted_N], gold_N[~is_fitted_N]
-    held_groups, held_group_N = np.unique(group_of_N[~is_fitted_N], return_inverse=True)
-
-    def size(groups: int, rows: int) -> HalfSize:
-        return HalfSize(queries=groups if found.is_by_query else None, rows=rows)
-
-    def figures(probs_NK: np.ndarray) -> dict[str, MetricValue]:
-        no_docs = np.zeros_like(held_gold_N)
-        held = Judged(
-            judged.grades, held_gold_N, held_gold_N, held_group_N, len(held_groups), no_docs, probs_NK, None, None
-        )
-        metrics = MetricSet(CALIBRATION, JudgedStatistics(held), num_groups=len(held_groups))
-        return metrics.with_intervals(
-            bootstrap(metrics.resampled, num_groups=len(held_groups), resamples=resamples, seed=seed)
-        )
-
-    return CalibrationTrial(
-        method,
-        calibrator.parameters,
-        unit,
-        fitted_on=size(len(present) - len(held_groups), int(is_fitted_N.sum())),
-        held_out=size(len(held_groups), len(held_gold_N)),
-        before=figures(held_NK),
-        after=figures(calibrator.apply(held_NK)),
-    )

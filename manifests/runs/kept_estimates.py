@@ -7,7 +7,7 @@ import json
 from manifests.errors import ManifestError
 from manifests.records import checked, fault_of, version_of
 from manifests.runs.estimates import Actual, Estimate, PlannedFigure, against
-from manifests.runs.run_folder import Tally
+from manifests.runs.snapshots import Tally
 from manifests.storage.run_store_ports import RunStore
 
 ESTIMATE_NAME = "estimate.json"

@@ -18,7 +18,7 @@ from manifests.errors import ManifestError, StaleRunError
 from manifests.inputs.dataset import InputFile
 from manifests.phi import PhiTable
 from manifests.records import checked, fault_of, plain, version_of
-from manifests.schemas import table_of
+from manifests.row_files import table_of
 from manifests.specs import Columns, TableFormat
 from manifests.storage.filesystems import absolute_path
 from manifests.storage.run_store_ports import RunStore, read_if_there

@@ -10,7 +10,6 @@ many more such files than receipts. First come, first kept: they are created if 
 from __future__ import annotations
 
 import bisect
-import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,9 +21,6 @@ from manifests.digests import canonical_json, digest_of
 from manifests.errors import InputError, ManifestError
 from manifests.inputs.column_bytes import ColumnBytes
 from manifests.records import checked, fault_of, version_of
-from manifests.runs.plans import Plan
-from manifests.runs.run_manifest import RunManifest
-from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
@@ -103,7 +99,7 @@ class Readings:
             decode(block)
             now = Reading(block.start, [found.digests(group) for group in block])
             failpoints.hit("before_reading")
-            was_first = self._store.create(_name(file, block.start), _as_bytes(now))
+            was_first = self._store.create(reading_name(file, block.start), reading_bytes(now))
             failpoints.hit("after_reading")
             held = now if was_first else self._load(file, block.start)
             self._remember(file, held)
@@ -179,7 +175,7 @@ class Readings:
             if self._keeps:
                 self._store.sweep(FOLDER)
             for name in self._store.names(FOLDER):
-                file, first = _parsed(name)
+                file, first = parsed_name(name)
                 self._first.setdefault(file, []).append(first)
             for kept in self._first.values():
                 kept.sort()
@@ -194,7 +190,7 @@ class Readings:
             self._known[file, held.first] = held
 
     def _load(self, file: int, first: int) -> Reading:
-        return load_reading(self._store, _name(file, first))
+        return load_reading(self._store, reading_name(file, first))
 
 
 def blocks_of(group_rows: Sequence[int], block_rows: int) -> Iterator[range]:
@@ -225,114 +221,16 @@ def load_reading(store: RunStore, name: str) -> Reading:
         held = checked(Reading, kept.reading)
     except (FileNotFoundError, ValueError) as exc:
         raise ManifestError(f"{where}: no reading of an input ({fault_of(exc)}). Restore it from a copy.") from exc
-    if _parsed(name)[1] != held.first:
+    if parsed_name(name)[1] != held.first:
         raise ManifestError(f"{where}: holds the reading of row group {held.first}. Restore it from a copy.")
     return held
 
 
-def listed_readings(store: RunStore) -> dict[str, str]:
-    """Every reading by name, with the sha256 of what it says: what a manifest keeps of them.
-
-    Raises:
-        ManifestError: one is damaged.
-    """
-    return {name: digest_of(asdict(held)) for name, held in _all(store)}
-
-
-def check_readings(store: RunStore, plan: Plan, manifest: RunManifest | None) -> None:
-    """Hold the readings of an output against its plan, and against its manifest where that names them.
-
-    Raises:
-        ManifestError: names one that is damaged, missing, not the one that was kept, or of no row group of its own.
-    """
-    found, stops = {}, {}
-    for name, held in _all(store):
-        found[name], stops[name] = digest_of(asdict(held)), held.first + len(held.groups)
-    said = found if manifest is None or manifest.readings is None else manifest.readings
-    for name in sorted(found.keys() | said.keys()):
-        if name not in found:
-            raise ManifestError(f"{store.root}/{name}: what was read of the input is missing. Restore it from a copy.")
-        if found[name] != said.get(name):
-            raise ManifestError(
-                f"{store.root}/{name}: not what was read of the input when the run finished. Restore it from a copy."
-            )
-    before = -1, 0
-    for (file, first), name in sorted((_parsed(name), name) for name in found):
-        if file >= len(plan.files):
-            raise ManifestError(f"{store.root}/{name}: the plan has no file {file}. Move it away.")
-        if (file, first) < before:
-            raise ManifestError(
-                f"{store.root}/{name}: row group {first} is in another reading too. Restore both from a copy."
-            )
-        before = file, stops[name]
-
-
-def differing_readings(first: RunStore, second: RunStore) -> tuple[int, int] | None:
-    """The first file and row group, by number, that two outputs of one list of input files read differently; None if
-    there is none.
-
-    Chunks of another size make other blocks, so it is row groups that are compared.
-
-    Raises:
-        ManifestError: what was kept is damaged.
-    """
-    ours = dict(_groups(first))
-    for place, other in sorted(_groups(second)):
-        one = ours.get(place, {})
-        if any(one[column] != other[column] for column in one.keys() & other.keys()):
-            return place
-    return None
-
-
-def _groups(store: RunStore) -> Iterator[tuple[tuple[int, int], dict[str, str]]]:
-    """What each row group held, by the numbers of file and row group."""
-    for name, held in _all(store):
-        for group, digests in enumerate(held.groups, start=held.first):
-            yield (_parsed(name)[0], group), digests
-
-
-def _all(store: RunStore) -> Iterator[tuple[str, Reading]]:
-    names = sorted(store.names(FOLDER))
-    return zip(names, map_concurrent(store, functools.partial(load_reading, store), names), strict=True)
-
-
-def refuse_differing(first: RunStore, second: RunStore, plan: Plan) -> None:
-    """Refuse to put the labels of two outputs of one plan together if they are of other texts.
-
-    Raises:
-        InputError: names the file and the row group.
-        ManifestError: what was kept is damaged.
-    """
-    other = differing_readings(first, second)
-    if other is not None:
-        raise InputError(
-            f"{plan.files[other[0]].path}: row group {other[1]} held other texts when {first.root} read it than when "
-            f"{second.root} did, so "
-            "their labels don't go together. Label it again into one of them."
-        )
-
-
-def copy_readings(source: RunStore, target: RunStore, first_file: int) -> None:
-    """Bring an output's readings into one that holds its labels, and whose list of files has its own from `first_file`
-    on.
-
-    Raises:
-        ManifestError: one of them is damaged, or the target holds another.
-    """
-    for name in source.names(FOLDER):
-        held = load_reading(source, name)
-        copy = _name(first_file + _parsed(name)[0], held.first)
-        if not target.create(copy, _as_bytes(held)) and load_reading(target, copy) != held:
-            raise ManifestError(
-                f"{target.root}/{copy}: {source.root}/{name} says otherwise. Merge into a folder of its own."
-            )
-
-
-def _name(file: int, first: int) -> str:
+def reading_name(file: int, first: int) -> str:
     return f"{FOLDER}/{file:05d}-{first:06d}.json"
 
 
-def _parsed(name: str) -> tuple[int, int]:
+def parsed_name(name: str) -> tuple[int, int]:
     stem = name.rpartition("/")[2].removesuffix(".json")
     file, _, first = stem.partition("-")
     if not (file.isdigit() and first.isdigit()):
@@ -340,6 +238,6 @@ def _parsed(name: str) -> tuple[int, int]:
     return int(file), int(first)
 
 
-def _as_bytes(held: Reading) -> bytes:
+def reading_bytes(held: Reading) -> bytes:
     plain: dict[str, Any] = asdict(held)
     return canonical_json({"version": VERSION, "sha256": digest_of(plain), "reading": plain}) + b"\n"

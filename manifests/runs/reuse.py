@@ -10,39 +10,25 @@ order.
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from manifests.asks import Answer, Distribution
-from manifests.errors import ManifestError
-from manifests.runs.engine_identity import engine_identity
-from manifests.runs.label_files import own_columns, read_labels
-from manifests.runs.label_keys import recipe_differences, recipe_digest
-from manifests.runs.plans import PLAN_NAME, Plan, plan_to_read
-from manifests.runs.receipts import FileRef, ReusedRows
-from manifests.runs.run_folder import RunFolder, Snapshot
-from manifests.runs.run_manifest import manifest_sha256_of
+from manifests.runs.earlier_outputs import EarlierOutput, columns_lacking, recipes_of
+from manifests.runs.label_files import read_labels
+from manifests.runs.receipts import FileRef
 from manifests.schemas import (
-    ANSWERS,
     KEY_BYTES,
     LABELS,
-    READABLE_VERSIONS,
-    SCHEMA_VERSION,
-    AnswerRow,
     LabelRow,
     conformed,
     label_rows,
     label_schema,
 )
 from manifests.storage.concurrency import map_concurrent
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
 
 # Shape legend: N keys looked up, R rows known
 
@@ -101,78 +87,6 @@ class KeyIndex:
             at_N[left_N] += 1
             left_N = left_N[at_N[left_N] < len(self)]
         return is_known_N, values_N
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierOutput:
-    """An output of an earlier run, as it was found.
-
-    Args:
-        path: as the spec names it.
-        is_readable: its labels have keys, and what this version has columns for.
-        manifest_sha256: None if the run is not finished.
-    """
-
-    path: str
-    folder: RunFolder
-    found: Snapshot
-    manifest_sha256: str | None
-    is_readable: bool
-
-    @property
-    def plan(self) -> Plan:
-        return self.folder.plan
-
-    def taken(self, rows: int) -> ReusedRows:
-        """What a receipt says of rows that came from here."""
-        engines = [engine_identity(facts) for facts in self.found.all_engines]
-        return ReusedRows(self.path, self.plan.fingerprint, self.manifest_sha256, self.found.digest, rows, engines)
-
-
-def open_earlier(path: str, storage: Storage) -> EarlierOutput:
-    """Look at an earlier output: its plan, receipts and, if it is finished, manifest. Finished or not, committed labels
-    count.
-
-    Raises:
-        ManifestError: there is no plan, or a receipt is damaged.
-    """
-    store = open_run_store(path, storage)
-    plan = plan_to_read(store)
-    if plan is None:
-        raise ManifestError(
-            f"reuse: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
-        )
-    folder = RunFolder(store, plan)
-    manifest_sha256 = manifest_sha256_of(store)
-    return EarlierOutput(
-        path, folder, folder.snapshot(), manifest_sha256, plan.parts.get("schema") in READABLE_VERSIONS
-    )
-
-
-def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list[str]]:
-    """Why no label of an output can be reused by a job with these parts: what differs, by part; empty if labels can
-    be.
-    """
-    if not earlier.is_readable:
-        return {"schema": [f"was {earlier.plan.parts.get('schema')}, is {SCHEMA_VERSION}"]}
-    if lacking := columns_lacking(earlier, own_columns(parts)):
-        return {"label_columns": lacking}
-    if recipe_digest(parts) in recipes_of(earlier.plan.parts):
-        return {}
-    return recipe_differences(earlier.plan.parts, parts)
-
-
-def columns_lacking(earlier: EarlierOutput, columns: Mapping[str, str]) -> list[str]:
-    """Which of these columns, name → kind, an output's labels do not have: reused, they would be without a value
-    there.
-    """
-    held = own_columns(earlier.plan.parts)
-    return [name for name, kind in columns.items() if held.get(name) != kind]
-
-
-def recipes_of(parts: dict[str, Any]) -> set[bytes]:
-    """Digests of the recipes that labels of an output may have: one, or several where runs were merged all the same."""
-    return {recipe_digest(parts), *(recipe_digest(inner) for inner in parts.get("merged_recipes", ()))}
 
 
 class KnownLabels:
@@ -257,56 +171,6 @@ class KnownLabels:
         else:
             self._tables.move_to_end(file)
         return held
-
-
-class KnownAnswers:
-    """Answers that rows shared in earlier outputs, by key."""
-
-    def __init__(self, outputs: Sequence[EarlierOutput]) -> None:
-        self._rows: dict[bytes, AnswerRow] = {}
-        for earlier in outputs:
-            if not earlier.is_readable:
-                continue
-            read = functools.partial(earlier.folder.table, schema=ANSWERS)
-            for table in map_concurrent(earlier.folder.store, read, earlier.found.answers):
-                for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                    row = AnswerRow(*values)
-                    self._rows.setdefault(row.key, row if row.origin else row._replace(origin=earlier.plan.fingerprint))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._rows
-
-    def find(self, key: bytes) -> AnswerRow | None:
-        return self._rows.get(key)
-
-
-def answer_of(row: AnswerRow) -> Answer:
-    """A kept answer as an engine would give it; its request is nobody's."""
-    distributions = {one["name"]: Distribution(tuple(one["probs"]), one["outside_mass"]) for one in row.distributions}
-    finish: Any = row.finish
-    return Answer(-1, row.text, finish, distributions, row.prompt_tokens, row.output_tokens, 0, "", tuple(row.flags))
-
-
-def answer_row(key: bytes, stage: str, answer: Answer) -> AnswerRow:
-    """An answer as it is kept."""
-    distributions = [
-        {"name": name, "probs": list(found.probs), "outside_mass": found.outside_mass}
-        for name, found in answer.distributions.items()
-    ]
-    return AnswerRow(
-        key,
-        stage,
-        answer.text,
-        answer.finish,
-        distributions,
-        answer.prompt_tokens,
-        answer.output_tokens,
-        list(answer.flags),
-        None,
-    )
 
 
 def _key_columns(earlier: EarlierOutput) -> Iterable[np.ndarray]:

@@ -24,10 +24,10 @@ from manifests.inputs.column_types import STRUCT_KINDS
 from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import stamp_of
-from manifests.inputs.text_values import values_of
 from manifests.labels import Pair
 from manifests.runs.plans import ShardPlan
 from manifests.runs.readings import Readings, blocks_of
+from manifests.runs.row_pairs import pairs_of
 
 BATCH_ROWS = 2048
 """Rows decoded at a time: a few megabytes of ordinary text."""
@@ -98,7 +98,7 @@ def _from_range(
         batches = _batches(dataset, readings, first + run[0][1], first + run[-1][2])
         for chunk, start, stop in run:
             while len(waiting) < stop - start:
-                waiting.extend(_pairs(*next(batches), dataset))
+                waiting.extend(pairs_of(*next(batches), dataset))
             yield chunk, waiting[: stop - start]
             del waiting[: stop - start]
 
@@ -221,7 +221,7 @@ def _from_spill(
             for chunk, start, stop in spans:
                 wanted = row_ids[start:stop]
                 taken = _taken(spilled, np.array(ends), np.searchsorted(needed, wanted))
-                yield chunk, list(_pairs(wanted, taken, "the spilled rows", dataset))
+                yield chunk, list(pairs_of(wanted, taken, "the spilled rows", dataset))
 
 
 def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarray) -> pa.RecordBatch:
@@ -282,60 +282,3 @@ def _plain(column: pa.Array, struct: pa.StructType | None) -> pa.Array:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return column.cast(pa.large_list(pa.large_string()))
     return column
-
-
-def _pairs(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset) -> Iterator[Pair]:
-    names = dataset.columns
-    held: dict[str, list[Any]] = {}
-    with reading(path):
-        for name in dataset.text_columns:
-            held[name] = values_of(batch.column(name), path)
-    query_ids, doc_ids = _as_text(held[names.query_id]), _as_text(held[names.doc_id])
-    queries = [query or "" for query in held[names.query]]
-    texts = [held[name] for name in names.document]
-    documents = (
-        [text or "" for text in texts[0]]
-        if len(texts) == 1
-        else ["\n\n".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
-    )
-    if names.context is None and not dataset.reads.columns:
-        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents)
-    contexts = [_texts(context)[:4] for context in held[names.context]] if names.context else [()] * len(rows)
-    if not dataset.reads.columns:
-        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts)
-    own = dataset.reads.columns
-    of_rows = zip(*([_READ_AS[one.kind](value) for value in held[one.name]] for one in own), strict=True)
-    columns = [dict(zip((one.name for one in own), values, strict=True)) for values in of_rows]
-    return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts, columns)
-
-
-def _texts(values: list[str | None] | None) -> tuple[str, ...]:
-    return tuple(text for text in values or () if text)
-
-
-def _structs_of(kind: pa.StructType) -> Callable[[Any], tuple[dict[str, Any], ...]]:
-    """With all fields in each: a null text is `""`, and a null number stays null, as all numbers of a null struct do:
-    what one means is for the labeler to refuse.
-    """
-    fields: dict[str, Any] = {one.name: _NOTHING[one.type] for one in kind}
-
-    def read(values: list[dict[str, Any] | None] | None) -> tuple[dict[str, Any], ...]:
-        held = (dict.fromkeys(fields) if one is None else one for one in values or ())
-        return tuple(
-            {name: nothing if one[name] is None else one[name] for name, nothing in fields.items()} for one in held
-        )
-
-    return read
-
-
-_NOTHING: dict[pa.DataType, Any] = {pa.int32(): None, pa.large_string(): "", pa.large_list(pa.large_string()): []}
-_READ_AS: dict[str, Callable[[Any], Any]] = {
-    "string": lambda value: value or "",
-    "list<string>": _texts,
-    **{name: _structs_of(kind) for name, kind in STRUCT_KINDS.items()},
-}
-"""By kind of a labeler's input column: its value for a row."""
-
-
-def _as_text(values: list[Any]) -> list[str]:
-    return [value if type(value) is str else "" if value is None else str(value) for value in values]

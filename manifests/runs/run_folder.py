@@ -13,76 +13,27 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from manifests.digests import canonical_json, sha256_bytes
 from manifests.errors import ManifestError
-from manifests.runs.engine_identity import engines_differ, engines_of
+from manifests.row_files import table_of
+from manifests.runs.engine_identity import engines_differ
+from manifests.runs.kept_readings import listed_readings
 from manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan
 from manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
-from manifests.runs.readings import listed_readings
 from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.runs.run_manifest import MANIFEST_VERSION, EngineMix, RunManifest, load_manifest
-from manifests.schemas import QUARANTINE, table_of
+from manifests.runs.snapshots import Snapshot, Tally, seconds_between, snapshot_of
+from manifests.schemas import QUARANTINE
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_store_ports import RunStore
 
 RECEIPTS_KEPT = 20_000
 """Receipts that a process keeps once read (they never change): about 50 MB."""
-
-
-class Tally(NamedTuple):
-    """What a run's receipts add up to.
-
-    `labelled` counts labels that were asked, `reused` those reused; `quarantined` counts rows by their latest
-    status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up.
-    """
-
-    rows: int
-    labelled: int
-    reused: int
-    quarantined: dict[str, int]
-    chunks_done: int
-    stages: dict[str, dict[str, int]]
-    worker_seconds: float = 0.0
-
-    @property
-    def num_quarantined(self) -> int:
-        return sum(self.quarantined.values())
-
-
-class Snapshot(NamedTuple):
-    """A run's receipts as one pass found them.
-
-    Args:
-        labels: label files of all attempts; together they hold each labelled row once.
-        quarantine: quarantine files of each chunk's highest attempt.
-        answers: files with answers that rows share.
-        engines: the different engines that were asked here; `all_engines` are those behind the labels, reused or
-            not.
-        reused_from: outputs that rows were reused from, with the rows of each.
-        digest: over every receipt's name and its files' digests; it changes with any of them.
-        listing_digest: over every receipt's name and its etag in this store, which a listing shows without reading one.
-        etags: those names and etags: which receipts all this is about.
-    """
-
-    tally: Tally
-    labels: list[FileRef]
-    quarantine: list[FileRef]
-    answers: list[FileRef]
-    engines: list[dict[str, Any]]
-    reused_from: list[ReusedRows]
-    digest: str
-    listing_digest: str
-    etags: dict[str, str]
-
-    @property
-    def all_engines(self) -> list[dict[str, Any]]:
-        return engines_of(self.engines, [engine for source in self.reused_from for engine in source.engines])
 
 
 class RunFolder:
@@ -205,7 +156,7 @@ class RunFolder:
         if believes_manifest:
             manifest = load_manifest(self.store)
             if manifest is not None and manifest.receipts_listing_sha256 == listing_digest:
-                known = _snapshot_of(manifest, self.plan.num_chunks, etags)
+                known = snapshot_of(manifest, self.plan.num_chunks, etags)
                 if known is not None:
                     return known
         labelled = reused = chunks_done = rows = 0
@@ -242,7 +193,7 @@ class RunFolder:
                 files += [receipt.answers.sha256] if receipt.answers else []
                 digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
         plain = {stage: dict(counts) for stage, counts in stages.items()}
-        tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, _seconds(spans.values()))
+        tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, seconds_between(spans.values()))
         reused_from = list(sources.values())
         return Snapshot(
             tally,
@@ -358,49 +309,6 @@ class RunFolder:
         if len(self._known) < RECEIPTS_KEPT:
             self._known[name] = etag, receipt
         return receipt
-
-
-def _seconds(spans: Iterable[tuple[str, str]]) -> float:
-    return round(
-        sum((datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds() for first, last in spans), 3
-    )
-
-
-def _snapshot_of(manifest: RunManifest, num_chunks: int, etags: dict[str, str]) -> Snapshot | None:
-    """What the receipts say by the word of a manifest that was made of them; None if an earlier relabel left a part
-    out.
-    """
-    rows, engines = manifest.rows, manifest.engines if manifest.engines_asked is None else manifest.engines_asked
-    if (
-        manifest.receipts_listing_sha256 is None
-        or manifest.quarantined_by_status is None
-        or manifest.stages is None
-        or manifest.worker_seconds is None
-        or manifest.answers is None
-        or manifest.reused_from is None
-        or engines is None
-    ):
-        return None
-    tally = Tally(
-        rows.in_,
-        rows.labelled,
-        rows.reused,
-        manifest.quarantined_by_status,
-        num_chunks,
-        manifest.stages,
-        manifest.worker_seconds,
-    )
-    return Snapshot(
-        tally,
-        manifest.labels,
-        manifest.quarantine,
-        manifest.answers,
-        engines,
-        manifest.reused_from,
-        manifest.receipts_sha256,
-        manifest.receipts_listing_sha256,
-        etags,
-    )
 
 
 def _plan_digest(folder: RunFolder) -> str:

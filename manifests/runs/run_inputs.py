@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from manifests.errors import InputError, ManifestError
+from manifests.inputs.changed_files import changed_files
 from manifests.inputs.column_bytes import ColumnBytes
-from manifests.inputs.dataset import Dataset, changed_files, open_dataset, open_planned
+from manifests.inputs.dataset import Dataset, open_dataset, open_planned
 from manifests.inputs.input_faults import reading
 from manifests.labels import QUERY_AND_DOCUMENT, Reads
+from manifests.runs.kept_readings import check_readings
 from manifests.runs.plans import Plan
-from manifests.runs.readings import Readings, blocks_of, check_readings
+from manifests.runs.readings import Readings, blocks_of
 from manifests.runs.run_manifest import load_manifest
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage

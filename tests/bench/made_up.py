@@ -10,10 +10,10 @@ from export.bench.latency_facts import (
     BenchFacts,
     ComparedModels,
     LatencyRow,
-    MeasuredMachine,
     ModelLatency,
     ReplayedLengths,
 )
+from export.bench.measured_machine import MeasuredMachine
 
 
 def latency_row(**values: Any) -> LatencyRow:

@@ -245,7 +245,7 @@ def run(spec: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Distill a small spec in this process."""
     from distill.students.distilling import distill
     from distill.students.specs import DistillSpec
-    from manifests.specs import validate_spec
+    from manifests.spec_faults import validate_spec
 
     def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
         return distill(

@@ -24,7 +24,7 @@ import distill.students.loop
 from distill.students.specs import DistillSpec
 from manifests import failpoints
 from manifests.records import plain
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 from manifests.storage.context import Storage
 
 
@@ -67,7 +67,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     whole_train, whole_hit, whole_dev = (
         distill.students.loop.run_to_end,
         failpoints.hit,
-        distill.students.distilling._dev,
+        distill.students.distilling.dev_figures,
     )
 
     def noting(trainer: Any, **options: Any) -> Any:
@@ -84,7 +84,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
 
     distill.students.loop.run_to_end, failpoints.hit = noting, dying_at(entry.get("die_at"))
     if entry.get("disagrees") and not is_first:
-        distill.students.distilling._dev = upside_down
+        distill.students.distilling.dev_figures = upside_down
     try:
         spec = validate_spec(DistillSpec, entry["spec"], where="the plan")
         if is_first and "copies" in entry:
@@ -96,7 +96,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     except Killed:
         seen["died"] = True
     finally:
-        distill.students.loop.run_to_end, failpoints.hit, distill.students.distilling._dev = (
+        distill.students.loop.run_to_end, failpoints.hit, distill.students.distilling.dev_figures = (
             whole_train,
             whole_hit,
             whole_dev,

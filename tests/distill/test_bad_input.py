@@ -13,7 +13,7 @@ import pytest
 from distill.students.specs import DistillSpec
 from manifests.errors import ConfigError, InputError, ManifestError, ModelError
 from manifests.schemas import LABELS
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 JOB = """

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from distill.students.decoder import HEAD, DecoderStudent, load_lm
+from distill.students.grade_prompts import grade_token_ids, render_prompt
 from distill.students.students import load_student
-from distill.students.texts import DecoderTexts, grade_token_ids, render_prompt
+from distill.students.texts import DecoderTexts
 from jobs.fetching.models import fetch_model
 from manifests.errors import ConfigError, MissingExtraError, ModelError
 from manifests.models.references import resolve_model

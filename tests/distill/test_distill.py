@@ -249,7 +249,8 @@ def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
     from distill.students.specs import DistillSpec
     from manifests.models.references import resolve_model
     from manifests.phi import DEFAULT_PHI
-    from manifests.specs import Columns, validate_spec
+    from manifests.spec_faults import validate_spec
+    from manifests.specs import Columns
 
     alone = {"subject": 0.0, "attribute": 0.0, "consistency": 0.0}
     first = run(loss=alone, train={"max_steps": 2}).output

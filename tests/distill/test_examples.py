@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.students.data_facts import SplitSide
-from distill.students.examples import Examples, load_examples
+from distill.students.example_rows import load_examples
+from distill.students.examples import Examples
 from distill.students.figures import graded_figures, teacher_figures
 from distill.students.kinds import KINDS
 from distill.students.specs import DistillSpec, student_schema
 from distill.students.splits import TRAIN, describe_split, folded, split_queries
 from manifests.errors import ConfigError
 from manifests.schemas import NODES
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 from manifests.storage.context import Storage
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
 

@@ -16,7 +16,7 @@ from distill.students.kinds import KINDS, takers
 from distill.students.specs import DistillSpec, student_schema
 from distill.students.students import StudentModule, module_class
 from manifests.errors import ConfigError
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 
 MEMBERS = [name for name in vars(StudentModule) if not name.startswith("_")]
 

@@ -21,7 +21,7 @@ from distill.students.specs import DistillSpec
 from distill.students.students import load_student
 from distill.training import checkpoints
 from manifests.errors import ConfigError
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 from tests.distill.conftest import make_pairs
 from tests.distill.test_distill import assert_no_pickle
 from tests.distill.test_training import curve, same_weights, without_dropout

@@ -13,7 +13,8 @@ import yaml
 from distill.students.specs import DistillSpec
 from distill.teachers.spec_files import read_teacher_spec
 from jobs.planning.job_files import load_job
-from manifests.specs import JobSpec, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import JobSpec
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.jobs.conftest import JOB, folder, no_scheduler  # noqa: F401
 

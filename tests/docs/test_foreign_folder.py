@@ -18,7 +18,8 @@ from jobs.planning.job_files import JOB, SpecKind, load_job, read_settings
 from jobs.planning.spec_places import absolute, resolved
 from jobs.planning.spec_yaml import parse_yaml
 from labelers.registry import labeler_names
-from manifests.specs import Spec, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import Spec
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, calls
 from tests.docs.worlds import call, write_pairs
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from labelers.actions import options_of, read_actions
-from labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
+from labelers.engines.grammar_texts import _numbers, render_grammar
+from labelers.engines.grammars import GrammarCompiler
 from labelers.subtree import Subtree
 from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from manifests.errors import InputError
 from manifests.ids import codes_of, ids_of, pair_codes, texts_of
-from manifests.inputs.table_files import as_ids, load_columns, read_grades
+from manifests.inputs.grade_columns import read_grades
+from manifests.inputs.table_files import as_ids, load_columns
 from manifests.judging.joins import gather
 from manifests.judging.label_columns import LabelPart, file_distributions, file_samples, map_labels, put_together
 from manifests.judging.pair_grades import grades_by_pair
 from manifests.judging.qrels import Qrels
 from manifests.metrics.judged import distributions, sample_counts
-from manifests.metrics.student_comparison import match_rows
+from manifests.metrics.student_matches import match_rows
 from manifests.storage.context import Storage
 
 PAIRS = st.tuples(st.sampled_from(["q", "r", ""]), st.sampled_from(["a", "b", "\ud800", "é"]))

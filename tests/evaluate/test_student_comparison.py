@@ -23,7 +23,8 @@ from manifests.metrics.bootstrap import Statistic, draw_weights, paired_bootstra
 from manifests.metrics.evaluation import evaluate_both
 from manifests.metrics.judged import Judged
 from manifests.metrics.ranking import tau_by_query
-from manifests.metrics.student_comparison import BY_IDS, BY_ROW, Labelled, compare, kl_rows, match_rows
+from manifests.metrics.student_comparison import compare, kl_rows
+from manifests.metrics.student_matches import BY_IDS, BY_ROW, Labelled, match_rows
 
 GRADES = 3
 

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from export import tensorrt_builds
 from export import tensorrt_engines as engines
 from export.bundles import open_bundle
 from export.loader import Machine, Student, choose_engine
-from export.tensorrt_engines import build, build_into, find_tensorrt, plan_profile
+from export.tensorrt_builds import build, find_tensorrt, plan_profile
+from export.tensorrt_engines import build_into
 from export.token_lengths import TokenLengths, describe_lengths
 from manifests.errors import MissingExtraError, ModelError, StaleRunError, UsageError
 
@@ -83,7 +85,7 @@ def test_without_tensorrt_or_a_gpu_the_command_says_what_is_missing(
 ) -> None:
     target = str(tmp_path / "engine")
     relabel("build-engine", str(bundle), "--to", target, "--precision", "int4").refused(2, "fp32, fp16, bf16")
-    monkeypatch.setattr(engines, "MODULES", ())
+    monkeypatch.setattr(tensorrt_builds, "MODULES", ())
     relabel("build-engine", str(bundle), "--to", target, "--capability", CAPABILITY).refused(4, "needs TensorRT")
     relabel("export", str(student), "--to", target, "--formats", "onnx,tensorrt").refused(4, "needs TensorRT")
     assert not Path(target).exists()
@@ -142,7 +144,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], N
 
     def use(work: Callable[[], bytes]) -> None:
         monkeypatch.setattr(engines, "find_tensorrt", lambda: ("tensorrt_rtx", Library))
-        monkeypatch.setattr(engines, "build", lambda *_, **__: engines.BuiltEngine(work(), b""))
+        monkeypatch.setattr(engines, "build", lambda *_, **__: tensorrt_builds.BuiltEngine(work(), b""))
 
     return use
 
@@ -237,6 +239,7 @@ def test_an_engine_is_on_the_disk_before_it_has_its_name(
 STALLED = """
 import sys, time
 from pathlib import Path
+from export import tensorrt_builds
 from export import tensorrt_engines as engines
 from jobs.cli import main
 
@@ -248,7 +251,7 @@ def stalls(*_):
     time.sleep(120)
 
 engines.find_tensorrt = lambda: ("tensorrt_rtx", Library)
-engines.build = lambda *_, **__: engines.BuiltEngine(b"engine", b"")
+engines.build = lambda *_, **__: tensorrt_builds.BuiltEngine(b"engine", b"")
 engines.write_context = stalls
 sys.exit(main(LINE))
 """

@@ -41,7 +41,7 @@ from jobs.running.stops import Stop
 from manifests import failpoints
 from manifests.errors import InputError, ManifestError
 from manifests.failpoints import FAILPOINTS
-from manifests.judging.label_sets import open_run_labels
+from manifests.judging.run_labels import open_run_labels
 from manifests.schemas import LabelRow
 from manifests.storage import retries
 from manifests.storage.context import Storage

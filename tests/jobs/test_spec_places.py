@@ -22,7 +22,8 @@ from manifests.errors import ConfigError
 from manifests.runs.fingerprints import is_plan_of
 from manifests.runs.label_keys import BY_CONTENT, recipe_digest
 from manifests.runs.plans import Plan
-from manifests.specs import InputSpec, JobSpec, PathMark, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import InputSpec, JobSpec, PathMark
 from tests.jobs.conftest import JOB
 from tests.reuse.test_label_keys import PARTS
 from tests.spec_models import spec_models

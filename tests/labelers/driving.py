@@ -15,7 +15,8 @@ from manifests.asks import Answer, Ask, Engine, Request
 from manifests.labels import Label, Pair
 from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
-from manifests.specs import EngineSpec, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import EngineSpec
 from manifests.trees import COLUMN, CONTENT, NO_PARENT, ROOT, STRUCTURE, Node
 
 

@@ -18,7 +18,8 @@ from manifests.asks import Answer, Ask, Distribution
 from manifests.errors import ConfigError, VerdictError
 from manifests.formats import Choice
 from manifests.labels import Label, LabelColumn, Pair
-from manifests.schemas import LabelRow, label_rows, label_schema, parquet_bytes, table_of
+from manifests.row_files import parquet_bytes, table_of
+from manifests.schemas import LabelRow, label_rows, label_schema
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, replay, reply, walk
 from tests.strategies import SNARES, pairs, texts
 

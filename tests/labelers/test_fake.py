@@ -21,7 +21,8 @@ from labelers.verdicts import Reader
 from manifests.asks import Answer, Ask, Decision, Engine, Message, Request
 from manifests.errors import ConfigError, EngineCrashError, ModelError, VerdictError
 from manifests.formats import AnswerFormat, Choice, Fragment
-from manifests.specs import EngineSpec, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import EngineSpec
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 from tests.strategies import answer_formats, texts
 

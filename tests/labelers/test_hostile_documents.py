@@ -14,7 +14,7 @@ import pytest
 
 from labelers.engines.fake import Fake, FakeArgs
 from labelers.engines.fake_texts import AnswerPlan, made_contents
-from labelers.engines.grammars import render_grammar
+from labelers.engines.grammar_texts import render_grammar
 from labelers.registry import declared_reads, labeler_names
 from labelers.subtree import one_line
 from manifests.asks import Ask, Message, Request

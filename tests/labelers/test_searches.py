@@ -14,7 +14,7 @@ from manifests.errors import ConfigError, VerdictError
 from manifests.labels import Label, Pair
 from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 from tests.labelers.driving import ROSES, fake, labeler, replay, reply
 
 

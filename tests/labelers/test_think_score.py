@@ -18,7 +18,7 @@ from manifests.errors import VerdictError
 from manifests.labels import Label
 from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk
 from tests.strategies import contents_of, mutated, written
 

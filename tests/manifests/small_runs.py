@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests.inputs.dataset import open_dataset
+from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
 from manifests.runs.cutting import make_plan
 from manifests.runs.plans import write_plan
-from manifests.runs.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, commit_chunk
+from manifests.runs.receipts import ChunkId, Receipt, ReusedRows
 from manifests.runs.run_folder import RunFolder
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import InputSpec

@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.errors import ManifestError
+from manifests.row_files import parquet_bytes
 from manifests.runs.proofs import Fates, RunRows
 from manifests.runs.run_folder import RunFolder, build_manifest
 from manifests.runs.run_manifest import RunManifest, load_manifest, write_manifest
-from manifests.schemas import LABELS, parquet_bytes
+from manifests.schemas import LABELS
 from tests.manifests.small_runs import commit, label, planned_run
 
 

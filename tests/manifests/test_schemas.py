@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from manifests.schemas import QUARANTINE, QuarantineRow, parquet_bytes, table_bytes, table_of
+from manifests.row_files import parquet_bytes, table_bytes, table_of
+from manifests.schemas import QUARANTINE, QuarantineRow
 
 COUNT_THREADS = """
 import os

@@ -19,7 +19,7 @@ from manifests.storage.context import Storage
 
 polars = pytest.importorskip("polars")
 
-from jobs.files.tables import publish  # noqa: E402
+from jobs.files.published_tables import publish  # noqa: E402
 from jobs.pairs.citations import CitationRule, cited_pairs  # noqa: E402
 from manifests.errors import DiskFullError, InputError, MissingExtraError, StoreError  # noqa: E402
 

@@ -22,7 +22,7 @@ from manifests.storage.context import Storage
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from jobs.files.tables import publish
+from jobs.files.published_tables import publish
 from jobs.pairs.contexts import Bm25Index, ContextRule, with_context
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset

@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.inputs.dataset import open_dataset
+from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
 from manifests.runs.cutting import make_plan
 from manifests.runs.fingerprints import fingerprint_parts
 from manifests.runs.label_files import file_schema
 from manifests.runs.plans import shard_row_ids, write_plan
-from manifests.runs.receipts import ChunkFacts, ChunkId, commit_chunk
+from manifests.runs.receipts import ChunkId
 from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import RunFolder, build_manifest
 from manifests.runs.run_manifest import write_manifest

@@ -22,7 +22,8 @@ from jobs.report.building import build_report
 from jobs.report.downloads import csv_download
 from jobs.report.gold import GoldChoice
 from jobs.report.plots import Bars, draw_bars
-from jobs.report.tallies import hash_rows, shares, tally_labels
+from jobs.report.row_samples import hash_rows, shares
+from jobs.report.tallies import tally_labels
 from jobs.running.canary import CanaryResult, keep_result
 from manifests.errors import InputError, UsageError
 from manifests.storage.context import Storage

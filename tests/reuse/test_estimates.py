@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.runs.estimates import PrefixHit, Range, common_prefix, ratio_range
+from manifests.runs.estimates import PrefixHit, common_prefix
+from manifests.runs.ranges import Range, ratio_range
 from tests.reuse.conftest import Days, Row, rows_of
 from tests.reuse.test_tree_column import treed_rows
 

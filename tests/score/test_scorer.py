@@ -28,7 +28,7 @@ def decoder(folder: Path, *, packs: bool) -> StudentModel:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from distill.students.decoder import DecoderStudent
-    from distill.students.texts import grade_token_ids
+    from distill.students.grade_prompts import grade_token_ids
 
     tokenizer = make_tokenizer()
     torch.manual_seed(2)

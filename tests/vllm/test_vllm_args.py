@@ -13,7 +13,8 @@ import pytest
 from labelers.engines.registry import engine_class
 from labelers.engines.vllm_args import OURS, VllmArgs, plan_engine_args
 from manifests.errors import ConfigError, MissingExtraError, ModelError
-from manifests.specs import EngineSpec, validate_spec
+from manifests.spec_faults import validate_spec
+from manifests.specs import EngineSpec
 
 MODEL = Path("models/m")
 
