@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from distill.teachers.bases import TeacherBase
-from distill.teachers.specs import TeacherSpec
 from distill.teachers.teacher_manifest import TeacherData
 from distill.training.memory import Halved
 from distill.training.outcomes import Outcome
@@ -114,4 +113,3 @@ class AsksAnEngine(Protocol):
         ...
 
 
-TrainerClass = Callable[[TeacherSpec, TeacherBase, Storage], TeacherTrainer]

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 PROJECT = "relabel"
 """Project, or experiment, of all runs."""
 REPORTS, STATE, EVENTS = "reports", "state.json", ".tensorboard"
-SERVICES = ("tensorboard", "trackio", "mlflow", "wandb")
 
 
 def check_services(names: Sequence[str], *, output: str) -> None:

@@ -73,15 +73,15 @@ def _documents(run: RunArtifact, chosen: Mapping[int, Any], of: str) -> Iterator
             f"{len(label.steps or ())} steps"
         )
         summary = f"{of}{shortened(label.query_id, 80)}, {shortened(label.doc_id, 80)}: {counts}"
-        yield Fold(summary, list(_walk(label, pairs[row_id])))
+        yield Fold(summary, list(_walk(label.steps or (), pairs[row_id])))
 
 
-def _walk(label: _Routed, pair: Pair) -> Iterator[Block]:
-    """The steps of one label, one tree each."""
+def _walk(written: Sequence[str], pair: Pair) -> Iterator[Block]:
+    """The steps of one label, as written there, one tree each."""
     yield Paragraph(f"Query: {shortened(pair.query, TEXT_CHARS)}")
     try:
         tree = read_tree(pair.columns[COLUMN], pair.document)
-        steps = [read_step(text) for text in label.steps or ()]
+        steps = [read_step(text) for text in written]
     except (InputError, ValueError) as exc:
         yield Paragraph(f"Its steps can't be shown on its tree: {shortened(str(exc), TEXT_CHARS)}", "warn")
         return

@@ -119,9 +119,9 @@ def pair_of(document: str, tree: Tree) -> Pair:
 @pytest.mark.parametrize("step", ["", "[]", '{"lit": 1}', '{"expanded": null, "lit": ["a"]}'])
 def test_steps_that_are_none_are_said_and_not_shown(step: str) -> None:
     document, tree = page_tree(["one", "two"])
-    shown = list(_walk({"steps": [step]}, pair_of(document, tree)))
+    shown = list(_walk([step], pair_of(document, tree)))
     assert [type(block) for block in shown] == [Paragraph, Paragraph]
-    other = list(_walk({"steps": []}, pair_of(document + "x", tree)._replace(document="y")))
+    other = list(_walk([], pair_of(document + "x", tree)._replace(document="y")))
     assert isinstance(other[1], Paragraph)
     assert other[1].tone == "warn"
 
