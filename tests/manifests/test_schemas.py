@@ -11,7 +11,7 @@ from manifests.schemas import QUARANTINE, QuarantineRow
 COUNT_THREADS = """
 import os
 import pyarrow as pa
-from manifests.schemas import table_bytes, table_of
+from manifests.row_files import table_bytes, table_of
 data = table_bytes(pa.table({"row_id": list(range(256)), "text": ["red shoes"] * 256}))
 before = len(os.listdir("/proc/self/task"))
 assert table_of(data).num_rows == table_of(data, ["row_id"]).num_rows == 256
