@@ -22,7 +22,7 @@ from pathlib import Path
 
 from export.bench.benching import bench_bundle
 from export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
-from export.bench.latency_facts import ComparedModels
+from export.bench.latency_comparison import ComparedModels
 from export.bench.latency_records import write_to
 from export.bench.side_by_side import Against
 from export.bench.specs import BenchSpec

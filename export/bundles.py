@@ -6,16 +6,15 @@ against it. The manifest holds no time, so that the same files and facts make th
 
 from __future__ import annotations
 
-import json
-import os
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from export.bundle_files import BundleFile, read_files, strict_json
+from export.bundle_names import names_in
 from export.file_names import check_names
-from manifests.digests import canonical_json, readable_json, sha256_bytes, sha256_file
+from manifests.digests import readable_json, sha256_bytes, sha256_file
 from manifests.errors import ManifestError
 from manifests.storage.bundle_store_ports import MAX_RECORD_BYTES
 from manifests.storage.disk_errors import translate_errors
@@ -26,14 +25,6 @@ BUNDLE_FORMAT = 1
 OWN_KEYS = ("kind", "format", "files")
 """Keys of the manifest that `seal_bundle` writes itself."""
 VERSION_DIGITS = 16
-
-
-class BundleFile(NamedTuple):
-    """A file of a bundle: its name relative to the folder, size in bytes, sha256 of its bytes."""
-
-    path: str
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +77,7 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     if taken := [key for key in OWN_KEYS if key in facts]:
         raise ManifestError(f"{folder}: the key `{taken[0]}` of a bundle's manifest is not free.")
     LocalRunStore(folder).sweep("")
-    names = [name for name in _names_in(folder) if name != MANIFEST_NAME]
+    names = [name for name in names_in(folder) if name != MANIFEST_NAME]
     check_names([*names, MANIFEST_NAME], str(folder))
     files = [BundleFile(name, (folder / name).stat().st_size, sha256_file(folder / name)) for name in names]
     held = {"kind": "bundle", "format": BUNDLE_FORMAT, **facts, "files": [file._asdict() for file in files]}
@@ -111,7 +102,7 @@ def open_bundle(folder: Path, *, check_bytes: bool = True) -> Bundle:
     facts, files = read_manifest(data, f"{folder}/{MANIFEST_NAME}")
     listed = {file.path: file for file in files}
     with translate_errors("look into", folder):
-        found = _names_in(folder)
+        found = names_in(folder)
     if missing := sorted(listed.keys() - set(found)):
         raise ManifestError(
             f"{folder}: {missing[0]} is missing, and {len(missing) - 1} more. Export or pull the bundle again."
@@ -166,58 +157,6 @@ def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], tuple[Bundle
     return held, files
 
 
-def read_files(held: Any, where: str) -> tuple[BundleFile, ...]:
-    """A list of files as JSON holds it; names are not checked yet.
-
-    Raises:
-        ManifestError: an item is not a path, a size and a digest.
-    """
-    if not isinstance(held, list):
-        raise ManifestError(f"{where}: `files` is not a list.")
-    return tuple(_file(item, f"{where}: `files.{number}`") for number, item in enumerate(held))
-
-
-def strict_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object with no key twice and no NaN, as a signature needs it: two readers must not see two things.
-
-    Raises:
-        ManifestError: it is none.
-    """
-
-    def refuse(value: str) -> Any:
-        raise ValueError(f"{value} is not a JSON number")
-
-    def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a key occurs twice")
-        return found
-
-    try:
-        held = json.loads(data, object_pairs_hook=once, parse_constant=refuse)
-        canonical_json(held)  # what JSON can hold and a signature or a terminal can't: half a surrogate pair, 1e999
-    except (ValueError, RecursionError) as exc:
-        raise ManifestError(f"{where}: not readable as JSON ({type(exc).__name__}).") from exc
-    if not isinstance(held, dict):
-        raise ManifestError(f"{where}: not a JSON object.")
-    return held
-
-
-def is_sha256(value: object) -> bool:
-    """Whether a value is a digest as we write it: 64 lower-case hex digits."""
-    return isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef")
-
-
-def _file(held: Any, where: str) -> BundleFile:
-    if not isinstance(held, dict) or held.keys() != set(BundleFile._fields):
-        raise ManifestError(f"{where} is not a path, size_bytes and sha256.")
-    file = BundleFile(**held)
-    is_size = type(file.size_bytes) is int and 0 <= file.size_bytes < 2**53
-    if not isinstance(file.path, str) or not is_sha256(file.sha256) or not is_size:
-        raise ManifestError(f"{where} is not a path, a size in bytes and a sha256 of 64 hex digits.")
-    return file
-
-
 def _manifest_bytes(folder: Path) -> bytes:
     path = folder / MANIFEST_NAME
     try:
@@ -231,42 +170,3 @@ def _manifest_bytes(folder: Path) -> bytes:
         raise ManifestError(
             f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote."
         ) from exc
-
-
-def entries_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Name and state of all that lies below a folder: files, links, special files, and folders that are empty.
-
-    Python's caches of modules (`__pycache__`) are passed over: whoever imports a bundle's `load.py` leaves one there.
-    """
-    pending = [folder]
-    while pending:
-        current = pending.pop()
-        with os.scandir(current) as entries:
-            held = [entry for entry in entries if entry.name != "__pycache__"]
-        if not held and current != folder:
-            yield current.relative_to(folder).as_posix(), current.stat()
-        for entry in held:
-            found = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode):
-                pending.append(Path(entry.path))
-            else:
-                yield Path(entry.path).relative_to(folder).as_posix(), found
-
-
-def _names_in(folder: Path) -> list[str]:
-    """Names of all files below a folder, sorted.
-
-    Raises:
-        ManifestError: a link, a socket or an empty folder lies among them: no manifest can say what it must be.
-    """
-    found = []
-    with translate_errors("list", folder):
-        for name, held in entries_in(folder):
-            if stat.S_ISDIR(held.st_mode):
-                raise ManifestError(f"{folder / name}: an empty folder has no place in a bundle. Remove it.")
-            if not stat.S_ISREG(held.st_mode):
-                raise ManifestError(
-                    f"{folder / name}: a link or a special file has no place in a bundle. Put the file itself there."
-                )
-            found.append(name)
-    return sorted(found)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from export.bundles import BundleFile, read_manifest
+from export.addresses import Address, is_name, object_name
+from export.bundle_files import BundleFile
+from export.bundles import read_manifest
 from export.channels import Channel, Move, channels_of, find_channel
 from export.pulling import DEFAULT_CHANNEL
-from export.versions import Address, Version, is_name, load_version, object_name
+from export.versions import Version, load_version
 from manifests.digests import sha256_bytes
 from manifests.errors import InputError, ManifestError
 from manifests.storage.bundle_store_ports import BundleStore

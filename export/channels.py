@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from export.bundles import is_sha256
+from export.addresses import is_name
+from export.bundle_files import is_sha256
 from export.signatures import Signature, SigningKey
-from export.versions import Version, is_name, read_record, record_bytes
+from export.signed_records import read_record, record_bytes
+from export.versions import Version
 from manifests import failpoints
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, UsageError
 from manifests.records import checked, fault_of

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from export.addresses import object_name
+from export.bundle_files import BundleFile
 from export.bundle_places import link_or_copy
-from export.bundles import MANIFEST_NAME, Bundle, BundleFile, check_file, open_bundle, read_manifest
+from export.bundles import MANIFEST_NAME, Bundle, check_file, open_bundle, read_manifest
 from export.destinations import PARTIAL, VERSIONS, Destination, State
-from export.versions import Version, object_name
+from export.versions import Version
 from export.wholeness import Proof, prove
 from manifests import failpoints
 from manifests.errors import DiskFullError, ManifestError, StoreError

@@ -8,49 +8,38 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from distill.students.student_manifest import StudentFiles
-from distill.students.students import (
-    StudentModel,
-    StudentRecord,
-    load_student,
-    make_texts,
-    read_student,
-    student_digest,
-    student_files,
-)
+from distill.students.student_record import read_student
+from distill.students.students import StudentModel, load_student, make_texts, student_digest, student_files
 from export import loader
 from export.bundle_cards import CARD_NAME, render_bundle_card
 from export.bundle_formats import ONNX, load_format
 from export.bundle_places import locked, made_beside, put_back, switch
 from export.bundles import Bundle, open_bundle, seal_bundle
-from export.contracts import check_tokens, input_contract, write_loader, write_tokenizer
-from export.parity import answers, measure
-from export.parity_records import ModelParity, Parity, read_parity
+from export.contracts import input_contract, write_loader, write_tokenizer
+from export.parity_check import AskedPairs, Say, asked_pairs, check_gates, compare
+from export.parity_records import Parity, read_parity
 from export.precisions import list_models, write_models
-from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
-from export.sessions import ModelSession, provider_here
+from export.reference_pairs import PairsFile
+from export.sessions import provider_here
 from export.specs import ExportSpec
 from export.student_facts import ModelFile, StudentFacts, StudentInputs, read_student_facts
 from export.token_lengths import describe_lengths
 from export.triton import write_repository
-from manifests.digests import digest_of, readable_json
-from manifests.errors import GateError, ManifestError, StaleRunError
+from manifests.digests import digest_of
+from manifests.errors import ManifestError, StaleRunError
 from manifests.extras import installed_versions
 from manifests.records import checked, fault_of, plain
 from manifests.storage.context import Storage
 
-PARITY_NAME = "parity.json"
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "optimum-onnx", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
 """What a bundle's lineage copies from its student's manifest."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -64,14 +53,6 @@ class Exported:
 
     bundle: Bundle
     was_done: bool
-
-
-class AskedPairs(NamedTuple):
-    """Pairs with their tokens, as the bundle's own loader makes them."""
-
-    pairs: PairSet
-    encoder: loader.Encoder
-    rows: list[tuple[list[int], list[int]]]
 
 
 def export_bundle(
@@ -112,7 +93,7 @@ def export_bundle(
     for form in further.values():
         form.check()
     manifest = student_manifest(path)
-    compared, training = _pairs(record, manifest, pairs, spec, storage)
+    compared, training = asked_pairs(record, manifest, pairs, spec, storage)
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
@@ -129,7 +110,7 @@ def export_bundle(
         parity = compare(student, folder, models, asked, spec, provider, say)
         described, judged = read_student_facts(facts, str(target)), read_parity(parity, str(target))
         _write_papers(folder, described, judged, spec)
-        _check_gates(folder, parity, judged, target)
+        check_gates(folder, parity, judged, target)
         bundle = _finish(folder, facts | {"parity": parity}, target)
     for name, form in further.items():
         for precision in [one for one in spec.precisions if one in form.precisions]:
@@ -162,55 +143,6 @@ def student_manifest(path: Path) -> dict[str, Any]:
     return held
 
 
-def compare(
-    student: StudentModel,
-    folder: Path,
-    models: Sequence[ModelFile],
-    asked: AskedPairs,
-    spec: ExportSpec,
-    provider: str,
-    say: Say,
-) -> dict[str, Any]:
-    """Every model of the folder against the student; `parity` in the bundle's manifest.
-
-    Raises:
-        ModelError: the loader's tokens are not the student's.
-        MissingExtraError: this machine can't run one of the models.
-    """
-    import onnxruntime
-
-    pairs, encoder, rows = asked
-    say(f"parity: {len(pairs.pairs):,} pairs, the student in torch")
-    check_tokens(student, rows, pairs)
-    reference = student.probabilities(pairs.pairs)
-    found = []
-    for model in models:
-        say(f"parity: {model.precision} on {provider}")
-        session = ModelSession(folder / model.path, provider, list(student.record.heads))
-        by_size = {size: answers(session, encoder, rows, size) for size in spec.parity.batch_sizes}
-        found.append(measure(model.precision, reference, by_size, pairs, spec.parity))
-    about = {"spec": spec.parity.model_dump(mode="json"), "pairs": pairs.about, "provider": provider}
-    return {**about, "onnxruntime": onnxruntime.__version__, "models": plain(found)}
-
-
-def refusal_text(refused: list[ModelParity], aside: Path) -> str:
-    """What a gate refused, and the rows that differ most."""
-    lines = ["parity failed, so no bundle was made:"]
-    for one in refused:
-        for check in one.checks:
-            if not check.has_passed:
-                lines.append(f"  {one.precision}: {check.check} is {check.value:.3g}, the bound {check.bound:g}")
-        for row in one.worst:
-            flip = ", flipped" if row.is_flip else ""
-            moved = f"{_probs(row.student)} became {_probs(row.model)}"
-            lines.append(f"    row {row.row} of {row.source}, batch of {row.batch_size}{flip}: {moved}")
-    lines.append(
-        f"All figures are in {aside / PARITY_NAME}. Leave that precision out of --precisions, or set its bound (--set "
-        "parity.…)."
-    )
-    return "\n".join(lines)
-
-
 def _there(target: Path, recipe: str, *, is_replacing: bool) -> Bundle | None:
     """The bundle at the target, if it is this very one.
 
@@ -232,18 +164,6 @@ def _there(target: Path, recipe: str, *, is_replacing: bool) -> Bundle | None:
     raise StaleRunError(
         f"{target}: holds another bundle, {held.name} {held.version}. Name another --to, or replace it with --replace."
     )
-
-
-def _pairs(
-    record: StudentRecord, manifest: Mapping[str, Any], source: PairsFile | None, spec: ExportSpec, storage: Storage
-) -> tuple[PairSet, PairSet | None]:
-    """Pairs to compare on, and those to calibrate on where something is calibrated."""
-    test = training = None
-    if source is None or "int8-static" in spec.precisions:
-        test, training = lineage_pairs(manifest, storage, grades=record.grades)
-    whole = test if source is None else file_pairs(source, record.columns, storage, grades=record.grades)
-    assert whole is not None
-    return draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed), training
 
 
 def _facts(
@@ -290,31 +210,9 @@ def _write_papers(folder: Path, student: StudentFacts, parity: Parity, spec: Exp
         write_repository(folder, student.name, student.models, student.inputs.names, student.heads | logits)
 
 
-def _check_gates(folder: Path, held: dict[str, Any], parity: Parity, target: Path) -> None:
-    """Lay a folder aside that a gate refuses.
-
-    Args:
-        held: the parity as it is written beside the models.
-    Raises:
-        GateError: a gate refuses; lists the worst rows.
-    """
-    refused = [one for one in parity.models if not one.has_passed]
-    if refused:
-        aside = target.with_name(target.name + ".refused")
-        if aside.exists():
-            shutil.rmtree(aside)
-        (folder / PARITY_NAME).write_bytes(readable_json(held))
-        folder.rename(aside)
-        raise GateError(refusal_text(refused, aside))
-
-
 def _finish(folder: Path, facts: dict[str, Any], target: Path) -> Bundle:
     """Seal, and move into place."""
     seal_bundle(folder, facts)
     with locked(target, waits=True):
         switch(folder, target)
     return open_bundle(target, check_bytes=False)
-
-
-def _probs(values: list[float | None]) -> str:
-    return "[" + " ".join("none" if value is None else f"{value:.3f}" for value in values) + "]"

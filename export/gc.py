@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from export.addresses import OBJECTS, is_name, object_name
 from export.channels import Channel, channels_of
 from export.gc_marks import Claim, GcMarks, change_gc_marks, load_gc_marks
-from export.versions import OBJECTS, is_name, load_version, object_name
+from export.versions import load_version
 from manifests.errors import LockHeldError
 from manifests.storage.bundle_store_ports import BundleStore, Entry
 

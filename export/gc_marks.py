@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
-from export.bundles import strict_json
+from export.bundle_files import strict_json
 from manifests.digests import readable_json
 from manifests.errors import LockHeldError, ManifestError, TransientError
 from manifests.records import checked, fault_of

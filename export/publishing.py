@@ -11,22 +11,13 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from export.bundles import Bundle, BundleFile
+from export.addresses import check_name, object_name, version_name
+from export.bundle_files import BundleFile
+from export.bundles import Bundle
 from export.channels import Channel, before, check_may_move, find_channel, load_channel, move_channel
 from export.gc_marks import spare
 from export.signatures import SigningKey
-from export.versions import (
-    Version,
-    check_name,
-    check_same,
-    check_whole,
-    find_version,
-    load_version,
-    object_name,
-    version_name,
-    version_of,
-    write_version,
-)  # fmt: skip
+from export.versions import Version, check_same, check_whole, find_version, load_version, version_of, write_version
 from manifests import failpoints
 from manifests.errors import GateError, InputError, StoreError
 from manifests.storage.bundle_store_ports import BundleStore, Held, digest_of_blocks

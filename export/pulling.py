@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from export.addresses import Address
 from export.channels import CHANNEL_KIND, Channel, find_channel, left_by_rollback
 from export.destinations import Destination, Seen, ServedVersion, State
 from export.downloads import Progress, Unpacked, fetch_version
 from export.signatures import TrustedKeys
-from export.versions import VERSION_KIND, Address, Version, find_version, load_version
+from export.versions import VERSION_KIND, Version, find_version, load_version
 from manifests import failpoints
 from manifests.errors import GateError, InputError, ManifestError
 from manifests.storage.bundle_store_ports import BundleStore

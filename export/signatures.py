@@ -7,16 +7,13 @@ signature of one kind can stand for another. Keys are PEM as `openssl genpkey -a
 from __future__ import annotations
 
 import base64
-import codecs
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from export.key_files import pem_of
 from manifests.digests import canonical_json, sha256_bytes
 from manifests.errors import ConfigError, GateError
 from manifests.extras import require
-from manifests.secrets.redaction import keep_secret
-from manifests.storage.disk_errors import translate_errors
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -24,12 +21,6 @@ if TYPE_CHECKING:
 ALGORITHM = "ed25519"
 KEY_ID_DIGITS = 16
 MAX_SIGNATURES = 16
-_PEM_START = "-----BEGIN "
-_AROUND = "\ufeff'\"` \t\r\n"
-_MAX_KEY_BYTES = 1 << 16
-_MIN_KEY_CHARS = 40
-"""Of 32 bytes in hex or base64, with some lost."""
-_MAKE = "openssl genpkey -algorithm ed25519"
 
 
 class Signature(NamedTuple):
@@ -53,7 +44,7 @@ class SigningKey:
     def __init__(self, source: str) -> None:
         ed25519 = _ed25519()
         serialization = require("cryptography.hazmat.primitives.serialization", extra="sign", purpose="Signing")
-        where, pem = _pem(source, "the signing key")
+        where, pem = pem_of(source, "the signing key")
         try:
             key = serialization.load_pem_private_key(pem, password=None)
         except (ValueError, TypeError) as exc:  # TypeError: it is encrypted
@@ -92,7 +83,7 @@ class TrustedKeys:
         )
         self._keys: dict[str, Ed25519PublicKey] = {}
         for source in sources:
-            where, pem = _pem(source, "the public key")
+            where, pem = pem_of(source, "the public key")
             try:
                 key = serialization.load_pem_public_key(pem)
             except ValueError as exc:
@@ -173,41 +164,3 @@ def _ed25519() -> Any:
     return require(
         "cryptography.hazmat.primitives.asymmetric.ed25519", extra="sign", purpose="Signing and checking signatures"
     )
-
-
-def _pem(source: str, what: str) -> tuple[str, bytes]:
-    """Where a key comes from, for messages that must not show it, and its bytes.
-
-    Blanks, quotes, a byte order mark around a key and a written-out `\\n` in it, which variables often bring along, do
-    no harm.
-
-    Raises:
-        ConfigError: neither a PEM text nor what could be the path of one; what it is is not shown, since it may be a
-            key.
-    """
-    text = source.strip(_AROUND)
-    if _PEM_START in text:
-        keep_secret(text, what)
-        return what, text.replace("\\r", "").replace("\\n", "\n").encode()
-    path = Path(text)
-    if not _names_a_file(text):
-        keep_secret(text, what)
-        raise ConfigError(
-            f"{what}: neither a PEM text with its {_PEM_START}line nor the path of a file. Make one: {_MAKE}."
-        )
-    with translate_errors(f"read {what} from", path), path.open("rb") as file:
-        held = file.read(_MAX_KEY_BYTES)  # a device may never end
-    if held.lstrip().startswith(_PEM_START.encode()):
-        keep_secret(held.decode(errors="replace"), f"{what} in {path}")
-    return str(path), held.removeprefix(codecs.BOM_UTF8)
-
-
-def _names_a_file(text: str) -> bool:
-    """Whether a text is a path: of a file that is there, or one that is not a key, by its suffix or being shorter than
-    any.
-    """
-    try:
-        is_there = Path(text).exists()
-    except (OSError, ValueError):  # too long a name, or a NUL in it
-        return False
-    return is_there or ("\n" not in text and (len(text) < _MIN_KEY_CHARS or Path(text).suffix[1:].isalpha()))

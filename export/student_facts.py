@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distill.students.specs import KindName
+from distill.students.student_section import KindName
 from export.bundles import MANIFEST_NAME, Bundle
 from export.token_lengths import TokenLengths
 from manifests.errors import ManifestError

@@ -10,39 +10,22 @@ A version's body never changes. Signatures are added beside it, and each is of t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from export.bundles import MANIFEST_NAME, Bundle, BundleFile, read_files, strict_json
+from export.addresses import object_name, version_name
+from export.bundle_files import BundleFile, read_files
+from export.bundles import MANIFEST_NAME, Bundle
 from export.file_names import check_names
-from export.signatures import Signature, SigningKey, read_signatures
-from manifests.digests import digest_of, readable_json
-from manifests.errors import InputError, ManifestError, TransientError, UsageError
-from manifests.records import plain
+from export.signatures import Signature, SigningKey
+from export.signed_records import read_record, record_bytes
+from manifests.digests import digest_of
+from manifests.errors import InputError, ManifestError, TransientError
 from manifests.storage.bundle_store_ports import BundleStore
 
 VERSION_KIND = "version"
-RECORD_FORMAT = 1
-OBJECTS = "objects"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SWAPS = 5
 """Tries to add a signature while others add theirs."""
-
-
-class Address(NamedTuple):
-    """What `s3://bucket/models/ecom@stable` says.
-
-    Args:
-        url: of the bundle store.
-        name: of the bundle in it.
-        at: a channel or version, None where there is no `@`.
-    """
-
-    url: str
-    name: str
-    at: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,49 +73,6 @@ class Version:
     def record(self) -> bytes:
         """The version as it is written."""
         return record_bytes(VERSION_KIND, self.body, self.signatures)
-
-
-def parse_address(text: str) -> Address:
-    """Read `URL/NAME`, `URL/NAME@CHANNEL` or `URL/NAME@VERSION`.
-
-    Raises:
-        UsageError: no name in it, or one that can't be a name.
-    """
-    url, slash, last = text.rstrip("/").rpartition("/")
-    name, at, what = last.partition("@")
-    if not slash:
-        url = "."
-    if not url or url.endswith(":/") or not name:
-        raise UsageError(f"{text}: write URL/NAME or URL/NAME@CHANNEL, for instance s3://bucket/models/ecom@stable.")
-    return Address(url, check_name(name, "name"), check_name(what, "channel or version") if at else None)
-
-
-def check_name(text: str, what: str) -> str:
-    """A bundle's, version's or channel's name.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if not is_name(text):
-        raise UsageError(
-            f"{text!r} can't be a {what}: letters, digits, dots, dashes and underscores, at most 100, not {OBJECTS!r}."
-        )
-    return text
-
-
-def is_name(text: str) -> bool:
-    """Whether a text can name a bundle, version or channel."""
-    return _NAME.fullmatch(text) is not None and text != OBJECTS
-
-
-def object_name(sha256: str) -> str:
-    """Where a file of that digest lies."""
-    return f"{OBJECTS}/{sha256[:2]}/{sha256}"
-
-
-def version_name(name: str, version: str) -> str:
-    """Where a version's record lies."""
-    return f"{name}/versions/{version}.json"
 
 
 def version_of(bundle: Bundle, name: str, version: str | None) -> Version:
@@ -217,32 +157,6 @@ def check_same(bundle_store: BundleStore, held: Version, version: Version) -> No
             f"{bundle_store.url}/{version.name}: version {version.version} is there with other contents, and versions "
             "never change. Give another --version, or none: then the contents name it."
         )
-
-
-def record_bytes(kind: str, body: Mapping[str, Any], signatures: Sequence[Signature]) -> bytes:
-    """A record as it is written; the inverse of `read_record`."""
-    held = {"kind": kind, "format": RECORD_FORMAT, "body": body, "signatures": plain(signatures)}
-    return readable_json(held)
-
-
-def read_record(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], tuple[Signature, ...]]:
-    """Body and signatures of a record.
-
-    Raises:
-        ManifestError: it is none of that kind.
-    """
-    held = strict_json(data, where)
-    if held.get("kind") != kind or held.get("format") != RECORD_FORMAT:
-        raise ManifestError(
-            f"{where}: no {kind} of format {RECORD_FORMAT} (kind {held.get('kind')!r}, format {held.get('format')!r})."
-        )
-    body = held.get("body")
-    if not isinstance(body, dict):
-        raise ManifestError(f"{where}: `body` is missing.")
-    try:
-        return body, read_signatures(held.get("signatures"))
-    except ValueError as exc:
-        raise ManifestError(f"{where}: {exc}.") from exc
 
 
 def check_whole(bundle_store: BundleStore, version: Version) -> None:

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from export.bundles import MANIFEST_NAME, BundleFile, entries_in, read_manifest
+from export.bundle_files import BundleFile
+from export.bundle_names import entries_in
+from export.bundles import MANIFEST_NAME, read_manifest
 from manifests.digests import BLOCK_BYTES
 from manifests.errors import ManifestError
 

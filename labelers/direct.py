@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from labelers.prompts import BUILT_IN, SHARED, Prompts
-from labelers.verdicts import require_generated
+from labelers.refusals import require_generated
 from manifests.asks import GREEDY, Answer, Ask, Decision
 from manifests.errors import VerdictError
 from manifests.labels import Label, Pair

@@ -17,7 +17,7 @@ import functools
 import re
 import unicodedata
 
-from labelers.section_values import is_none
+from labelers.verdicts import is_none
 from manifests.errors import VerdictError
 from manifests.labels import Span
 

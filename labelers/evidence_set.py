@@ -6,14 +6,13 @@ Source: RES-RAG (papers, sections 3.1 and 3.2, appendix C). Chunks are numbered 
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import json
-from collections.abc import Generator, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Generator
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from labelers.chunks import CHUNKS, Chunk, ShownChunks, chunks_of, chunks_within, first_fault, text_of
 from labelers.prompts import BUILT_IN, Prompts
 from labelers.searches import OnceAQueryOptions
 from labelers.section_values import index_lists_of
@@ -22,26 +21,14 @@ from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask, Sampling
 from manifests.errors import VerdictError
 from manifests.formats import AnswerFormat, JsonIndices
-from manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
+from manifests.labels import Label, LabelColumn, Pair, Span
 from manifests.metrics.evidence_sets import over_budget
 from manifests.specs import LabelerOptions
 
-CHUNKS = InputColumn("chunks", "list<chunk>", "The document's chunks, as `relabel pairs chunk` writes them.", True)
 EVIDENCE_SET = "evidence-set"
 """The labeler's name."""
 TOKENS_PER_CHUNK = 8
 """Room that a chunk takes beside its text: its number, its headings' marks and a line break."""
-
-
-class Chunk(NamedTuple):
-    """A chunk of a document, as the column holds it."""
-
-    n: int
-    heading_path: Sequence[str]
-    text: str
-    token_len: int
-    start: int
-    end: int
 
 
 class EvidenceSetOptions(OnceAQueryOptions):
@@ -98,9 +85,9 @@ class EvidenceSet:
                 answer is not the JSON object wanted; `overlong` for a row of whose document nothing was shown.
         """
         pair = with_siblings(pair)
-        if fault := self._faults.get((pair.siblings,), lambda: _first_fault(self._candidates(pair))):
+        if fault := self._faults.get((pair.siblings,), lambda: first_fault(self._candidates(pair))):
             raise VerdictError("format", fault)
-        chunks = _chunks_of(pair)
+        chunks = chunks_of(pair)
         ask, shown = self._ask(pair, self._options.window_tokens)
         while (answer := (yield ask)).finish == "overlong" and any(shown.counts):
             ask, shown = self._ask(pair, int(shown.num_tokens * SHRINK))
@@ -136,9 +123,9 @@ class EvidenceSet:
         return self._asks.get((pair.query, pair.siblings, window), lambda: self._make(pair, window))
 
     def _make(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
-        documents = [_chunks_of(sibling) for sibling in self._candidates(pair)]
+        documents = [chunks_of(sibling) for sibling in self._candidates(pair)]
         shown = chunks_within([[one.token_len + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window)
-        texts = [_text_of(one) for chunks, count in zip(documents, shown.counts, strict=True) for one in chunks[:count]]
+        texts = [text_of(one) for chunks, count in zip(documents, shown.counts, strict=True) for one in chunks[:count]]
         ends = list(itertools.accumulate(shown.counts))
         settings = {"documents": list(zip([0, *ends], ends, strict=False))}
         counts = {"chunks": len(texts)}
@@ -148,81 +135,3 @@ class EvidenceSet:
         messages = (self._system, turn.message(pair.query, *texts))
         ask = Ask("select", messages, format, token_budget(format), shared_by=pair.query_id, sampling=self._sampling)
         return ask, shown
-
-
-class ShownChunks(NamedTuple):
-    """How many chunks of each document are shown, and the room that they take, in tokens."""
-
-    counts: tuple[int, ...]
-    num_tokens: int
-
-
-def chunks_within(sizes: Sequence[Sequence[int]], room: int) -> ShownChunks:
-    """What fits into so many tokens: chunks go from the end of the document that is longest just then, of equals the
-    last one.
-
-    Args:
-        sizes: tokens of each chunk, by document.
-    """
-    counts, totals = [len(one) for one in sizes], [sum(one) for one in sizes]
-    longest = [(-total, -place) for place, total in enumerate(totals) if counts[place]]
-    heapq.heapify(longest)
-    num_tokens = sum(totals)
-    while num_tokens > room and longest:
-        place = -heapq.heappop(longest)[1]
-        counts[place] -= 1
-        size = sizes[place][counts[place]]
-        totals[place] -= size
-        num_tokens -= size
-        if counts[place]:
-            heapq.heappush(longest, (-totals[place], -place))
-    return ShownChunks(tuple(counts), num_tokens)
-
-
-def rendered_sets(section: JsonIndices, wanted: Sequence[Sequence[int]]) -> str:
-    """The answer that chooses these chunks, as far as they are shown, each once.
-
-    Args:
-        wanted: chunk numbers by document, most important first; of documents that are not shown, too.
-    """
-    held = zip(section.keys, section.mosts, wanted, strict=False)
-    return json.dumps({key: list(dict.fromkeys(n for n in one if 1 <= n <= most)) for key, most, one in held})
-
-
-def chunk_texts(pair: Pair, selected: Sequence[int]) -> list[str]:
-    """Texts of these chunks of a document, each once and under its headings, as the prompt shows them."""
-    chunks = _chunks_of(pair)
-    return [_text_of(chunks[number - 1]) for number in dict.fromkeys(selected)]
-
-
-def _chunks_of(pair: Pair) -> tuple[Chunk, ...]:
-    held: Sequence[dict[str, Any]] = pair.columns.get(CHUNKS.name, ())
-    return tuple(Chunk(**one) for one in held)
-
-
-def _text_of(chunk: Chunk) -> str:
-    return "\n".join(filter(None, (" > ".join(chunk.heading_path), chunk.text)))
-
-
-def _first_fault(pairs: Sequence[Pair]) -> str | None:
-    """What is wrong with the first chunk that is not of its document; None where all are."""
-    for pair in pairs:
-        for number, one in enumerate(_chunks_of(pair), start=1):
-            if why := _fault(one, number, pair.document):
-                return f"document {pair.doc_id}: chunk {number} {why}"
-    return None
-
-
-def _fault(chunk: Chunk, number: int, document: str) -> str | None:
-    """Chunks are numbered from 1, each is a piece of the document, and none is of less than no tokens. An input may
-    hold null anywhere.
-    """
-    start, end, size = chunk.start, chunk.end, chunk.token_len
-    if None in (chunk.n, start, end, size, *chunk.heading_path):
-        return "is null, or has a null in it"
-    if chunk.n != number or not 0 <= start <= end <= len(document) or document[start:end] != chunk.text:
-        return (
-            f"is not the document's characters {start} to {end}: both must come from one `relabel pairs chunk`, and "
-            "`n` counts from 1"
-        )
-    return f"has a `token_len` of {size}, expected 0 or more" if size < 0 else None

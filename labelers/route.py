@@ -14,12 +14,13 @@ from pydantic import Field
 from labelers.actions import OPTION_CHARS, OPTION_WORDS, REFUSE, Actions, options_of, read_actions
 from labelers.alignment import align, content_at
 from labelers.prompts import BUILT_IN, Prompts
+from labelers.refusals import unreadable
 from labelers.registry import MostAsks
 from labelers.replays import Recalled
 from labelers.shown import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from labelers.steps import NODES_FIELD, recall_step, step_json
 from labelers.subtree import Subtree, one_line
-from labelers.verdicts import Reader, token_budget, unreadable
+from labelers.verdicts import Reader, token_budget
 from manifests.asks import Answer, Ask, Sampling
 from manifests.errors import InputError, VerdictError
 from manifests.formats import AnswerFormat, OptionLines

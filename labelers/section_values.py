@@ -75,8 +75,3 @@ def _refuse(text: str) -> None:
 
 def _short_int(text: str) -> int:
     return int(text) if len(text) < 10 else 0
-
-
-def is_none(content: str) -> bool:
-    """Whether a section says that there is nothing to say: `none`, in any case."""
-    return len(content) == 4 and content.lower() == "none"

@@ -9,12 +9,11 @@ whatever the text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
+from labelers.refusals import require_generated, unreadable
 from labelers.section_values import index_lists_of, indices_of, lines_of, texts_of
 from manifests.asks import Answer
-from manifests.errors import VerdictError
 from manifests.formats import (
     AnswerFormat,
     Choice,
@@ -26,14 +25,6 @@ from manifests.formats import (
     Text,
     closing_of,
     opening_of,
-)
-
-_REFUSAL_CHARS = 300
-_REFUSAL = re.compile(
-    r"(?:i(?:['’]m| am) (?:\w+ )?sorry|(?:i )?apologi[sz]e|sorry,|my apologies|as an ai\b|unfortunately,? i "
-    r"|i (?:can ?not|can['’]t|won['’]t|will not|am unable|am not able|must decline|['’]m unable|['’]m not able)"
-    r"|i['’]m (?:unable|not able)|(?:this|your) request (?:can ?not|violates))",
-    re.IGNORECASE,
 )
 
 _TAG_TOKENS = (
@@ -187,28 +178,10 @@ def _check_untagged(answer: Answer, text: str, section: Section) -> None:
         raise unreadable(answer, f"no JSON {wanted} as was wanted: {exc}") from exc
 
 
-def require_generated(answer: Answer) -> None:
-    """Raise where nothing was generated at all.
-
-    Raises:
-        VerdictError: `overlong` if the prompt did not fit, `engine` if the engine failed at this request.
-    """
-    if answer.finish == "overlong":
-        raise VerdictError("overlong", answer.detail or "the prompt does not fit")
-    if answer.finish == "error":
-        raise VerdictError("engine", answer.detail or "the engine failed at this request")
-
-
-def unreadable(answer: Answer, reason: str) -> VerdictError:
-    """Why there is no verdict in an answer that is out of format: `refused`, `truncated` or `format`."""
-    if answer.finish == "refused":
-        return VerdictError("refused", answer.detail or "the server refused to answer")
-    if answer.finish == "length":
-        return VerdictError("truncated", f"the answer ran into its length limit: {reason}")
-    if _REFUSAL.match(answer.text[:_REFUSAL_CHARS].lstrip()):
-        return VerdictError("refused", f"the model declined: {reason}")
-    return VerdictError("format", reason)
-
-
 def _shown(content: str) -> str:
     return repr(content) if len(content) <= 40 else repr(content[:40]) + "…"
+
+
+def is_none(content: str) -> bool:
+    """Whether a section says that there is nothing to say: `none`, in any case."""
+    return len(content) == 4 and content.lower() == "none"

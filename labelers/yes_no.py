@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from labelers.prompts import BUILT_IN, Prompts
-from labelers.verdicts import require_generated
+from labelers.refusals import require_generated
 from manifests.asks import GREEDY, Answer, Ask, Decision
 from manifests.errors import VerdictError
 from manifests.labels import Label, Pair

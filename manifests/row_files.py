@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.schemas import NODES, AnswerRow, LabelRow, QuarantineRow
+from manifests.older_schemas import NODES
+from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 
 
 def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[AnswerRow], schema: pa.Schema) -> bytes:

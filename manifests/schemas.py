@@ -42,24 +42,6 @@ KINDS: dict[str, pa.DataType] = {
 }
 """Of which kinds a labeler's own columns can be, and how they lie in Arrow."""
 
-NODES = {
-    "preliminary": "int8",
-    "preliminary_probs": "list<float32>",
-    "preliminary_outside_mass": "float32",
-    "subject": "int8",
-    "subject_probs": "list<float32>",
-    "subject_outside_mass": "float32",
-    "attribute": "int8",
-    "attribute_probs": "list<float32>",
-    "attribute_outside_mass": "float32",
-    "query_subject": "string",
-    "query_attribute": "string",
-    "product_subject": "string",
-    "product_attribute": "string",
-    "phi_grade": "int8",
-    "phi_agrees": "bool",
-}
-"""What the struct `nodes` of label files up to version 2 held, by kind: Graph-GRPO's columns."""
 
 SAMPLE = pa.struct([("status", pa.string()), ("grade", pa.int8()), ("probs", _PROBS), ("outside_mass", pa.float32())])
 """One of S trajectories; grade and probs are null unless its status is ok."""
@@ -92,16 +74,6 @@ label's identity (`label_keys.py`), null in labels that came without one; `origi
 a row that was reused, null where this run asked.
 """
 
-_NODES_PLACE = LABELS.get_field_index("evidence")
-LABELS_2 = pa.schema(
-    [
-        *list(LABELS)[:_NODES_PLACE],
-        ("nodes", pa.struct([(name, KINDS[kind]) for name, kind in NODES.items()])),
-        *list(LABELS)[_NODES_PLACE:],
-    ],
-    metadata={"relabel.schema": "labels-2"},
-)
-"""Label files of version 2, of whatever labeler."""
 
 DISTRIBUTION = pa.struct([("name", pa.string()), ("probs", pa.list_(pa.float64())), ("outside_mass", pa.float64())])
 """A decision's distribution as the engine gave it; float64, so that a row read from it equals one
@@ -224,29 +196,3 @@ def label_rows(table: pa.Table) -> Iterator[LabelRow]:
     values = (table[name].to_pylist() for name in (*LABELS.names, *own))
     for row in zip(*values, strict=True):
         yield LabelRow._make((*row[: len(LABELS)], dict(zip(own, row[len(LABELS) :], strict=True))))
-
-
-def with_own_columns(table: pa.Table) -> pa.Table:
-    """A label table of version 2 with the fields of its nodes as columns behind the others, null where a row has no
-    nodes; any other table as it is.
-    """
-    if "nodes" not in table.column_names:
-        return table
-    nodes = table["nodes"].combine_chunks()
-    held = table.drop_columns(["nodes"])
-    if pa.types.is_null(nodes.type):
-        return held
-    for name, values in zip(nodes.type.names, nodes.flatten(), strict=True):
-        held = held.append_column(name, values)
-    return held
-
-
-def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table's columns in the order of a schema, null where the table has none; columns that the schema does not name
-    are left out.
-    """
-    held = with_own_columns(table)
-    columns = [
-        held[field.name] if field.name in held.column_names else pa.nulls(held.num_rows, field.type) for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)

@@ -11,8 +11,9 @@ from typing import Any
 
 from distill.students.kinds import KINDS, BaseKind
 from distill.students.specs import DistillSpec
-from distill.students.students import STUDENT_VERSION, StudentRecord, make_texts, module_class
-from distill.students.texts import PairTexts
+from distill.students.student_record import STUDENT_VERSION, StudentRecord
+from distill.students.students import make_texts, module_class
+from distill.students.token_rows import PairTexts
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from distill.students.examples import Examples
-from distill.students.texts import PAD_MULTIPLE, PairTexts, TokenRow
+from distill.students.token_rows import PAD_MULTIPLE, PairTexts, TokenRow
 
 # B rows of a batch, K grades
 

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from distill.students.encoder import find_layers
 from distill.students.grade_prompts import grade_token_ids, render_prompt
 from distill.students.specs import DistillSpec
-from distill.students.students import StudentRecord
-from distill.students.texts import DecoderTexts, PairTexts
+from distill.students.student_record import StudentRecord
+from distill.students.texts import DecoderTexts
+from distill.students.token_rows import PairTexts
 from distill.training.adapters import adapted
 from distill.training.sections import LoraSpec
 from manifests.errors import ModelError

@@ -12,19 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distill.students.bases import check_base, make_record, texts_of
+from distill.students.calibrating import fitted_temperatures, judged_logits
 from distill.students.cards import render_card
 from distill.students.example_rows import load_examples
-from distill.students.examples import NO_GRADE
 from distill.students.fingerprints import fingerprint_of
 from distill.students.gate_checks import check_gates, check_stopping, judged_gates
 from distill.students.kinds import KINDS
-from distill.students.logits import logits_of_rows, softmax
+from distill.students.logits import softmax
 from distill.students.side_figures import dev_figures, side_figures
 from distill.students.specs import DistillSpec
-from distill.students.splits import DEV, TEST, TRAIN
+from distill.students.splits import DEV, TEST
 from distill.students.student_manifest import (
     STUDENT_MANIFEST_VERSION,
     JudgedGates,
@@ -33,7 +31,8 @@ from distill.students.student_manifest import (
     TrainingFacts,
     read_student_manifest,
 )
-from distill.students.students import StudentRecord, student_files, write_student
+from distill.students.student_record import StudentRecord
+from distill.students.students import student_files, write_student
 from distill.students.trainers import Trainer, TrainingInputs
 from distill.training.card_parts import CARD_NAME
 from distill.training.curves import Curve, write_curves
@@ -43,13 +42,10 @@ from distill.training.output_locations import OutputLocation, output_location_of
 from distill.training.ownership import claimed
 from distill.training.reporting import check_services
 from manifests.extras import installed_versions
-from manifests.metrics.calibration import fit_temperature
 from manifests.models.references import default_cache_dir, resolve_model
 from manifests.registered import imported
 from manifests.storage.context import Storage
 
-TEMPERATURES = (0.25, 4.0)
-"""Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
 
 STUDENT = Product("student", "distill")
@@ -188,8 +184,8 @@ def _train(work: _Work) -> _Trained:
     if merge is not None:
         merge()
     module.eval()
-    logits = _judged_logits(work, module)
-    temperature = _temperatures(work, logits)
+    logits = judged_logits(work, module)
+    temperature = fitted_temperatures(work, logits, work.notes)
     probs = {name: softmax(values / temperature[name]) for name, values in logits.items()}
     trained = softmax(logits["relevance"])
     metrics = StudentFigures(*(side_figures(work, probs, trained, side) for side in (DEV, TEST)))
@@ -203,46 +199,6 @@ def _write(work: _Work, trained: _Trained, folder: Path, fingerprint: str) -> St
     manifest = replace(_manifest(work, trained, fingerprint), files=student_files(folder))
     (folder / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
     return manifest
-
-
-def _judged_logits(work: _Work, module: Any) -> dict[str, np.ndarray]:
-    """Logits by head, float32 [N, K], of the rows that judge; rows that trained keep zeros, which nobody looks at."""
-    rows = np.flatnonzero(work.examples.side != TRAIN)
-    found = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
-    whole = {name: np.zeros((len(work.tokens), values.shape[1]), dtype=np.float32) for name, values in found.items()}
-    for name, values in found.items():
-        whole[name][rows] = values
-    return whole
-
-
-def _temperatures(work: _Work, logits: dict[str, np.ndarray]) -> dict[str, float]:
-    """One temperature a head, fitted on dev against gold, or where there is none, and for nodes, against what the head
-    learned from: distributions where the labels have them, for the most probable grade alone would ask for certainty
-    that the teacher never had. 1 where dev has neither.
-    """
-    found = dict.fromkeys(work.record.heads, 1.0)
-    rows = work.examples.rows_of(DEV)
-    if not work.spec.calibrate:
-        return found
-    if not len(rows):
-        work.notes.append("no dev rows, so the student is not calibrated: its temperatures are 1")
-        return found
-    for name in found:
-        target_NK = work.examples.targets[name]
-        kept = rows[work.examples.weights[name][rows] > 0]
-        if name == "relevance" and (work.examples.gold != NO_GRADE).any():
-            kept = rows[work.examples.gold[rows] != NO_GRADE]
-            target_NK = np.eye(target_NK.shape[1])[work.examples.gold]
-        if not len(kept):
-            work.notes.append(
-                f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by"
-            )
-        else:
-            wished = fit_temperature(softmax(logits[name][kept].astype(np.float64)), target_NK[kept])
-            found[name] = min(max(wished, TEMPERATURES[0]), TEMPERATURES[1])
-            if found[name] != wished:
-                work.notes.append(f"head {name}: dev asks for temperature {wished:.3g}; {found[name]:g} is the limit")
-    return found
 
 
 def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> StudentManifest:

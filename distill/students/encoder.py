@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from distill.students.specs import DistillSpec
-from distill.students.students import HEADS_NAME, STUDENT_NAME, StudentRecord, read_student
-from distill.students.texts import EncoderTexts, PairTexts
+from distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
+from distill.students.students import HEADS_NAME
+from distill.students.texts import EncoderTexts
+from distill.students.token_rows import PairTexts
 from manifests.digests import sha256_bytes
 
 # B rows, T tokens, D hidden, K grades of a head

@@ -10,9 +10,11 @@ import numpy as np
 from distill.students.data_facts import DataFacts, ExampleCounts, SplitFacts, SplitShares
 from distill.students.examples import NO_GRADE, Examples, balance_weights, check_examples
 from distill.students.gold import GoldGrades, load_gold
+from distill.students.heads import HEADS, NODE_HEADS
 from distill.students.kinds import KINDS
-from distill.students.label_tables import LabelTable, Target, load_labels
-from distill.students.specs import HEADS, NODE_HEADS, DistillSpec
+from distill.students.label_tables import LabelTable, load_labels
+from distill.students.label_targets import Target
+from distill.students.specs import DistillSpec
 from distill.students.splits import describe_split, folded, leaking_queries, split_queries
 from manifests.errors import InputError
 from manifests.judging.qrels import check_scale

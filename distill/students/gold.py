@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from distill.students.data_facts import LearnedGold
 from distill.students.pair_texts import read_pairs
-from distill.students.specs import GoldSource
+from distill.students.sources import GoldSource
 from manifests.digests import digest_of
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distill.students.data_facts import LearnedLabels, SourceRows
+from distill.students.heads import NODE_HEADS
+from distill.students.label_file_columns import COLUMNS, NODE_COLUMNS, check_schema, file_columns
+from distill.students.label_targets import Target, check_outside, targets_of
 from distill.students.pair_texts import rejoin
-from distill.students.specs import NODE_HEADS, LabelSource
+from distill.students.sources import LabelSource
 from distill.training.proven_runs import open_proven_run
 from manifests.digests import sha256_bytes
 from manifests.errors import ConfigError, InputError
@@ -29,30 +30,18 @@ from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.labels import Pair
+from manifests.older_schemas import with_own_columns
 from manifests.phi import NODE_SCORES, PhiTable
 from manifests.row_files import table_of
 from manifests.runs.label_files import read_labels
 from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings
 from manifests.runs.run_inputs import open_run_input
-from manifests.schemas import KINDS, LABELS, LABELS_2, NODES, with_own_columns
+from manifests.schemas import LABELS
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.url_files import read_whole
-
-COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass"]
-"""What is read of a label file, beside `NODE_COLUMNS`."""
-NODE_COLUMNS = [f"{name}{suffix}" for name in NODE_HEADS for suffix in ("", "_probs")]
-SUM_TOLERANCE = 1e-3
-"""How far a distribution's sum may lie from 1: probabilities are stored as float32."""
-
-
-class Target(NamedTuple):
-    """What one label says about one head: a grade, and a distribution where the teacher gave one."""
-
-    grade: int
-    probs: list[float] | None
 
 
 @dataclass
@@ -140,8 +129,8 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         ) from exc
     with reading(path):
         schema = pq.read_schema(io.BytesIO(data))
-        _check_schema(schema, path)
-        held = with_own_columns(table_of(data, _columns_of(schema)))
+        check_schema(schema, path)
+        held = with_own_columns(table_of(data, file_columns(schema)))
     if source.pairs is None:
         raise ConfigError(
             f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
@@ -159,55 +148,6 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         labels=len(table.pairs),
     )
     return replace(table, about=about)
-
-
-def _check_schema(schema: pa.Schema, path: str) -> None:
-    """A label file has the columns of the label schema, or those of them that matter, in their types.
-
-    Raises:
-        InputError: it is another schema, or another version.
-    """
-    ours = (LABELS.metadata or {}).get(b"relabel.schema", b"").decode()
-    theirs = (schema.metadata or {}).get(b"relabel.schema", b"").decode()
-    if theirs and theirs.partition("-")[0] != ours.partition("-")[0]:
-        raise InputError(f"{path}: holds {theirs}, labels are wanted ({ours}).")
-    missing = [name for name in ("row_id", "query_id", "doc_id", "grade") if name not in schema.names]
-    if missing:
-        raise InputError(
-            f"{path}: no label file: no column {', '.join(missing)}; it has {', '.join(schema.names)}. `relabel "
-            "schema labels` shows them."
-        )
-    wanted = {"grade": pa.types.is_integer, "row_id": pa.types.is_integer, "probs": _is_float_list, "nodes": _is_nodes}
-    for name, test in wanted.items():
-        if name in schema.names and not test(schema.field(name).type):
-            raise InputError(
-                f"{path}: column `{name}` holds {schema.field(name).type}, label files hold "
-                f"{LABELS_2.field(name).type}."
-            )
-
-
-def _columns_of(schema: pa.Schema) -> list[str]:
-    """What to read of a label file: `nodes` where it has them, as files up to version 2 do; else node columns, if they
-    are of our types. A column that only has such a name, as a product's subject, is none.
-    """
-    wanted = [name for name in COLUMNS if name in schema.names]
-    if "nodes" in schema.names:
-        return [*wanted, "nodes"]
-    return wanted + [
-        name for name in NODE_COLUMNS if name in schema.names and schema.field(name).type.equals(KINDS[NODES[name]])
-    ]
-
-
-def _is_float_list(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return bool(pa.types.is_null(kind) or (is_list and pa.types.is_floating(kind.value_type)))
-
-
-def _is_nodes(kind: pa.DataType) -> bool:
-    if pa.types.is_null(kind):
-        return True
-    names = {kind.field(place).name for place in range(kind.num_fields)} if pa.types.is_struct(kind) else set()
-    return bool(names & set(NODE_HEADS)) and names <= NODES.keys()
 
 
 def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None, readings: Readings | None) -> LabelTable:
@@ -230,48 +170,13 @@ def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None, re
     if grades is not None and width is not None and width != grades:
         raise InputError(f"{where}: distributions over {width} grades of a labeler with {grades}.")
     grades = grades or width
-    targets = {"relevance": _targets(columns["grade"], probs, grades, where, "grade")}
+    targets = {"relevance": targets_of(columns["grade"], probs, grades, where, "grade")}
     nothing = [None] * len(usable)
     for name in NODE_HEADS:
-        targets[name] = _targets(
+        targets[name] = targets_of(
             columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name
         )
     pairs = rejoin(columns, dataset, readings, where)
     outside = columns.get("outside_mass") or [None] * len(usable)
-    _check_outside(outside, where)
+    check_outside(outside, where)
     return LabelTable(where, "file", grades, pairs, targets, outside, None, None, dataset.columns, None)
-
-
-def _targets(
-    values: Sequence[int | None], probs: Sequence[list[float] | None], grades: int | None, where: str, column: str
-) -> list[Target | None]:
-    """Grades and distributions as targets, each checked: one bad number would be learned without a word."""
-    found: list[Target | None] = []
-    for row, (value, given) in enumerate(zip(values, probs, strict=True)):
-        if value is None:
-            found.append(None)
-            continue
-        if value < 0 or (grades is not None and value >= grades):
-            raise InputError(f"{where}: label {row} has `{column}` {value}, off the scale 0 to {(grades or 11) - 1}.")
-        if given is not None:
-            numbers = np.asarray(given, dtype=np.float64)
-            is_off = (
-                len(given) != grades
-                or not np.isfinite(numbers).all()
-                or numbers.min() < 0
-                or abs(numbers.sum() - 1) > SUM_TOLERANCE
-            )
-            if is_off:
-                raise InputError(
-                    f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum to "
-                    "1 are wanted."
-                )
-        found.append(Target(value, given))
-    return found
-
-
-def _check_outside(masses: Sequence[float | None], where: str) -> None:
-    """A mass outside the grades is a share: rows are weighted by what it leaves."""
-    for row, mass in enumerate(masses):
-        if mass is not None and not -SUM_TOLERANCE <= mass <= 1 + SUM_TOLERANCE:
-            raise InputError(f"{where}: label {row} has the outside mass {mass}; a share from 0 to 1 is wanted.")

@@ -19,8 +19,9 @@ from distill.students.embedding import read_settings, sentence_vectors
 from distill.students.encoder import EncoderStudent, load_backbone
 from distill.students.query_counts import COUNT_NAMES, query_counts
 from distill.students.specs import DistillSpec
-from distill.students.students import STUDENT_NAME, StudentRecord, read_student
-from distill.students.texts import PAD_MULTIPLE, EncoderTexts, PairTexts, TokenRow
+from distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
+from distill.students.texts import EncoderTexts
+from distill.students.token_rows import PAD_MULTIPLE, PairTexts, TokenRow
 from manifests.errors import ConfigError, ModelError
 
 # B rows, T tokens, D hidden, C columns: D and the counts

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.texts import PairTexts, TokenRow, pad_multiple_for
+from distill.students.token_rows import PairTexts, TokenRow, pad_multiple_for
 
 BATCH_TOKENS = 8192
 """Tokens of a scoring batch, padding included: fills two cores and is a small bite for a GPU."""

@@ -16,7 +16,7 @@ from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TRAIN
 from distill.students.student_manifest import TrainingFacts
-from distill.students.texts import PAD_MULTIPLE, pad_multiple_for
+from distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
 from distill.students.trainers import TrainingInputs
 from distill.students.training import Feed, StudentTrainer, student_arguments
 from distill.training import checkpoints, sharding

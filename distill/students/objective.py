@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distill.students.heads import NODE_HEADS
+from distill.students.loss_section import LossSection
 from distill.students.losses import consistency, cross_entropy, phi_mask, soft_targets, weighted_sum
-from distill.students.specs import NODE_HEADS, LossSection
 from manifests.phi import PhiTable
 
 # B rows, K grades

@@ -16,7 +16,7 @@ import numpy as np
 
 from distill.students.logits import BATCH_TOKENS, length_batches, softmax
 from distill.students.students import StudentModel
-from distill.students.texts import TokenRow, pad_multiple_for
+from distill.students.token_rows import TokenRow, pad_multiple_for
 from manifests.errors import ModelError
 
 logger = logging.getLogger(__name__)

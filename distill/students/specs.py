@@ -4,194 +4,21 @@ disk.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from distill.students.heads import NODE_HEADS
 from distill.students.kinds import KINDS, takers
-from distill.training.sections import DevSplit, EarlyStop, LoraSpec, TrainingSection
+from distill.students.loss_section import LossSection
+from distill.students.sources import GoldSource, LabelSource, PairsSource
+from distill.students.student_section import StudentSection
+from distill.training.sections import DevSplit, EarlyStop, TrainingSection
 from manifests.errors import ConfigError
 from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, path_or_each
 from manifests.metrics.gates import Gate, parse_gates
 from manifests.phi import PhiTable, check_phi
-from manifests.specs import Columns, ModelText, PathText, PatternText, Spec
-
-NODE_HEADS = ("subject", "attribute")
-HEADS = ("relevance", *NODE_HEADS)
-"""Heads that a student can have, in the order in which they are built."""
-
-TargetKind = Literal["soft", "hard"]
-
-
-def _known_kind(name: str) -> str:
-    if name not in KINDS:
-        raise ValueError(f"there are {', '.join(KINDS)}, not {name!r}")
-    return name
-
-
-KindName = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"enum": list(KINDS), "type": "string"})]
-"""Of a kind of student that is registered."""
-
-Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
-
-
-class PairsSource(Spec):
-    """Where the texts of a label file's rows are."""
-
-    path: tuple[PatternText, ...]
-    """Parquet file, folder, glob or a list; a label's `row_id` is a row's place in them."""
-    columns: Columns = Columns()
-    """Their columns."""
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _one_path_is_a_list(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-
-class LabelSource(Spec):
-    """One set of labels."""
-
-    path: PathText = Field(min_length=1)
-    """Output folder of a finished run, or a Parquet file with the label schema."""
-    weight: float = Field(1.0, gt=0.0, le=1000.0)
-    """Weight of each of its rows in the loss."""
-    pairs: PairsSource | None = None
-    """Texts of a label file's rows; a run knows its own."""
-    allow_over_limit: bool = False
-    """Take a run with more quarantined rows than its limit allows: what is missing is seldom a fair sample."""
-
-
-class GoldSource(Spec):
-    """Gold: to judge by, and with `loss.gold_weight` above 0 to learn from."""
-
-    path: PathText = Field(min_length=1)
-    """Parquet with texts and grades, or with grades alone (then also TREC qrels, CSV, TSV or JSONL); may be a label
-    run's own input. A folder of Parquet where it is learned from.
-    """
-    grade: str = "grade"
-    """Column of the grade."""
-    map: dict[int, int] | None = None
-    """Brings grades to the labels' scale, say {0: 0, 1: 1, 2: 1, 3: 2}."""
-    columns: Columns = Columns()
-    """Columns of the texts and ids."""
-    duplicates: Literal["error", "mean", "first"] = "error"
-    """A pair whose grades differ, where grades are joined by (query_id, doc_id)."""
-
-
-class PromptSpec(Spec):
-    """What a decoder reads around a pair. `{top}` in a text is the highest grade."""
-
-    style: Literal["auto", "chat", "plain"] = "auto"
-    """`auto` takes the tokenizer's chat template if it has one."""
-    system: str = "You grade how relevant a document is to a search query."
-    """Opening text; empty for none."""
-    user: str = (
-        "Query: {query}\n\nDocument: {document}\n\nHow relevant is the document? Answer with a digit from 0 (not at "
-        "all) to {top}."
-    )
-    """The pair's place; holds {query} and then {document}."""
-    ending: str = "Grade:\n"
-    """What a plain prompt ends with; the grade token follows."""
-
-
-class StudentSection(Spec):
-    """The model that learns."""
-
-    kind: KindName
-    """`encoder`: one representation, a head for each node. `decoder`: the grade tokens of the language model's own
-    head.
-    """
-    model: ModelText = Field(min_length=1)
-    """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an
-    earlier distillation, whose heads are then kept: two stages are two specs.
-    """
-    heads: Literal["auto"] | dict[str, int] = "auto"
-    """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or numbers of grades by head.
-    """
-    pooling: Literal["mean", "cls"] = "mean"
-    """How an encoder's token vectors become one."""
-    dropout: float = Field(0.1, ge=0.0, lt=1.0)
-    """Before an encoder's heads, in training; the backbone has its own in its config."""
-    lora: LoraSpec | None = None
-    """Train low-rank adapters of a decoder instead of all its weights."""
-    prompt: PromptSpec = PromptSpec()
-    """What a decoder reads."""
-    batching: Literal["padded", "packed"] = "padded"
-    """A decoder's batches: padded on the left, or rows packed behind each other without padding."""
-
-    @field_validator("heads")
-    @classmethod
-    def _known_heads(cls, value: Any) -> Any:
-        if value == "auto":
-            return value
-        for name, grades in value.items():
-            if name not in HEADS:
-                raise ValueError(f"no head is called {name!r}; there are {', '.join(HEADS)}")
-            if not 2 <= grades <= 10:
-                raise ValueError(f"head {name} with {grades} grades; from 2 to 10 are possible")
-        if "relevance" not in value:
-            raise ValueError("a student needs the head relevance")
-        return {name: value[name] for name in HEADS if name in value}
-
-    @model_validator(mode="after")
-    def _heads_fit_the_kind(self) -> StudentSection:
-        kind = KINDS[self.kind]
-        if not kind.has_nodes and self.heads != "auto" and set(self.heads) != {"relevance"}:
-            raise ValueError(f"{kind.title.lower()} has the head relevance alone")
-        return self
-
-
-class LossSection(Spec):
-    """What is minimised: Σ weight · loss, each a weighted mean over the rows that have the label."""
-
-    relevance: Weight = 1.0
-    """Cross-entropy of the relevance head (R3A eq. 3; Graph-GRPO's L_r)."""
-    subject: Weight = 0.5
-    """λ_s: cross-entropy of the subject score."""
-    attribute: Weight = 0.5
-    """λ_a: cross-entropy of the attribute score."""
-    consistency: Weight = 0.2
-    """λ_c: KL(p_ind ‖ p_r), where p_ind is induced from both node heads through φ."""
-    consistency_direction: Literal["induced_to_direct", "direct_to_induced"] = "induced_to_direct"
-    """The other direction is KL(p_r ‖ p_ind), and wants a φ that reaches every grade."""
-    temperature: float = Field(1.0, gt=0.0, le=100.0)
-    """T of distillation: teacher p^(1/T), student softmax(z/T), loss times T²."""
-    gold_weight: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the gold grade in the target of a row that has both: (1-g)·teacher + g·gold. Above 0, rows with gold
-    alone are learned from as well, with weight g; at 0 gold only judges.
-    """
-    targets: TargetKind | dict[str, TargetKind] = "soft"
-    """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote. One for all heads, or by
-    head, say {subject: hard, attribute: hard}; a head that is not named is soft.
-    """
-    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
-    """ε: the relevance head's target becomes (1-ε)·target + ε/K (Graph-GRPO, eq. 17). The node heads learn theirs as
-    they are.
-    """
-    weight_by: tuple[Literal["confidence", "outside_mass"], ...] = ()
-    """Further weights of a row: the teacher's largest probability, and 1 - the mass that it put outside the grades."""
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _known_targets(cls, value: Any) -> Any:
-        by_head = value if isinstance(value, dict) else {"relevance": value}
-        for name, kind in by_head.items():
-            if name not in HEADS:
-                raise ValueError(f"no head is called {name!r}; there are {', '.join(HEADS)}")
-            if kind not in ("soft", "hard"):
-                raise ValueError(f"want soft or hard, or a mapping of heads to them, and not {kind!r}")
-        return value
-
-    def target_kind(self, head: str) -> TargetKind:
-        """Whether a head learns distributions or grades."""
-        return self.targets.get(head, "soft") if isinstance(self.targets, dict) else self.targets
-
-    @model_validator(mode="after")
-    def _something_is_learned(self) -> LossSection:
-        if self.relevance == 0 and self.consistency == 0:
-            raise ValueError("`relevance` and `consistency` are both 0, so nothing trains the relevance head")
-        return self
+from manifests.specs import Columns, PathText, Spec
 
 
 class EarlyStopping(EarlyStop):

@@ -19,67 +19,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 
 from distill.students.kinds import KINDS
 from distill.students.logits import BATCH_TOKENS, logits_of_rows, softmax
-from distill.students.specs import DistillSpec, KindName
-from distill.students.texts import PairTexts
+from distill.students.specs import DistillSpec
+from distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
+from distill.students.token_rows import PairTexts
 from distill.training.disk_errors import open_to_readers
 from manifests.digests import digest_of, readable_json, sha256_file
-from manifests.errors import ManifestError, ModelError
+from manifests.errors import ModelError
 from manifests.extras import require
-from manifests.phi import DEFAULT_PHI, PhiTable
-from manifests.records import checked, fault_of
 from manifests.registered import imported
 
 # B rows, K grades, D hidden
 
-STUDENT_NAME = "student.json"
 HEADS_NAME = "heads.safetensors"
-STUDENT_VERSION = 1
 
 NOT_THE_MODEL = ("manifest.json", "README.md", "curves.parquet", "curves.svg", "seconds.parquet")
-
-
-@dataclass(frozen=True)
-class StudentRecord:
-    """What a student is, as `student.json` says it.
-
-    Args:
-        heads: number of grades by head; `relevance` is always there.
-        max_tokens: longest row in tokens; longer pairs are cut.
-        columns: the input's columns that it was trained on, as `manifests.specs.Columns` takes them.
-        temperature: by head, above 0; logits are divided by it.
-        phi: the rule map of a student with subject and attribute heads.
-        pooling: of an encoder.
-        prompt: of a decoder, the text before the query, between query and document, and after the document; of a
-            logistic student the first alone.
-        grade_ids: of a decoder, the tokens of grades 0..K-1.
-        packs: whether a decoder's batches are packed instead of padded.
-    """
-
-    version: int
-    kind: KindName
-    name: str
-    heads: dict[str, int]
-    max_tokens: int
-    columns: dict[str, Any]
-    temperature: dict[str, float]
-    phi: PhiTable = DEFAULT_PHI
-    pooling: Literal["mean", "cls"] = "mean"
-    prompt: tuple[str, str, str] = ("", "", "")
-    grade_ids: list[int] = field(default_factory=list)
-    packs: bool = False
-
-    @property
-    def grades(self) -> int:
-        """K of the relevance head."""
-        return self.heads["relevance"]
 
 
 class StudentModule(Protocol):
@@ -170,27 +131,6 @@ class StudentModel:
         return logits_of_rows(
             self.module, self.texts, self.texts.encode(pairs), self.record.heads, batch_tokens=batch_tokens
         )
-
-
-def read_student(path: str | Path) -> StudentRecord:
-    """What the student in a folder is, without loading it.
-
-    Raises:
-        ManifestError: the folder holds no student, or one that this version can't read.
-    """
-    file = Path(path) / STUDENT_NAME
-    try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-        version = held.get("version")
-        if version == STUDENT_VERSION:
-            return checked(StudentRecord, held)
-    except FileNotFoundError as exc:
-        raise ManifestError(
-            f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`."
-        ) from exc
-    except (OSError, ValueError, AttributeError) as exc:
-        raise ManifestError(f"{file}: not a student's record ({fault_of(exc)}). Restore it, or train again.") from exc
-    raise ManifestError(f"{file}: written as version {version}; this relabel reads {STUDENT_VERSION}.")
 
 
 def load_student(path: str | Path, *, device: str = "cpu") -> StudentModel:

@@ -8,55 +8,14 @@ of its longer part (encoder) or of its document (decoder).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
+from distill.students.token_rows import PAD_MULTIPLE, TokenRow, mask_of, padded, tensors_of, width_of
 from manifests.errors import ConfigError
 
 # B rows, T tokens
-
-PAD_MULTIPLE = 8
-"""Batches are padded to a multiple of this many tokens: tensor cores want it, and few shapes spare a compiler
-recompilations.
-"""
-
-
-class TokenRow(NamedTuple):
-    """One pair as token ids; `types` are segment numbers (0 query, 1 document), None where the model knows none.
-
-    `is_cut` says that the pair was too long and lost an end (with a tokenizer written in Python: that it may have,
-    being of full length). `counts` are the query's, for a student that reads them.
-    """
-
-    ids: list[int]
-    types: list[int] | None = None
-    is_cut: bool = False
-    counts: list[int] | None = None
-
-
-class PairTexts(Protocol):
-    """What turns pairs into token rows and rows into a batch."""
-
-    max_tokens: int
-
-    def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
-        """Token rows of (query, document) pairs, each at most `max_tokens` long."""
-        ...
-
-    def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
-        """Padded int64 tensors [B, T] by the names that the student's module takes."""
-        ...
-
-
-def pad_multiple_for(device: object) -> int:
-    """What widths are rounded up to: 8 for a GPU's matrix units and compiled shapes; a CPU would do 5 to 10 % more work
-    on product titles for nothing.
-
-    Args:
-        device: a torch device, or what torch calls one.
-    """
-    return 1 if str(device) == "cpu" else PAD_MULTIPLE
 
 
 class EncoderTexts:
@@ -97,14 +56,14 @@ class EncoderTexts:
 
     def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
         """Right-padded `input_ids`, `attention_mask` and, where the model knows segments, `token_type_ids`."""
-        width = _width(rows, self.max_tokens, pad_multiple)
+        width = width_of(rows, self.max_tokens, pad_multiple)
         pad = self._tokenizer.pad_token_id
-        batch = {"input_ids": _padded([row.ids for row in rows], width, pad, is_left=False)}
-        batch["attention_mask"] = _mask(rows, width, is_left=False)
+        batch = {"input_ids": padded([row.ids for row in rows], width, pad, is_left=False)}
+        batch["attention_mask"] = mask_of(rows, width, is_left=False)
         if self._has_types:
             pad_type = self._tokenizer.pad_token_type_id
-            batch["token_type_ids"] = _padded([row.types or [] for row in rows], width, pad_type, is_left=False)
-        return _tensors(batch)
+            batch["token_type_ids"] = padded([row.types or [] for row in rows], width, pad_type, is_left=False)
+        return tensors_of(batch)
 
 
 class DecoderTexts:
@@ -167,13 +126,13 @@ class DecoderTexts:
                 "position_ids": np.concatenate([np.arange(length) for length in lengths])[None],
                 "last": np.cumsum(lengths) - 1,
             }
-            return _tensors(flat)
-        width = _width(rows, self.max_tokens, pad_multiple)
+            return tensors_of(flat)
+        width = width_of(rows, self.max_tokens, pad_multiple)
         pad = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else self._tokenizer.eos_token_id
-        mask = _mask(rows, width, is_left=True)
-        return _tensors(
+        mask = mask_of(rows, width, is_left=True)
+        return tensors_of(
             {
-                "input_ids": _padded([row.ids for row in rows], width, pad or 0, is_left=True),
+                "input_ids": padded([row.ids for row in rows], width, pad or 0, is_left=True),
                 "attention_mask": mask,
                 "position_ids": np.maximum(mask.cumsum(1) - 1, 0),
             }
@@ -189,31 +148,3 @@ class DecoderTexts:
         cut = [text[: self._room * 64] for text in texts]
         found: list[list[int]] = self._tokenizer(cut, add_special_tokens=False, split_special_tokens=True).input_ids
         return found
-
-
-def _width(rows: Sequence[TokenRow], max_tokens: int, multiple: int) -> int:
-    longest = max(len(row.ids) for row in rows)
-    return min(-(-longest // multiple) * multiple, max(max_tokens, longest))
-
-
-def _padded(rows: Sequence[Sequence[int]], width: int, pad: int, *, is_left: bool) -> np.ndarray:
-    out = np.full((len(rows), width), pad, dtype=np.int64)
-    for number, row in enumerate(rows):
-        if is_left:
-            out[number, width - len(row) :] = row
-        else:
-            out[number, : len(row)] = row
-    return out
-
-
-def _mask(rows: Sequence[TokenRow], width: int, *, is_left: bool) -> np.ndarray:
-    lengths_B = np.array([len(row.ids) for row in rows])
-    columns_T = np.arange(width)
-    seen_BT = columns_T >= width - lengths_B[:, None] if is_left else columns_T < lengths_B[:, None]
-    return seen_BT.astype(np.int64)
-
-
-def _tensors(batch: dict[str, np.ndarray]) -> dict[str, Any]:
-    import torch
-
-    return {name: torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)) for name, values in batch.items()}

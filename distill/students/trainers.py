@@ -11,8 +11,8 @@ from distill.students.bases import Base
 from distill.students.examples import Examples
 from distill.students.specs import DistillSpec
 from distill.students.student_manifest import TrainingFacts
-from distill.students.students import StudentRecord
-from distill.students.texts import PairTexts, TokenRow
+from distill.students.student_record import StudentRecord
+from distill.students.token_rows import PairTexts, TokenRow
 from distill.training.outcomes import Outcome
 
 

@@ -12,7 +12,8 @@ from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
 from distill.teachers.evidence_queries import load_evidence_queries
 from distill.teachers.sft_spec import SftGold
 from distill.teachers.turns import AnsweredTurn
-from labelers.evidence_set import EVIDENCE_SET, rendered_sets
+from labelers.chunks import rendered_sets
+from labelers.evidence_set import EVIDENCE_SET
 from labelers.registry import labeler_class
 from manifests.asks import Answer
 from manifests.errors import ConfigError, InputError, VerdictError

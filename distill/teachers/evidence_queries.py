@@ -18,7 +18,8 @@ from distill.teachers.gold_rows import GoldRows
 from distill.teachers.res_rag_spec import EvidenceGold
 from distill.teachers.rollouts import Dialogues, FirstPrompt
 from distill.teachers.scores import GoldRow
-from labelers.evidence_set import CHUNKS, EVIDENCE_SET
+from labelers.chunks import CHUNKS
+from labelers.evidence_set import EVIDENCE_SET
 from labelers.registry import Labeler, declared_reads
 from manifests.asks import Ask
 from manifests.errors import InputError

@@ -15,7 +15,7 @@ from distill.teachers.evidence_queries import JSONLD, EvidenceRow
 from distill.teachers.generators import Evidence, Generated, Generator
 from distill.teachers.rollouts import Rollout
 from distill.teachers.scores import GoldRow, Score
-from labelers.evidence_set import chunk_texts
+from labelers.chunks import chunk_texts
 from labelers.section_values import index_lists_of
 from manifests.metrics.answers import token_f1
 from manifests.metrics.evidence_sets import PAPER_WEIGHTS, EvidenceReward, RewardWeights, evidence_reward

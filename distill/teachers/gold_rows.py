@@ -10,7 +10,8 @@ import numpy as np
 from distill.students.data_facts import LearnedGold
 from distill.students.pair_texts import read_pairs
 from distill.students.splits import DEV, folded, split_queries
-from distill.teachers.grpo_spec import GraphGold, RewardGold
+from distill.teachers.graph_grpo_spec import GraphGold
+from distill.teachers.grpo_spec import RewardGold
 from distill.teachers.rollouts import Dialogues
 from distill.teachers.scores import GoldRow
 from distill.training.sections import DevSplit

@@ -22,8 +22,9 @@ from distill.teachers.answer_tokens import AnswerTokens
 from distill.teachers.attempts import train_to_end
 from distill.teachers.bases import TeacherBase, load_model, memory_bytes
 from distill.teachers.gold_rows import GoldRows, load_gold_rows
+from distill.teachers.graph_grpo_spec import GraphGrpoSpec
 from distill.teachers.grpo_credit import Credit, CreditPlan
-from distill.teachers.grpo_spec import GraphGrpoSpec, GrpoSpec, RolloutSpec
+from distill.teachers.grpo_spec import GrpoSpec, RolloutSpec
 from distill.teachers.rewards import NodeWorth
 from distill.teachers.rollout_log import RolloutLog
 from distill.teachers.rollouts import Dialogues

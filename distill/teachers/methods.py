@@ -33,7 +33,9 @@ METHODS = {
         "GRPO on trusted grades", "distill.teachers.grpo_spec:GrpoSpec", "distill.teachers.grpo:GrpoTeacher"
     ),
     "graph-grpo": TeacherMethod(
-        "GRPO with credit by node", "distill.teachers.grpo_spec:GraphGrpoSpec", "distill.teachers.grpo:GrpoTeacher"
+        "GRPO with credit by node",
+        "distill.teachers.graph_grpo_spec:GraphGrpoSpec",
+        "distill.teachers.grpo:GrpoTeacher",
     ),
     "res-rag": TeacherMethod(
         "GRPO on a frozen generator's answers (RES-RAG)",

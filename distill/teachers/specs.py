@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from distill.students.specs import GoldSource
+from distill.students.sources import GoldSource
 from distill.training.sections import LoraSpec, TrainingSection
 from manifests.specs import LabelerOptions, ModelText, PathText, Spec
 

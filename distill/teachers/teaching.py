@@ -16,6 +16,7 @@ from typing import Any
 from distill.students.students import student_files
 from distill.teachers.bases import TeacherBase, check_teacher_base, write_model
 from distill.teachers.cards import render_card
+from distill.teachers.fingerprints import fingerprint_of
 from distill.teachers.methods import method_of
 from distill.teachers.specs import TeacherSpec
 from distill.teachers.step_times import measure
@@ -32,7 +33,6 @@ from distill.training.making import Start, conclude, finish, look, making, refus
 from distill.training.model_manifests import BaseModelUsed, Product
 from distill.training.output_locations import OutputLocation, output_location_of
 from distill.training.reporting import check_services
-from manifests.digests import digest_of
 from manifests.extras import installed_versions
 from manifests.models.references import default_cache_dir, resolve_model
 from manifests.registered import imported
@@ -40,13 +40,6 @@ from manifests.storage.context import Storage
 
 TEACHER = Product("teacher", "train")
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
-SPEED_ONLY = ("device", "keep_checkpoints", "gradient_checkpointing", "report_to")
-NOT_IN_FINGERPRINT: dict[str, Any] = {
-    **dict.fromkeys(("name", "output", "init", "labeler", "generator"), True),
-    "data": {"runs": True, "gold": {"path"}},
-    "train": set(SPEED_ONLY),
-}
-"""What data, labeler and generator are, the digest of the data says; the model, its own digest."""
 
 Say = Callable[[str], None]
 
@@ -154,18 +147,6 @@ def estimate_teacher(
         trainer.take_secrets(secrets)
     updates = getattr(getattr(spec, "rollouts", None), "updates", 1)
     return replace(estimate, time=measure(trainer, steps=estimate.steps, updates=updates, say=say))
-
-
-def fingerprint_of(spec: TeacherSpec, trainer: TeacherTrainer, model_digest: str) -> str:
-    """Digest of all that the teacher follows from: the spec's choices, the data itself, the model."""
-    return digest_of(
-        {
-            "spec": spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT),
-            "data": trainer.digest,
-            "model": model_digest,
-            "version": TEACHER_MANIFEST_VERSION,
-        }
-    )
 
 
 def _trainer(spec: TeacherSpec, base: TeacherBase, storage: Storage) -> TeacherTrainer:

@@ -111,5 +111,3 @@ class AsksAnEngine(Protocol):
     def take_secrets(self, secrets: Mapping[str, Any]) -> None:
         """Take the secrets' values, by option."""
         ...
-
-

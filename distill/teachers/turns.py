@@ -5,27 +5,24 @@ example.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
+from distill.teachers.shared_answers import shared_texts
 from labelers.evidence_set import EVIDENCE_SET
 from labelers.registry import Labeler, declared_reads
 from labelers.replays import Recalls
 from labelers.verdicts import Reader
-from manifests.asks import Answer, Ask, Distribution, Sampling
+from manifests.asks import Answer, Ask, Distribution
 from manifests.errors import ConfigError, RelabelError, VerdictError
 from manifests.formats import Choice, closing_of, opening_of
 from manifests.labels import Label
-from manifests.runs.label_keys import AnswerKeys
 from manifests.schemas import LabelRow
 from manifests.specs import LabelerOptions
 
 GRADES = ("preliminary", "score")
 """Sections that are decisions on the grade: always learned."""
-MOST_ROUNDS = 3
-"""Rounds of `relabel retry` whose shared answers are looked for."""
 
 Span = tuple[int, int]
 
@@ -136,7 +133,7 @@ def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> AnsweredTurn:
         said = said_in(row.label)
         text = "\n".join(f"{opening_of(s)}{said.get(s.tag, '')}{closing_of(s)}" for s in ask.format.sections)
         return _read_turn(ask, text)
-    for text in _shared_texts(answered, row, ask):
+    for text in shared_texts(answered, row, ask):
         turn = _read_turn(ask, text)
         if row.label is None or row.label.intent in (None, Reader(ask.format).read(_answer(turn)).get("intent")):
             return turn
@@ -183,26 +180,6 @@ def _answer(turn: AnsweredTurn) -> Answer:
     (decision,) = turn.ask.decisions
     probs = tuple(float(number == turn.label) for number in range(len(decision.labels)))
     return Answer(0, "", "stop", {decision.name: Distribution(probs, 0.0)})
-
-
-def _shared_texts(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> Iterator[str]:
-    """What rows of the query shared as the answer to an ask: in which sample and at which attempt, no file says."""
-    if row.label is None:
-        return
-    keys = AnswerKeys(answered.parts[row.source])
-    kept = answered.answers[row.source]
-    options = answered.options
-    for put, attempt in ((_asked_again(ask, options) if again else ask, again) for again in range(options.attempts)):
-        for sample in range(options.samples):
-            for retries in range(MOST_ROUNDS + 1):
-                text = kept.get(keys.key(put, retries, sample, attempt))
-                if text is not None:
-                    yield text
-
-
-def _asked_again(ask: Ask, options: LabelerOptions) -> Ask:
-    drawn = ask.sampling
-    return replace(ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
 
 
 def _is_same(read: Label, held: LabelRow) -> bool:

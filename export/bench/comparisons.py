@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from export.bench.latency import Clock
-from export.bench.latency_facts import ComparedModels, ComparedPair
+from export.bench.latency_comparison import ComparedModels, ComparedPair
 from export.bench.quantiles import samples_needed
 from manifests.metrics.bootstrap import bootstrap
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from export.bench.latency_facts import ComparedModels, Finding, LatencyRow, ModelLatency
+from export.bench.latency_comparison import ComparedModels, Finding
+from export.bench.latency_facts import LatencyRow, ModelLatency
 from export.bench.machine_facts import BUSY_LOAD
 from export.bench.measured_machine import MeasuredMachine
 from export.bench.quantiles import QUANTILES, samples_needed

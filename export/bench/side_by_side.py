@@ -14,7 +14,7 @@ from distill.students.students import student_digest
 from export.bench.comparisons import Turns, take_turns
 from export.bench.findings import PLAIN
 from export.bench.latency_cards import spoken_ratio
-from export.bench.latency_facts import ComparedModels, ComparedPair, Finding
+from export.bench.latency_comparison import ComparedModels, ComparedPair, Finding
 from export.bench.plans import COMPARISON_WEIGHT, BenchModel
 from export.bench.runners import OnnxRunner, Runner, differ_by, open_other, open_torch
 from export.bench.settings import Setting

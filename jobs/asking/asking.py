@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jobs.asking.listening import HeardAsk, Listening
-from jobs.planning.job_files import Job
+from jobs.planning.jobs import Job
 from jobs.running.chunks import ChunkWork
 from jobs.running.counts import Progress
 from jobs.running.labeling import start_engine

@@ -17,7 +17,8 @@ from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import date_option, job_options, output_option
 from jobs.exits import Exit
 from jobs.output import emit, note
-from jobs.planning.job_files import Job, load_job
+from jobs.planning.job_files import load_job
+from jobs.planning.jobs import Job
 from jobs.running.refused_answers import kept_answers
 from jobs.running.run_text import engine_text
 from manifests.asks import EngineFacts

@@ -53,8 +53,8 @@ def show(bundle: str, output: str) -> int:
     """
     if is_destination(bundle):
         return show_destination(Path(bundle), output)
+    from export.addresses import parse_address
     from export.catalog import bundle_in, version_in
-    from export.versions import parse_address
     from manifests.records import plain
     from manifests.storage.bundle_stores import open_bundle_store
 

@@ -78,7 +78,7 @@ def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -
 
 
 def _bundle_at(text: str) -> tuple[BundleStore, str]:
-    from export.versions import parse_address
+    from export.addresses import parse_address
     from manifests.storage.bundle_stores import open_bundle_store
 
     address = parse_address(text)

@@ -85,7 +85,7 @@ def compare(
     """
     from jobs.compare.comparing_runs import compare_runs
     from jobs.compare.text import runs_text
-    from jobs.evaluate.judging import JudgingOptions
+    from jobs.evaluate.judged_options import JudgingOptions
     from jobs.files.durable_files import check_free, written
     from jobs.report.gold import gold_files
     from manifests.judging.qrels import parse_map

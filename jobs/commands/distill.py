@@ -19,8 +19,8 @@ from jobs.commands.training import (
 from jobs.exits import Exit
 from jobs.fetching.models import fetch_model
 from jobs.output import emit, table
-from jobs.planning.job_files import SpecKind
 from jobs.planning.old_places import old_place, where_it_lives
+from jobs.planning.settings import SpecKind
 from jobs.planning.spec_places import Places, resolved
 from manifests.records import plain
 

@@ -15,7 +15,7 @@ from manifests.storage.context import Storage
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jobs.evaluate.judging import JudgingOptions
+    from jobs.evaluate.judged_options import JudgingOptions
     from manifests.metrics.gates import Gate, GateVerdict
 
 
@@ -111,7 +111,7 @@ def evaluate(
     """
     import pyarrow as pa
 
-    from jobs.evaluate.judging import JudgingOptions
+    from jobs.evaluate.judged_options import JudgingOptions
     from manifests.judging.qrels import parse_map
     from manifests.metrics.gates import parse_flag
 

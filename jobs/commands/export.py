@@ -14,7 +14,8 @@ from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
-from jobs.planning.job_files import CACHE_VARIABLE, lay_over
+from jobs.planning.job_files import CACHE_VARIABLE
+from jobs.planning.settings import lay_over
 from manifests.errors import MissingExtraError, UsageError
 from manifests.models.references import default_cache_dir
 from manifests.storage.context import Storage

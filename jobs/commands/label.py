@@ -17,7 +17,8 @@ from jobs.estimating.estimate_text import estimate_json, estimate_text
 from jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
 from jobs.exits import Exit, exit_for
 from jobs.output import emit
-from jobs.planning.job_files import Job, load_job
+from jobs.planning.job_files import load_job
+from jobs.planning.jobs import Job
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
 from jobs.planning.plan_text import plan_text, table_json

@@ -77,10 +77,10 @@ def pull(
         raise click.UsageError(
             "Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom"
         )
+    from export.addresses import parse_address
     from export.destinations import Destination
     from export.pulling import PullOptions
     from export.pulling import pull as pull_version
-    from export.versions import parse_address
     from jobs.delivery.transfers import TransferDisplay
     from manifests.storage.bundle_stores import open_bundle_store
 

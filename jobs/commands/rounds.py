@@ -13,7 +13,8 @@ from jobs.commands.label import FOR_HELP, GPUS_HELP, UNTIL_HELP, execute, sessio
 from jobs.commands.options import date_option, job_options, log_option, output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
-from jobs.planning.job_files import CACHE_VARIABLE, Job, load_job
+from jobs.planning.job_files import CACHE_VARIABLE, load_job
+from jobs.planning.jobs import Job
 from jobs.pool.backends import WorkerPool
 from jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
 from jobs.running.conclusions import RunReport

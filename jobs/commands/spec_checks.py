@@ -14,14 +14,16 @@ from distill.teachers.spec_files import read_teacher_spec, teacher_keys
 from jobs.commands.training import TrainingSpec, open_spec
 from jobs.exits import Exit, exit_for
 from jobs.fetching.models import fetch_model
-from jobs.planning.job_files import JOB, Job, SpecKind, load_job
+from jobs.planning.job_files import load_job
+from jobs.planning.jobs import Job
+from jobs.planning.settings import JOB, SpecKind
 from jobs.planning.spec_places import resolved
 from jobs.planning.spec_yaml import read_spec_file
 from manifests.errors import ManifestError, RelabelError, StoreError
 from manifests.extras import require
 from manifests.models.references import resolve_model
 from manifests.runs.run_manifest import load_manifest
-from manifests.specs import validate_spec
+from manifests.spec_faults import validate_spec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import filesystem_of, is_url
 from manifests.storage.run_stores import open_run_store

@@ -12,8 +12,8 @@ from jobs.running.forecast import Done, expected_of, left_s, left_text
 from jobs.running.live import Live
 from jobs.running.live_files import WorkerState, live_states
 from manifests.errors import ManifestError
-from manifests.runs.estimates import Range
 from manifests.runs.kept_estimates import load_estimate
+from manifests.runs.ranges import Range
 from manifests.runs.run_folder import RunFolder
 from manifests.storage.run_stores import shard_lock_name
 

@@ -73,7 +73,7 @@ def _edited(job_file: str, labeler: str, folder: Path) -> str:
         UsageError: it is another labeler's job, lies at a URL, or is written in a way that is not ours to change.
         ConfigError: the file can't be read, or is no job.
     """
-    from jobs.planning.job_files import JOB
+    from jobs.planning.settings import JOB
     from jobs.planning.spec_edits import with_key
     from jobs.planning.spec_yaml import read_spec_file
 

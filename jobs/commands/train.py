@@ -20,7 +20,7 @@ from jobs.commands.training import (
 from jobs.exits import Exit
 from jobs.fetching.models import fetch_model
 from jobs.output import clock_text, emit, table
-from jobs.planning.job_files import SpecKind, read_secrets
+from jobs.planning.settings import SpecKind, read_secrets
 from jobs.planning.spec_places import resolved
 from manifests.engine_options import KeepsModels
 from manifests.errors import UsageError

@@ -13,7 +13,8 @@ import click
 
 from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import Command
-from jobs.planning.job_files import CACHE_VARIABLE, Settings, SpecKind, read_settings, storage_of
+from jobs.planning.job_files import CACHE_VARIABLE, storage_of
+from jobs.planning.settings import Settings, SpecKind, read_settings
 from jobs.planning.spec_places import placed
 from manifests.errors import UsageError
 from manifests.storage.context import Storage

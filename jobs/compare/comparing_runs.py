@@ -12,7 +12,7 @@ from jobs.compare.matches import MatchCounts, matches, paired_rows
 from jobs.compare.query_list import MovedQueries, summary
 from jobs.compare.results import ComparedRun, Flips, GradeTests, QueriesMoved, RunComparison
 from jobs.compare.runs import how_matched, open_both, spill_rows
-from jobs.evaluate.judging import JudgingOptions
+from jobs.evaluate.judged_options import JudgingOptions
 from jobs.files.scratch import scratch_folder
 from manifests.errors import InputError
 from manifests.extras import require

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.compare.results import AgainstGold, McNemar
-from jobs.evaluate.judging import Gold, JudgingOptions, gold_of, load_pairs
+from jobs.evaluate.judged_options import Gold, JudgingOptions
+from jobs.evaluate.judging import gold_of, load_pairs
 from manifests.errors import InputError
 from manifests.ids import codes_of, ids_of
 from manifests.judging.label_sets import LabelSet
 from manifests.judging.qrels import check_scale, grades_seen
-from manifests.metrics.evaluation import evaluate_both
+from manifests.metrics.evaluation_of_both import evaluate_both
 from manifests.metrics.judged import Judged
 from manifests.metrics.paired_rows import PairedRows
 from manifests.metrics.paired_tests import mcnemar

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manifests.metrics.evaluation import Difference, Evaluation
+from manifests.metrics.evaluation import Evaluation
+from manifests.metrics.evaluation_of_both import Difference
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.paired_tests import PairedTest
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from manifests.errors import InputError, UsageError
 from manifests.inputs.changed_files import changed_files
-from manifests.judging.label_sets import is_run
+from manifests.judging.opened_labels import is_run
 from manifests.judging.run_labels import RunLabels, open_run_labels
 from manifests.metrics.student_matches import BY_IDS, BY_ROW
 from manifests.runs.kept_readings import differing_readings

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from jobs.evaluate.judging import Gold, JudgingOptions, gold_of, load_pairs
+from jobs.evaluate.judged_options import Gold, JudgingOptions
+from jobs.evaluate.judging import gold_of, load_pairs
 from manifests.digests import digest_of
 from manifests.errors import InputError, UsageError
 from manifests.inputs.changed_files import changed_files

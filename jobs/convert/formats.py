@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from manifests.errors import UsageError
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.inputs.table_files import JSON_SUFFIXES
-from manifests.judging.label_sets import is_run
+from manifests.judging.opened_labels import is_run
 from manifests.runs.plans import PLAN_NAME, ROUNDS_NAME
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url

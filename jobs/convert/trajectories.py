@@ -28,7 +28,7 @@ from jobs.files.durable_files import check_free, written
 from labelers.registry import Labeler
 from labelers.replays import Exchange
 from manifests.errors import InputError
-from manifests.judging.label_sets import is_run
+from manifests.judging.opened_labels import is_run
 from manifests.judging.run_labels import RunLabels, open_run_labels
 from manifests.labels import Pair
 from manifests.runs.label_files import own_columns, read_labels

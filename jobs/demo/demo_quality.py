@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jobs.demo.demo_steps import JUDGED
-from jobs.evaluate.judging import JudgingOptions, judge
+from jobs.evaluate.judged_options import JudgingOptions
+from jobs.evaluate.judging import judge
 from manifests.metrics.evaluation import evaluate
 from manifests.metrics.metric import MetricValue
 from manifests.storage.context import Storage

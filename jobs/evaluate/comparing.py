@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set, scale_of, seen_by
+from jobs.evaluate.gold_scale import scale_of
+from jobs.evaluate.judged_options import JudgingOptions
+from jobs.evaluate.judging import open_set
+from jobs.evaluate.matched_gold import Both, GoldOfBoth
 from jobs.evaluate.results import SetBeside, SetsBeside, StudentBeside
 from jobs.exits import Exit
 from manifests.errors import InputError, UsageError
 from manifests.inputs.changed_files import changed_files
-from manifests.judging.further_columns import check_chunks, columns_taken
 from manifests.judging.joins import SHOWN, gather
 from manifests.judging.label_columns import map_labels
 from manifests.judging.label_sets import LabelSet
-from manifests.judging.pair_grades import taken
 from manifests.judging.qrels import check_scale
 from manifests.metrics.gates import TEACHER, Gate, judge_gates
 from manifests.metrics.student_comparison import StudentComparison, compare
-from manifests.metrics.student_matches import BY_IDS, Labelled, Match, match_rows
+from manifests.metrics.student_matches import Labelled, Match, match_rows
 from manifests.storage.context import Storage
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
 PREFIX = f"{TEACHER}."
 """Of figures of a student against its teacher, in a gate: `teacher.kl<=0.1`."""
-
-
-_Both: TypeAlias = tuple[LabelSet, LabelSet]
-"""Teacher and student."""
 
 
 class NamedSet(NamedTuple):
@@ -63,7 +59,7 @@ def compare_sets(
     named = _opened(arguments, options, storage)
     teacher, students = _by_role(named)
     sets = [one.labels for one in (teacher, *students)]
-    gold = None if options.qrels is None else _GoldGrades(sets, options, storage)
+    gold = None if options.qrels is None else GoldOfBoth(sets, options, storage)
     seen = gold.seen if gold else set()
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
@@ -88,57 +84,8 @@ def compare_sets(
     )
 
 
-class _MatchedGold(NamedTuple):
-    """Gold of matched rows: how they meet it, their grades, whether each has one at all, and further columns."""
-
-    how: str
-    grades: pa.Int64Array
-    is_known: np.ndarray
-    columns: dict[str, pa.Array]
-
-
-class _GoldGrades:
-    """The gold grades of all sets: by row of an input where they are one's own, and by pair where
-    any set needs that.
-    """
-
-    def __init__(self, sets: list[LabelSet], options: JudgingOptions, storage: Storage) -> None:
-        self.qrels = str(options.qrels)
-        self._golds = {id(one): gold_of(one, options, storage) for one in sets}
-        golds = self._golds.values()
-        self._pairs = load_pairs(sets, options, storage) if any(gold.by_row is None for gold in golds) else None
-        self.seen = seen_by(golds, self._pairs)
-
-    def of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> _MatchedGold:
-        """By row where either set can say so.
-
-        Raises:
-            InputError: a gold chunk is none of its document's.
-        """
-        found = self._of(sets, rows, match)
-        for one, places in zip(rows, (match.teacher, match.student), strict=True):
-            taken_of = pa.array(places)
-            held = {**columns_taken(one.columns, taken_of), **found.columns}
-            if held:
-                check_chunks(held, one.query_ids.take(taken_of), one.doc_ids.take(taken_of), where=self.qrels)
-        return found
-
-    def _of(self, sets: _Both, rows: tuple[Labelled, Labelled], match: Match) -> _MatchedGold:
-        for labels, held, places in zip(sets, rows, (match.teacher, match.student), strict=True):
-            gold = self._golds[id(labels)]
-            if gold.by_row is not None:
-                row_ids = pa.array(held.row_ids[places])
-                columns = columns_taken(gold.columns, row_ids)
-                return _MatchedGold(gold.how, gold.by_row.take(row_ids), np.ones(len(places), dtype=bool), columns)
-        assert self._pairs is not None
-        matched = pa.array(match.teacher)
-        place_N = self._pairs.places(rows[0].query_ids.take(matched), rows[0].doc_ids.take(matched))
-        columns = {name: taken(column, place_N) for name, column in self._pairs.columns.items()}
-        return _MatchedGold(BY_IDS, taken(self._pairs.grades, place_N), place_N >= 0, columns)
-
-
 def _against_teacher(
-    sets: _Both, rows: tuple[Labelled, Labelled], gold: _GoldGrades | None, grades: int, drawn: dict[str, Any]
+    sets: Both, rows: tuple[Labelled, Labelled], gold: GoldOfBoth | None, grades: int, drawn: dict[str, Any]
 ) -> tuple[StudentComparison, str | None]:
     """The comparison of a teacher and one student, and how their rows met gold grades; `drawn` says of which resamples
     and samples.

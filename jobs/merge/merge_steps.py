@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from jobs.merge.sources import MergedRun, MergeSource
 from manifests.errors import ManifestError
+from manifests.older_schemas import conformed
 from manifests.row_files import table_bytes
 from manifests.runs.chunk_commits import put_data
 from manifests.runs.label_files import file_schema
@@ -21,7 +22,7 @@ from manifests.runs.plans import (
 from manifests.runs.proofs import prove_chunk
 from manifests.runs.receipts import FileRef, MergedFrom, Receipt
 from manifests.runs.run_folder import RunFolder
-from manifests.schemas import ANSWERS, QUARANTINE, conformed
+from manifests.schemas import ANSWERS, QUARANTINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.files.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
+from jobs.files.tables import load_polars, refuse_null, scan
+from jobs.pairs.citation_sources import id_texts, known_documents, load_answers
 from manifests.errors import InputError, UsageError
 from manifests.storage.context import Storage
 
@@ -85,11 +86,11 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
     """
     polars = load_polars()
     col = polars.col
-    answers = _load_answers(answers_path, storage)
+    answers = load_answers(answers_path, storage)
     docs, text_columns = scan(docs_path, {"doc_id": "id"}, storage, has_text=True, role="--docs")
     refuse_null(docs, "doc_id", path=docs_path)
     docs = docs.select(col("doc_id").cast(polars.String), *text_columns)
-    known = _known_documents(docs, text_columns, docs_path)
+    known = known_documents(docs, text_columns, docs_path)
 
     counts = CitationCounts()
     sizes = answers.group_by("query_id").len()
@@ -106,8 +107,10 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
             "Lower --answers-per-query, or generate more."
         )
 
-    shown = _ids(used, "candidates").unique()
-    cited = _ids(used.with_columns(col("cited").list.unique()), "cited").group_by("query_id", "doc_id").len("cited_in")
+    shown = id_texts(used, "candidates").unique()
+    cited = (
+        id_texts(used.with_columns(col("cited").list.unique()), "cited").group_by("query_id", "doc_id").len("cited_in")
+    )
     counts.strange_citations = int(cited.join(shown, on=["query_id", "doc_id"], how="anti")["cited_in"].sum())
     found = shown.join(cited, on=["query_id", "doc_id"], how="left").with_columns(
         col("cited_in").fill_null(0).cast(polars.Int32)
@@ -123,7 +126,9 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
 
     if rule.random_negatives:
         # what any answer of the query saw is no random document for it, an answer beyond the first M included
-        ever_shown = polars.concat([_ids(full, "candidates"), _ids(full, "cited")]).unique().join(known, on="doc_id")
+        ever_shown = (
+            polars.concat([id_texts(full, "candidates"), id_texts(full, "cited")]).unique().join(known, on="doc_id")
+        )
         drawn, counts.random_short = _draw(ever_shown, known, used["query_id"].unique().sort().to_list(), rule)
         kept = polars.concat([kept, drawn])
     kept = kept.sort("query_id", "kind", "doc_id")
@@ -142,72 +147,6 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
         .select("query_id", "query", "doc_id", *text_columns, "kind", "cited_in")
     )
     return frame, counts
-
-
-def _load_answers(path: str, storage: Storage) -> Any:
-    """The answers, ids as text; checked."""
-    polars = load_polars()
-    col = polars.col
-    frame, _ = scan(
-        path,
-        {"query_id": "id", "query": "text", "answer_id": "id", "cited": "ids", "candidates": "ids"},
-        storage,
-        role="ANSWERS",
-    )
-    for name in ("query_id", "query", "answer_id"):
-        refuse_null(frame, name, path=path)
-    ids = polars.List(polars.String)
-    with translate_polars_errors(path):
-        answers = frame.select(
-            col("query_id").cast(polars.String),
-            "query",
-            col("answer_id").cast(polars.String),
-            col("cited", "candidates").cast(ids),
-        ).collect(engine="streaming")
-    twice = answers.group_by("query_id", "answer_id").len().filter(col("len") > 1).sort("query_id", "answer_id").head(1)
-    if twice.height:
-        query, answer, count = twice.row(0)
-        raise InputError(
-            f"{path}: answer `{answer}` of query `{query}` occurs {count} times. Give each answer one row."
-        )
-    texts = (
-        answers.group_by("query_id")
-        .agg(col("query").unique().sort())
-        .filter(col("query").list.len() > 1)
-        .sort("query_id")
-        .head(1)
-    )
-    if texts.height:
-        query, forms = texts.row(0)
-        raise InputError(
-            f"{path}: query `{query}` has two texts, {forms[0][:60]!r} and {forms[1][:60]!r}. Give each text an id of "
-            "its own."
-        )
-    return answers
-
-
-def _known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any:
-    """Each document's id, a key that equal texts share, and whether it is blank."""
-    polars = load_polars()
-    text = document_of(text_columns)
-    with translate_polars_errors(path):
-        known = (
-            docs.select("doc_id", text_key=text.hash(), is_blank=text.str.strip_chars() == "")
-            .collect(engine="streaming")
-            .unique()
-        )
-    twice = known.filter(polars.len().over("doc_id") > 1)["doc_id"]
-    if twice.len():
-        raise InputError(
-            f"{path}: document `{twice.min()}` occurs with different texts. Give each text an id of its own."
-        )
-    return known
-
-
-def _ids(frame: Any, column: str) -> Any:
-    """One row for each id in a list column."""
-    polars = load_polars()
-    return frame.select("query_id", doc_id=polars.col(column)).explode("doc_id").drop_nulls()
 
 
 def _draw(ever_shown: Any, known: Any, queries: Sequence[str], rule: CitationRule) -> tuple[Any, int]:

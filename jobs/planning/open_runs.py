@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.planning.job_files import Job
+from jobs.planning.jobs import Job
 from manifests.inputs.dataset import Dataset
 from manifests.runs.plans import Plan
 from manifests.runs.readings import Readings

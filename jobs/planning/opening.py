@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobs.planning.job_files import Job
+from jobs.planning.jobs import Job
 from jobs.planning.open_runs import OpenRun
 from manifests.errors import ConfigError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset

@@ -9,42 +9,19 @@ and a key that takes anything refuses it.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from jobs.planning.spec_loader import SpecLoader
 from manifests.errors import ConfigError, RelabelError
-from manifests.specs import DisputedText
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
 from manifests.storage.url_files import read_url
 
 MAX_BYTES = 1 << 20
 """Of a spec file; a larger one is some other file, given by mistake."""
-MAX_ALIASED = 10_000
-"""Values that a text's aliases may stand for in all: a few lines of aliases of aliases stand for billions."""
-
-_TAG = "tag:yaml.org,2002:"
-_DISPUTED_TAG = "!disputed"
-_PLAIN: tuple[tuple[str, str, str], ...] = (  # kind, first letters, form
-    ("null", "~nN", r"~|null|Null|NULL|"),
-    ("bool", "tTfF", r"true|True|TRUE|false|False|FALSE"),
-    ("int", "-+0123456789", r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"),
-    (
-        "float",
-        "-+.0123456789",
-        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-    ),
-    ("merge", "<", r"<<"),
-)
-_DISPUTED = re.compile(
-    r"(?i:yes|no|on|off)"  # truth in YAML 1.1
-    r"|[-+]?0[0-9][0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0b[01_]+"  # octal and binary
-    r"|[-+]?[0-9][0-9.]*_[0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0x[0-9a-fA-F_]+"  # thousands set off
-    r"|[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?"  # base 60
-)
 
 
 def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -93,7 +70,7 @@ def parse_yaml(text: str) -> Any:
         yaml.YAMLError: it is no YAML, or one that is refused here; `yaml_fault` says what about it.
     """
     try:
-        return yaml.load(text, Loader=_SpecLoader)
+        return yaml.load(text, Loader=SpecLoader)
     except RecursionError as exc:
         raise yaml.YAMLError("it is nested too deeply") from exc
 
@@ -117,100 +94,3 @@ def _place(error: yaml.YAMLError, text: str) -> str:
 def _read_file(path: str) -> bytes:
     with Path(path).open("rb") as file:
         return file.read(MAX_BYTES + 1)
-
-
-class _SpecLoader(yaml.SafeLoader):
-    """See the top of the file. Takes the kinds of values that JSON has, and refuses tags of others."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._num_values = 0
-        self._num_aliased = 0
-        self._sizes: dict[yaml.Node, int] = {}  # of what has an anchor
-        self._open_anchors: set[str] = set()
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
-        """Compose a value, counting what aliases stand for before anything is built of it."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent):
-            mark: Any = event.start_mark
-            if event.anchor in self._open_anchors:
-                problem = f"the alias *{event.anchor} is used inside its own value"
-                raise yaml.composer.ComposerError(None, None, problem, mark)
-            node: Any = super().compose_node(parent, index)
-            self._num_aliased += self._sizes[node]
-            self._num_values += self._sizes[node]
-            if self._num_aliased > MAX_ALIASED:
-                problem = f"the aliases up to *{event.anchor} expand to more than {MAX_ALIASED:,} values"
-                raise yaml.composer.ComposerError(None, None, problem, mark)
-            return node
-        before, anchor = self._num_values, event.anchor
-        self._num_values += 1
-        if anchor is None:
-            return super().compose_node(parent, index)
-        self._open_anchors.add(anchor)
-        node = super().compose_node(parent, index)
-        self._open_anchors.discard(anchor)
-        self._sizes[node] = self._num_values - before
-        return node
-
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        """Compose a word, noting whether it is plain and untagged, and yet might be read in two ways."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        node = super().compose_scalar_node(anchor)
-        if event.implicit[0] and node.tag == f"{_TAG}str" and _DISPUTED.fullmatch(node.value):
-            node.tag = _DISPUTED_TAG
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping, or refuse a key that occurs twice or can't be one; here, before `<<` brings keys that may
-        be overridden.
-        """
-        node = super().compose_mapping_node(anchor)
-        lines: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a list or mapping can't be a key", key_node.start_mark
-                )
-            line = key_node.start_mark.line + 1
-            key = key_node.value if key_node.tag == f"{_TAG}merge" else self.construct_object(key_node)
-            if key in lines:
-                problem = f"the key `{key}` is given twice, in lines {lines[key]} and {line}"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            lines[key] = line
-        return node
-
-    def plain_value(self, node: yaml.ScalarNode) -> Any:
-        """A null, truth or number of the core schema, by its tag."""
-        text = self.construct_scalar(node)
-        kind = node.tag.removeprefix(_TAG)
-        if not re.fullmatch(next(form for name, _, form in _PLAIN if name == kind), text):
-            raise yaml.constructor.ConstructorError(None, None, f"{text!r} is not of type {kind}", node.start_mark)
-        try:
-            if kind == "int":
-                return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-        except ValueError as exc:  # thousands of digits
-            raise yaml.constructor.ConstructorError(
-                None, None, f"an integer of {len(text)} digits", node.start_mark
-            ) from exc
-        if kind == "float":
-            return float(re.sub(r"\.(?=[iInN])", "", text))
-        return None if kind == "null" else text.lower() == "true"
-
-    def disputed(self, node: yaml.ScalarNode) -> DisputedText:
-        """A text that might have been meant as something else."""
-        return DisputedText(self.construct_scalar(node))
-
-
-_SpecLoader.yaml_implicit_resolvers = {}
-_SpecLoader.yaml_constructors = {
-    **{tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)},
-    _DISPUTED_TAG: _SpecLoader.disputed,
-}
-for _kind, _firsts, _form in _PLAIN:
-    _SpecLoader.add_implicit_resolver(
-        f"{_TAG}{_kind}", re.compile(rf"(?:{_form})\Z"), [*_firsts, *([""] if _kind == "null" else [])]
-    )
-    if _kind != "merge":
-        _SpecLoader.add_constructor(f"{_TAG}{_kind}", _SpecLoader.plain_value)

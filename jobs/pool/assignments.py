@@ -10,7 +10,9 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from jobs.planning.job_files import Job, build_job, read_secrets
+from jobs.planning.job_files import build_job
+from jobs.planning.jobs import Job
+from jobs.planning.settings import read_secrets
 from jobs.planning.spec_places import absolute
 from jobs.pool.isolation import ChunkCase
 from jobs.running.deadlines import Deadline

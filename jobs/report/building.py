@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact, open_artifacts
+from jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact, open_artifacts
 from jobs.report.blocks import Paragraph, Section
 from jobs.report.browser import BrowserData, ShownRow, label_view, quarantine_view
 from jobs.report.gold import GoldChoice, RunGold
 from jobs.report.lineage import trace
 from jobs.report.page import Page, render_page
+from jobs.report.run_artifact import RunArtifact
 from jobs.report.sections_bundles import latency_section, parity_section
 from jobs.report.sections_compared import compared_sections
 from jobs.report.sections_judged import gold_section, judge_runs

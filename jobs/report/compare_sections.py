@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.compare.results import AgainstGold, Flip, Flips, QueriesMoved, RunComparison
+from jobs.compare.results import AgainstGold, QueriesMoved, RunComparison
 from jobs.compare.text import both_title, difference_text, name_of, outcome_text
-from jobs.report.blocks import Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table, confusion_table
+from jobs.report.blocks import Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table, confusion_table
+from jobs.report.compare_flips import flips_section
 from jobs.report.downloads import csv_download
 from jobs.report.page import Page, render_page
-from jobs.report.plots import Bars, PlottedInterval, draw_bars, draw_intervals
+from jobs.report.plots import draw_bars, draw_intervals
+from jobs.report.plotted import Bars, PlottedInterval
 
 DIGEST_CHARACTERS = 12
 """Shown of a digest; the JSON has all of it."""
@@ -21,7 +23,7 @@ def comparison_page(result: RunComparison) -> str:
         Section("figures", "B beside A", _figures(result)),
         Section("tests", "Tests", _tests(result)),
         Section("gold", "Both against gold", _gold(result.gold) if result.gold else []),
-        Section("flips", "Flips", _flips(result.flips)),
+        Section("flips", "Flips", flips_section(result.flips)),
         Section("queries", "Queries that moved", _queries(result.queries)),
     ]
     subtitle = f"A {result.a.path}, B {result.b.path}; differences are B minus A"
@@ -139,49 +141,6 @@ def _gold(gold: AgainstGold) -> list[Block]:
             Drawing("B minus A", draw_intervals([("B minus A", steps)], label="difference"), alt, data, is_wide=True)
         )
     return [*blocks, Table(head, rows, "Both against gold", csv_download("gold", head, rows))]
-
-
-def _flips(found: Flips) -> list[Block]:
-    said = f"{found.rows:,} rows changed their grade: {found.up:,} up, {found.down:,} down."
-    if not found.examples:
-        return [Paragraph(said)]
-    head = ("row", "query id", "document id", "A", "B", "expected A", "expected B", "change")
-    rows = [
-        (
-            str(one.row_a),
-            one.query_id,
-            one.doc_id,
-            one.a.grade,
-            one.b.grade,
-            one.a.expected_grade,
-            one.b.expected_grade,
-            one.change,
-        )
-        for one in found.examples
-    ]
-    texts = ("query", "document", "reasoning A", "reasoning B")
-    data = [
-        (*row, one.query, one.document, one.a.reasoning, one.b.reasoning)
-        for row, one in zip(rows, found.examples, strict=True)
-    ]
-    table = Table(head, rows, "The largest flips", csv_download("flips", (*head, *texts), data))
-    return [Paragraph(said), table, *(_example(one) for one in found.examples)]
-
-
-def _example(one: Flip) -> Fold:
-    summary = f"row {one.row_a}: {one.a.grade} became {one.b.grade} ({one.change:+.3f}) · {one.query or one.query_id}"
-    facts: list[tuple[str, Cell]] = [("query", one.query), ("document", one.document)]
-    for letter, said in (("A", one.a), ("B", one.b)):
-        facts.append((f"{letter}: grade", said.grade))
-        facts.append(
-            (
-                f"{letter}: distribution",
-                None if said.probs is None else " · ".join(f"{value:.3f}" for value in said.probs),
-            )
-        )
-        if said.reasoning:
-            facts.append((f"{letter}: reasoning", said.reasoning))
-    return Fold(summary, [Facts([(name, value) for name, value in facts if value is not None])])
 
 
 def _queries(found: QueriesMoved) -> list[Block]:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from jobs.evaluate.judging import JudgingOptions, gold_of, load_pairs, open_set
-from jobs.report.artifacts import RunArtifact
+from jobs.evaluate.judged_options import JudgingOptions
+from jobs.evaluate.judging import gold_of, load_pairs, open_set
+from jobs.report.run_artifact import RunArtifact
 from manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
 from manifests.judging.gold_columns import own_input
 from manifests.judging.qrels import Duplicates, GradeMap

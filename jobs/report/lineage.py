@@ -5,62 +5,17 @@ thing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.students.data_facts import LearnedGold, LearnedLabels
 from distill.training.model_manifests import BaseModelUsed
 from export.student_facts import BaseReference, GoldOrigin, TrainedLabels
-from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
+from jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact
+from jobs.report.lineage_graph import Graph
+from jobs.report.run_artifact import RunArtifact
 from jobs.report.teachers import TeacherArtifact
 from manifests.digests import digest_of, sha256_bytes
-
-
-@dataclass
-class LineageNode:
-    """One thing of the chain. `is_given`: it was opened for this page; else a manifest names it."""
-
-    key: str
-    kind: str
-    title: str
-    line: str
-    is_given: bool
-
-
-class Edge(NamedTuple):
-    """One thing was made of another; `is_same` says whether what is given here is what the manifest names, None where
-    nobody can tell.
-    """
-
-    source: str
-    target: str
-    is_same: bool | None
-
-
-@dataclass
-class Graph:
-    """All nodes by key, and the edges between them."""
-
-    nodes: dict[str, LineageNode] = field(default_factory=dict)
-    edges: list[Edge] = field(default_factory=list)
-
-    def add(self, key: str, kind: str, title: str, line: str = "", *, is_given: bool = False) -> str:
-        """A node; one that is given takes the place of one that is only named."""
-        if is_given or key not in self.nodes:
-            self.nodes[key] = LineageNode(key, kind, title, line, is_given)
-        return key
-
-    def join(self, source: str, target: str, is_same: bool | None = None) -> None:
-        """Draw an arrow from one node to another, once; `is_same` says whether what is there is still what was used."""
-        edge = Edge(source, target, is_same)
-        if edge not in self.edges:
-            self.edges.append(edge)
-
-    @property
-    def changed(self) -> list[Edge]:
-        """Edges whose source is not any more what the target was made of."""
-        return [edge for edge in self.edges if edge.is_same is False]
 
 
 class _Given(NamedTuple):

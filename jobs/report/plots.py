@@ -10,12 +10,12 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from jobs.report.plot_style import GRID, INK, SERIES, fitted
+from jobs.report.plotted import Bars, Line, PlottedInterval
 from manifests.extras import require
 from manifests.secrets.redaction import shortened
 
@@ -41,37 +41,6 @@ _RC: dict[str, Any] = {
     "axes.formatter.useoffset": False,
 }
 _LABEL_CHARS = 24
-
-
-@dataclass(frozen=True)
-class Bars:
-    """One colour's bars: a label and a height each."""
-
-    name: str
-    labels: Sequence[str]
-    values: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One curve. `is_stepped`: a value holds from its place to the next."""
-
-    name: str
-    places: Sequence[float]
-    values: Sequence[float]
-    is_stepped: bool = False
-    is_dashed: bool = False
-    has_marks: bool = False
-
-
-@dataclass(frozen=True)
-class PlottedInterval:
-    """A named value with the ends of its interval, where it has one."""
-
-    name: str
-    value: float
-    low: float | None
-    high: float | None
 
 
 def draw_bars(groups: Sequence[Bars], *, label: str, value: str) -> Markup:

@@ -10,7 +10,8 @@ from export.parity_records import Parity
 from jobs.report.artifacts import BundleArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
-from jobs.report.plots import Line, draw_lines
+from jobs.report.plots import draw_lines
+from jobs.report.plotted import Line
 
 MOST_LINES = 6
 _TONES = {"passed": "good", "REFUSED": "bad"}

@@ -12,14 +12,14 @@ from typing import Any
 from jobs.evaluate.comparing import compare_sets
 from jobs.evaluate.results import BothByGold, StudentBeside
 from jobs.evaluate.text import figure_title
-from jobs.report.artifacts import RunArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, NO_GOLD, GoldChoice
 from jobs.report.plots import draw_intervals
+from jobs.report.run_artifact import RunArtifact
 from jobs.report.sections_judged import RESAMPLES, shown_figures
 from manifests.metrics.registry import title_of
-from manifests.metrics.student_comparison import AGAINST_TEACHER
+from manifests.metrics.teacher_statistics import AGAINST_TEACHER
 from manifests.secrets.redaction import shortened
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from jobs.evaluate.judging import Judging, judge
 from jobs.evaluate.text import figure_title
-from jobs.report.artifacts import RunArtifact
 from jobs.report.blocks import Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table, title_over
 from jobs.report.downloads import csv_download
 from jobs.report.gold import CANT, GoldChoice
-from jobs.report.plots import Line, PlottedInterval, draw_intervals, draw_reliability
+from jobs.report.plots import draw_intervals, draw_reliability
+from jobs.report.plotted import Line, PlottedInterval
+from jobs.report.run_artifact import RunArtifact
 from manifests.ids import texts_of
 from manifests.metrics.evaluation import Evaluation, evaluate
 from manifests.metrics.metric import MetricValue

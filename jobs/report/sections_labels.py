@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Side, Table, title_over
 from jobs.report.downloads import csv_download
-from jobs.report.plots import Bars, PlottedInterval, draw_bars, draw_histogram, draw_intervals
+from jobs.report.plots import draw_bars, draw_histogram, draw_intervals
+from jobs.report.plotted import Bars, PlottedInterval
 from jobs.report.sections_runs import TalliedRun
 from jobs.report.tallies import Histogram, LabelTally
 from jobs.running.canary import load_results

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Table
 from jobs.report.downloads import csv_download
-from jobs.report.lineage import Graph, LineageNode
+from jobs.report.lineage_graph import Graph, LineageNode
 from manifests.secrets.redaction import shortened
 
 BOX = (196, 62)

@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
-from jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
+from jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact
 from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Section, Side
+from jobs.report.run_artifact import RunArtifact
 from jobs.report.sections_runs import DIGITS
 from jobs.report.sections_teachers import teacher_facts, teacher_notes
 from jobs.report.teachers import TeacherArtifact

@@ -9,7 +9,8 @@ import numpy as np
 
 from jobs.report.blocks import Block, Cell, Drawing, Fold, Section, Side, Table, title_over
 from jobs.report.downloads import csv_download
-from jobs.report.plots import Bars, draw_histogram
+from jobs.report.plots import draw_histogram
+from jobs.report.plotted import Bars
 from jobs.report.sections_judged import JudgedRun, judged_queries
 from manifests.ids import texts_of
 from manifests.metrics.ranking import DEPTH, rank_queries

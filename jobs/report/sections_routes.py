@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jobs.report.artifacts import RunArtifact
 from jobs.report.blocks import Badge, Block, Fold, Outline, OutlineLine, Paragraph, Section
+from jobs.report.run_artifact import RunArtifact
 from jobs.report.sections_runs import TalliedRun
 from jobs.report.tallies import texts_of
 from labelers.steps import RouteStep, read_step

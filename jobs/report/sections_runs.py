@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobs.report.artifacts import RunArtifact
 from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Paragraph, Section, Shade, Table
 from jobs.report.browser import ShownRow
 from jobs.report.downloads import csv_download
+from jobs.report.run_artifact import RunArtifact
 from jobs.report.tallies import LabelTally
 from manifests.schemas import Try
 from manifests.secrets.redaction import redacted, shortened

@@ -14,7 +14,8 @@ from jobs.report.artifacts import StudentArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
 from jobs.report.plot_style import SERIES
-from jobs.report.plots import Line, draw_lines
+from jobs.report.plots import draw_lines
+from jobs.report.plotted import Line
 from jobs.report.teachers import TeacherArtifact
 from manifests.errors import ManifestError
 from manifests.metrics.registry import title_of

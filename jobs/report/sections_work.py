@@ -7,10 +7,11 @@ from datetime import datetime
 
 import numpy as np
 
-from jobs.report.artifacts import Commit, RunArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
-from jobs.report.plots import Line, draw_lines
+from jobs.report.plots import draw_lines
+from jobs.report.plotted import Line
+from jobs.report.run_artifact import Commit, RunArtifact
 from jobs.report.sections_runs import TalliedRun
 from manifests.runs.kept_estimates import plan_against_actual
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from jobs.report.artifacts import RunArtifact
 from jobs.report.row_samples import RowSample
+from jobs.report.run_artifact import RunArtifact
 from manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
 from manifests.runs.label_files import read_labels
 from manifests.runs.receipts import FileRef

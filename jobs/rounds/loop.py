@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jobs.exits import Exit
 from jobs.pairs.token_counts import counter_digest, token_counter
-from jobs.planning.job_files import Job
+from jobs.planning.jobs import Job
 from jobs.rounds.ownership import claim, parts_of_search
 from jobs.rounds.retrieval import CORPUS_KEY, load_corpus, load_questions
 from jobs.rounds.round_files import folder_of, read_reviews, read_round, write_round

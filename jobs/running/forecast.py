@@ -9,7 +9,8 @@ import math
 from typing import NamedTuple
 
 from manifests.asks import NO_WORK, EngineWork
-from manifests.runs.estimates import Estimate, Range
+from manifests.runs.estimates import Estimate
+from manifests.runs.ranges import Range
 
 LEAST_S = 0.5
 """Shorter work tells no rate."""

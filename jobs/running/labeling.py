@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from jobs.planning.job_files import Job
+from jobs.planning.jobs import Job
 from jobs.running.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import COMMITS_IN_FLIGHT, CommitThreads

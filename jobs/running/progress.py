@@ -22,7 +22,7 @@ from jobs.running.counts import ASKED, Progress
 from jobs.running.forecast import Done, Expected, left_s, left_text
 from jobs.streams import redacted_streams
 from manifests.records import plain
-from manifests.runs.estimates import Range
+from manifests.runs.ranges import Range
 from manifests.secrets.redaction import redacted
 
 FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0

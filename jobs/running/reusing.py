@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.planning.job_files import Job
+from jobs.planning.jobs import Job
 from jobs.running.chunks import ChunkWork
 from jobs.running.trajectories import asked_again
 from manifests.asks import Answer, Ask

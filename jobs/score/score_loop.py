@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from distill.students.score import Scorer
 from distill.students.students import StudentModel
-from distill.students.texts import TokenRow
+from distill.students.token_rows import TokenRow
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
 from jobs.running.conclusions import RunReport, conclude

@@ -8,14 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from distill.students.student_manifest import StudentFiles
-from distill.students.students import (
-    StudentModel,
-    StudentRecord,
-    load_student,
-    read_student,
-    student_file_names,
-    student_files,
-)
+from distill.students.student_record import StudentRecord, read_student
+from distill.students.students import StudentModel, load_student, student_file_names, student_files
 from jobs.fetching.folders import fetch_folder
 from jobs.score.student_labeler import StudentArgs
 from manifests.asks import EngineFacts

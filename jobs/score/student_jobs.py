@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from distill.students.specs import NODE_HEADS
-from distill.students.texts import TokenRow
-from jobs.planning.job_files import Job
+from distill.students.heads import NODE_HEADS
+from distill.students.token_rows import TokenRow
+from jobs.planning.jobs import Job
 from jobs.planning.spec_places import Places, resolved
 from jobs.score.student_identity import STUDENT, identify
 from jobs.score.student_labeler import Dtype, StudentArgs, StudentLabeler, StudentOptions

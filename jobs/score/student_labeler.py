@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from typing import ClassVar, Literal
 
+from distill.students.heads import NODE_HEADS
 from distill.students.logits import BATCH_TOKENS
-from distill.students.specs import NODE_HEADS
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, Message
 from manifests.labels import Label, LabelColumn, Pair
 from manifests.specs import EngineArgs, LabelerOptions

@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from labelers.engines.api_complaints import Complaint, read_complaint
+from labelers.engines.api_complaints import Complaint, read_complaint, shown
 from labelers.engines.api_connections import Connections, HttpReply
 from labelers.engines.api_costs import Costs
 from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import ReplyError, parse_reply, read_model_names, reply_limit, shown
+from labelers.engines.api_replies import ReplyError, parse_reply, read_model_names
+from labelers.engines.reply_limits import reply_limit
 from manifests.asks import Finish
 from manifests.errors import EngineCrashError, ModelError, StoreError
 from manifests.extras import require

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from labelers.engines.api_replies import shown
+from manifests.secrets.redaction import redacted
 
 _TOO_LONG_CODES = frozenset({"context_length_exceeded", "string_above_max_length"})
 _TOO_LONG_TEXTS = (
@@ -43,3 +43,14 @@ def read_complaint(payload: Any) -> Complaint:
     return Complaint(
         str(code) if isinstance(code, str | int) else "", shown(message) if isinstance(message, str) else ""
     )
+
+
+_SHOWN_CHARS = 200
+
+
+def shown(text: str) -> str:
+    """A server's words in one short line without control characters."""
+    # a server may echo the key; before a part is taken, which would go unnoticed
+    plain = redacted(text[: 64 * _SHOWN_CHARS])
+    line = " ".join("".join(c if c.isprintable() else " " for c in plain[: 4 * _SHOWN_CHARS]).split())
+    return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…"

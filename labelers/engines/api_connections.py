@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from labelers.engines.api_complaints import shown
 from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import ReplyError, shown
+from labelers.engines.api_replies import ReplyError
 from manifests.extras import require
 
 if TYPE_CHECKING:

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
+from labelers.engines.api_complaints import shown
 from labelers.engines.api_costs import Usage
 from manifests.asks import Finish
-from manifests.secrets.redaction import redacted
 
 _STOPS = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _LENGTHS = frozenset({"length", "max_tokens"})
 _TOKEN_KEY = "token_id:"
-_SHOWN_CHARS = 200
 
 MAX_COUNT = 10_000_000
 """No request has more tokens; what a server says beyond that is not a count."""
@@ -27,38 +25,9 @@ ROUNDING = 1e-3
 MAX_DIGITS = 40
 """A number with more of them is none of the API's."""
 
-REPLY_BASE_BYTES = 1 << 20
-REPLY_BYTES_PER_SENT = 4
-"""Some servers repeat the prompt, as text or ids."""
-REPLY_BYTES_PER_TOKEN = 1024
-REPLY_BYTES_PER_LOGPROB = 256
-TOKENS_UNLIMITED = 32_768
-"""An answer's tokens where `extra_body` takes the limit away."""
-
 
 class ReplyError(ValueError):
     """A reply without the API's form. Caught by the client, which asks again."""
-
-
-def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
-    """Most bytes that the reply to a request can rightly hold, generously: by its answer's tokens and their
-    log-probabilities.
-
-    Args:
-        body: the request; None for a list of models, for which the base must do.
-        sent_bytes: its length.
-    """
-    if body is None:
-        return 16 * REPLY_BASE_BYTES
-    tokens = next(
-        (body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)),
-        TOKENS_UNLIMITED,
-    )
-    logprobs = max(
-        (int(body[name]) for name in ("logprobs", "top_logprobs") if isinstance(body.get(name), int)), default=0
-    )
-    per_token = REPLY_BYTES_PER_TOKEN + REPLY_BYTES_PER_LOGPROB * logprobs
-    return REPLY_BASE_BYTES + REPLY_BYTES_PER_SENT * sent_bytes + tokens * per_token
 
 
 def parse_reply(raw: bytes) -> Any:
@@ -139,14 +108,6 @@ def read_model_names(payload: Any) -> dict[str, dict[str, Any]]:
     data = payload.get("data") if isinstance(payload, dict) else None
     models = [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
     return {model["id"]: model for model in models if _is_text(model.get("id"))}
-
-
-def shown(text: str) -> str:
-    """A server's words in one short line without control characters."""
-    # a server may echo the key; before a part is taken, which would go unnoticed
-    plain = redacted(text[: 64 * _SHOWN_CHARS])
-    line = " ".join("".join(c if c.isprintable() else " " for c in plain[: 4 * _SHOWN_CHARS]).split())
-    return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…"
 
 
 def _only_choice(payload: Any) -> tuple[dict[str, Any], Usage]:

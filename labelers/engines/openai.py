@@ -18,8 +18,9 @@ from pydantic import SecretStr
 
 from labelers.engines.api_chat import ChatMode
 from labelers.engines.api_client import ApiClient
+from labelers.engines.api_complaints import shown
 from labelers.engines.api_options import OpenAiArgs, args_of, key_of
-from labelers.engines.api_replies import MAX_COUNT, shown
+from labelers.engines.api_replies import MAX_COUNT
 from labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, served_digest
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.loop_thread import LoopThread

@@ -103,7 +103,8 @@ class Transformers:
         library = require("transformers", extra="cpu", purpose="The transformers engine")
         library.utils.logging.disable_progress_bar()  # progress is the command's to show
         from labelers.engines.batch import Batch, BatchLimits, BatchVocabulary
-        from labelers.engines.forward import GROUPED, Forward
+        from labelers.engines.forward import Forward
+        from labelers.engines.grouped_attention import GROUPED
 
         args = _args_of(spec)
         if args.num_threads is not None:

@@ -28,8 +28,9 @@ from manifests.errors import InputError
 from manifests.inputs.column_bytes import leaves_of
 from manifests.inputs.column_types import check_types, resolve_columns
 from manifests.inputs.encrypted_columns import encrypted_columns
+from manifests.inputs.file_stamps import listed_stamp
 from manifests.inputs.input_faults import reading
-from manifests.inputs.input_files import ListedFile, left_out_text, list_input, listed_stamp
+from manifests.inputs.input_files import ListedFile, left_out_text, list_input
 from manifests.inputs.snapshots import TableSnapshot
 from manifests.inputs.table_input import list_table, open_table
 from manifests.labels import QUERY_AND_DOCUMENT, InputColumn, Reads

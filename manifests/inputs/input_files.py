@@ -7,8 +7,6 @@ Folders and globs are taken in name order. What is data in a folder, and what is
 from __future__ import annotations
 
 import errno
-import functools
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +16,7 @@ from typing import NamedTuple
 from fsspec.utils import glob_translate
 
 from manifests.errors import InputError
+from manifests.inputs.file_stamps import listed_stamp, stamps_below
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import left_out_as, look_into
 from manifests.inputs.input_globs import fixed_folder, is_glob, matches_of
@@ -27,8 +26,6 @@ from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
 from manifests.storage.filesystems import filesystem_of, is_url, scheme_of
 from manifests.storage.object_run_store import objects_of
-from manifests.storage.objects import Objects
-from manifests.storage.retries import Retries
 
 RULES_SHOWN = 6
 
@@ -85,7 +82,7 @@ def list_named(paths: Sequence[str], folder: str, storage: Storage) -> list[List
             check_kind(path, stat)
         return [ListedFile(path, listed_stamp(found[path])) for path in paths]
     objects, root = objects_of(folder, storage)
-    stamps = _stamps_below(root, folder, objects, storage)
+    stamps = stamps_below(root, folder, objects, storage)
     keys = [root + path.removeprefix(folder) for path in paths]
     if (missing := next((path for path, key in zip(paths, keys, strict=True) if key not in stamps), None)) is not None:
         raise FileNotFoundError(errno.ENOENT, "no such object", missing)
@@ -163,7 +160,7 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
     objects, root = objects_of(pattern, storage)
     fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
     folder = root if fixed == root else fixed.rpartition("/")[0]
-    stamps = _stamps_below(folder, pattern, objects, storage)
+    stamps = stamps_below(folder, pattern, objects, storage)
     rules: set[tuple[str, str]] = set()  # what was left out by which
     if fixed == root:
         inside = [key for key in stamps if key != root]
@@ -184,21 +181,6 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
     return Listing(files, Counter(rule for rule, _ in rules))
 
 
-def _stamps_below(folder: str, where: str, objects: Objects, storage: Storage) -> dict[str, str]:
-    """The keys below that of a folder, each with its tag."""
-    stamps: dict[str, str] = {}
-    after: str | None = None
-    while True:
-        page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
-        try:
-            found, after = Retries(storage.retry_s).call(page, f"{where}: listing it")
-        except FileNotFoundError:
-            return stamps
-        stamps.update((key, tag) for key, tag in found if not key.endswith("/"))
-        if after is None:
-            return stamps
-
-
 def _is_data(key: str, root: str, rules: set[tuple[str, str]]) -> bool:
     """Whether a key is data of the folder `root`; if not, the rule and what it left out, a file or a whole folder, join
     `rules`.
@@ -210,26 +192,3 @@ def _is_data(key: str, root: str, rules: set[tuple[str, str]]) -> bool:
             rules.add((rule, "/".join(inside[:depth])))
             return False
     return True
-
-
-def stamp_of(path: str) -> tuple[int, int, int] | None:
-    """What changes when a local file is replaced, or written over in place: a footer alone can't tell, since it is
-    written last.
-
-    None where there is no file, and for a URL, whose readers are pinned to one version by themselves.
-    """
-    if is_url(path):
-        return None
-    try:
-        stat = Path(path).stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def listed_stamp(stat: os.stat_result) -> str:
-    """The stamp of a local file as a listing has it. With the time of change, which no program sets: a replacement of
-    equal size and date differs in it; and with its device: another disk that is mounted in the same place may give
-    the same numbers.
-    """
-    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"

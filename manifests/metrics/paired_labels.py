@@ -8,7 +8,6 @@ Letters: N rows, Q queries of one part, G all queries, K grades.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -16,11 +15,9 @@ import numpy as np
 from manifests.metrics.agreement import confusion_by_group, kappa
 from manifests.metrics.bootstrap import bootstrap
 from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean
-from manifests.metrics.paired_rows import PairedRows, QueryMoves, query_moves
+from manifests.metrics.paired_rows import PairedRows, QueryMoves, js_rows, query_moves
 from manifests.metrics.statistics import Sums, mean_of_queries
-from manifests.metrics.student_comparison import AGREEMENT, KAPPA, kl_rows, of_counts
-
-LN2 = math.log(2.0)
+from manifests.metrics.teacher_statistics import AGREEMENT, KAPPA, kl_rows, of_counts
 
 
 class PairedSums:
@@ -205,14 +202,3 @@ PAIRED = (
     ),
 )
 """Metrics of two label sets of which neither is the truth, in the order in which they are shown."""
-
-
-def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
-    """Jensen–Shannon divergence of each row: float64 [N], nats, 0 where both are equal, ln 2 where they share no grade.
-
-    Source:
-        Lin 1991: ½ KL(p ‖ m) + ½ KL(q ‖ m), m = ½ (p + q).
-    """
-    middle_NK = (first_NK + second_NK) / 2
-    rows_N: np.ndarray = np.clip((kl_rows(first_NK, middle_NK) + kl_rows(second_NK, middle_NK)) / 2, 0.0, LN2)
-    return rows_N

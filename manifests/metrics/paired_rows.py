@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from manifests.metrics.ranking import tau_by_query
+from manifests.metrics.teacher_statistics import kl_rows
 
 
 @dataclass(frozen=True)
@@ -81,3 +83,17 @@ def query_moves(rows: PairedRows, queries: int, *, depth: int) -> QueryMoves:
     means = [np.bincount(rows.query, score, minlength=queries) / np.maximum(count, 1) for score in (first, second)]
     tau = tau_by_query(rows.query, first, second, num_queries=queries)
     return QueryMoves(count, means[0], means[1], tau, entered, np.minimum(count, depth), changed)
+
+
+LN2 = math.log(2.0)
+
+
+def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
+    """Jensen–Shannon divergence of each row: float64 [N], nats, 0 where both are equal, ln 2 where they share no grade.
+
+    Source:
+        Lin 1991: ½ KL(p ‖ m) + ½ KL(q ‖ m), m = ½ (p + q).
+    """
+    middle_NK = (first_NK + second_NK) / 2
+    rows_N: np.ndarray = np.clip((kl_rows(first_NK, middle_NK) + kl_rows(second_NK, middle_NK)) / 2, 0.0, LN2)
+    return rows_N

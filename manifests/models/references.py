@@ -28,12 +28,8 @@ from typing import Any, NamedTuple
 
 from manifests.errors import ModelError
 from manifests.extras import require
+from manifests.models.model_dirs import check_model_dir
 from manifests.models.wheel_references import check_pin, wheel_of
-
-WEIGHT_SUFFIXES = (".safetensors", ".bin")
-"""What weights in a directory end in. `.bin` is listed so that such a directory is recognised; loading insists on
-safetensors.
-"""
 
 _HF = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _FORMS = "a local directory, hf:org/name[@revision], s3://bucket/prefix, or pypi:PACKAGE==VERSION[#sha256=…]"
@@ -177,26 +173,6 @@ def slot_of(url: str, cache: Path) -> Path:
 
 def _not_fetched(reference: str, slot: Path) -> ModelError:
     return ModelError(f"model {reference!r} is not in the cache ({slot}), where a command that needs it puts it.")
-
-
-def check_model_dir(path: Path, reference: str) -> None:
-    """
-    Raises:
-        ModelError: the directory holds no config.json or no weights.
-    """
-    if not (path / "config.json").is_file():
-        raise ModelError(
-            f"model {reference!r}: {path} holds no config.json; expected a directory with config.json and weights."
-        )
-    if not has_weights(path):
-        raise ModelError(
-            f"model {reference!r}: {path} holds no weights; expected one or more .safetensors beside config.json."
-        )
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether weights lie right inside a folder."""
-    return any(file.suffix in WEIGHT_SUFFIXES and file.is_file() for file in folder.iterdir())
 
 
 def _model_files(path: Path) -> Iterator[tuple[str, Path]]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from manifests.digests import digest_of
 from manifests.errors import InputError, ManifestError
 from manifests.runs.plans import Plan
-from manifests.runs.readings import FOLDER, Reading, load_reading, parsed_name, reading_bytes, reading_name
+from manifests.runs.reading_files import FOLDER, Reading, load_reading, parsed_name, reading_bytes, reading_name
 from manifests.runs.run_manifest import RunManifest
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_store_ports import RunStore

@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from manifests.errors import ManifestError
+from manifests.older_schemas import LABELS_2, NODES, with_own_columns
 from manifests.runs.plans import facts_of
 from manifests.runs.receipts import FileRef
 from manifests.runs.run_folder import RunFolder
-from manifests.schemas import LABELS, LABELS_2, NODES, READABLE_VERSIONS, SCHEMA_VERSION, label_schema, with_own_columns
+from manifests.schemas import LABELS, READABLE_VERSIONS, SCHEMA_VERSION, label_schema
 
 _WITHOUT_NODES = frozenset(("complexity", "direct", "pointwise", "r1", "r3a", "umbrela"))
 """Labelers that left `nodes` null when label files had them; of others, a plan of that time does not say."""

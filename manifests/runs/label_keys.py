@@ -23,7 +23,8 @@ from typing import Any
 from manifests.asks import Ask
 from manifests.digests import canonical_json
 from manifests.labels import Pair, Reads
-from manifests.schemas import KEY_BYTES, NODES
+from manifests.older_schemas import NODES
+from manifests.schemas import KEY_BYTES
 
 _PERSON_LABEL = b"relabel label 1"
 _PERSON_ANSWER = b"relabel answer 1"

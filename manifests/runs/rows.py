@@ -8,33 +8,24 @@ stays in memory.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from manifests.errors import DiskFullError
-from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.column_types import STRUCT_KINDS
-from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
+from manifests.inputs.dataset import Dataset
 from manifests.inputs.input_faults import reading
-from manifests.inputs.input_files import stamp_of
 from manifests.labels import Pair
 from manifests.runs.plans import ShardPlan
-from manifests.runs.readings import Readings, blocks_of
+from manifests.runs.readings import Readings
+from manifests.runs.row_batches import batches_in, scattered_batches
 from manifests.runs.row_pairs import pairs_of
-
-BATCH_ROWS = 2048
-"""Rows decoded at a time: a few megabytes of ordinary text."""
-HELD_BYTES = 16 << 20
-"""A block that is decoded before it is kept as the first reading is held if it is no larger, and else decoded once
-more.
-"""
 
 
 class ChunkRows(NamedTuple):
@@ -95,90 +86,12 @@ def _from_range(
     for _, group in itertools.groupby(enumerate(spans), key=lambda item: item[1][0] - item[0]):
         # runs of consecutive chunks
         run = [span for _, span in group]
-        batches = _batches(dataset, readings, first + run[0][1], first + run[-1][2])
+        batches = batches_in(dataset, readings, first + run[0][1], first + run[-1][2])
         for chunk, start, stop in run:
             while len(waiting) < stop - start:
                 waiting.extend(pairs_of(*next(batches), dataset))
             yield chunk, waiting[: stop - start]
             del waiting[: stop - start]
-
-
-def _batches(
-    dataset: Dataset, readings: Readings | None, start: int, stop: int
-) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
-    """Row ids, columns and file of the rows start..stop, in order, touching only the row groups that hold them."""
-    for row, batch, path in _group_batches(dataset, readings, lambda low, high: low < stop and high > start):
-        low, high = max(start, row), min(stop, row + batch.num_rows)
-        if low < high:
-            yield np.arange(low, high), batch.slice(low - row, high - low), path
-
-
-def _group_batches(
-    dataset: Dataset, readings: Readings | None, wants: Callable[[int, int], bool]
-) -> Iterator[tuple[int, pa.RecordBatch, str]]:
-    """First row id, columns and file of every batch of the row groups low..high that are wanted. A
-    file is opened once.
-    """
-    file_first = 0
-    for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
-        starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
-        touched = [
-            group for group, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)
-        ]
-        if touched:
-            stamp = stamp_of(file.path)
-            with open_planned(file, dataset.storage) as opened:
-
-                def batches(some: Sequence[int], parquet: Any = opened.parquet) -> Iterator[pa.RecordBatch]:
-                    yield from parquet.iter_batches(
-                        batch_size=BATCH_ROWS, row_groups=[*some], columns=dataset.text_columns
-                    )
-
-                held: dict[tuple[int, ...], list[pa.RecordBatch]] = {}
-
-                def decode(
-                    block: range, held: dict[tuple[int, ...], list[pa.RecordBatch]] = held, batches: Any = batches
-                ) -> None:
-                    held.clear()
-                    whole, size = [], 0
-                    for batch in batches(block):
-                        size += batch.nbytes
-                        if size <= HELD_BYTES:
-                            whole.append(batch)
-                    if size <= HELD_BYTES:
-                        held[tuple(block)] = whole
-
-                found = ColumnBytes(
-                    opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns
-                )
-                for some, block in _together(touched, readings, [rows for rows, _ in groups]):
-                    if readings is None:
-                        found.hold(some)
-                    else:
-                        readings.prove(number, file.path, block, some, found, decode)
-                    row = starts[some[0]]
-                    for batch in held.pop(tuple(some), None) or batches(some):
-                        if stamp_of(file.path) != stamp:
-                            # before its rows are used: they may be another file's, or half of each
-                            raise changed_under_way(file.path)
-                        yield row, batch, file.path
-                        row += batch.num_rows
-        file_first += file.rows
-
-
-def _together(
-    touched: list[int], readings: Readings | None, group_rows: list[int]
-) -> Iterator[tuple[list[int], range]]:
-    """Row groups that are read in one go, without gaps, and the block that they lie in."""
-    for block in blocks_of(group_rows, BATCH_ROWS if readings is None else readings.block_rows):
-        inside = touched[bisect.bisect_left(touched, block.start) : bisect.bisect_left(touched, block.stop)]
-        yield from ((some, block) for some in _runs(inside) if some)
-
-
-def _runs(numbers: list[int]) -> list[list[int]]:
-    """Ascending numbers as runs without gaps."""
-    gaps = [place for place, (before, after) in enumerate(itertools.pairwise(numbers), start=1) if after != before + 1]
-    return [numbers[start:stop] for start, stop in itertools.pairwise([0, *gaps, len(numbers)])]
 
 
 @contextlib.contextmanager
@@ -201,7 +114,7 @@ def _from_spill(
     structs = {one.name: STRUCT_KINDS.get(one.kind) for one in dataset.reads.columns}
     with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
         writer = None
-        for rows, batch, path in _scattered_batches(dataset, readings, needed):
+        for rows, batch, path in scattered_batches(dataset, readings, needed):
             with reading(path):
                 kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
                 columns = [
@@ -240,19 +153,6 @@ def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarr
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return whole.take(pa.array(back))
-
-
-def _scattered_batches(
-    dataset: Dataset, readings: Readings | None, needed: np.ndarray
-) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
-    """Batches of the row groups that hold a needed row, in row order; the others are not read."""
-
-    def wants(low: int, high: int) -> bool:
-        first, last = np.searchsorted(needed, [low, high])
-        return bool(first < last)
-
-    for row, batch, path in _group_batches(dataset, readings, wants):
-        yield np.arange(row, row + batch.num_rows), batch, path
 
 
 def _taking(column: pa.Array) -> pa.Array:

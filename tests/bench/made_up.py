@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from export.bench.latency_facts import (
-    BenchedBundle,
-    BenchFacts,
-    ComparedModels,
-    LatencyRow,
-    ModelLatency,
-    ReplayedLengths,
-)
+from export.bench.latency_comparison import ComparedModels
+from export.bench.latency_facts import BenchedBundle, BenchFacts, LatencyRow, ModelLatency, ReplayedLengths
 from export.bench.measured_machine import MeasuredMachine
 
 

@@ -20,7 +20,8 @@ from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
 from export.bench.latency import time_calls
 from export.bench.latency_cards import comparison_rows, put_section
-from export.bench.latency_facts import BoundedRate, ComparedPair, LatencyRow
+from export.bench.latency_comparison import ComparedPair
+from export.bench.latency_facts import BoundedRate, LatencyRow
 from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
 from export.bench.machine_facts import MachineWatch, gpu_state
 from export.bench.measured_machine import GpuState

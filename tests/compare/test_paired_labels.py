@@ -15,8 +15,8 @@ from scipy.spatial.distance import jensenshannon
 from sklearn import metrics
 
 from manifests.metrics.bootstrap import draw_weights, interval_of
-from manifests.metrics.paired_labels import PairedSums, js_rows
-from manifests.metrics.paired_rows import PairedRows, query_moves
+from manifests.metrics.paired_labels import PairedSums
+from manifests.metrics.paired_rows import PairedRows, js_rows, query_moves
 
 GRADES = 3
 

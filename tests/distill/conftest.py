@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from manifests.older_schemas import NODES
 from manifests.phi import DEFAULT_PHI
-from manifests.schemas import LABELS, NODES, label_schema
+from manifests.schemas import LABELS, label_schema
 from manifests.storage.context import Storage
 from tests.engines.conftest import CHATML, make_tokenizer
 

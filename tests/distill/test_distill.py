@@ -15,7 +15,8 @@ import pytest
 
 from distill.students.data_facts import ExampleCounts
 from distill.students.student_manifest import read_student_manifest
-from distill.students.students import load_student, read_student, student_digest, student_files
+from distill.students.student_record import read_student
+from distill.students.students import load_student, student_digest, student_files
 from distill.training.ownership import note_claim
 from distill.training.reporting import EVENTS
 from manifests.digests import readable_json

@@ -20,7 +20,7 @@ from distill.students.kinds import KINDS
 from distill.students.specs import DistillSpec, student_schema
 from distill.students.splits import TRAIN, describe_split, folded, split_queries
 from manifests.errors import ConfigError
-from manifests.schemas import NODES
+from manifests.older_schemas import NODES
 from manifests.spec_faults import validate_spec
 from manifests.storage.context import Storage
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels

@@ -17,10 +17,11 @@ pytest.importorskip("transformers")
 
 from distill.students.embedding import Embedder
 from distill.students.logistic_fit import Basis, fit_softmax
+from distill.students.loss_section import LossSection
 from distill.students.objective import Objective
 from distill.students.query_counts import query_counts
-from distill.students.specs import LossSection
-from distill.students.students import load_student, read_student
+from distill.students.student_record import read_student
+from distill.students.students import load_student
 from manifests.errors import ConfigError, InputError, TrainingError
 from manifests.phi import DEFAULT_PHI
 from tests.distill.conftest import ATTRIBUTES, SUBJECTS, label_rows, write_labels

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distill.students.loss_section import LossSection
 from distill.students.losses import consistency, cross_entropy, induced_log_probs, phi_mask, soft_targets, weighted_sum
 from distill.students.objective import Objective
-from distill.students.specs import LossSection
 from manifests.phi import DEFAULT_PHI
 
 MASK = phi_mask(DEFAULT_PHI, 3)

@@ -21,7 +21,8 @@ import yaml
 from safetensors.numpy import load_file
 
 from distill.students.encoder import EncoderStudent
-from distill.students.texts import PAD_MULTIPLE, EncoderTexts, pad_multiple_for
+from distill.students.texts import EncoderTexts
+from distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
 from distill.training import checkpoints
 from distill.training.batches import BatchPlan, batch_sizes
 from manifests.errors import LockHeldError, StaleRunError, TrainingError

@@ -14,7 +14,8 @@ import yaml
 
 from distill.students.specs import DistillSpec
 from distill.teachers.spec_files import read_teacher_spec, teacher_keys
-from jobs.planning.job_files import JOB, SpecKind, load_job, read_settings
+from jobs.planning.job_files import load_job
+from jobs.planning.settings import JOB, SpecKind, read_settings
 from jobs.planning.spec_places import absolute, resolved
 from jobs.planning.spec_yaml import parse_yaml
 from labelers.registry import labeler_names

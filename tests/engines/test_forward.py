@@ -44,7 +44,8 @@ def tiny(kind: str, **extra: Any) -> Any:
 def test_rows_with_a_shared_prefix_say_what_the_model_says_alone(kind, extra, attention):
     import torch
 
-    from labelers.engines.forward import GROUPED, Forward
+    from labelers.engines.forward import Forward
+    from labelers.engines.grouped_attention import GROUPED
 
     model = tiny(kind, **extra)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, *range(20 + 30 * row, 30 + 31 * row)] for row in range(4)]

@@ -20,11 +20,12 @@ from manifests.ids import codes_of, ids_of
 from manifests.judging.joins import gather
 from manifests.judging.label_columns import LabelPart
 from manifests.metrics.bootstrap import Statistic, draw_weights, paired_bootstrap
-from manifests.metrics.evaluation import evaluate_both
+from manifests.metrics.evaluation_of_both import evaluate_both
 from manifests.metrics.judged import Judged
 from manifests.metrics.ranking import tau_by_query
-from manifests.metrics.student_comparison import compare, kl_rows
+from manifests.metrics.student_comparison import compare
 from manifests.metrics.student_matches import BY_IDS, BY_ROW, Labelled, match_rows
+from manifests.metrics.teacher_statistics import kl_rows
 
 GRADES = 3
 

@@ -73,7 +73,8 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from distill.students.decoder import DecoderStudent
     from distill.students.grade_prompts import grade_token_ids, render_prompt
-    from distill.students.students import StudentRecord, student_files, write_student
+    from distill.students.student_record import StudentRecord
+    from distill.students.students import student_files, write_student
     from tests.engines.conftest import CHATML, make_tokenizer
 
     tokenizer = make_tokenizer(template=CHATML)

@@ -15,9 +15,10 @@ import pytest
 
 from export.bundle_cards import render_bundle_card, undecided_lines, verdict
 from export.bundles import open_bundle
-from export.exporting import export_bundle, refusal_text
+from export.exporting import export_bundle
 from export.parity import answers, judge
 from export.parity import measure as measure_parity
+from export.parity_check import refusal_text
 from export.parity_records import ModelParity, Parity, read_parity
 from export.reference_pairs import PairSet, PairsFile, draw_queries
 from export.specs import ExportSpec, ParitySpec

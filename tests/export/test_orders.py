@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export.judged_parity import expected_grade
 from export.orders import Orders, kept_orders, least_difference
-from export.parity import expected_grade
 from export.parity_records import OrderCounts
 from manifests.records import checked, plain
 

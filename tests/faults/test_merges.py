@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from distill.students.label_tables import load_labels
-from distill.students.specs import LabelSource
+from distill.students.sources import LabelSource
 from jobs.cli import relabel
 from jobs.merge.merging import merge_outputs
 from jobs.planning.job_files import load_job

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from export.addresses import object_name
 from export.bundles import open_bundle
 from export.channels import Channel, find_channel
-from export.versions import check_whole, load_version, object_name
+from export.versions import check_whole, load_version
 from manifests.errors import RelabelError
 from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
 from manifests.storage.bundle_store_ports import BundleStore

@@ -43,7 +43,7 @@ def test_a_fresh_spec_names_its_schema_and_fits_it(relabel: Callable[..., Any], 
 def test_fresh_student_and_teacher_files_are_read_by_their_commands(relabel: Callable[..., Any], folder: Path) -> None:
     from distill.students.specs import DistillSpec
     from distill.teachers.spec_files import read_teacher_spec
-    from manifests.specs import validate_spec
+    from manifests.spec_faults import validate_spec
 
     for kind in ("student", "teacher"):
         relabel("init", "--kind", kind)

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from distill.students.label_tables import load_labels
-from distill.students.specs import LabelSource
+from distill.students.sources import LabelSource
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
 from manifests.runs.plans import ShardPlan
-from manifests.runs.readings import FOLDER, Readings
+from manifests.runs.reading_files import FOLDER
+from manifests.runs.readings import Readings
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage

@@ -12,8 +12,9 @@ import jsonschema
 import pytest
 import yaml
 
-from jobs.planning.job_files import JOB, load_job
+from jobs.planning.job_files import load_job
 from jobs.planning.job_schema import job_schema
+from jobs.planning.settings import JOB
 from jobs.planning.spec_yaml import read_spec_file
 from labelers.engines.registry import engine_names
 from labelers.registry import labeler_names

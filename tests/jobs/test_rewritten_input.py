@@ -17,13 +17,14 @@ import pytest
 
 from distill.students.gold import load_gold
 from distill.students.label_tables import load_labels
-from distill.students.specs import GoldSource, LabelSource
+from distill.students.sources import GoldSource, LabelSource
 from jobs.report.building import build_report
 from manifests.digests import canonical_json, digest_of
 from manifests.errors import InputError, ManifestError
 from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import open_dataset, open_planned
-from manifests.runs.readings import FOLDER, Readings, blocks_of
+from manifests.runs.reading_files import FOLDER
+from manifests.runs.readings import Readings, blocks_of
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.local_run_store import LocalRunStore

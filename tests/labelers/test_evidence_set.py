@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labelers.evidence_set import TOKENS_PER_CHUNK, chunks_within
+from labelers.chunks import chunks_within
+from labelers.evidence_set import TOKENS_PER_CHUNK
 from labelers.verdicts import Reader
 from manifests.asks import Ask
 from manifests.errors import VerdictError

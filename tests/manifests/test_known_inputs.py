@@ -16,7 +16,8 @@ from manifests.digests import digest_of
 from manifests.errors import StoreUnreachableError
 from manifests.inputs import dataset as dataset_module
 from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.inputs.input_files import list_files, listed_stamp
+from manifests.inputs.file_stamps import listed_stamp
+from manifests.inputs.input_files import list_files
 from manifests.labels import Reads
 from manifests.runs.cutting import make_plan
 from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from export.addresses import parse_address
 from export.bundles import Bundle, seal_bundle
 from export.destinations import Destination
 from export.publishing import Published, PublishOptions, publish
 from export.pulling import Pulled, PullOptions, pull
-from export.versions import parse_address
 from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.context import Storage

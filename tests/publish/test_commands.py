@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from export.versions import object_name
+from export.addresses import object_name
 from manifests.storage.bundle_stores import open_bundle_store
 from manifests.storage.context import Storage
 from tests import seaweed

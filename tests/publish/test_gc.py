@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from export.addresses import object_name, version_name
 from export.channels import load_channel
 from export.gc import TAKE_OVER_S, Collected, collect
 from export.gc_marks import Claim, GcMarks, change_gc_marks, load_gc_marks
 from export.publishing import roll_back, set_channel
-from export.versions import check_whole, find_version, load_version, object_name, version_name
+from export.versions import check_whole, find_version, load_version
 from manifests.errors import GateError, InputError, LockHeldError, ManifestError
 from manifests.storage.bundle_store_ports import BundleStore
 from manifests.storage.bundle_stores import open_bundle_store

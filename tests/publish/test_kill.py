@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from export.addresses import object_name
 from export.channels import load_channel
 from export.destinations import Destination
-from export.versions import check_whole, load_version, object_name
+from export.versions import check_whole, load_version
 from manifests import failpoints
 from manifests.errors import InputError
 from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS

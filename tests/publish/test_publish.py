@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from export.addresses import object_name, parse_address, version_name
 from export.channels import Channel, find_channel, load_channel, move_channel
 from export.publishing import roll_back, set_channel
 from export.signatures import SigningKey
-from export.versions import check_whole, load_version, object_name, parse_address, version_name
+from export.versions import check_whole, load_version
 from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
 from manifests.storage.bundle_store_ports import BundleStore, Held
 from manifests.storage.bundle_stores import open_bundle_store

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from export.addresses import object_name, version_name
 from export.channels import channel_name, load_channel, move_channel
 from export.destinations import Destination
 from export.publishing import roll_back, set_channel
 from export.signatures import SigningKey, TrustedKeys
-from export.versions import load_version, object_name, version_name
+from export.versions import load_version
 from manifests.digests import sha256_bytes
 from manifests.errors import DiskFullError, GateError, InputError, LockHeldError, ManifestError, StoreUnreachableError
 from manifests.storage.bundle_store_ports import BundleStore

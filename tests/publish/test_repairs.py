@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from export.addresses import version_name
 from export.bundles import seal_bundle
 from export.destinations import Destination
 from export.publishing import roll_back
-from export.versions import version_name
 from export.wholeness import YOUNG_NS
 from manifests.errors import DiskFullError, ManifestError
 from manifests.failpoints import PULL_FAILPOINTS

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests.inputs.dataset import open_dataset
+from manifests.older_schemas import NODES
 from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
 from manifests.runs.cutting import make_plan
 from manifests.runs.fingerprints import fingerprint_parts
@@ -26,7 +27,7 @@ from manifests.runs.receipts import ChunkId
 from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import RunFolder, build_manifest
 from manifests.runs.run_manifest import write_manifest
-from manifests.schemas import NODES, LabelRow, QuarantineRow
+from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store

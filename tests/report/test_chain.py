@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.training.curves import CURVE_SCHEMA
-from export.bench.latency_facts import BoundedRate, Finding
+from export.bench.latency_comparison import Finding
+from export.bench.latency_facts import BoundedRate
 from export.bundles import open_bundle, seal_bundle
 from jobs.report.artifacts import open_artifacts
 from jobs.report.building import build_report

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.report.artifacts import RunArtifact, open_artifact
+from jobs.report.artifacts import open_artifact
 from jobs.report.blocks import title_over
 from jobs.report.browser import DOCUMENT_CHARS, BrowserData
 from jobs.report.building import build_report
 from jobs.report.downloads import csv_download
 from jobs.report.gold import GoldChoice
-from jobs.report.plots import Bars, draw_bars
+from jobs.report.plots import draw_bars
+from jobs.report.plotted import Bars
 from jobs.report.row_samples import hash_rows, shares
+from jobs.report.run_artifact import RunArtifact
 from jobs.report.tallies import tally_labels
 from jobs.running.canary import CanaryResult, keep_result
 from manifests.errors import InputError, UsageError

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.students.label_tables import load_labels
-from distill.students.specs import LabelSource
+from distill.students.sources import LabelSource
 from labelers.engines.fake import Fake
 from manifests.runs.plans import load_plan
 from manifests.storage.context import Storage

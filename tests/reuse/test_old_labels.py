@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.students.label_tables import load_labels
-from distill.students.specs import LabelSource
+from distill.students.sources import LabelSource
 from labelers.graph_grpo import GraphGrpo
-from manifests.schemas import LABELS, LABELS_2, NODES
+from manifests.older_schemas import LABELS_2, NODES
+from manifests.schemas import LABELS
 from manifests.storage.context import Storage
 from tests.reuse.conftest import Days, Row, said
 from tests.reuse.old_labels import COMMON, JOBS, ROWS, unpack

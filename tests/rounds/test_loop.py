@@ -21,7 +21,8 @@ pytest.importorskip("bm25s")
 from jobs.commands.label import execute, session_of
 from jobs.exits import Exit
 from jobs.pairs.token_counts import count_pieces
-from jobs.planning.job_files import Job, load_job
+from jobs.planning.job_files import load_job
+from jobs.planning.jobs import Job
 from jobs.rounds.loop import run_rounds
 from jobs.running.chunks import ChunkWork
 from jobs.running.conclusions import RunReport

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.students.label_tables import load_labels
-from distill.students.specs import LabelSource
+from distill.students.sources import LabelSource
 from manifests.errors import InputError, StoreUnreachableError
 from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.runs.cutting import make_plan

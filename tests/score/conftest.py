@@ -28,7 +28,8 @@ def write_tiny_student(
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     from distill.students.encoder import EncoderStudent
-    from distill.students.students import StudentRecord, student_files, write_student
+    from distill.students.student_record import StudentRecord
+    from distill.students.students import student_files, write_student
 
     heads = heads or {"relevance": 3, "subject": 5, "attribute": 5}
     vocabulary = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS))}

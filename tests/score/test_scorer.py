@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from distill.students.score import Scorer
-from distill.students.students import StudentModel, StudentRecord, load_student, write_student
+from distill.students.student_record import StudentRecord
+from distill.students.students import StudentModel, load_student, write_student
 from manifests.errors import ModelError
 from tests.engines.conftest import make_tokenizer
 

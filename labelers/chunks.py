@@ -1,0 +1,102 @@
+"""Chunks of a query's documents: which are shown, and whether they are the document's own."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from manifests.formats import JsonIndices
+from manifests.labels import InputColumn, Pair
+
+CHUNKS = InputColumn("chunks", "list<chunk>", "The document's chunks, as `relabel pairs chunk` writes them.", True)
+
+
+class Chunk(NamedTuple):
+    """A chunk of a document, as the column holds it."""
+
+    n: int
+    heading_path: Sequence[str]
+    text: str
+    token_len: int
+    start: int
+    end: int
+
+
+class ShownChunks(NamedTuple):
+    """How many chunks of each document are shown, and the room that they take, in tokens."""
+
+    counts: tuple[int, ...]
+    num_tokens: int
+
+
+def chunks_within(sizes: Sequence[Sequence[int]], room: int) -> ShownChunks:
+    """What fits into so many tokens: chunks go from the end of the document that is longest just then, of equals the
+    last one.
+
+    Args:
+        sizes: tokens of each chunk, by document.
+    """
+    counts, totals = [len(one) for one in sizes], [sum(one) for one in sizes]
+    longest = [(-total, -place) for place, total in enumerate(totals) if counts[place]]
+    heapq.heapify(longest)
+    num_tokens = sum(totals)
+    while num_tokens > room and longest:
+        place = -heapq.heappop(longest)[1]
+        counts[place] -= 1
+        size = sizes[place][counts[place]]
+        totals[place] -= size
+        num_tokens -= size
+        if counts[place]:
+            heapq.heappush(longest, (-totals[place], -place))
+    return ShownChunks(tuple(counts), num_tokens)
+
+
+def rendered_sets(section: JsonIndices, wanted: Sequence[Sequence[int]]) -> str:
+    """The answer that chooses these chunks, as far as they are shown, each once.
+
+    Args:
+        wanted: chunk numbers by document, most important first; of documents that are not shown, too.
+    """
+    held = zip(section.keys, section.mosts, wanted, strict=False)
+    return json.dumps({key: list(dict.fromkeys(n for n in one if 1 <= n <= most)) for key, most, one in held})
+
+
+def chunk_texts(pair: Pair, selected: Sequence[int]) -> list[str]:
+    """Texts of these chunks of a document, each once and under its headings, as the prompt shows them."""
+    chunks = chunks_of(pair)
+    return [text_of(chunks[number - 1]) for number in dict.fromkeys(selected)]
+
+
+def chunks_of(pair: Pair) -> tuple[Chunk, ...]:
+    held: Sequence[dict[str, Any]] = pair.columns.get(CHUNKS.name, ())
+    return tuple(Chunk(**one) for one in held)
+
+
+def text_of(chunk: Chunk) -> str:
+    return "\n".join(filter(None, (" > ".join(chunk.heading_path), chunk.text)))
+
+
+def first_fault(pairs: Sequence[Pair]) -> str | None:
+    """What is wrong with the first chunk that is not of its document; None where all are."""
+    for pair in pairs:
+        for number, one in enumerate(chunks_of(pair), start=1):
+            if why := _fault(one, number, pair.document):
+                return f"document {pair.doc_id}: chunk {number} {why}"
+    return None
+
+
+def _fault(chunk: Chunk, number: int, document: str) -> str | None:
+    """Chunks are numbered from 1, each is a piece of the document, and none is of less than no tokens. An input may
+    hold null anywhere.
+    """
+    start, end, size = chunk.start, chunk.end, chunk.token_len
+    if None in (chunk.n, start, end, size, *chunk.heading_path):
+        return "is null, or has a null in it"
+    if chunk.n != number or not 0 <= start <= end <= len(document) or document[start:end] != chunk.text:
+        return (
+            f"is not the document's characters {start} to {end}: both must come from one `relabel pairs chunk`, and "
+            "`n` counts from 1"
+        )
+    return f"has a `token_len` of {size}, expected 0 or more" if size < 0 else None

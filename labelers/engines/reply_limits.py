@@ -1,0 +1,35 @@
+"""How many bytes a server's reply may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+REPLY_BASE_BYTES = 1 << 20
+REPLY_BYTES_PER_SENT = 4
+"""Some servers repeat the prompt, as text or ids."""
+REPLY_BYTES_PER_TOKEN = 1024
+REPLY_BYTES_PER_LOGPROB = 256
+TOKENS_UNLIMITED = 32_768
+"""An answer's tokens where `extra_body` takes the limit away."""
+
+
+def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
+    """Most bytes that the reply to a request can rightly hold, generously: by its answer's tokens and their
+    log-probabilities.
+
+    Args:
+        body: the request; None for a list of models, for which the base must do.
+        sent_bytes: its length.
+    """
+    if body is None:
+        return 16 * REPLY_BASE_BYTES
+    tokens = next(
+        (body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)),
+        TOKENS_UNLIMITED,
+    )
+    logprobs = max(
+        (int(body[name]) for name in ("logprobs", "top_logprobs") if isinstance(body.get(name), int)), default=0
+    )
+    per_token = REPLY_BYTES_PER_TOKEN + REPLY_BYTES_PER_LOGPROB * logprobs
+    return REPLY_BASE_BYTES + REPLY_BYTES_PER_SENT * sent_bytes + tokens * per_token

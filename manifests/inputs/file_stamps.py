@@ -1,0 +1,50 @@
+"""By what a file is known to be as it was, without reading it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+from manifests.storage.context import Storage
+from manifests.storage.filesystems import is_url
+from manifests.storage.objects import Objects
+from manifests.storage.retries import Retries
+
+
+def stamps_below(folder: str, where: str, objects: Objects, storage: Storage) -> dict[str, str]:
+    """The keys below that of a folder, each with its tag."""
+    stamps: dict[str, str] = {}
+    after: str | None = None
+    while True:
+        page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
+        try:
+            found, after = Retries(storage.retry_s).call(page, f"{where}: listing it")
+        except FileNotFoundError:
+            return stamps
+        stamps.update((key, tag) for key, tag in found if not key.endswith("/"))
+        if after is None:
+            return stamps
+
+
+def stamp_of(path: str) -> tuple[int, int, int] | None:
+    """What changes when a local file is replaced, or written over in place: a footer alone can't tell, since it is
+    written last.
+
+    None where there is no file, and for a URL, whose readers are pinned to one version by themselves.
+    """
+    if is_url(path):
+        return None
+    try:
+        stat = Path(path).stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def listed_stamp(stat: os.stat_result) -> str:
+    """The stamp of a local file as a listing has it. With the time of change, which no program sets: a replacement of
+    equal size and date differs in it; and with its device: another disk that is mounted in the same place may give
+    the same numbers.
+    """
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"
