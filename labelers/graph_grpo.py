@@ -14,11 +14,10 @@ from typing import Any, ClassVar
 
 from pydantic import model_validator
 
-from labelers.prompts import BUILT_IN, SHARED, Prompts
-from labelers.section_values import is_none
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer, Ask, Decision, Sampling
-from manifests.formats import AnswerFormat, Choice, Text
+from labelers.one_ask import OneAsk
+from labelers.verdicts import is_none
+from manifests.asks import Answer, Ask, Decision
+from manifests.formats import Choice, Section, Text
 from manifests.labels import Label, LabelColumn, Pair
 from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, phi_grade, unreached_grades
 from manifests.specs import LabelerOptions
@@ -64,7 +63,7 @@ class GraphGrpoOptions(LabelerOptions):
         return self
 
 
-class GraphGrpo:
+class GraphGrpo(OneAsk):
     """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a) is not the grade), `no_distribution` (of any of the four
     decisions), and the answer's own.
 
@@ -73,7 +72,8 @@ class GraphGrpo:
 
     Options: ClassVar[type[LabelerOptions]] = GraphGrpoOptions
     columns: ClassVar[tuple[LabelColumn, ...]] = _COLUMNS
-    uses_context = False
+    template_set = "graph-grpo"
+    example = Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45.")
 
     def __init__(self, options: GraphGrpoOptions) -> None:
         self._phi = options.phi
@@ -85,35 +85,22 @@ class GraphGrpo:
                 ),
                 " or ".join(map(str, unreached)),
             )
-        settings = {"grades": options.grades, "scores": NODE_SCORES}
-        prompts = Prompts(BUILT_IN / "graph-grpo", options.templates, shared=SHARED)
-        self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
-        self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)
-        self._digests = prompts.digests
         grades = tuple(map(str, range(options.grades)))
         scores = tuple(map(str, range(NODE_SCORES)))
-        self._format = AnswerFormat(
-            (
-                Choice("preliminary", grades),
-                *(Text(tag, options.max_text_tokens, may_be_empty=False) for tag in _TEXTS),
-                Choice("subject_score", scores),
-                Choice("attribute_score", scores),
-                Choice("score", grades),
-            )
+        sections: tuple[Section, ...] = (
+            Choice("preliminary", grades),
+            *(Text(tag, options.max_text_tokens, may_be_empty=False) for tag in _TEXTS),
+            Choice("subject_score", scores),
+            Choice("attribute_score", scores),
+            Choice("score", grades),
         )
-        self._decisions = (
+        decisions = (
             Decision("preliminary", "<preliminary>", grades),
             Decision("subject", "<subject_score>", scores),
             Decision("attribute", "<attribute_score>", scores),
             Decision("score", "<score>", grades),
         )
-        self._reader = Reader(self._format)
-        self._max_tokens = token_budget(self._format)
-        self._sampling = Sampling(options.temperature, options.top_p)
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
+        super().__init__(options, sections, decisions, {"grades": options.grades, "scores": NODE_SCORES})
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask.
@@ -144,14 +131,3 @@ class GraphGrpo:
         if any(decision.name not in answer.distributions for decision in self._decisions):
             flags.append("no_distribution")
         return Label(grade, answer.distributions.get("score"), columns, flags=flags)
-
-    def probe(self) -> list[Ask]:
-        return [
-            self._ask(
-                Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45.")
-            )
-        ]
-
-    def _ask(self, pair: Pair) -> Ask:
-        messages = (self._system, self._user.message(pair.query, pair.document))
-        return Ask("verdict", messages, self._format, self._max_tokens, self._decisions, "", None, None, self._sampling)
