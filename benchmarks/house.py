@@ -1,10 +1,11 @@
-"""Two figures of the code itself, by room: statements, and subscripts whose key is written out (`held["rows"]`).
+"""Figures of the code itself, by room: statements, and subscripts whose key is written out (`held["rows"]`). Below the
+sums stands how long a file is.
 
     python benchmarks/house.py [--files]
 
 Such a key is a field that a typed record would name. Both are counted in the syntax tree, so that formatting moves
-neither. Tests and docstrings are left out; benchmarks/ has a line of its own below the sum. `house_2026-11-22.md` holds
-the figures that later ones are compared with.
+neither. Tests and docstrings are left out; benchmarks/ has a line of its own below the sum. `house_2026-11-22.md` and
+`house_2026-11-23.md` hold the figures that later ones are compared with.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import statistics
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +73,9 @@ def main() -> None:
     beside = sizes(ROOT / "benchmarks").values()
     own = functools.reduce(Size.plus, beside, Size())
     print(f"| benchmarks | {len(beside)} | {own.statements:,} | {own.subscripts:,} |")
+    lines = [len((ROOT / name).read_text().splitlines()) for name in files]
+    deciles = statistics.quantiles(lines, n=10, method="inclusive")
+    print(f"\nlines of a file: median {statistics.median(lines):.0f}, 90th percentile {deciles[8]:.0f}")
     for name, size in sorted(files.items(), key=lambda item: -item[1].subscripts) if show_files else ():
         if size.subscripts:
             print(f"{size.subscripts:5} {name}")
