@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from manifests.inputs.dataset import open_dataset
 from manifests.labels import QUERY_AND_DOCUMENT, Reads
-from manifests.runs import rows as rows_module
+from manifests.runs import row_batches
 from manifests.runs.cutting import make_plan
 from manifests.runs.plans import shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
@@ -44,7 +44,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[list[tuple[str, str | None, str | Non
 @settings(deadline=None)
 @given(layout=layouts(), keep=st.integers(0, 2**20), batch_rows=st.integers(1, 9))
 def test_chunks_hold_the_planned_rows_in_order(layout: tuple, keep: int, batch_rows: int) -> None:  # type: ignore[type-arg]
-    with mock.patch.object(rows_module, "BATCH_ROWS", batch_rows):
+    with mock.patch.object(row_batches, "BATCH_ROWS", batch_rows):
         check_chunks(layout, keep)
 
 
