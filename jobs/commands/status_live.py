@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.running.forecast import Done, expected_of, left_s, left_text
+from jobs.running.forecast import DoneSoFar, expected_of, left_s, left_text
 from jobs.running.live import Live
 from jobs.running.live_files import WorkerState, live_states
 from manifests.errors import ManifestError
@@ -85,7 +85,7 @@ def _left_s(folder: RunFolder, heard: list[WorkerState], rows_open: int) -> Rang
     for state in heard:
         live.add(state.live)
     work = live.work._replace(prefill_s=live.work.prefill_s / len(heard), decode_s=live.work.decode_s / len(heard))
-    done = Done(
+    done = DoneSoFar(
         seconds=max(state.seconds for state in heard),
         rows=sum(state.pairs for state in heard),
         in_flight=live.in_flight,

@@ -30,7 +30,7 @@ class Expected(NamedTuple):
     output: Range
 
 
-class Done(NamedTuple):
+class DoneSoFar(NamedTuple):
     """What a run has done after some seconds of its engine's work.
 
     Args:
@@ -60,7 +60,7 @@ def expected_of(estimate: Estimate) -> Expected | None:
     return Expected(*(Range(*(each / rows.value for each in one)) for one in (asks, prompt, estimate.output_tokens)))
 
 
-def left_s(total: int, done: Done, expected: Expected | None) -> Range | None:
+def left_s(total: int, done: DoneSoFar, expected: Expected | None) -> Range | None:
     """Seconds until all rows are done, by whatever tells them more narrowly; None while nothing was measured.
 
     Args:
@@ -73,7 +73,7 @@ def left_s(total: int, done: Done, expected: Expected | None) -> Range | None:
     return min(found, key=lambda one: (one.high + 1) / (one.low + 1), default=None)
 
 
-def _by_rows(total: int, done: Done) -> Range:
+def _by_rows(total: int, done: DoneSoFar) -> Range:
     """What is under way counts by its share of the work, where the engine tells; else it may be as good as done, or as
     good as not begun.
     """
@@ -86,7 +86,7 @@ def _by_rows(total: int, done: Done) -> Range:
     return Range.exact(done.seconds).over(rows) * _error(done.rows) * max(0.0, total - done.rows)
 
 
-def _by_work(total: int, done: Done, expected: Expected) -> Range:
+def _by_work(total: int, done: DoneSoFar, expected: Expected) -> Range:
     """Tokens that are still to run, at the rates so far. The tokens of an answer, once there is one, are all that were
     decoded over all answers: those of the unfinished ones count, or short answers, which come first, would mislead.
     """

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from jobs import log_format
 from jobs.running.counts import ASKED, Progress
-from jobs.running.forecast import Done, Expected, left_s, left_text
+from jobs.running.forecast import DoneSoFar, Expected, left_s, left_text
 from jobs.streams import redacted_streams
 from manifests.records import plain
 from manifests.runs.ranges import Range
@@ -173,7 +173,7 @@ class Display:
         reused = progress.kept("reused")
         return left_s(
             max(0, self._total - reused),
-            Done(
+            DoneSoFar(
                 now - progress.started_s,
                 progress.kept("pairs"),
                 live.in_flight,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.running.forecast import Done, Expected, expected_of, left_s, left_text
+from jobs.running.forecast import DoneSoFar, Expected, expected_of, left_s, left_text
 from manifests.asks import NO_WORK, EngineWork
 from manifests.runs.estimates import Estimate, StageEstimate
 from manifests.runs.ranges import Range
@@ -24,9 +24,11 @@ def width(found: Range | None) -> float:
 
 
 def test_prefills_alone_give_a_first_interval_and_decoding_and_answers_narrower_ones() -> None:
-    prefilled = left_s(24, Done(10.0, in_flight=16, work=EngineWork(10, 5_000, 10.0, 0, 0.0)), EXPECTED)
-    decoded = left_s(24, Done(20.0, in_flight=16, work=EngineWork(10, 5_000, 10.0, 1_000, 10.0)), EXPECTED)
-    answered = left_s(24, Done(20.0, in_flight=7, answers=9, work=EngineWork(10, 5_000, 10.0, 1_000, 10.0)), EXPECTED)
+    prefilled = left_s(24, DoneSoFar(10.0, in_flight=16, work=EngineWork(10, 5_000, 10.0, 0, 0.0)), EXPECTED)
+    decoded = left_s(24, DoneSoFar(20.0, in_flight=16, work=EngineWork(10, 5_000, 10.0, 1_000, 10.0)), EXPECTED)
+    answered = left_s(
+        24, DoneSoFar(20.0, in_flight=7, answers=9, work=EngineWork(10, 5_000, 10.0, 1_000, 10.0)), EXPECTED
+    )
     assert decoded is not None
     # 24 rows of 500 tokens at 500 a second, and of 100 tokens at 100 a second, less what was run
     assert decoded.value == pytest.approx(24 + 24 - 20)
@@ -43,18 +45,18 @@ def test_the_estimate_gives_what_a_row_takes() -> None:
 
 @pytest.mark.parametrize("expected", [None, EXPECTED])
 def test_nothing_measured_is_no_forecast(expected: Expected | None) -> None:
-    assert left_s(24, Done(9.0, in_flight=16), expected) is None
+    assert left_s(24, DoneSoFar(9.0, in_flight=16), expected) is None
 
 
 def test_without_an_estimate_the_first_row_tells() -> None:
     work = EngineWork(9, 5_000, 9.0, 10, 0.1)
-    assert left_s(24, Done(9.0, in_flight=16, work=work), None) is None
-    assert left_s(24, Done(9.0, rows=1, in_flight=15), None) is not None
+    assert left_s(24, DoneSoFar(9.0, in_flight=16, work=work), None) is None
+    assert left_s(24, DoneSoFar(9.0, rows=1, in_flight=15), None) is not None
 
 
 def test_refused_answers_make_it_longer() -> None:
     work = EngineWork(16, 8_000, 16.0, 1_000, 10.0)
-    read, unread = (left_s(240, Done(20.0, answers=10, refused=one, work=work), EXPECTED) for one in (0, 10))
+    read, unread = (left_s(240, DoneSoFar(20.0, answers=10, refused=one, work=work), EXPECTED) for one in (0, 10))
     assert read is not None
     assert unread is not None
     assert unread.value > read.value
@@ -72,7 +74,7 @@ def test_at_an_even_pace_the_interval_shrinks_with_every_row_and_holds_the_truth
     widths = []
     for rows in (1, 2, 5, 20, 100, 399):
         work = EngineWork(rows, rows * 100, 1.0, 0, 0.0) if knows_work else NO_WORK
-        found = left_s(total, Done(rows * seconds, rows, in_flight, rows, 0, rows * 100, work), None)
+        found = left_s(total, DoneSoFar(rows * seconds, rows, in_flight, rows, 0, rows * 100, work), None)
         assert found is not None
         assert found.low <= (total - rows) * seconds * (1 + 1e-9)
         assert found.high >= (total - rows) * seconds * (1 - 1e-9)
@@ -82,8 +84,8 @@ def test_at_an_even_pace_the_interval_shrinks_with_every_row_and_holds_the_truth
 
 def test_rows_that_are_half_done_count_by_their_share_of_the_work() -> None:
     """Sixteen rows go side by side: the first was done after 60 s, and of the others most of the work is."""
-    alone = left_s(16, Done(60.0, 1, 15, 1, 0, 600), None)
-    known = left_s(16, Done(60.0, 1, 15, 1, 0, 600, EngineWork(16, 8_000, 30.0, 1_000, 30.0)), None)
+    alone = left_s(16, DoneSoFar(60.0, 1, 15, 1, 0, 600), None)
+    known = left_s(16, DoneSoFar(60.0, 1, 15, 1, 0, 600, EngineWork(16, 8_000, 30.0, 1_000, 30.0)), None)
     assert alone is not None
     assert known is not None
     assert known.value == pytest.approx(60.0)
