@@ -28,7 +28,7 @@ from jobs.running.chunk_time import chunk_time
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
 from jobs.running.deadlines import Deadline, choose_deadline
-from jobs.running.forecast import expected_of
+from jobs.running.forecast import Expected, expected_of
 from jobs.running.metrics import MetricsFile
 from jobs.running.progress import Display
 from jobs.running.run_text import advise, engine_text, report_json, report_text, verdict
@@ -314,11 +314,8 @@ def execute(
     it.
     """
     spec, stop = session.opened.job.spec, session.stop
-    expected = None
-    with contextlib.suppress(ManifestError):  # a damaged estimate: nothing depends on it
-        estimate = load_estimate(session.opened.store)
-        expected = None if estimate is None else expected_of(estimate)
     total = session.left.rows_to_ask()
+    expected = _expected(session) if total else None
     with (
         Display(session.progress, total, expected=expected, shows_refused=shows_refused) as display,
         stopping(stop, display.say),
@@ -343,3 +340,11 @@ def execute(
     if metrics is not None:
         metrics.report = report
     return report
+
+
+def _expected(session: Session) -> Expected | None:
+    """What the plan's estimate says of a row."""
+    with contextlib.suppress(ManifestError):  # a damaged one: nothing depends on it
+        estimate = load_estimate(session.opened.store)
+        return None if estimate is None else expected_of(estimate)
+    return None
