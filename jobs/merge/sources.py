@@ -27,6 +27,7 @@ from manifests.runs.run_manifest import (
     manifest_sha256_of,
 )
 from manifests.runs.snapshots import Snapshot
+from manifests.runs.spills import SpilledFiles
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import place_of
 from manifests.storage.run_stores import open_run_store
@@ -142,19 +143,19 @@ def differences_of(runs: list[MergedRun]) -> list[str]:
     return found + [f"engine {remark}" for remark in engines_differ(engines)]
 
 
-def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Plan, dict[str, bytes]]:
+def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Plan, SpilledFiles]:
     """One plan over all inputs: the runs' shards and chunks as they were cut, rows counted on through the list of
     files.
     """
     shards: list[ShardPlan] = []
-    beside: dict[str, bytes] = {}
+    beside = SpilledFiles()
     for run in runs:
         for number, shard in enumerate(run.plan.shards):
             if shard.row_ids is not None:
                 rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
                 row_ids, data = row_id_file(run.first_shard + number, rows)
                 moved = shard._replace(row_ids=row_ids)
-                beside |= data
+                beside.add(data)
             else:
                 moved = shard._replace(first_row=(shard.first_row or 0) + run.first_row)
             shards.append(moved)

@@ -62,7 +62,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         plan, beside = make_plan(
             dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
         )
-        beside |= known_file(dataset, plan, job.spec.input, job.reads)
+        beside.add(known_file(dataset, plan, job.spec.input, job.reads))
         if may_write:
             for folder in ("", "plan"):
                 store.sweep(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -169,7 +170,7 @@ class Plan:
         return sum(len(shard.chunks) for shard in self.shards)
 
 
-def write_plan(store: RunStore, plan: Plan, beside: dict[str, bytes]) -> bool:
+def write_plan(store: RunStore, plan: Plan, beside: Mapping[str, bytes]) -> bool:
     """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that
     one).
 

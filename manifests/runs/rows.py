@@ -8,7 +8,6 @@ stays in memory.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from manifests.errors import DiskFullError
 from manifests.inputs.column_types import STRUCT_KINDS
 from manifests.inputs.dataset import Dataset
 from manifests.inputs.input_faults import reading
@@ -26,6 +24,7 @@ from manifests.runs.plans import ShardPlan
 from manifests.runs.readings import Readings
 from manifests.runs.row_batches import batches_in, scattered_batches
 from manifests.runs.row_pairs import pairs_of
+from manifests.runs.spills import spilling
 
 
 class ChunkRows(NamedTuple):
@@ -94,18 +93,6 @@ def _from_range(
             del waiting[: stop - start]
 
 
-@contextlib.contextmanager
-def _spilling() -> Iterator[None]:
-    """What fails while rows are written beside: not what fails while they are read, or their readings kept."""
-    try:
-        yield
-    except OSError as exc:
-        raise DiskFullError(
-            f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or "
-            "point TMPDIR elsewhere."
-        ) from exc
-
-
 def _from_spill(
     dataset: Dataset, readings: Readings | None, row_ids: np.ndarray, spans: list[tuple[int, int, int]]
 ) -> Iterator[tuple[int, list[Pair]]]:
@@ -121,11 +108,11 @@ def _from_spill(
                     _plain(_taking(batch.column(name)).take(kept), structs.get(name)) for name in dataset.text_columns
                 ]
                 plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
-            with _spilling():
+            with spilling("a shard's rows"):
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
                 writer.write_batch(plain)
             ends.append(plain.num_rows + (ends[-1] if ends else 0))
-        with _spilling():
+        with spilling("a shard's rows"):
             if writer is not None:
                 writer.close()
             spill.flush()

@@ -50,7 +50,7 @@ class Planned:
         self.first = open_dataset(self.spec, Storage())
         parts = {"inputs": digest_of([list(file.identity) for file in self.first.files])}
         plan, beside = make_plan(self.first, parts, name="job", shards=1, chunk_rows=4)
-        write_plan(self.store, plan, beside | known_file(self.first, plan, self.spec, Reads()))
+        write_plan(self.store, plan, {**beside, **known_file(self.first, plan, self.spec, Reads())})
 
     @property
     def plan(self) -> Plan:

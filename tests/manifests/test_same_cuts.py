@@ -4,6 +4,7 @@ weights and row ids to the last bit, however little memory the planner may use.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,9 +132,10 @@ def query_ids(draw: st.DrawFn) -> list[int]:
     shards=st.integers(1, 9),
     chunk_rows=st.none() | st.integers(1, 20),
     is_text=st.booleans(),
+    block_rows=st.sampled_from([3, 16, 100, 1000]),
 )
 def test_shards_and_chunks_are_those_of_the_simple_algorithm(
-    files: list[list[int]], group_rows: int, shards: int, chunk_rows: int | None, is_text: bool
+    files: list[list[int]], group_rows: int, shards: int, chunk_rows: int | None, is_text: bool, block_rows: int
 ) -> None:
     named = [[f"q{one}" if is_text else one - 20 for one in ids] for ids in files]
     with tempfile.TemporaryDirectory() as name:
@@ -142,9 +144,11 @@ def test_shards_and_chunks_are_those_of_the_simple_algorithm(
         for number, ids in enumerate(named):
             write_file(folder / f"in/{number}.parquet", ids, group_rows)
         dataset = dataset_of(folder / "in")
-        plan, beside = make_plan(dataset, {"x": 1}, name="job", shards=shards, chunk_rows=chunk_rows)
+        plan, beside = make_plan(
+            dataset, {"x": 1}, name="job", shards=shards, chunk_rows=chunk_rows, block_rows=block_rows
+        )
         groups = [group for groups in dataset.group_bytes for group in groups]
-        is_scattered, wanted = simple_plan(sum(named, []), groups, shards=shards, chunk_rows=chunk_rows)
+        is_scattered, wanted = simple_plan([*itertools.chain(*named)], groups, shards=shards, chunk_rows=chunk_rows)
         assert plan.is_scattered == is_scattered
         assert shards_of(folder, plan, beside) == wanted
 
@@ -156,7 +160,7 @@ def test_a_row_group_of_several_batches_is_weighed_in_their_order(tmp_path: Path
     for number, part in enumerate((ids[:150_001], ids[150_001:])):
         write_file(tmp_path / f"in/{number}.parquet", part, 140_000)
     dataset = dataset_of(tmp_path / "in", 279_000)
-    plan, beside = make_plan(dataset, {"x": 1}, name="job", shards=5, chunk_rows=None)
+    plan, beside = make_plan(dataset, {"x": 1}, name="job", shards=5, chunk_rows=None, block_rows=20_000)
     groups = [group for groups in dataset.group_bytes for group in groups]
     is_scattered, wanted = simple_plan(ids[:279_000], groups, shards=5, chunk_rows=None)
     assert plan.is_scattered == is_scattered == (not together)
