@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from jobs.planning.jobs import Job
+from jobs.running.auto_options import with_auto_resolved
 from jobs.running.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import COMMITS_IN_FLIGHT, CommitThreads
@@ -103,7 +104,7 @@ def work(
         if (
             session.reach()
             and (begun := _begin(session)) is not None
-            and (opened := start_unless_stopped(session.stop, lambda: start_engine(session.opened.job))) is not None
+            and (opened := start_unless_stopped(session.stop, lambda: _start(session))) is not None
         ):
             session.progress.engine_starts += 1
             engine, worked.remarks = opened
@@ -122,6 +123,12 @@ def work(
     finally:
         session.close()
     return worked
+
+
+def _start(session: Session) -> tuple[Engine, list[str]]:
+    """Start an engine like the one that began this output."""
+    opened = session.opened
+    return start_engine(with_auto_resolved(opened.job, opened.store, opened.folder.snapshot().engines))
 
 
 class _Begun(NamedTuple):

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from labelers.engines.forward import Forward
 from labelers.engines.prefixes import Prefix, PrefixStore, common_length, shared_length
-from labelers.engines.sampling import sample_tokens
+from labelers.engines.sampling import TokenDrawer
 from labelers.engines.sequences import TokenSequence
 from manifests.asks import NO_WORK
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MAX_PADDING = 0.15
 """Share of a prefill's tokens that may be padding."""
@@ -64,8 +60,7 @@ class Batch:
         self._active: list[TokenSequence] = []
         self._done: list[TokenSequence] = []
         self._prefixes = PrefixStore(max(limits.columns // 4, 1024))
-        words = -(-forward.vocab_size // 32)
-        self._mask_words = np.zeros((limits.sequences, words), dtype=np.int32)
+        self._drawer = TokenDrawer(limits.sequences, forward.vocab_size)
         self._has_news = True  # something joined or left since a prefill was last thought about
         self.work = NO_WORK
 
@@ -131,16 +126,17 @@ class Batch:
         """
         group: list[TokenSequence] = []
         for sequence in sequences:
-            sizes = [len(other.prompt) - shared for other in [*group, sequence]]
-            padded = max(sizes) * len(sizes)
-            if len(group) >= 1 and (
-                padded > self._limits.prefill_tokens or padded - sum(sizes) > MAX_PADDING * padded + 8 * len(sizes)
-            ):
+            if group and not self._go_together([len(other.prompt) - shared for other in [*group, sequence]]):
                 continue
             if self._room_for([*group, sequence]) <= 0:
                 break
             group.append(sequence)
         return group
+
+    def _go_together(self, sizes: Sequence[int]) -> bool:
+        """Whether rows of so many new tokens make one prefill: within its size, without too much padding."""
+        padded = max(sizes) * len(sizes)
+        return padded <= self._limits.prefill_tokens and padded - sum(sizes) <= MAX_PADDING * padded + 8 * len(sizes)
 
     def _is_too_small(self, group: list[TokenSequence], shared: int, fitting: Sequence[TokenSequence]) -> bool:
         """Whether a prefill would interrupt the others for too little: few short sequences while more could soon go
@@ -172,27 +168,61 @@ class Batch:
         """The longest prefix that the leader can begin with, after running those that are worth it, and tokens run for
         it.
         """
-        others = [sequence.prompt for sequence in self._waiting if sequence is not leader]
         prefix = self._prefixes.longest(leader.prompt)
         found = len(prefix) if prefix is not None else 0
         while True:
             known = len(prefix) if prefix is not None else 0
-            length = shared_length(leader.prompt, others, known)
+            length = self._shared_length(leader, known)
             if length == known:
                 return prefix, known - found
-            prefix = self._run_prefix(leader, prefix, length)
+            prefix = self._run_prefixes([(leader, length), *self._of_other_queries(leader, prefix, length)], prefix)
 
-    def _run_prefix(self, leader: TokenSequence, base: Prefix | None, length: int) -> Prefix:
-        spare = len(self._active)
-        self._reserve([leader])
-        known = len(base) if base is not None else 0
+    def _shared_length(self, leader: TokenSequence, known: int) -> int:
+        return shared_length(leader.prompt, [other.prompt for other in self._waiting if other is not leader], known)
+
+    def _of_other_queries(
+        self, leader: TokenSequence, base: Prefix | None, length: int
+    ) -> list[tuple[TokenSequence, int]]:
+        """Prefixes of others that are worth running with the leader's, since they go on from the same base; each with
+        the sequence that has waited longest for it.
+        """
+        found, known = [(leader, length)], len(base) if base is not None else 0
+        kept = self._prefixes.max_tokens // 2 - known  # what is run ahead must still be there when its turn comes
+        for sequence in self._waiting:
+            if base is not None and not self._begins_with(sequence, base):
+                continue
+            if any(common_length(sequence.prompt, one.prompt[:size]) == size for one, size in found):
+                continue
+            own = self._shared_length(sequence, known)
+            sizes = [size - known for _, size in found] + [own - known]
+            if own == known or not self._go_together(sizes) or sum(sizes) + known * len(sizes) > kept:
+                continue
+            longest = self._prefixes.longest(sequence.prompt)
+            if longest is not None and len(longest) > known:
+                continue
+            if self._room_for([*(one for one, _ in found), sequence]) <= 0:
+                break
+            found.append((sequence, own))
+        for sequence, own in found[1:]:
+            sequence.num_paid += own - known
+        return found[1:]
+
+    def _run_prefixes(self, wanted: Sequence[tuple[TokenSequence, int]], base: Prefix | None) -> Prefix:
+        """Run prefixes that go on from the same base, and keep them. Returns the first."""
+        spare, known = len(self._active), len(base) if base is not None else 0
+        self._reserve([sequence for sequence, _ in wanted])
         if base is not None:
-            self._forward.cache.restore(base.state, spare, spare + 1)
-        self._forward.prefill([leader.prompt[known:length].tolist()], first_row=spare, prefix=known)
-        self._ran(length - known)
-        prefix = Prefix(leader.prompt[:length].copy(), self._forward.cache.snapshot(spare, length))
-        self._prefixes.keep(prefix)
-        return prefix
+            self._forward.cache.restore(base.state, spare, spare + len(wanted))
+        suffixes = [sequence.prompt[known:length].tolist() for sequence, length in wanted]
+        self._forward.prefill(suffixes, first_row=spare, prefix=known)
+        self._ran(sum(map(len, suffixes)))
+        made = [
+            Prefix(sequence.prompt[:length].copy(), self._forward.cache.snapshot(spare + number, length))
+            for number, (sequence, length) in enumerate(wanted)
+        ]
+        for prefix in reversed(made):
+            self._prefixes.keep(prefix)
+        return made[0]
 
     @staticmethod
     def _begins_with(sequence: TokenSequence, prefix: Prefix) -> bool:
@@ -225,7 +255,7 @@ class Batch:
                 sequence.finish = "stop"
         going = [number for number, sequence in enumerate(sequences) if sequence.finish is None]
         if going:
-            drawn = self._draw(
+            drawn = self._drawer.draw(
                 [sequences[number] for number in going], logits_BV if len(going) == len(sequences) else logits_BV[going]
             )
             for number, token in zip(going, drawn, strict=True):
@@ -233,26 +263,6 @@ class Batch:
         for sequence in sequences:
             if sequence.finish is not None:
                 self._leave(sequence)
-
-    def _draw(self, sequences: list[TokenSequence], logits_BV: torch.Tensor) -> list[int]:
-        bound = [number for number, sequence in enumerate(sequences) if sequence.matcher is not None]
-        if bound:
-            for place, number in enumerate(bound):
-                words = self._mask_words[place]
-                sequences[number].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            is_allowed = torch.from_numpy(unpack_mask(self._mask_words[: len(bound)], logits_BV.shape[1])).to(
-                logits_BV.device
-            )
-            if len(bound) == len(sequences):
-                logits_BV = logits_BV.masked_fill(~is_allowed, float("-inf"))
-            else:
-                logits_BV = logits_BV.clone()
-                logits_BV[bound] = logits_BV[bound].masked_fill(~is_allowed, float("-inf"))
-        return sample_tokens(
-            logits_BV,
-            [sequence.request.ask.sampling for sequence in sequences],
-            [sequence.rng for sequence in sequences],
-        )
 
     def _append(self, sequence: TokenSequence, token: int) -> None:
         vocabulary = self._vocabulary
@@ -291,9 +301,3 @@ class Batch:
         """Forget all sequences and prefixes."""
         self._waiting, self._active, self._done = [], [], []
         self._prefixes.clear()
-
-
-def unpack_mask(words: NDArray[np.int32], width: int) -> NDArray[np.bool_]:
-    """llguidance's bits, 32 to a word and lowest first, as booleans [B, width]."""
-    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :width]
-    return bits.view(np.bool_)

@@ -63,6 +63,17 @@ def adapter_dir(lora: str) -> Path:
     return adapter
 
 
+def is_kept_in_16_bits(folder: Path) -> bool:
+    """Whether config.json says that the weights are bfloat16 or float16, so that bfloat16 loses little or nothing."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        sections = [config, config.get("text_config") or {}]
+        named = [section.get("dtype") or section.get("torch_dtype") for section in sections]
+    except (OSError, ValueError, AttributeError):
+        return False  # the engine says what is wrong with the file when it reads it
+    return next((name for name in named if name), None) in ("bfloat16", "float16")
+
+
 def load_tokenizer(library: Any, resolved: ResolvedModel) -> Any:
     """The directory's fast tokenizer.
 

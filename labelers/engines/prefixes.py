@@ -38,7 +38,7 @@ class PrefixStore:
     """
 
     def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._kept: OrderedDict[bytes, Prefix] = OrderedDict()
 
     def longest(self, ids: NDArray[np.int64]) -> Prefix | None:
@@ -58,7 +58,7 @@ class PrefixStore:
     def keep(self, prefix: Prefix) -> None:
         """Keep one more; forget the least used ones over the limit, but never this one."""
         self._kept[prefix.ids.tobytes()] = prefix
-        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > self._max_tokens:
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > self.max_tokens:
             self._kept.popitem(last=False)
 
     def clear(self) -> None:

@@ -79,6 +79,21 @@ class CountsTokens(Protocol):
         ...
 
 
+@runtime_checkable
+class ResolvesAuto(Protocol):
+    """The class of an engine some of whose options may be left to the machine, where it matters to the labels."""
+
+    @staticmethod
+    def resolve_auto(spec: EngineSpec) -> dict[str, str]:
+        """What the options that are `auto` come to on this machine, by option, in the words of the engine's facts; only
+        those that would come to something else on another machine of the same kind.
+
+        Raises:
+            ModelError: the reference names no model.
+        """
+        ...
+
+
 def engine_names() -> list[str]:
     """All registered names, in order."""
     return _REGISTRY.names()

@@ -6,13 +6,58 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from labelers.engines.sequences import TokenSequence
 from manifests.asks import Sampling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 NUCLEUS_GUESS = 1024
 """Tokens sorted at first for a nucleus; the whole vocabulary is sorted only where these do not hold `top_p`."""
+
+
+class TokenDrawer:
+    """Draws the next tokens of sequences, each within its grammar.
+
+    Args:
+        most: sequences at a time.
+        vocab_size: V.
+    """
+
+    def __init__(self, most: int, vocab_size: int) -> None:
+        self._mask_words = np.zeros((most, -(-vocab_size // 32)), dtype=np.int32)
+
+    def draw(self, sequences: Sequence[TokenSequence], logits_BV: torch.Tensor) -> list[int]:
+        """One token a sequence, from its raw logits."""
+        bound = [number for number, sequence in enumerate(sequences) if sequence.matcher is not None]
+        if bound:
+            for place, number in enumerate(bound):
+                words = self._mask_words[place]
+                sequences[number].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            is_allowed = torch.from_numpy(unpack_mask(self._mask_words[: len(bound)], logits_BV.shape[1])).to(
+                logits_BV.device
+            )
+            if len(bound) == len(sequences):
+                logits_BV = logits_BV.masked_fill(~is_allowed, float("-inf"))
+            else:
+                logits_BV = logits_BV.clone()
+                logits_BV[bound] = logits_BV[bound].masked_fill(~is_allowed, float("-inf"))
+        return sample_tokens(
+            logits_BV,
+            [sequence.request.ask.sampling for sequence in sequences],
+            [sequence.rng for sequence in sequences],
+        )
+
+
+def unpack_mask(words: NDArray[np.int32], width: int) -> NDArray[np.bool_]:
+    """llguidance's bits, 32 to a word and lowest first, as booleans [B, width]."""
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :width]
+    return bits.view(np.bool_)
 
 
 def sample_tokens(logits_BV: torch.Tensor, samplings: Sequence[Sampling], rngs: Sequence[random.Random]) -> list[int]:

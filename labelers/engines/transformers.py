@@ -7,6 +7,7 @@ Read on: `tokens.py` (prompts), `grammars.py` (formats), `batch.py` (what runs w
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from labelers.engines.checkpoints import (
     cache_bytes,
     digest_with_adapter,
     end_ids,
+    is_kept_in_16_bits,
     load_tokenizer,
     resolve_checkpoint,
     special_ids,
@@ -29,6 +31,7 @@ from labelers.engines.sequences import TokenSequence
 from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, EngineWork, Request
+from manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16, usable_cores
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
@@ -51,8 +54,9 @@ class TransformersArgs(EngineArgs):
     )
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Numbers of weights and activations. `auto`: float32 on a CPU, bfloat16 on a GPU. Distributions are float32 in any
-    case.
+    """Numbers of weights and activations. `auto`: bfloat16 on a GPU, and on a CPU that multiplies it (AMX or
+    AVX512-BF16) if the checkpoint is kept in 16 bits; else float32. The first worker of an output decides, the others
+    do as it did. Distributions are float32 in any case.
     """
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."""
@@ -74,8 +78,8 @@ class TransformersArgs(EngineArgs):
     doubt.
     """
     num_threads: int | None = Field(None, ge=1)
-    """CPU threads of torch. Default: torch's own choice, all cores; on cores that others use too, one less is often
-    several times as fast, because threads wait for each other at every layer.
+    """CPU threads of torch. Default: OMP_NUM_THREADS, else as many as cores are free when the engine starts, since
+    threads wait for each other at every layer: two on one free core halve the speed.
     """
     quantization: Literal["8bit", "4bit"] | None = None
     """Weights quantized on loading by bitsandbytes; GPU only."""
@@ -107,8 +111,6 @@ class Transformers:
         from labelers.engines.grouped_attention import GROUPED
 
         args = _args_of(spec)
-        if args.num_threads is not None:
-            torch.set_num_threads(args.num_threads)
         self._spec, self._args, self._torch, self._version = (
             spec,
             args,
@@ -117,7 +119,12 @@ class Transformers:
         )
         self._resolved = resolve_checkpoint(spec, args.cache_dir)
         self._device = _device(torch, args.device)
-        self._dtype = args.dtype if args.dtype != "auto" else ("float32" if self._device.type == "cpu" else "bfloat16")
+        self._dtype = args.dtype if args.dtype != "auto" else _auto_dtype(self._resolved, self._device)
+        self._remarks = _set_threads(torch, args.num_threads) if self._device.type == "cpu" else []
+        if self._device.type == "cpu" and self._dtype == "bfloat16" and not multiplies_bfloat16(cpu_flags()):
+            self._remarks.append(
+                "this CPU has neither AMX nor AVX512-BF16: bfloat16 is emulated, and slower than float32 would be"
+            )
         tokenizer = load_tokenizer(library, self._resolved)
         attention = GROUPED if args.attention == "grouped" else args.attention
         model = _load_model(library, self._resolved, args, self._dtype, self._device, attention)
@@ -145,6 +152,15 @@ class Transformers:
         return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
 
     @staticmethod
+    def resolve_auto(spec: EngineSpec) -> dict[str, str]:
+        """The dtype, on a CPU."""
+        args = _args_of(spec)
+        device = _device(require("torch", extra="cpu", purpose="The transformers engine"), args.device)
+        if args.dtype != "auto" or device.type != "cpu":
+            return {}
+        return {"dtype": _auto_dtype(resolve_checkpoint(spec, args.cache_dir), device)}
+
+    @staticmethod
     def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:  # noqa: ARG004
         """No request and no pass of their own: the logits are there."""
         return plan_decision_costs(
@@ -170,7 +186,7 @@ class Transformers:
             self._places.of(ask)
             if ask.format is not None and ask.max_tokens and self._args.constrain:
                 self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=ask.fragment_source)
-        return stage_remarks(self._encoder, asks, self._max_prompt)
+        return [*self._remarks, *stage_remarks(self._encoder, asks, self._max_prompt)]
 
     @property
     def capacity(self) -> int:
@@ -268,6 +284,26 @@ def _device(torch: Any, wanted: str) -> torch.device:
         wanted = "cuda" if has_gpu else "cpu"
     device: torch.device = torch.device(wanted)
     return device
+
+
+def _auto_dtype(resolved: ResolvedModel, device: torch.device) -> Literal["float32", "bfloat16"]:
+    if device.type != "cpu":
+        return "bfloat16"
+    return "bfloat16" if is_kept_in_16_bits(resolved.path) and multiplies_bfloat16(cpu_flags()) else "float32"
+
+
+def _set_threads(torch: Any, wanted: int | None) -> list[str]:
+    """Set torch's threads; a remark if some cores are left to others."""
+    if wanted is None and "OMP_NUM_THREADS" in os.environ:
+        return []
+    usable, threads = usable_cores(), wanted or free_cores()
+    torch.set_num_threads(threads)
+    if wanted is not None or threads >= usable:
+        return []
+    return [
+        f"{threads} of {usable} cores {'was' if threads == 1 else 'were'} free at the start, so the model has "
+        f"{threads} thread{'' if threads == 1 else 's'}; engine.args.num_threads says otherwise"
+    ]
 
 
 def _load_model(

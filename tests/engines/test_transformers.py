@@ -382,3 +382,31 @@ def test_what_a_labeler_of_whole_queries_asks_is_answered_in_its_format(name: st
     for answer in run_all(engine, [Request(number, ask, number) for number in range(12)]):
         assert answer.finish == "stop"
         assert reader.read(answer)
+
+
+def test_prefixes_of_several_queries_are_run_in_one_batch(start, model_dir, finished, monkeypatch):
+    """Nine queries of three documents: the instructions once, then the queries together, then their documents."""
+    engine = start(batch_size=16)
+    passes: list[tuple[int, int]] = []
+    plain = engine._batch._forward.prefill
+
+    def counting(suffixes: Any, *, first_row: int, prefix: int) -> Any:
+        passes.append((len(suffixes), prefix))
+        return plain(suffixes, first_row=first_row, prefix=prefix)
+
+    monkeypatch.setattr(engine._batch._forward, "prefill", counting)
+    asks = [
+        ask_for(f"{number} " + "red running shoes for men " * 4, f"a shoe, kind {document}", decisions=(SCORE,))
+        for number in range(9)
+        for document in range(3)
+    ]
+    answers = run_all(engine, [Request(number, ask, number) for number, ask in enumerate(asks)])
+    assert_own_softmax(model_dir("qwen2"), list(finished), engine._encoder.encode_text)
+    instructions = min(prefix for _, prefix in passes if prefix)
+    of_queries = [rows for rows, prefix in passes if prefix == instructions]
+    assert max(of_queries) > 4
+    assert len(of_queries) <= 3
+    shared = sum(answer.cached_tokens for answer in answers)
+    assert shared > 0
+    work = engine.work().prefilled_tokens
+    assert work == sum(answer.prompt_tokens for answer in answers) - shared

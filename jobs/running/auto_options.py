@@ -1,0 +1,72 @@
+"""Engine options that a job leaves to the machine: what an output was begun with, it goes on with.
+
+A fleet's CPUs differ, and labels in bfloat16 and in float32 are those of two teachers. So the first worker of an output
+writes down what `auto` came to on its machine before it starts its engine, and the others do as it did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from jobs.planning.jobs import Job
+from labelers.engines.registry import ResolvesAuto
+from manifests.digests import readable_json
+from manifests.errors import ManifestError
+from manifests.records import checked, fault_of
+from manifests.runs.engine_identity import engine_identity
+from manifests.specs import EngineSpec
+from manifests.storage.run_store_ports import RunStore
+
+AUTO_NAME = "engine.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoOptions:
+    """What an engine's `auto` options came to on the machine of an output's first worker, by option."""
+
+    version: int
+    resolved: dict[str, str]
+
+
+def with_auto_resolved(job: Job, store: RunStore, begun: Sequence[Mapping[str, Any]]) -> Job:
+    """The job, with its engine's `auto` options as this output was begun, or as this machine is the first to choose.
+
+    Args:
+        begun: facts of the engines that have answered, as receipts hold them.
+    Raises:
+        ManifestError: what the first worker wrote down can't be read.
+        ModelError: see `ResolvesAuto`.
+    """
+    kind, engine = job.engine_class, job.spec.engine
+    chosen = kind.resolve_auto(engine) if isinstance(kind, ResolvesAuto) else {}
+    if not chosen:
+        return job
+    found = _of_engine(engine, chosen, begun[0]) if begun else _of_first(store, chosen)
+    resolved = engine.model_copy(update={"args": engine.args.model_copy(update=found)})
+    return replace(job, spec=job.spec.model_copy(update={"engine": resolved}))
+
+
+def _of_engine(engine: EngineSpec, chosen: dict[str, str], facts: Mapping[str, Any]) -> dict[str, str]:
+    """As an engine's facts say; its own where they say what these options can't be: then it was another engine."""
+    found = {name: value for name, value in engine_identity(facts).items() if name in chosen}
+    try:
+        type(engine.args).model_validate(engine.args.model_dump() | found)
+    except ValueError:
+        return chosen
+    return found
+
+
+def _of_first(store: RunStore, chosen: dict[str, str]) -> dict[str, str]:
+    if store.create(AUTO_NAME, readable_json(asdict(AutoOptions(1, chosen)))):
+        return chosen
+    try:
+        held = checked(AutoOptions, json.loads(store.read(AUTO_NAME)))
+    except ValueError as exc:
+        raise ManifestError(
+            f"{store.root}/{AUTO_NAME}: not the options of an engine ({fault_of(exc)}). Move it away: it says what the "
+            "engine's `auto` options came to on the first worker's machine, and nothing was labelled yet."
+        ) from exc
+    return {name: held.resolved.get(name, value) for name, value in chosen.items()}

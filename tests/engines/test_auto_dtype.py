@@ -1,0 +1,233 @@
+"""`dtype: auto` on a CPU: what it comes to, and that an output is of one precision whichever machines worked at it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from jobs.cli import main
+from labelers.engines.checkpoints import is_kept_in_16_bits
+from labelers.engines.transformers import Transformers
+from manifests.asks import Decision, Request
+from manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16
+from manifests.specs import EngineSpec
+from tests.engines.conftest import ask_for, make_model, make_tokenizer, run_all
+
+FAST, PLAIN = frozenset({"avx2", "avx512_bf16"}), frozenset({"avx2"})
+
+
+@pytest.fixture(scope="module")
+def half_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose checkpoint is bfloat16."""
+    folder = tmp_path_factory.mktemp("half")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    make_model("qwen2", len(tokenizer)).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[frozenset[str]], None]:
+    """This machine's CPU has those flags from now on."""
+    return lambda flags: monkeypatch.setattr("labelers.engines.transformers.cpu_flags", lambda: flags)
+
+
+@pytest.fixture
+def job(tmp_path: Path, half_dir: Path) -> Callable[..., tuple[str, Path]]:
+    def write(name: str = "out", **args: Any) -> tuple[str, Path]:
+        pairs = {
+            "query_id": [f"q{number // 2}" for number in range(8)],
+            "query": [f"red shoe {number // 2}" for number in range(8)],
+            "doc_id": [f"d{number}" for number in range(8)],
+            "document": [f"a shoe, kind {number}" for number in range(8)],
+        }
+        pq.write_table(pa.table(pairs), tmp_path / "pairs.parquet")
+        spec = {
+            "name": "tiny",
+            "input": {"path": str(tmp_path / "pairs.parquet")},
+            "labeler": {"name": "direct"},
+            "engine": {"name": "transformers", "model": str(half_dir), "args": {"device": "cpu", **args}},
+            "output": str(tmp_path / name),
+            "shards": 2,
+        }
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(spec))
+        return str(path), tmp_path / name
+
+    return write
+
+
+def run(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        main(["run", *words])
+    return end.value.code
+
+
+def dtypes(output: Path) -> list[str]:
+    receipts = sorted((output / "receipts").rglob("*.json"))
+    return [json.loads(path.read_text())["engine"]["dtype"] for path in receipts]
+
+
+@pytest.mark.parametrize(
+    ("config", "is_half"),
+    [
+        ({"dtype": "bfloat16"}, True),
+        ({"torch_dtype": "float16"}, True),
+        ({"text_config": {"torch_dtype": "bfloat16"}}, True),
+        ({"dtype": "float32"}, False),
+        ({"dtype": "float32", "torch_dtype": "bfloat16"}, False),
+        ({}, False),
+        ({"text_config": None}, False),
+        ([], False),
+    ],
+)
+def test_a_checkpoint_says_in_which_numbers_it_is_kept(tmp_path: Path, config: Any, is_half: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert is_kept_in_16_bits(tmp_path) is is_half
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype", "found"),
+    [
+        (FAST, "auto", {"dtype": "bfloat16"}),
+        (frozenset({"amx_bf16"}), "auto", {"dtype": "bfloat16"}),
+        (PLAIN, "auto", {"dtype": "float32"}),
+        (frozenset(), "auto", {"dtype": "float32"}),
+        (FAST, "float32", {}),
+        (PLAIN, "bfloat16", {}),
+    ],
+)
+def test_auto_on_a_cpu(
+    half_dir: Path, cpu: Callable[[frozenset[str]], None], flags: frozenset[str], dtype: Any, found: dict[str, str]
+) -> None:
+    cpu(flags)
+    args = Transformers.Args(device="cpu", dtype=dtype)
+    assert Transformers.resolve_auto(EngineSpec(name="transformers", model=str(half_dir), args=args)) == found
+
+
+def test_a_checkpoint_in_float32_is_not_rounded(
+    model_dir: Callable[..., Path], cpu: Callable[[frozenset[str]], None]
+) -> None:
+    cpu(FAST)
+    spec = EngineSpec(name="transformers", model=str(model_dir()), args=Transformers.Args(device="cpu"))
+    assert Transformers.resolve_auto(spec) == {"dtype": "float32"}
+
+
+def test_labels_in_bfloat16_are_those_of_the_weights_as_they_are(half_dir: Path) -> None:
+    """Against the same weights in float32: what differs is the rounding of activations."""
+    ask = ask_for(
+        "red shoe",
+        "A red running shoe",
+        format=None,
+        max_tokens=0,
+        prefill="<score>",
+        decisions=(Decision("score", "<score>", ("0", "1", "2")),),
+    )
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        engine = Transformers(
+            EngineSpec(name="transformers", model=str(half_dir), args=Transformers.Args(device="cpu", dtype=dtype))
+        )
+        (answer,) = run_all(engine, [Request(0, ask, 0)])
+        found[engine.facts().dtype] = answer.distributions["score"].probs
+        engine.close()
+    assert found["bfloat16"] != found["float32"]
+    assert found["bfloat16"] == pytest.approx(found["float32"], abs=0.05)
+
+
+def test_what_the_first_worker_chose_the_others_do(
+    job: Callable[..., tuple[str, Path]],
+    cpu: Callable[[frozenset[str]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, output = job()
+    cpu(FAST)
+    assert run(path, "--shard", "0/2") == 0
+    cpu(PLAIN)
+    capsys.readouterr()
+    assert run(path, "--shard", "1/2") == 0
+    assert "bfloat16 is emulated" in capsys.readouterr().err
+    assert set(dtypes(output)) == {"bfloat16"}
+
+
+def test_an_output_that_was_begun_in_float32_goes_on_so(
+    job: Callable[..., tuple[str, Path]], cpu: Callable[[frozenset[str]], None]
+) -> None:
+    path, output = job()
+    cpu(PLAIN)
+    assert run(path, "--shard", "0/2") == 0
+    (output / "engine.json").unlink()  # an earlier version wrote none: its receipts tell
+    cpu(FAST)
+    assert run(path, "--shard", "1/2") == 0
+    assert set(dtypes(output)) == {"float32"}
+
+
+def test_the_choice_is_made_before_the_first_label(
+    job: Callable[..., tuple[str, Path]], cpu: Callable[[frozenset[str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two workers that start together, neither has a receipt to look at."""
+    path, output = job()
+    cpu(FAST)
+    with monkeypatch.context() as broken:
+        broken.setattr(Transformers, "submit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        run(path, "--shard", "0/2")
+    assert dtypes(output) == []
+    cpu(PLAIN)
+    assert run(path, "--shard", "1/2") == 0
+    assert set(dtypes(output)) == {"bfloat16"}
+
+
+def test_a_damaged_choice_is_an_error_that_says_what_to_do(
+    job: Callable[..., tuple[str, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, output = job()
+    assert run(path, "--shard", "0/2") == 0
+    for name in ("receipts", "labels"):
+        for file in (output / name).rglob("*.*"):
+            file.unlink()
+    (output / "engine.json").write_text('{"version": 1, "resolved": 3}')
+    assert run(path) == 3
+    assert "engine.json: not the options of an engine" in capsys.readouterr().err
+
+
+def test_labels_that_are_reused_name_the_difference(
+    job: Callable[..., tuple[str, Path]], cpu: Callable[[frozenset[str]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, output = job("first")
+    cpu(PLAIN)
+    assert run(first, "--shard", "0/2") == 0
+    second, _ = job("second")
+    text = yaml.safe_load(Path(second).read_text())
+    Path(second).write_text(yaml.safe_dump(text | {"reuse": [str(output)]}))
+    cpu(FAST)
+    capsys.readouterr()
+    run(second)
+    assert "dtype: bfloat16 and float32" in capsys.readouterr().err
+
+
+def test_this_machine_has_flags_and_a_core() -> None:
+    assert multiplies_bfloat16(FAST)
+    assert not multiplies_bfloat16(PLAIN)
+    assert cpu_flags() == frozenset() or len(cpu_flags()) > 10
+    assert free_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("idle", "free"), [((1.0, 1.0, 1.0, 1.0), 4), ((0.9, 0.1, 0.9, 0.2), 2), ((0.0, 0.0, 0.0, 0.1), 1)]
+)
+def test_cores_that_others_use_are_not_free(idle: tuple[float, ...], free: int) -> None:
+    looks = iter(
+        [
+            dict.fromkeys(range(4), (50.0, 1000.0)),
+            {core: (50 + 25 * part, 1025.0) for core, part in enumerate(idle)},
+        ]
+    )
+    assert free_cores(lambda: next(looks)) == free
