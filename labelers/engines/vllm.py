@@ -194,6 +194,9 @@ class Vllm:
             ) from exc
         return answers
 
+    def show_writing(self, told: Callable[[int, str], None]) -> None:
+        self._open_loop().told = told
+
     def facts(self) -> EngineFacts:
         return self._facts
 

@@ -1,9 +1,9 @@
 """vLLM's step loop: sequences go in as requests of token ids, join and leave between steps, and come out when their
 decisions are there.
 
-A sequence whose grammar binds it shows itself only when it is done; one that writes freely shows every token, so that
-it can be stopped at its closing tag. Decisions are taken with every token (`inline`), or by a probe: a request of one
-token on the cached prefix. Imported by the vLLM engine's constructor.
+A sequence whose grammar binds it shows itself only when it is done, unless somebody reads along; one that writes freely
+shows every token, so that it can be stopped at its closing tag. Decisions are taken with every token (`inline`), or by
+a probe: a request of one token on the cached prefix. Imported by the vLLM engine's constructor.
 """
 
 from __future__ import annotations
@@ -65,8 +65,11 @@ class StepLoop:
         self._slots = slots
         self._waiting: deque[TokenSequence] = deque()
         self._sequences: dict[str, TokenSequence] = {}
+        self._bound: set[str] = set()
         self._names = map(str, itertools.count())
         self._done: list[TokenSequence] = []
+        self.told: Callable[[int, str], None] | None = None
+        """Called with a request's id and its answer so far, after each step that added to it."""
         self.num_open = 0
         """Rows that were added and are not done; probes do not count."""
 
@@ -121,6 +124,8 @@ class StepLoop:
             return
         sequence.matcher = None  # vLLM's from here on
         self._sequences[name] = sequence
+        if grammar_id is not None:
+            self._bound.add(name)
 
     def _params(self, sequence: TokenSequence, grammar_id: str | None) -> SamplingParams:
         sampling = sequence.request.ask.sampling
@@ -142,7 +147,7 @@ class StepLoop:
             seed=sequence.request.seed if sampling.temperature > 0.0 else None,
             stop_token_ids=list(self._words.end_ids),
             detokenize=False,
-            output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA if is_free or self.told else RequestOutputKind.FINAL_ONLY,
             structured_outputs=None if grammar_id is None else StructuredOutputsParams(grammar=grammar_id),
             logprob_token_ids=_label_ids(sequence.places) if is_free and self._is_inline and sequence.places else None,
         )
@@ -158,7 +163,10 @@ class StepLoop:
             finish: Finish | None = "stop"
         else:
             finish = FINISHES.get(made.finish_reason, "error") if output.finished else None
-            if self._write(sequence, made):
+            is_closed = self._write(sequence, made)
+            if self.told is not None and made.token_ids:
+                self.told(sequence.request.id, sequence.text_so_far())
+            if is_closed and (output.finished or output.request_id not in self._bound):
                 if not output.finished:
                     self._engine.abort_request([output.request_id])
                 finish = "stop"
@@ -166,6 +174,7 @@ class StepLoop:
             sequence.detail = f"vLLM ended the request: {made.finish_reason} {made.stop_reason or ''}".rstrip()
         if finish is not None:
             del self._sequences[output.request_id]
+            self._bound.discard(output.request_id)
             self._leave(sequence, finish)
 
     def _write(self, sequence: TokenSequence, made: Any) -> bool:
