@@ -18,7 +18,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser environments test test-vllm test-optimum check format docs faults faults-long bench shows gpu clean
+.PHONY: help demo teach browser environments test test-vllm test-optimum check format docs faults full faults-long bench shows gpu clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -85,6 +85,9 @@ LONG_TESTS := tests/jobs/test_folder_entries.py tests/jobs/test_odd_paths.py tes
 
 faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes); figures in out/faults.json
 	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) --timeout 600
+
+full: $(STAMP) ## Tests that are too long for every day and are not among `make faults` (10 minutes)
+	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m full --ignore=tests/faults --timeout 600
 
 faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at least 80 % of its schedules (hours)
 	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) $(LONG_TESTS) --timeout 0

@@ -27,6 +27,9 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "by hand")
 
 
+IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
+
+
 def pytest_configure() -> None:
     """Started in the background, a shell has Ctrl-C ignored by all that comes of it; tests send it to commands."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -34,7 +37,11 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked `gpu(n)` run where torch finds n CUDA devices."""
+    """Tests marked `gpu(n)` run where torch finds n CUDA devices, those marked `full` where they have the time."""
+    for mark in item.iter_markers("full"):
+        found = getattr(item, "callspec", None)
+        if not IS_FULL and (not mark.args or (found is not None and found.params.get("where") in mark.args)):
+            pytest.skip("in `make faults` or `make full`")
     for mark in item.iter_markers("gpu"):
         wanted = mark.args[0] if mark.args else 1
         torch = pytest.importorskip("torch")

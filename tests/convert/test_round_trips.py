@@ -27,7 +27,7 @@ IDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\
 )
 GRADES = st.integers(-3, 5)
 SCORES = st.floats(allow_nan=False, allow_infinity=False, width=32)
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=25, deadline=None)
 
 
 def _pairs(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[tuple[str, str], Any]]:

@@ -58,18 +58,12 @@ _numbers = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "full(where): only in the full suite; with a place (`s3`), only there")
     is_worker = hasattr(config, "workerinput")  # of xdist: its reports come together in the process that began it
     if not is_worker and not config.pluginmanager.has_plugin("fault-figures"):
         config.pluginmanager.register(Figures(config.rootpath / REPORT, LEVEL), "fault-figures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for mark in item.iter_markers("full"):
-            found = getattr(item, "callspec", None)
-            if not IS_FULL and (not mark.args or (found is not None and found.params.get("where") in mark.args)):
-                item.add_marker(pytest.mark.skip(reason="in `make faults`"))
     if IS_FULL:
         items[:] = _longest_first(items)
 

@@ -254,7 +254,7 @@ def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(
     ).read_bytes()
 
 
-@pytest.mark.skipif(not IS_FULL, reason="a launcher and a process of its own load torch: RELABEL_FAULTS=full")
+@pytest.mark.full
 def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the_working_directory(
     hostile: Path,
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -29,12 +28,12 @@ from tests.score.conftest import write_tiny_student
 
 PIECE = ("query_id", "query", "doc_id", "document")
 PLACES = ("after_training_step:2", *DELIVERY_FAILPOINTS, "before_model_upload:3")
-RESTARTED = (
-    PLACES
-    if os.environ.get("RELABEL_FAULTS") in ("full", "long")
-    else ("after_training_step:2", "before_model_upload:3")
-)
-"""Where a restart is killed: each place takes five commands, so all of them are for `make faults`."""
+EVERY_DAY = {"train": "after_training_step:2", "restart": "before_model_upload:3"}
+"""Where a training and a restart are killed in every run of the tests; each place takes several commands."""
+
+
+def places(what: str, some: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(place, marks=[] if place == EVERY_DAY[what] else pytest.mark.full) for place in some]
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def undisturbed() -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("place", PLACES[:-1])
+@pytest.mark.parametrize("place", places("train", PLACES[:-1]))
 def test_a_training_for_a_url_that_is_killed_goes_on_and_ends_as_an_undisturbed_one(
     student_yaml: Callable[..., Path], s3: str, tmp_path: Path, place: str, undisturbed: dict[str, Any]
 ) -> None:
@@ -182,7 +181,7 @@ def test_a_training_for_a_url_that_is_killed_goes_on_and_ends_as_an_undisturbed_
     assert json.loads(held_at(f"{s3}/student")["manifest.json"])["files"] == undisturbed
 
 
-@pytest.mark.parametrize("place", RESTARTED)
+@pytest.mark.parametrize("place", places("restart", PLACES))
 def test_a_restart_for_a_url_that_is_killed_leaves_a_whole_student_or_none_and_goes_on(
     student_yaml: Callable[..., Path], s3: str, tmp_path: Path, place: str
 ) -> None:

@@ -90,7 +90,7 @@ def test_fewer_shards_than_workers_and_a_chosen_shard_are_fine(tmp_path: Path, u
     assert files(job) == undisturbed
 
 
-@pytest.mark.parametrize("crash", ["exit", "memory"])  # the other ways come below
+@pytest.mark.parametrize("crash", ["exit", pytest.param("memory", marks=pytest.mark.full)])  # the other ways come below
 def test_two_poisonous_rows_of_one_chunk_are_set_aside_and_every_other_row_gets_its_label(
     tmp_path: Path, undisturbed: dict[str, str], crash: str
 ) -> None:
@@ -111,7 +111,7 @@ def test_two_poisonous_rows_of_one_chunk_are_set_aside_and_every_other_row_gets_
     assert verified(job)
 
 
-@pytest.mark.parametrize("crash", ["silence", "hang"])
+@pytest.mark.parametrize("crash", ["silence", pytest.param("hang", marks=pytest.mark.full)])
 def test_a_row_that_the_engine_never_answers_is_found_too(tmp_path: Path, crash: str) -> None:
     job = write_job(tmp_path, rows=12, poison=(3,), crash=crash, run={"ask_timeout_s": 1.0})
     code, report, said = relabel(job, "--workers", "1")
@@ -194,7 +194,7 @@ def test_crashes_at_random_set_no_row_aside_while_commits_come_between(
     assert verified(job)
 
 
-@pytest.mark.parametrize("failpoint", ["after_labels:3", "after_receipt:1"])
+@pytest.mark.parametrize("failpoint", ["after_labels:3", pytest.param("after_receipt:1", marks=pytest.mark.full)])
 def test_a_worker_killed_in_every_commit_still_gets_on_and_loses_nothing(tmp_path: Path, failpoint: str) -> None:
     """After a receipt it dies before it can say so; the supervisor finds the receipt, and counts it as the progress
     that it is.
@@ -216,7 +216,7 @@ def test_a_broken_spec_is_reported_once_as_one_process_tells_it(tmp_path: Path) 
     assert "its instructions do not fit" in report["message"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_drains_all_workers_and_leaves_none(
     tmp_path: Path, undisturbed: dict[str, str], number: signal.Signals
 ) -> None:
@@ -258,7 +258,7 @@ def test_a_second_ctrl_c_kills_all_at_once_with_130(tmp_path: Path) -> None:
     assert ended_at_once(family)
 
 
-@pytest.mark.parametrize("crash", ["raise", "hang"])
+@pytest.mark.parametrize("crash", [pytest.param("raise", marks=pytest.mark.full), "hang"])
 def test_a_supervisor_killed_by_kill_9_leaves_no_process_behind(
     tmp_path: Path, undisturbed: dict[str, str], crash: str
 ) -> None:

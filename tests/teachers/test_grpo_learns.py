@@ -4,16 +4,13 @@ minute and more, so it is run with `RELABEL_FAULTS=full`; `benchmarks/grpo_learn
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
-
 
 @pytest.mark.slow
-@pytest.mark.skipif(not IS_FULL, reason="trains for a minute: set RELABEL_FAULTS=full")
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "least"), [("r1", 0.8), ("r3a", 0.65)])
 def test_the_mean_reward_rises(name: str, least: float, tmp_path: Path) -> None:
     pytest.importorskip("trl")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from tests.teachers.grpo_setup import (  # noqa: E402
     short_dialogues,
 )
 
-IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 
 
@@ -370,7 +368,13 @@ def left_alike(one: Path, other: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("place", "count"),
-    [("after_training_step", 7), *([("before_checkpoint", 2), ("after_checkpoint", 1), ("before_model", 1)] * IS_FULL)],
+    [
+        ("after_training_step", 7),
+        *(
+            pytest.param(*one, marks=pytest.mark.full)
+            for one in (("before_checkpoint", 2), ("after_checkpoint", 1), ("before_model", 1))
+        ),
+    ],
 )
 def test_killed_anywhere_it_goes_on_to_the_last_bit(
     place: str, count: int, train_graph: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,6 @@ comes to choose it alone; where chunks cost nothing, it goes on choosing more.
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.teachers.grpo_setup import first_ids
 from tests.teachers.res_rag_setup import evidence_dialogues, evidence_row, make_held_trainer
 from tests.teachers.scripted import ScriptedEngine
 
-IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 WANTED = 2
 
 
@@ -117,10 +115,7 @@ def probability(trainer: Any, row: Any, text: str) -> float:
         return math.exp(float(log_probability(trainer, row, text)))
 
 
-FULL = pytest.mark.skipif(not IS_FULL, reason="trains for a minute: set RELABEL_FAULTS=full")
-
-
-@pytest.mark.parametrize("num_rows", [1, pytest.param(4, marks=FULL)])
+@pytest.mark.parametrize("num_rows", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_the_one_chunk_that_answers_is_chosen_alone(num_rows: int, warm: Path, tmp_path: Path) -> None:
     trainer = trained(warm, tmp_path, eta=2.0, steps=16 * num_rows, num_rows=num_rows)
     assert probability(trainer, trainer._rows[0], f'{{"Document_1": [{WANTED}]}}') > 0.9
