@@ -1,5 +1,5 @@
 """int8 by onnxruntime's quantization: weights of matrix products by channel, activations by batch (dynamic) or by
-calibration (static).
+calibration (static). Tables of embeddings, most of a small encoder's bytes, get a scale for each row (`embeddings.py`).
 
 Heads stay float: they are a thousandth of the work. The exported graph's own shape notes are dropped first;
 `quantize_dynamic` infers them anew and trips over those that torch wrote for shapes that are symbols (a 384 against a
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from export.embeddings import quantize_embeddings
 from export.optimize import is_big, quiet
 from manifests.errors import ModelError
 from manifests.extras import require
@@ -48,7 +49,8 @@ def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]
             use_external_data_format=is_big(source),
             extra_options={"MatMulConstBOnly": True},
         )
-    return {"kind": "dynamic", "quantized": _count(target, "MatMulInteger", "DynamicQuantizeMatMul")}
+    matrices = _count(target, "MatMulInteger", "DynamicQuantizeMatMul")
+    return {"kind": "dynamic", "quantized": matrices, "tables": quantize_embeddings(target, is_big=is_big(source))}
 
 
 def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
@@ -79,7 +81,8 @@ def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np
             use_external_data_format=is_big(source),
             extra_options={"MatMulConstBOnly": True},
         )
-    return {"kind": "static", "quantized": _count(target, "QuantizeLinear"), "calibration_batches": len(batches)}
+    found = {"quantized": _count(target, "QuantizeLinear"), "calibration_batches": len(batches)}
+    return {"kind": "static", **found, "tables": quantize_embeddings(target, is_big=is_big(source))}
 
 
 def _reader(quantization: Any, batches: Sequence[dict[str, np.ndarray]]) -> Any:
