@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from manifests.specs import Spec
+from manifests.json_schemas import DRAFT, ObjectSchema, Schema
+from manifests.specs import PathText, Spec
 
 Preset = Literal["grid", "table3", "serving"]
 Positive = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -54,3 +55,35 @@ class BenchSpec(Spec):
     @classmethod
     def _commas(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+class OtherGraph(Spec):
+    """An ONNX file that a bundle is compared with."""
+
+    path: PathText = Field(min_length=1)
+    name: str | None = Field(None, min_length=1)
+    """What results call it; by default the file's name without its ending."""
+
+
+class BenchFile(BenchSpec):
+    """A bench that is kept as a file: `relabel bench BENCH.yaml`. Flags of the command win over its keys."""
+
+    bundle: PathText = Field(min_length=1)
+    """The bundle's folder."""
+    pairs: PathText | None = None
+    """Parquet with pairs to replay, instead of the lengths that the bundle records."""
+    student: PathText | None = None
+    """The bundle's student, to compare with: it runs in torch, eager, float32."""
+    against: tuple[OtherGraph, ...] = ()
+    """ONNX files to compare with."""
+    require: tuple[str, ...] = ()
+    """Gates: exit 5 unless they hold. `cpu.int8/fp32.1x128.ratio<=0.7`."""
+    to: PathText | None = None
+    """Write the results there and leave the bundle as it is."""
+
+
+def bench_schema() -> Schema:
+    """JSON Schema (draft 2020-12) of a bench file."""
+    definitions: dict[str, Schema] = {}
+    bench = ObjectSchema(BenchFile, definitions)
+    return {"$schema": DRAFT, "$defs": definitions, **bench.values, "title": "relabel bench"}

@@ -9,40 +9,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import Number, output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
+from jobs.planning.settings import SpecKind, read_settings
+from jobs.planning.spec_places import resolved
 from manifests.errors import UsageError
 from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from export.bench.latency_facts import BenchFacts
-    from export.bench.side_by_side import Against
+    from export.bench.specs import BenchFile
     from export.student_facts import StudentFacts
     from manifests.metrics.gates import GateVerdict
 
 TORCH = "torch"
-SPEC_OPTIONS = (
-    "providers",
-    "precisions",
-    "batches",
-    "lengths",
-    "rates",
-    "max_batch",
-    "max_wait_ms",
-    "slo_ms",
-    "threads",
-    "seconds",
-    "rounds",
-    "seed",
-)
+BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench file to start from")
 
 
 @click.command(epilog="Example: relabel bench out/bundle --against torch --student out/ecom-bert --slo-ms 50")
-@click.argument("bundle", metavar="BUNDLE")
+@click.argument("target", metavar="BUNDLE")
 @click.option(
     "--providers",
     default="auto",
@@ -95,24 +85,18 @@ SPEC_OPTIONS = (
     metavar="GATE",
     help="Exit 5 unless this holds: 'cpu.int8/fp32.1x128.ratio<=0.7'. Repeatable.",
 )
-@click.option("--allow-fallback", is_flag=True, help="Measure on the CPU where a provider is missing, and report it.")
+@click.option(
+    "--allow-fallback",
+    "allows_fallback",
+    is_flag=True,
+    help="Measure on the CPU where a provider is missing, and report it.",
+)
 @click.option("--to", metavar="DIR", help="Write the results there and leave the bundle as it is.")
 @output_option
 @sigterm_ends()
-def bench(
-    bundle: str,
-    presets: str,
-    pairs: str | None,
-    against: tuple[str, ...],
-    student: str | None,
-    require: tuple[str, ...],
-    allow_fallback: bool,
-    to: str | None,
-    output: str,
-    **options: Any,
-) -> int:
+def bench(target: str, output: str, **options: Any) -> int:
     """Measure a bundle's latency, throughput and memory on this machine, and record it in the bundle, which gets
-    a new version.
+    a new version. A file in BUNDLE's place names the bundle and holds options (`relabel init --kind bench`).
 
     Closed loop: batches by lengths, quantiles with 95 % intervals. Open loop: requests by a Poisson process with
     micro-batching, latency from the scheduled arrival. Comparisons take turns; their figure is the median of paired
@@ -120,39 +104,38 @@ def bench(
     """
     from export.bench.benching import bench_bundle
     from export.bench.latency_records import check_place, check_results_folder, put_into_bundle, write_to
-    from export.bench.specs import BenchSpec
+    from export.bench.side_by_side import Against
     from export.bundle_places import locked, put_back
     from export.bundles import open_bundle
     from export.student_facts import student_facts
     from jobs.report.bundle_page import with_latency
     from manifests.metrics.gates import judge_gates, parse_flag
     from manifests.records import plain
-    from manifests.spec_faults import validate_spec
 
-    gates = [parse_flag(text) for text in require]
-    values = {name: options[name] for name in SPEC_OPTIONS}
-    spec = validate_spec(
-        BenchSpec, values | {"presets": presets, "allows_fallback": allow_fallback}, where="the options"
+    spec = _asked(target, options)
+    gates = [parse_flag(text) for text in spec.require]
+    sides = Against(
+        None if spec.student is None else _local(spec.student, "--student"),
+        {str(side.name): Path(side.path) for side in spec.against},
     )
-    folder = _local(bundle, "BUNDLE").resolve()
-    sides = _against(against, student)
-    place = folder if to is None else _local(to, "--to")
-    if to is None:
+    folder = _local(spec.bundle, "BUNDLE").resolve()
+    place = folder if spec.to is None else _local(spec.to, "--to")
+    if spec.to is None:
         check_place(folder)
     else:
         put_back(folder)
         check_results_folder(place, folder)
-    with locked(folder) if to is None else nullcontext():
+    with locked(folder) if spec.to is None else nullcontext():
         opened = open_bundle(folder)
         described = student_facts(opened)
-        texts = None if pairs is None else _texts(pairs, described, seed=spec.seed)
+        texts = None if spec.pairs is None else _texts(spec.pairs, described, seed=spec.seed)
         measured = bench_bundle(
             opened, spec, pairs=texts, against=sides, gates=gates, say=lambda line: click.echo(line, err=True)
         )
         for finding in measured.facts.findings:
             text = f"finding ({finding.kind}) {finding.where}: {finding.text}"
             log_format.say(text, level="warning", event="finding", **finding._asdict())
-        if to is None:
+        if spec.to is None:
             opened = put_into_bundle(opened, measured, redraw=partial(with_latency, name=opened.name))
         else:
             write_to(place, measured)
@@ -171,29 +154,39 @@ def bench(
     return code
 
 
-def _against(sides: tuple[str, ...], student: str | None) -> Against:
-    """What `--against` names.
+def _asked(target: str, options: dict[str, Any]) -> BenchFile:
+    """What flags and, where there is one, a bench file say together.
 
     Raises:
         UsageError: torch without a student, a student without torch, or two sides of one name.
+        ConfigError: the file can't be read, or a key or option is off.
     """
-    from export.bench.side_by_side import Against
+    from export.bench.specs import BenchFile
+    from manifests.spec_faults import validate_spec
 
-    graphs: dict[str, Path] = {}
-    for side in sides:
-        if side == TORCH:
-            continue
-        name, equals, path = side.partition("=")
-        found = Path(path if equals else side)
-        name = name if equals else found.stem
-        if name in graphs or name in (TORCH, "fp32"):
-            raise UsageError(f"--against {side}: the name {name} is taken. Give it another: --against other={found}")
-        graphs[name] = found
-    if (TORCH in sides) != (student is not None):
+    flags = {**options, "against": [_side(text) for text in options["against"] if text != TORCH]}
+    if (TORCH in options["against"]) != (options["student"] is not None):
         raise UsageError(
             "--against torch and --student go together: torch runs the student that the bundle was made of."
         )
-    return Against(None if student is None else _local(student, "--student"), graphs)
+    source = click.get_current_context().get_parameter_source
+    given = {name: flags[name] for name in flags if source(name) is not ParameterSource.DEFAULT}
+    if Path(target).is_file():
+        held = read_settings(target, kind=BENCH._replace(fields=tuple(BenchFile.model_fields)))
+        spec = resolved(validate_spec(BenchFile, held.values, where=target), held.places)
+        spec = validate_spec(BenchFile, spec.model_dump() | given, where="the options")
+    else:
+        spec = validate_spec(BenchFile, {**flags, "bundle": target}, where="the options")
+    names = [TORCH, "fp32", *(side.name or Path(side.path).stem for side in spec.against)]
+    if taken := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--against: the name {taken} is taken. Give the file another: --against other=FILE")
+    named = [side.model_copy(update={"name": name}) for side, name in zip(spec.against, names[2:], strict=True)]
+    return spec.model_copy(update={"against": tuple(named)})
+
+
+def _side(text: str) -> dict[str, str]:
+    name, equals, path = text.partition("=")
+    return {"name": name, "path": path} if equals else {"path": text}
 
 
 def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str, str]]:

@@ -1,0 +1,63 @@
+"""A bench that is kept as a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+QUICK = {"seconds": 0.5, "providers": ["cpu"], "batches": [1], "threads": 1, "precisions": ["fp32"]}
+
+
+def write(path: Path, **keys: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({**QUICK, **keys}))
+    return str(path)
+
+
+def test_paths_count_from_the_file_s_folder_and_flags_win_over_its_keys(
+    relabel: Callable[..., Any], folder: Path, bundle: Path, student: Path
+) -> None:
+    before = (bundle / "manifest.json").read_bytes()
+    other = {"path": "../bundle/model.int8.onnx", "name": "mine"}
+    spec = write(
+        folder / "specs/bench.yaml",
+        bundle="../bundle",
+        student=str(student),
+        against=[other],
+        to="../results",
+        require=["cpu.fp32.1x16.mean_ms<=0"],
+    )
+    done = relabel("bench", spec, "--batches", "2", "--to", "elsewhere", "--require", "cpu.fp32.2x16.mean_ms>=0")
+    assert done.code == 0, done
+    assert not (folder / "results").exists()
+    held = json.loads(next((folder / "elsewhere").glob("*.json")).read_text())
+    text = json.dumps(held)
+    assert '"mine"' in text
+    assert '"torch"' in text
+    assert (bundle / "manifest.json").read_bytes() == before
+
+
+def test_a_bench_file_with_a_fault_is_refused_by_its_key(
+    relabel: Callable[..., Any], folder: Path, bundle: Path
+) -> None:
+    relabel("bench", write(folder / "a.yaml", bundle="bundle", secnds=3)).refused(3, "a.yaml", "`secnds`", "seconds")
+    relabel("bench", write(folder / "b.yaml", bundle="bundle", threads=-1)).refused(3, "b.yaml", "threads")
+    relabel("bench", write(folder / "c.yaml")).refused(3, "c.yaml", "bundle")
+    twice = [{"path": "x/model.onnx"}, {"path": "y/model.onnx"}]
+    relabel("bench", write(folder / "d.yaml", bundle="bundle", against=twice)).refused(2, "the name model is taken")
+    relabel("bench", write(folder / "e.yaml", bundle="s3://bucket/bundle")).refused(2, "a local folder is wanted")
+    relabel("bench", write(folder / "f.yaml", bundle="bundle"), "--threads", "-1").refused(2, "--threads")
+
+
+def test_a_fresh_bench_file_is_read_by_its_command(relabel: Callable[..., Any], folder: Path, bundle: Path) -> None:
+    relabel("init", "--kind", "bench")
+    text = Path("bench.yaml").read_text()
+    assert "out/my-bundle" in text
+    Path("bench.yaml").write_text(text.replace("out/my-bundle", "bundle"))
+    flags = ("--seconds", "0.5", "--batches", "1", "--providers", "cpu", "--precisions", "fp32")
+    assert relabel("bench", "bench.yaml", *flags).code == 0
+    assert json.loads((bundle / "manifest.json").read_bytes())["latency"] is not None
