@@ -30,6 +30,9 @@ FAILPOINTS = (
 )
 """Every place there is; the crash tests loop over this tuple, so a new one is covered at birth."""
 
+BUDGET_FAILPOINTS = ("before_budget", "after_budget")
+"""Places of a run that has a budget; tests/faults/test_budgets.py loops over them."""
+
 ROUNDS_FAILPOINTS = ("before_round_file", "after_round_file", "before_trajectories", "after_trajectories")
 """Places of `relabel rounds` between its runs; tests/faults/test_rounds_kill.py loops over them."""
 
@@ -63,6 +66,7 @@ DELIVERY_FAILPOINTS = ("before_model_upload", "before_model_manifest", "after_mo
 
 _known = (
     *FAILPOINTS,
+    *BUDGET_FAILPOINTS,
     *ROUNDS_FAILPOINTS,
     *PUBLISH_FAILPOINTS,
     *PULL_FAILPOINTS,

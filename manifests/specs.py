@@ -260,6 +260,12 @@ class RunSpec(Spec):
     """A supervised engine that says nothing for so many seconds before it is up counts as crashed. Two hours: the first
     start may fetch a model of a hundred gigabytes.
     """
+    max_tokens: int | None = Field(None, ge=1)
+    """Most tokens, of prompts (cached ones too) and answers together, that all workers, calls and retries of this
+    output may take; then it ends with exit code 5. Raise it, and the same command goes on.
+    """
+    max_cost: float | None = Field(None, gt=0.0)
+    """Likewise most money, in the currency of `engine.args.price_per_million_input` and `…_output`, which it needs."""
 
 
 class RoundsSpec(Spec):

@@ -24,6 +24,7 @@ from jobs.planning.opening import open_run
 from jobs.planning.plan_text import plan_text, table_json
 from jobs.planning.shard_choice import choose_shards
 from jobs.pool.backends import BACKENDS, WorkerPool, label_with
+from jobs.running.allowances import limits_of
 from jobs.running.chunk_time import chunk_time
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
@@ -37,6 +38,8 @@ from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from manifests.asks import EngineFacts
 from manifests.errors import ManifestError, NothingNewError, RelabelError
+from manifests.records import plain
+from manifests.runs.budgets import budget_of
 from manifests.runs.kept_estimates import load_estimate
 from manifests.runs.plans import load_plan
 from manifests.runs.run_folder import RunFolder
@@ -154,6 +157,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
     costs = opened.job.engine_class.decision_costs(opened.job.spec.engine, opened.job.labeler.probe())
     todo = [len(shard.chunks) - len(done.get(number, ())) for number, shard in enumerate(found.shards)]
     timing = chunk_time(_measured_runs(opened), found.chunk_rows)
+    budget = budget_of(opened.store, limits_of(opened.job.spec.run))
     result = {
         "output": opened.job.spec.output,
         "was_planned_now": opened.was_planned_now,
@@ -174,10 +178,11 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         "variables": dict(opened.job.variables),
         "chunk_seconds": None if timing is None else round(timing.seconds, 3),
         "decision_costs": [cost._asdict() for cost in costs],
+        "budget": plain(budget),
         "shard_rows": [shard.rows for shard in found.shards],
         "seconds": round(time.perf_counter() - started, 3),
     }
-    emit(result, plan_text(opened, sum(todo), costs) + "\n" + estimate_text(planned), output)
+    emit(result, plan_text(opened, sum(todo), costs, budget) + "\n" + estimate_text(planned), output)
     if timing is not None and timing.warning:
         log_format.say(timing.warning, level="warning", event="chunk_time")
     return Exit.DONE

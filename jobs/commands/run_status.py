@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.output import table
+from manifests.runs.budgets import BudgetState, budget_of
 from manifests.runs.estimates import PlannedFigure
 from manifests.runs.kept_estimates import plan_against_actual
 from manifests.runs.run_folder import RunFolder
@@ -36,6 +37,7 @@ class RunStatus:
         over_limit: more rows in quarantine than the job allows; None before there is a manifest.
         stages: asks and tokens of each stage.
         plan_against_actual: None if nothing was estimated.
+        budget: None where the job has none.
     """
 
     name: str
@@ -53,6 +55,7 @@ class RunStatus:
     over_limit: bool | None
     stages: dict[str, dict[str, int]]
     plan_against_actual: list[PlannedFigure] | None
+    budget: BudgetState | None
     shards: list[ShardStatus]
 
 
@@ -80,6 +83,7 @@ def status_of(folder: RunFolder) -> RunStatus:
         over_limit=manifest.over_limit if manifest else None,
         stages=tally.stages,
         plan_against_actual=plan_against_actual(folder.store, tally),
+        budget=budget_of(folder.store),
         shards=_shards(folder),
     )
 
@@ -111,6 +115,8 @@ def status_text(run: RunStatus) -> str:
     ]
     if run.plan_against_actual and run.is_finished:
         rows.append(("against plan", _against_text(run.plan_against_actual)))
+    if run.budget is not None:
+        rows.append(("budget", run.budget.text))
     open_shards = [shard for shard in run.shards if shard.state != "done"]
     rows.append(("shards", f"{len(run.shards) - len(open_shards):,} of {len(run.shards):,} done"))
     rows += [

@@ -8,6 +8,8 @@ output, else of the first reused output that the same labeler, engine and model 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from jobs.estimating.exact_counts import count_exactly
@@ -18,7 +20,7 @@ from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
 from jobs.running.reusing import earlier_outputs
 from manifests.digests import readable_json
-from manifests.engine_options import gpus_of
+from manifests.engine_options import gpus_of, price_of
 from manifests.runs.earlier_outputs import EarlierOutput, why_nothing
 from manifests.runs.estimates import (
     DEFAULT_TOKENS_PER_S,
@@ -29,6 +31,7 @@ from manifests.runs.estimates import (
 from manifests.runs.kept_estimates import ESTIMATE_NAME, ESTIMATE_VERSION
 from manifests.runs.label_keys import stages_changed
 from manifests.runs.ranges import Range
+from manifests.specs import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,13 @@ def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
     stages = estimated_stages(opened, asked, history, kept, counts, num_chunks)
     seconds, seconds_basis = _seconds(stages, asked, history, num_chunks)
     spec = opened.job.spec
-    gpus = gpus_of(spec.engine.args)
     found = Estimate(
         rows=rows,
         rows_reused=reused.rounded(),
         rows_asked=asked.rounded(),
         stages=stages,
         seconds=seconds.rounded(3),
-        cost=None if spec.cost_per_gpu_hour is None else (seconds * (gpus * spec.cost_per_gpu_hour / 3600)).rounded(6),
+        cost=_cost(spec, seconds, stages),
         is_exact=is_exact,
         basis=EstimateBasis(
             rows_reused=basis,
@@ -86,6 +88,19 @@ def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
     if spec.canary and asked.high and (outputs or done):
         remarks.append(f"canary: up to {spec.canary:,} rows are asked again on top, once an engine")
     return Planned(found, remarks)
+
+
+def _cost(spec: JobSpec, seconds: Range, stages: Mapping[str, StageEstimate]) -> Range | None:
+    """Of GPUs by the hour and tokens by the million, as far as there are prices; None where there is none."""
+    args, parts = spec.engine.args, list[Range]()
+    if spec.cost_per_gpu_hour is not None:
+        parts.append(seconds * (gpus_of(args) * spec.cost_per_gpu_hour / 3600))
+    million = price_of(args, 1_000_000, 0), price_of(args, 0, 1_000_000)
+    for stage in stages.values():
+        for price, tokens in zip(million, (stage.prompt_tokens, stage.output_tokens), strict=True):
+            if price is not None:
+                parts.append(tokens * (price / 1e6))
+    return functools.reduce(Range.plus, parts).rounded(6) if parts else None
 
 
 def open_estimated(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:

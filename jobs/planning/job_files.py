@@ -20,6 +20,7 @@ from jobs.planning.settings import read_secrets, read_settings
 from jobs.planning.spec_places import Places, path_of, placed, resolved
 from labelers.engines.registry import engine_class
 from labelers.registry import labeler_class
+from manifests.engine_options import names_prices
 from manifests.errors import ConfigError
 from manifests.runs.fingerprints import is_plan_of
 from manifests.runs.plans import PLAN_NAME, load_plan
@@ -125,6 +126,12 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
     values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
     spec = resolved(validate_spec(JobSpec, values, where=where), places)
+    if spec.run.max_cost is not None and not names_prices(spec.engine.args):
+        raise ConfigError(
+            f"{where}: `run.max_cost` = {spec.run.max_cost:g}: what an ask costs is known of an engine that is paid by "
+            "the token alone. Set engine.args.price_per_million_input and price_per_million_output (engine openai), or "
+            "limit run.max_tokens, or the time by --for."
+        )
     storage = Storage.of(spec.storage_options, retry_s=spec.run.store_retry_s, lease_s=spec.run.lease_s)
     with local_templates(spec.labeler, storage) as options:
         return Job(spec, found_labeler(options), found_engine, where, storage)

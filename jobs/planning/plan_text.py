@@ -7,11 +7,14 @@ from jobs.planning.open_runs import OpenRun
 from labelers.engines.decision_costs import DecisionCost
 from manifests.inputs.input_files import left_out_text
 from manifests.inputs.snapshots import TableSnapshot
+from manifests.runs.budgets import BudgetState
 from manifests.runs.plans import Plan
 
 
-def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> str:
-    """A plan as `plan` shows it: rows, queries, shards, chunks, and what distributions cost."""
+def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budget: BudgetState | None) -> str:
+    """A plan as `plan` shows it: rows, queries, shards, chunks, what distributions cost, and what of the budget is
+    gone.
+    """
     found: Plan = opened.plan
     left_out = opened.dataset.left_out
     sizes = [shard.rows for shard in found.shards]
@@ -32,6 +35,7 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost]) -> s
             ("shards", f"{len(sizes):,} of {min(sizes):,} to {max(sizes):,} rows"),
             ("chunks", f"{found.num_chunks:,}, {chunks_open:,} open"),
             *(("distributions", _cost_text(cost)) for cost in costs),
+            *([("budget", budget.text)] if budget is not None else []),
             ("fingerprint", found.fingerprint[:16]),
         ]
     )

@@ -18,6 +18,7 @@ from jobs.rounds.ownership import claim, parts_of_search
 from jobs.rounds.retrieval import CORPUS_KEY, load_corpus, load_questions
 from jobs.rounds.round_files import folder_of, read_reviews, read_round, write_round
 from jobs.rounds.searches import Search, trajectories
+from jobs.running.allowances import limits_of
 from jobs.running.conclusions import RunReport
 from labelers.registry import declared_columns
 from manifests import failpoints
@@ -138,6 +139,11 @@ def _limits(job: Job) -> RoundsSpec:
         raise ConfigError(
             f"{job.where}: `input.columns.{min(strange)}`: of the input, the questions alone are read (query_id, "
             f"query); documents come from {CORPUS_KEY}. Remove the key."
+        )
+    if limits_of(spec.run).is_set:
+        raise ConfigError(
+            f"{job.where}: `run.max_tokens`, `run.max_cost`: a budget is one output's, and each round has its own. "
+            "Remove the key, and limit `rounds.max_rounds` and `input.limit`."
         )
     if spec.input.table is not None:
         raise ConfigError(

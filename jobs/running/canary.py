@@ -188,6 +188,7 @@ def ask_canary(
         stop=session.stop,
         on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
+        allowance=session.allowance,
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in sample.rows])
     with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):

@@ -10,6 +10,7 @@ from typing import Any
 from jobs.exits import Exit
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
+from jobs.running.allowances import AT_BUDGET, limits_of
 from jobs.running.canary import load_results
 from jobs.running.live import Live
 from jobs.running.live_files import sweep_live
@@ -17,6 +18,7 @@ from jobs.running.refused_answers import sweep_refused
 from jobs.running.sessions import Session
 from manifests.engine_options import price_of
 from manifests.errors import GateError
+from manifests.runs.budgets import BudgetState, budget_of
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_estimates import plan_against_actual
 from manifests.runs.run_folder import build_manifest
@@ -79,6 +81,7 @@ class RunReport:
         seconds, engine_start_s: wall time of all, and of starting the engine.
         remarks: what the engine said when it started.
         engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
+        budget: of the output, where the job has one.
     """
 
     exit: Exit
@@ -99,6 +102,7 @@ class RunReport:
     engine_start_s: float = 0.0
     remarks: list[str] = field(default_factory=list)
     engine_restarts: int | None = None
+    budget: BudgetState | None = None
 
 
 def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
@@ -149,6 +153,7 @@ def conclude(session: Session) -> RunReport:
         failed_fraction=failed if is_complete else None,
         settled=session.left.num_settled() if may_settle else 0,
         stopped=session.stop.reason,
+        budget=budget_of(opened.store, limits_of(spec.run)),
         did=ThisExecution(
             pairs=progress.kept("pairs"),
             requests=progress.kept("requests"),
@@ -212,7 +217,12 @@ def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
         allow_mixed=spec.run.allow_mixed,
     )
     figures = plan_against_actual(opened.store, found.tally)
-    return OwnRunManifest(**vars(manifest), plan_against_actual=figures, variables=dict(opened.job.variables))
+    return OwnRunManifest(
+        **vars(manifest),
+        plan_against_actual=figures,
+        variables=dict(opened.job.variables),
+        budget=budget_of(opened.store, limits_of(spec.run)),
+    )
 
 
 def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exit:
@@ -227,6 +237,8 @@ def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exi
     report.busy_shards = busy = [shard for shard in session.busy if session.left.todo(shard, seen)]
     if busy and not session.taken:
         return Exit.LOCKED
+    if is_open and report.stopped == AT_BUDGET:
+        return Exit.GATE
     if busy or is_open:
         return Exit.PARTIAL
     if session.taken or was_finished_now:

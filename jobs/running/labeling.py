@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from jobs.planning.jobs import Job
+from jobs.running.allowances import AT_BUDGET, open_allowance
 from jobs.running.auto_options import with_auto_resolved
 from jobs.running.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
 from jobs.running.chunks import ChunkWork
@@ -104,6 +105,7 @@ def work(
         if (
             session.reach()
             and (begun := _begin(session)) is not None
+            and _may_spend(session)
             and (opened := start_unless_stopped(session.stop, lambda: _start(session))) is not None
         ):
             session.progress.engine_starts += 1
@@ -111,6 +113,8 @@ def work(
             worked.remarks = [*begun.remarks, *worked.remarks]
             worked.engine_start_s = time.perf_counter() - started
             try:
+                if session.allowance is not None:
+                    session.allowance.uses(engine)
                 session.facts = engine.facts()
                 worked.remarks += _reuse_remarks(session)
                 on_engine(session.facts, worked.remarks)
@@ -121,6 +125,8 @@ def work(
                 engine.close()
             worked.costs = engine.costs() if isinstance(engine, KeepsCosts) else None
     finally:
+        if session.allowance is not None:
+            session.allowance.close()
         session.close()
     return worked
 
@@ -166,6 +172,15 @@ def _begin(session: Session) -> _Begun | None:
         return _Begun(chunks, sample, remarks)
     first = _commit_known(session, chunks)
     return None if first is None else _Begun(itertools.chain([first], chunks), sample, remarks)
+
+
+def _may_spend(session: Session) -> bool:
+    """Take a share of the budget, if there is one; a run that finds it used up is drained before an engine starts."""
+    session.allowance = open_allowance(session.opened, session.worker)
+    if session.allowance is None or session.allowance.begin():
+        return True
+    session.stop.drain(AT_BUDGET)
+    return False
 
 
 def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
@@ -291,6 +306,7 @@ def _drive(
         ask_timeout_s=job.spec.run.ask_timeout_s,
         watch=session.watch,
         answer_cache=session.answer_cache,
+        allowance=session.allowance,
     )
     # a supervisor is first where rows are in flight; of a made-up pair that proves the engine it knows nothing
     first_s = 0.0 if session.watch is None else AFTER_SUPERVISOR_S

@@ -6,13 +6,15 @@ same `shared_by` are answered once. A chunk whose last row is in goes to the com
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from jobs.running.allowances import AT_BUDGET, Allowance
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
 from jobs.running.counts import Progress
@@ -76,6 +78,7 @@ class RunLoop:
             engine.
         watch: learns what the engine is doing.
         answer_cache: answers that rows share, from earlier runs and for later ones.
+        allowance: what may still be asked, where there is a budget.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class RunLoop:
         ask_timeout_s: float = math.inf,
         watch: Watch | None = None,
         answer_cache: AnswerBook | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.labeler = labeler
         self._columns = {column.name: column.kind for column in declared_columns(labeler, name=options.name)}
@@ -103,6 +107,7 @@ class RunLoop:
         self.stop = stop
         self.on_progress = on_progress
         self._watch = watch
+        self._allowance = allowance
         self._patience = StallDetection(engine, ask_timeout_s)
         self._seed = seed
         self._keys = AskKeys(seed)
@@ -157,12 +162,14 @@ class RunLoop:
             if self.stop.reason is not None:
                 if self._drains_until_s is None or self.stop.deadline_s < self._drains_until_s:
                     self._drop_what_does_not_fit()
-                if self.stop.is_now or time.perf_counter() > self.stop.deadline_s or not self._begun:
+                if self.stop.is_now or time.perf_counter() > self.stop.deadline_s or not self._begun or self._is_spent:
                     return False
             room = engine.capacity
             handed = -1
             while room > 0:
                 if ready:
+                    if not self._may_ask(ready[0]):
+                        break
                     handed = ready[0].id
                     engine.submit(ready.popleft())
                     room -= 1
@@ -198,7 +205,41 @@ class RunLoop:
         """Let the engine work."""
         if self._watch is not None:
             self._watch.flush()
-        return self._patience.poll(len(self._in_flight))
+        answers = self._patience.poll(len(self._in_flight))
+        if self._allowance is not None:
+            self._allowance.answered(answers)
+        return answers
+
+    def _may_ask(self, request: Request) -> bool:
+        """Whether the budget has room for a request. Where it has none and no answer can make any, the run is
+        drained.
+        """
+        is_idle = len(self._in_flight) <= len(self._ready)
+        together = itertools.islice(self._ready, self.engine.capacity)
+        if self._allowance is None or self._allowance.takes(request, together, is_idle=is_idle):
+            return True
+        self._mind_budget()
+        return False
+
+    @property
+    def _is_spent(self) -> bool:
+        return self._allowance is not None and self._allowance.is_spent
+
+    def _mind_budget(self) -> None:
+        if self._is_spent:
+            self.stop.drain(AT_BUDGET)
+
+    def _has_budget(self, work: ChunkWork) -> Generator[tuple[ChunkWork, int], None, bool]:
+        """Wait until the budget has room for a chunk beside those that were begun; False if a stop came first."""
+        while self._allowance is not None and work.left:
+            begun = sum(one.left for one in self._begun.values())
+            if self._allowance.may_begin(work.left, begun, self.progress.pairs):
+                break
+            self._mind_budget()
+            if self.stop.reason is not None:
+                return False
+            yield NOT_NOW
+        return True
 
     def _prove_engine(self) -> None:
         """Have the engine answer asks about a made-up pair, alone, if it has not answered any yet: one that goes down
@@ -210,7 +251,10 @@ class RunLoop:
             number = self._next_id
             self._next_id = number + 1
             since_s = self._patience.worked_s
-            self.engine.submit(Request(number, ask, self._seed))
+            request = Request(number, ask, self._seed)
+            if not self._may_ask(request):
+                return
+            self.engine.submit(request)
             while not any(answer.request_id == number for answer in self._poll()):
                 if self.stop.reason is not None:
                     return
@@ -275,6 +319,8 @@ class RunLoop:
             if work is None:
                 yield NOT_NOW
                 continue
+            if not (yield from self._has_budget(work)):
+                return
             if self._watch is not None:
                 self._watch.begins(work)
                 if self._is_whole_query:

@@ -10,6 +10,7 @@ from jobs.output import table
 from jobs.running.canary import CanaryResult, canary_text
 from jobs.running.conclusions import AskedInVain, RunReport
 from manifests.asks import EngineFacts
+from manifests.records import plain
 
 
 def report_json(report: RunReport) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def report_json(report: RunReport) -> dict[str, Any]:
         "engine_start_s": round(report.engine_start_s, 3),
         "seconds": round(report.seconds, 3),
         **as_json(report),
+        **({} if report.budget is None else {"budget": plain(report.budget)}),
     }
 
 
@@ -74,6 +76,8 @@ def report_text(report: RunReport) -> str:
     ]
     if did.canary is not None:
         rows.append(("canary", canary_text(CanaryResult(**did.canary))))
+    if report.budget is not None:
+        rows.append(("budget", report.budget.text))
     if report.engine_restarts is not None:
         rows.append(("engine restarts", f"{report.engine_restarts:,}"))
     is_finished = report.rows == tally.rows
@@ -128,6 +132,8 @@ def verdict(report: RunReport) -> str:
             return "another process works on these shards"
         case Exit.NOTHING_TO_DO:
             return "nothing to do"
+        case Exit.GATE:
+            return "ended at its budget; everything that was committed is kept"
         case _:
             return "partial; run the same command again"
 
@@ -154,6 +160,11 @@ def advise(report: RunReport, job_file: str) -> None:
         lines.append(f"{askable:,} rows in {report.output}/quarantine; ask them again with: relabel retry {job_file}")
     if report.exit in (Exit.DONE, Exit.OVER_LIMIT):
         lines += _settled_lines(report)
+    if report.exit is Exit.GATE:
+        lines.append(
+            f"To go on, raise run.max_tokens or run.max_cost in {job_file}, and run the same command again. Until then "
+            "it ends here, before an engine is started."
+        )
     if report.busy_shards:
         lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
     if report.left.begun_chunks and report.left.refused:

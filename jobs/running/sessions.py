@@ -15,6 +15,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from jobs.planning.open_runs import OpenRun
+from jobs.running.allowances import Allowance
 from jobs.running.chunks import ChunkWork
 from jobs.running.counts import Progress
 from jobs.running.helping import Helping
@@ -92,6 +93,7 @@ class Session:
         self.taken: list[int] = []
         self.facts: EngineFacts | None = None
         self.watch: Watch | None = None
+        self.allowance: Allowance | None = None
         self.worker = f"{socket.gethostname()}-{os.getpid()}"
         self.execution = execution or secrets.token_hex(8)
         self.keys = label_keys(opened.job, opened.plan)

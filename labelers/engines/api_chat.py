@@ -7,6 +7,7 @@ a token is counted as four characters, since the server's tokenizer is not at ha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from labelers.engines.api_replies import read_chat
 from labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
 from labelers.engines.loop_thread import LoopThread
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Message, Request
+from manifests.charges import most_prompt_tokens
 from manifests.errors import ModelError
 from manifests.specs import EngineSpec
 
@@ -85,7 +87,6 @@ class ChatMode:
             found = loop.call(self._client.post("/chat/completions", body, read_chat))
             if isinstance(found, Failure):
                 found.raise_at_start(ask.stage)
-            self._client.costs.add(found.usage)
         if any(ask.decisions for ask in asks):
             return [
                 (
@@ -94,6 +95,11 @@ class ChatMode:
                 )
             ]
         return []
+
+    def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
+        """Most tokens that an ask's prompt and answer are charged for."""
+        extra = len(json.dumps(self._spec.chat_template_kwargs))
+        return most_prompt_tokens(ask) + extra, max_output
 
     def admit(self, request: Request) -> ChatWork | Answer:
         """Make a request ready, or answer it here."""
@@ -126,7 +132,6 @@ class ChatMode:
         if isinstance(found, Failure):
             return Answer(work.request.id, "", found.finish, detail=found.detail, flags=work.flags)
         usage = found.usage
-        self._client.costs.add(usage)
         return Answer(
             work.request.id,
             found.text,

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from labelers.engines.api_complaints import Complaint, read_complaint, shown
 from labelers.engines.api_connections import Connections, HttpReply
-from labelers.engines.api_costs import Costs
+from labelers.engines.api_costs import Costs, Usage
 from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import ReplyError, parse_reply, read_model_names
-from labelers.engines.reply_limits import reply_limit
+from labelers.engines.api_replies import Reply, ReplyError, parse_reply, read_model_names
+from labelers.engines.reply_limits import most_output, reply_limit
 from manifests.asks import Finish
 from manifests.errors import EngineCrashError, ModelError, StoreError
 from manifests.extras import require
@@ -68,13 +68,14 @@ class Failure(NamedTuple):
 
 
 class _Try(NamedTuple):
-    """A try that may be repeated: why it failed, how long the server wants us to wait, and whether
-    anybody was there.
+    """A try that may be repeated: why it failed, how long the server wants us to wait, whether anybody was there, and
+    whether an answer may have been charged that did not reach us.
     """
 
     reason: str
     wait_s: float = 0.0
     was_heard: bool = True
+    may_be_charged: bool = False
 
 
 class ApiClient:
@@ -128,9 +129,9 @@ class ApiClient:
         return found
 
     async def post(
-        self, path: str, body: dict[str, Any], read: Callable[[Any], ReadT], *, is_trial: bool = False
-    ) -> ReadT | Failure:
-        """Send a request until it is answered, or has failed for good.
+        self, path: str, body: dict[str, Any], read: Callable[[Any], Reply], *, is_trial: bool = False
+    ) -> Reply | Failure:
+        """Send a request until it is answered, or has failed for good, and count what it is charged.
 
         Args:
             read: makes an answer of the reply's JSON, or raises ReplyError.
@@ -150,12 +151,17 @@ class ApiClient:
             else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         )
         limit_bytes = reply_limit(body, len(content or b""))
+        most = Usage(len(content or b""), 0, most_output(body or {}))
         heard_before = self._num_heard
         tries: list[_Try] = []
         while True:
             outcome = await self._try(method, path, content, read, limit_bytes, is_trial=is_trial)
             if not isinstance(outcome, _Try):
+                if isinstance(outcome, Reply):
+                    self.costs.add(outcome.usage, most)
                 return outcome
+            if outcome.may_be_charged:
+                self.costs.doubt(most)
             tries.append(outcome)
             if len(tries) >= self._args.max_tries:
                 break
@@ -193,15 +199,15 @@ class ApiClient:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit starts anew with every byte
                 reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes)
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
-            trouble = _Try(f"no reply within {self._args.timeout_s:g} s")
+            trouble = _Try(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)
         except (library.ConnectError, library.ConnectTimeout) as exc:
             if (why := out_of_files(exc)) is not None:
                 raise StoreError(f"engine.args.concurrency is {self._args.concurrency}, and {why}") from None
             trouble = _Try(f"no connection ({shown(str(exc)) or type(exc).__name__})", was_heard=False)
         except library.TransportError as exc:
-            trouble = _Try(f"the connection broke ({type(exc).__name__})")
+            trouble = _Try(f"the connection broke ({type(exc).__name__})", may_be_charged=True)
         except ReplyError as exc:
-            trouble = _Try(str(exc))
+            trouble = _Try(str(exc), may_be_charged=True)
         if trouble is not None:
             return trouble
         self._num_heard += 1
@@ -210,7 +216,7 @@ class ApiClient:
         try:
             found = read(parse_reply(self._without_key(reply.body)))
         except ReplyError as exc:
-            return _Try(str(exc))
+            return _Try(str(exc), may_be_charged=True)
         if method == "POST":  # some list their models to anybody
             self._num_answered += 1
             self._failed_in_a_row = self._forbidden_in_a_row = 0

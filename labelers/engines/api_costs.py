@@ -14,12 +14,17 @@ class Usage(NamedTuple):
     output: int = 0
 
 
+NOT_SAID = Usage()
+"""What a server that counts no tokens says."""
+
+
 @dataclass(slots=True)
 class Costs:
     """Counts over all requests, decisions and start-up checks included. Written by the engine's own thread alone.
 
     Args:
         price_input, price_output: of a million tokens; None where no price was given.
+        unsure: the most that replies may have been charged which were lost on the way, or said nothing of their tokens.
     """
 
     price_input: float | None = None
@@ -31,12 +36,28 @@ class Costs:
     cached_tokens: int = 0
     output_tokens: int = 0
     waited_s: float = 0.0
+    unsure: Usage = NOT_SAID
 
-    def add(self, usage: Usage) -> None:
-        """Count a reply. What the server charged for a reply that never came can't be known."""
+    def add(self, usage: Usage, most: Usage) -> None:
+        """Count a reply.
+
+        Args:
+            most: what it may have been charged at most, for a server that does not say.
+        """
+        if usage == NOT_SAID:
+            self.doubt(most)
         self.prompt_tokens += usage.prompt
         self.cached_tokens += usage.cached
         self.output_tokens += usage.output
+
+    def doubt(self, most: Usage) -> None:
+        """Note a reply that is lost: what the server charged for it can't be known."""
+        self.unsure = Usage(self.unsure.prompt + most.prompt, 0, self.unsure.output + most.output)
+
+    @property
+    def at_most(self) -> Usage:
+        """What was charged at most."""
+        return Usage(self.prompt_tokens + self.unsure.prompt, 0, self.output_tokens + self.unsure.output)
 
     @property
     def cost(self) -> float | None:

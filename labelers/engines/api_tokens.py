@@ -24,6 +24,7 @@ from labelers.engines.sequences import TokenSequence
 from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import Answer, Ask, Message, Request
+from manifests.charges import most_prompt_tokens
 from manifests.errors import EngineCrashError, ModelError
 from manifests.formats import Fragment, opening_of
 from manifests.specs import EngineSpec
@@ -123,7 +124,6 @@ class TokensMode:
                 if found.status in CANNOT:
                     return found.detail
                 raise EngineCrashError(f"the server is not ready: {found.detail}")
-        self._client.costs.add(found.usage)
         if (found.prompt_ids is not None and found.prompt_ids != prompt) or found.usage.prompt not in (0, len(prompt)):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
         self._can = Abilities(set(label_ids) <= set(found.logprobs), found.token_ids is not None)
@@ -155,6 +155,14 @@ class TokensMode:
         remarks += stage_remarks(self._encoder, asks, self._max_prompt)
         return remarks
 
+    def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
+        """Most tokens that an ask is charged for, prompts and answers: each of its decisions may be a request of its
+        own, of prompt and answer.
+        """
+        prompt = min(most_prompt_tokens(ask), self._max_prompt(ask))
+        num_looks = len(ask.decisions)
+        return prompt + num_looks * (prompt + max_output + PROBE_ROOM), max_output + num_looks
+
     def admit(self, request: Request) -> TokenSequence | Answer:
         """Make a request ready, or answer it here."""
         ask = request.ask
@@ -174,7 +182,6 @@ class TokensMode:
             found = await self._client.post(PATH, self._generation(sequence), read_completion)
             if isinstance(found, Failure):
                 return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
-            self._client.costs.add(found.usage)
             self._take(sequence, found)
             usage_prompt, usage_cached = found.usage.prompt, found.usage.cached
         for place, end in sequence.missing() if self.has_distributions else ():
@@ -187,7 +194,6 @@ class TokensMode:
                     return Answer(sequence.request.id, "", looked.finish, detail=looked.detail, flags=sequence.flags)
                 sequence.detail = sequence.detail or f"decision {place.name}: {looked.detail}"
                 continue
-            self._client.costs.add(looked.usage)
             if not sequence.max_new:
                 usage_prompt, usage_cached = looked.usage.prompt, looked.usage.cached
             if all(token in looked.logprobs for token in place.label_ids):
@@ -281,7 +287,6 @@ class TokensMode:
             sequence.max_new = min(ask.max_tokens, TRIAL_TOKENS)
             found = loop.call(self._client.post(PATH, self._generation(sequence), read_completion))
             if not isinstance(found, Failure):
-                self._client.costs.add(found.usage)
                 opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
                 text = found.text.lstrip()
                 if not is_bound or ask.prefill or text.startswith(opening) or opening.startswith(text):
@@ -307,7 +312,6 @@ class TokensMode:
         found = loop.call(self._client.post(PATH, body, read_completion, is_trial=True))
         if isinstance(found, Failure):
             return
-        self._client.costs.add(found.usage)
         if found.prompt_ids is not None and found.prompt_ids != ours:
             raise ModelError(
                 f"the server's tokenizer is not that of {self._reference!r}: it makes {len(found.prompt_ids)} tokens "

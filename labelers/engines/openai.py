@@ -25,7 +25,9 @@ from labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, serv
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.loop_thread import LoopThread
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
-from manifests.errors import EngineCrashError, ModelError
+from manifests.charges import Charge
+from manifests.engine_options import price_of
+from manifests.errors import ConfigError, EngineCrashError, ModelError
 from manifests.extras import require
 from manifests.specs import EngineArgs, EngineSpec
 
@@ -177,6 +179,28 @@ class OpenAi:
     def costs(self) -> dict[str, Any]:
         """Requests, tries, tokens by the server's count and money so far; see `Costs`."""
         return self._client.costs.as_dict()
+
+    def most(self, ask: Ask) -> Charge:
+        """What an ask is charged for at most, if each of its requests is answered at the first try.
+
+        Raises:
+            ConfigError: `extra_body` takes the limit of its answer away.
+        """
+        limit = self._args.extra_body.get(self._args.max_tokens_field, ask.max_tokens)
+        if not isinstance(limit, int):
+            raise ConfigError(
+                f"engine.args.extra_body takes {self._args.max_tokens_field} away: no answer has a limit then, and a "
+                "budget can't be kept. Leave it in, or remove run.max_tokens and run.max_cost."
+            )
+        return self._priced(*self._mode.most_tokens(ask, limit))
+
+    def charged(self) -> Charge:
+        """What was charged so far at most, without what is in flight."""
+        found = self._client.costs.at_most
+        return self._priced(found.prompt, found.output)
+
+    def _priced(self, prompt: int, output: int) -> Charge:
+        return Charge(prompt + output, price_of(self._args, prompt, output) or 0.0)
 
     def close(self) -> None:
         if not self._is_open:

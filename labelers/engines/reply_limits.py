@@ -24,12 +24,16 @@ def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
     """
     if body is None:
         return 16 * REPLY_BASE_BYTES
-    tokens = next(
-        (body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)),
-        TOKENS_UNLIMITED,
-    )
     logprobs = max(
         (int(body[name]) for name in ("logprobs", "top_logprobs") if isinstance(body.get(name), int)), default=0
     )
     per_token = REPLY_BYTES_PER_TOKEN + REPLY_BYTES_PER_LOGPROB * logprobs
-    return REPLY_BASE_BYTES + REPLY_BYTES_PER_SENT * sent_bytes + tokens * per_token
+    return REPLY_BASE_BYTES + REPLY_BYTES_PER_SENT * sent_bytes + most_output(body) * per_token
+
+
+def most_output(body: Mapping[str, Any]) -> int:
+    """Most tokens that the answer to a request can have."""
+    return next(
+        (body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)),
+        TOKENS_UNLIMITED,
+    )

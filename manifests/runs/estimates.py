@@ -58,7 +58,8 @@ class Estimate:
         rows: rows that were open when this was said.
         rows_reused, rows_asked: of them.
         seconds: of one worker; two take half as long and as much together. Starting the engine comes on top.
-        cost: `seconds` at `cost_per_gpu_hour` for the GPUs of a worker; None where no price is given.
+        cost: `seconds` at `cost_per_gpu_hour` for the GPUs of a worker, and tokens at the engine's prices; None where
+            there are none.
         is_exact: rows, asks and prompt tokens were counted in the text.
         basis: where they come from.
     """

@@ -15,6 +15,7 @@ from manifests import failpoints
 from manifests.digests import readable_json, sha256_bytes
 from manifests.errors import ManifestError
 from manifests.records import LEFT_OUT, checked, fault_of, plain, version_of
+from manifests.runs.budgets import BudgetState
 from manifests.runs.estimates import PlannedFigure
 from manifests.runs.proofs import RunRows
 from manifests.runs.receipts import FileRef, ReusedRows
@@ -92,10 +93,12 @@ class OwnRunManifest(RunManifest):
     Args:
         plan_against_actual: None if nothing was estimated.
         variables: of the spec's `${...}`, by name.
+        budget: where the job had one.
     """
 
     plan_against_actual: list[PlannedFigure] | None
     variables: dict[str, str]
+    budget: BudgetState | None = field(default=None, metadata=LEFT_OUT)
 
 
 def load_manifest(store: RunStore) -> RunManifest | None:

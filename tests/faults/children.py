@@ -88,6 +88,30 @@ def note_hits(log: str) -> None:
     failpoints.hit = hit
 
 
+def meter(log: str, place: str = "") -> None:
+    """Every request that reaches the fake engine is a line of a file, its tokens; and be killed at a failpoint, or as
+    the nth request comes (`ask:N`).
+    """
+    from labelers.engines.fake import Fake
+    from manifests import failpoints
+
+    nth = int(place.removeprefix("ask:")) if place.startswith("ask:") else 0
+    if place and not nth:
+        failpoints.arm(place)
+    real, count = Fake.submit, [0]
+
+    def submit(self: Any, request: Any) -> None:
+        answer = self._answer(request, self._draw(request))
+        with Path(log).open("a") as file:
+            file.write(f"{answer.prompt_tokens + answer.output_tokens}\n")
+        count[0] += 1
+        if count[0] == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(self, request)
+
+    Fake.submit = submit  # type: ignore[method-assign]
+
+
 def jump_clocks(at_s: float, by_s: float) -> None:
     """So long after now, all clocks of this process jump: the wall clock, and those that never should."""
     begun = time.monotonic()

@@ -1,0 +1,158 @@
+"""Budgets over a server: what it counted, start-up and lost replies included, is never more than what counts as
+spent.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests.charges import CountsCharges
+from manifests.runs.budgets import last_entry
+from manifests.storage.local_run_store import LocalRunStore
+
+from .conftest import GOOD, ask_for, requests_for, run_all
+from .scripted_server import Call, Json, Raw, Reset, ScriptedServer, chat, error
+from .test_run import r3a, relabel, write_job
+
+__all__ = ["write_job"]
+PRICES = {"price_per_million_input": 2.0, "price_per_million_output": 8.0}
+
+
+class Till:
+    """What the server charged: the usage of all replies that it made, whoever read them."""
+
+    def __init__(self, script: Callable[[Call], Json]) -> None:
+        self.prompt = self.output = 0
+        self._script = script
+        self._guard = threading.Lock()
+
+    def __call__(self, call: Call) -> Json:
+        reply = self._script(call)
+        usage = reply.payload.get("usage", {"prompt_tokens": 0, "completion_tokens": 0})
+        with self._guard:
+            self.prompt += usage["prompt_tokens"]
+            self.output += usage["completion_tokens"]
+        return reply
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.output
+
+    @property
+    def money(self) -> float:
+        return (2.0 * self.prompt + 8.0 * self.output) / 1e6
+
+
+def ledger() -> Any:
+    return last_entry(LocalRunStore("out"))[1]
+
+
+def run(job: str, *more: str, capsys: Any) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = relabel("run", job, "--output", "json", *more)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def priced(server: ScriptedServer, write_job: Any, **run: Any) -> str:
+    args = {"served_model": "teacher", "backoff_s": 0.001, "concurrency": 4, "base_url": server.url, **PRICES}
+    return str(write_job(server, engine={"args": args}, run={"chunk_rows": 2, "max_failed_fraction": 0.5, **run}))
+
+
+def dear(call: Call) -> Json:
+    """As `r3a`, with ten times the tokens."""
+    reply = r3a(call)
+    reply.payload["usage"] = {
+        name: 10 * reply.payload["usage"][name] for name in ("prompt_tokens", "completion_tokens")
+    }
+    return reply
+
+
+def test_a_run_keeps_to_its_money_start_up_included(serve: Any, write_job: Any, capsys: Any) -> None:
+    till = Till(dear)
+    server = serve(till)
+    job = priced(server, write_job, max_cost=0.08)
+    code, ended = run(job, capsys=capsys)
+    assert code == 5
+    assert 0.0 < till.money <= ledger().taken.cost <= 0.08
+    assert ended["budget"]["spent_cost"] == pytest.approx(till.money, rel=1e-9)
+    calls = len(server.calls), server.lists
+    assert run(job, capsys=capsys)[0] == 5
+    assert (len(server.calls), server.lists) == calls, "the next call asks the server nothing at all"
+    code, ended = run(job, "--set", "run.max_cost=1.0", capsys=capsys)
+    assert code == 0
+    assert ended["budget"]["spent_cost"] == pytest.approx(till.money, rel=1e-9)
+
+
+def test_replies_that_are_lost_count_at_their_most(serve: Any, write_job: Any, capsys: Any) -> None:
+    """A connection that breaks, and an answer cut off: the server has charged them, and nobody can tell what."""
+    charged = Till(r3a)
+
+    def script(call: Call) -> Json | Raw | Reset:
+        reply = charged(call)
+        if call.number > 2 and call.number % 4 == 0:
+            return Reset()
+        if call.number > 2 and call.number % 4 == 1:
+            return Raw(json.dumps(reply.payload).encode()[:-20], missing=20)
+        return reply
+
+    job = priced(serve(script), write_job, max_tokens=10**7)
+    code, ended = run(job, capsys=capsys)
+    assert code == 0
+    assert charged.tokens <= ledger().taken.tokens
+    known = ended["this_run"]["costs"]
+    assert known["prompt_tokens"] + known["output_tokens"] < charged.tokens, "what was read alone is less"
+
+
+def test_a_server_that_counts_nothing_is_held_to_the_most(serve: Any, connect: Any) -> None:
+    def silent(call: Call) -> Json:
+        return Json({**chat(GOOD).payload, "usage": None})
+
+    engine = connect(serve(silent))
+    assert isinstance(engine, CountsCharges)
+    before = engine.charged().tokens
+    requests = requests_for(3)
+    run_all(engine, requests)
+    spent = engine.charged().tokens - before
+    assert spent >= sum(len(call.encode()) for call in (message.text for r in requests for message in r.ask.messages))
+    assert spent >= 3 * 96
+
+
+def test_refusals_cost_nothing(serve: Any, connect: Any) -> None:
+    engine = connect(serve(lambda call: error(400, "no")))
+    run_all(engine, requests_for(2))
+    assert engine.charged() == (0, 0.0)
+
+
+def test_an_answer_without_a_limit_is_refused_where_there_is_a_budget(serve: Any, write_job: Any, capsys: Any) -> None:
+    server = serve(r3a)
+    args = {"served_model": "teacher", "base_url": server.url, "extra_body": {"max_tokens": None}}
+    job = write_job(server, engine={"args": args}, run={"max_tokens": 10**6})
+    assert relabel("run", job) == 3
+    assert "takes max_tokens away" in capsys.readouterr().err
+
+
+def test_the_most_of_an_ask_is_priced_and_holds_its_answer(serve: Any, connect: Any) -> None:
+    engine = connect(serve(lambda call: chat(GOOD)), **PRICES)
+    ask = ask_for("q", "é" * 1000)
+    most = engine.most(ask)
+    assert most.tokens >= 2000 + 96
+    assert most.cost == pytest.approx((2.0 * (most.tokens - 96) + 8.0 * 96) / 1e6)
+
+
+def test_cost_by_tokens_is_in_the_plan(serve: Any, write_job: Any, capsys: Any) -> None:
+    job = priced(serve(r3a), write_job)
+    assert relabel("plan", job, "--output", "json") == 0
+    found = json.loads(capsys.readouterr().out)["estimate"]
+    low, value, high = found["cost"]
+    at = [
+        2.0 * prompt / 1e6 + 8.0 * output / 1e6
+        for prompt, output in zip(found["prompt_tokens"], found["output_tokens"], strict=True)
+    ]
+    assert (low, value, high) == pytest.approx(tuple(at), rel=0.01)
+    assert Path("out/plan.json").exists()

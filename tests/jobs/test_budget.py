@@ -1,0 +1,198 @@
+"""A run with a budget: it ends at it with exit code 5, the next call too, without an engine; raised, it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labelers.engines.fake import Fake
+from manifests.asks import Answer, Request
+from manifests.charges import most_output_tokens, most_prompt_tokens
+from manifests.runs.budgets import last_entry
+from manifests.storage.local_run_store import LocalRunStore
+from tests.jobs.conftest import Outcome
+
+Call = Callable[..., Outcome]
+R3A = {"labeler": {"name": "r3a"}, "run": {"chunk_rows": 2}}
+ENDED = "ended at its budget"
+
+
+@pytest.fixture(autouse=True)
+def _pairs(write_pairs: Callable[..., Path]) -> None:
+    write_pairs()
+
+
+class Spent:
+    """What the engine itself was asked to write, whatever became of it."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.starts = 0
+
+    def ledger(self, output: str = "out/ecom") -> int:
+        """What counts as spent."""
+        return last_entry(LocalRunStore(output))[1].taken.tokens
+
+
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> Spent:
+    """Counts at the engine, and sees that no ask is more than it may be at most."""
+    found = Spent()
+    begin, submit = Fake.__init__, Fake.submit
+
+    def counted_start(self: Fake, *args: Any, **options: Any) -> None:
+        found.starts += 1
+        begin(self, *args, **options)
+
+    def counted(self: Fake, request: Request) -> None:
+        answer: Answer = self._answer(request, self._draw(request))
+        tokens = answer.prompt_tokens + answer.output_tokens
+        assert tokens <= most_prompt_tokens(request.ask) + most_output_tokens(request.ask)
+        found.tokens += tokens
+        submit(self, request)
+
+    monkeypatch.setattr(Fake, "__init__", counted_start)
+    monkeypatch.setattr(Fake, "submit", counted)
+    return found
+
+
+def test_a_run_ends_at_its_budget_and_so_does_the_next_before_an_engine_is_started(
+    relabel: Call, write_job: Callable[..., str], spent: Spent
+) -> None:
+    job = write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 9_000}})
+    first = relabel("run", job)
+    assert first.code == 5
+    assert ENDED in first.out
+    assert "raise run.max_tokens or run.max_cost in job.yaml" in first.err
+    assert 4_000 < spent.tokens <= 9_000
+    assert spent.ledger() == spent.tokens, "a worker that ends by itself tells what it spent"
+    assert spent.starts == 1
+    for _ in range(2):
+        again = relabel("run", job, "--output", "json")
+        assert again.code == 5
+        assert again.json["budget"]["spent_tokens"] == spent.tokens
+        assert again.json["labelled"] > 0
+    assert spent.starts == 1
+
+
+def test_a_budget_that_is_raised_lets_the_same_run_go_on_to_the_labels_of_one_without(
+    relabel: Call, write_job: Callable[..., str], committed: Callable[..., dict[int, Any]], spent: Spent
+) -> None:
+    job = write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 5_000}})
+    codes = [relabel("run", job, "--set", f"run.max_tokens={limit}").code for limit in range(5_000, 60_000, 5_000)]
+    assert codes[0] == 5
+    assert set(codes) == {5, 0, 10}
+    assert codes == sorted(codes, key=[5, 0, 10].index)
+    found = committed()
+    assert relabel("run", write_job({**R3A, "output": "out/free"}, path="free.yaml")).code == 0
+    assert found == committed(output="out/free")
+
+
+def test_every_stop_of_a_run_that_is_raised_bit_by_bit_is_within_its_budget(
+    relabel: Call, write_job: Callable[..., str], spent: Spent
+) -> None:
+    faults = {"p_garbage": 0.3, "p_truncated": 0.1, "capacity": 4}
+    job = write_job({**R3A, "engine": {"args": faults}, "run": {"chunk_rows": 2, "max_failed_fraction": 1.0}})
+    for limit in range(3_000, 200_000, 3_000):
+        code = relabel("run", job, "--set", f"run.max_tokens={limit}").code
+        assert spent.tokens <= spent.ledger() <= limit
+        if code == 0:
+            break
+    assert code == 0
+
+
+def test_retries_and_what_ends_in_quarantine_count(relabel: Call, write_job: Callable[..., str], spent: Spent) -> None:
+    faults = {"engine": {"args": {"p_garbage": 0.7}}, "labeler": {"name": "r3a", "attempts": 2}}
+    job = write_job({**faults, "run": {"max_failed_fraction": 1.0, "max_tokens": 10**6}})
+    assert relabel("run", job).code == 0
+    of_the_run = spent.tokens
+    assert spent.ledger() == of_the_run
+    limit = of_the_run + 3_000
+    assert relabel("retry", job, "--set", f"run.max_tokens={limit}").code == 5
+    assert of_the_run < spent.tokens <= limit
+    assert spent.ledger() == spent.tokens
+    starts = spent.starts
+    assert relabel("retry", job, "--set", f"run.max_tokens={limit}").code == 5
+    assert spent.starts == starts
+
+
+def test_an_engine_that_goes_down_leaves_what_was_in_flight_as_spent(
+    relabel: Call, write_job: Callable[..., str], spent: Spent
+) -> None:
+    args = {"crash_on": "kind 13", "capacity": 8}
+    job = write_job({**R3A, "engine": {"args": args}, "run": {"chunk_rows": 2, "max_tokens": 10**6}})
+    assert relabel("run", job).code == 20
+    assert spent.tokens <= spent.ledger() <= spent.tokens + 8 * 10_000
+
+
+def test_a_run_with_nothing_to_do_ends_as_ever_whatever_its_budget(
+    relabel: Call, write_job: Callable[..., str]
+) -> None:
+    job = write_job(R3A)
+    assert relabel("run", job).code == 0
+    assert relabel("run", job, "--set", "run.max_tokens=1").code == 10
+
+
+def test_two_workers_of_one_command_keep_to_it_together(relabel: Call, write_job: Callable[..., str]) -> None:
+    """Whose processes count for themselves: the receipts hold what they were told."""
+    job = write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 9_000}})
+    ended = relabel("run", job, "--workers", "2", "--output", "json")
+    assert ended.code == 5
+    told = sum(stage["prompt_tokens"] + stage["output_tokens"] for stage in ended.json["stages"].values())
+    assert 0 < told <= ended.json["budget"]["spent_tokens"] <= 9_000
+    assert relabel("run", job, "--workers", "2", "--set", "run.max_tokens=1000000").code == 0
+
+
+def test_status_plan_and_manifest_say_what_is_gone(
+    relabel: Call, write_job: Callable[..., str], folder: Path, spent: Spent
+) -> None:
+    job = write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 100_000}})
+    planned = relabel("plan", job)
+    assert "budget         0 of 100,000 tokens spent\n" in planned.out
+    assert relabel("run", job).code == 0
+    said = f"{spent.tokens:,} of 100,000 tokens spent"
+    assert said in relabel("status", "out/ecom").out
+    assert said in relabel("plan", job).out
+    manifest = json.loads((folder / "out/ecom/manifest.json").read_bytes())
+    assert manifest["budget"] == relabel("status", "out/ecom", "--output", "json").json["budget"]
+    assert manifest["budget"]["spent_tokens"] == spent.tokens
+    assert relabel("verify", "out/ecom").code == 0
+
+
+def test_a_run_without_a_budget_says_nothing_of_one(relabel: Call, write_job: Callable[..., str], folder: Path) -> None:
+    job = write_job(R3A)
+    ended = relabel("run", job, "--output", "json")
+    assert "budget" not in ended.json
+    assert "budget" not in json.loads((folder / "out/ecom/manifest.json").read_bytes())
+    assert relabel("status", "out/ecom", "--output", "json").json["budget"] is None
+    assert not (folder / "out/ecom/budget").exists()
+
+
+@pytest.mark.parametrize(
+    ("run", "parts"),
+    [
+        ({"max_cost": 5.0}, ("`run.max_cost` = 5: what an ask costs is known of an engine that is paid by the token",)),
+        ({"max_tokens": 0}, ("`run.max_tokens` = 0", "greater than or equal to 1")),
+        ({"max_cost": 0}, ("`run.max_cost` = 0", "greater than 0")),
+    ],
+)
+def test_a_limit_that_nothing_can_be_held_against_is_refused(
+    run: dict[str, Any], parts: tuple[str, ...], relabel: Call, write_job: Callable[..., str]
+) -> None:
+    relabel("run", write_job({"run": run})).refused(3, "job.yaml", *parts)
+
+
+def test_a_chunk_that_can_not_be_finished_is_not_begun(
+    relabel: Call, write_job: Callable[..., str], spent: Spent
+) -> None:
+    """The rows before it say what a row takes: what is left over at the end is less than another chunk."""
+    job = write_job({**R3A, "engine": {"args": {"capacity": 2}}, "run": {"chunk_rows": 4, "max_tokens": 11_000}})
+    ended = relabel("run", job, "--output", "json")
+    assert ended.code == 5
+    assert ended.json["labelled"] >= 8
+    assert ended.json["open"]["begun_chunks"] == 0
+    assert ended.json["this_run"]["in_vain"]["requests"] == 0

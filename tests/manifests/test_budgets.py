@@ -1,0 +1,175 @@
+"""The ledger of a budget: whoever takes, settles or is killed, no more is given out than there is, and what counts as
+spent is never less than what was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifests.charges import Charge
+from manifests.errors import ManifestError
+from manifests.runs.budgets import (
+    LARGEST_SHARE,
+    SMALLEST_SHARE,
+    Ledger,
+    Limits,
+    budget_of,
+    last_entry,
+)
+from manifests.storage.context import Storage
+from manifests.storage.local_run_store import LocalRunStore
+from manifests.storage.object_run_store import ObjectRunStore
+from tests.manifests.memory_objects import MemoryObjects
+
+LIMITS = Limits(10_000, 1.0)
+_folders = itertools.count()
+
+
+def charge(tokens: int) -> Charge:
+    return Charge(tokens, tokens / 10_000)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["take", "spend", "settle", "kill", "raise"]),
+        st.integers(1, 3000),
+        st.integers(1, 5000),
+    ),
+    max_size=60,
+)
+
+
+class Worker:
+    """What a worker has in hand, by its own count."""
+
+    def __init__(self, store: LocalRunStore, limits: Limits) -> None:
+        self.ledger = Ledger(store, limits, "w")
+        self.taken = self.spent = self.told = Charge()
+        self.has_begun = False
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_no_order_of_takes_ends_and_kills_gives_out_more_than_there_is(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, str, int, int]]
+) -> None:
+    store = LocalRunStore(tmp_path_factory.mktemp("budget") / str(next(_folders)))
+    limits, spent_by_all = LIMITS, Charge()
+    workers = [Worker(store, limits) for _ in range(4)]
+    for number, what, least, wanted in steps:
+        worker = workers[number]
+        if what == "take":
+            share = worker.ledger.take(
+                charge(least),
+                charge(wanted),
+                told=worker.spent.minus(worker.told),
+                begins=not worker.has_begun,
+            )
+            if share is not None:
+                assert share.tokens >= least
+                worker.taken, worker.told = worker.taken.plus(share), worker.spent
+                worker.has_begun = True
+        elif what == "spend":
+            some = charge(min(least, worker.taken.tokens - worker.spent.tokens))
+            worker.spent, spent_by_all = worker.spent.plus(some), spent_by_all.plus(some)
+        elif what == "settle" and worker.has_begun:
+            worker.ledger.settle(worker.taken.minus(worker.spent), worker.spent.minus(worker.told), None)
+            workers[number] = Worker(store, limits)
+        elif what == "kill":
+            workers[number] = Worker(store, limits)
+        elif what == "raise":
+            limits = Limits(limits.max_tokens + least, limits.max_cost + least / 10_000)  # type: ignore[operator]
+            workers[number] = Worker(store, limits)
+        entry = last_entry(store)[1]
+        assert spent_by_all.tokens <= entry.taken.tokens <= limits.max_tokens  # type: ignore[operator]
+        assert spent_by_all.cost <= entry.taken.cost + 1e-9
+        assert entry.taken.cost <= limits.max_cost + 1e-9  # type: ignore[operator]
+        assert entry.spent.tokens <= spent_by_all.tokens
+
+
+@pytest.mark.parametrize("kind", ["files", "objects"])
+def test_workers_that_race_for_the_last_of_it_get_all_of_it_and_no_more(kind: str, tmp_path: Path) -> None:
+    limits, got = Limits(5_000), list[Charge]()
+    objects = MemoryObjects()
+
+    def store() -> LocalRunStore | ObjectRunStore:
+        if kind == "files":
+            return LocalRunStore(tmp_path)
+        return ObjectRunStore(objects, "run", Storage(), root="s3://b/run")
+
+    def work() -> None:
+        ledger = Ledger(store(), limits, "w")
+        while (share := ledger.take(Charge(100), Charge(100))) is not None:
+            got.append(share)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(share.tokens for share in got) == 5_000
+    number, entry = last_entry(store())
+    assert (number, entry.taken) == (50, Charge(5_000, 0.0))
+
+
+def test_entries_grow_with_the_logarithm_of_the_budget(tmp_path: Path) -> None:
+    """A worker of 64 asks in flight that spends all that it takes."""
+    limits, least, wanted = Limits(10**12), Charge(3_000), Charge(64 * 3_000)
+    ledger = Ledger(LocalRunStore(tmp_path), limits, "w")
+    count = 0
+    while ledger.take(least, wanted) is not None:
+        count += 1
+    # a 256th of what is left each time, then all that is in flight at once, then 16ths, then single asks
+    assert count < (
+        SMALLEST_SHARE * math.log(10**12 / (SMALLEST_SHARE * wanted.tokens))
+        + SMALLEST_SHARE
+        + LARGEST_SHARE * math.log(wanted.tokens * LARGEST_SHARE / least.tokens)
+        + LARGEST_SHARE
+    )
+    assert 10**12 - ledger.taken.tokens < least.tokens
+
+
+def test_a_kill_costs_a_sixteenth_of_what_was_free_at_most(tmp_path: Path) -> None:
+    ledger = Ledger(LocalRunStore(tmp_path), Limits(16_000), "w")
+    assert ledger.take(Charge(10), Charge(10**9)) == Charge(1_000, 0.0)
+
+
+def test_what_a_worker_ended_for_want_of_keeps_the_next_from_beginning_until_there_is_more(tmp_path: Path) -> None:
+    store = LocalRunStore(tmp_path)
+    first = Ledger(store, Limits(1_000), "w")
+    share = first.take(Charge(900), Charge(900), begins=True)
+    assert share == Charge(900, 0.0)
+    first.settle(Charge(50), Charge(850), Charge(400))  # spent 850, so that 150 are free
+    assert Ledger(store, Limits(1_000), "w").take(Charge(1), Charge(1), begins=True) is None
+    assert Ledger(store, Limits(1_250), "w").take(Charge(1), Charge(1), begins=True) is None
+    assert Ledger(store, Limits(1_251), "w").take(Charge(1), Charge(1), begins=True) is not None
+
+
+def test_a_listing_that_is_late_gives_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalRunStore(tmp_path)
+    ledger, other = Ledger(store, Limits(300), "w"), Ledger(store, Limits(300), "o")
+    assert ledger.take(Charge(100), Charge(100)) is not None
+    real, lates = store.names, [store.names("budget")] * 2
+    assert other.take(Charge(100), Charge(100)) is not None
+    monkeypatch.setattr(store, "names", lambda folder: lates.pop() if lates else real(folder))
+    assert ledger.take(Charge(100), Charge(100)) is not None
+    assert ledger.take(Charge(1), Charge(1)) is None
+    assert last_entry(store)[1].taken.tokens == 300
+
+
+def test_a_damaged_entry_is_named_and_nothing_is_guessed(tmp_path: Path) -> None:
+    store = LocalRunStore(tmp_path)
+    store.put("budget/000003.json", b'{"version": 1, "taken": {"tokens": "many"}}')
+    with pytest.raises(ManifestError, match=r"budget/000003\.json: not an entry of a budget"):
+        budget_of(store)
+    store.put("budget/000004.json", b'{"version": 99}')
+    with pytest.raises(ManifestError, match="version 99"):
+        Ledger(store, LIMITS, "w")
