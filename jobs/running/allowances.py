@@ -43,6 +43,7 @@ class Allowance:
         self._taken = Charge()
         self._told = Charge()
         self._answered = Charge()
+        self._trials = Charge()
         self._gone = Charge()
         self._flying: dict[int, Charge] = {}
         self._held = Charge()
@@ -59,13 +60,14 @@ class Allowance:
     def begin(self) -> bool:
         """Take the first share, before an engine is started; False if there is not enough to ask anything."""
         bounds = [most_charge(self._spec, ask) for ask in self._probe]
-        least = min(bounds, default=Charge())
-        if isinstance(self._spec.args, PaidByToken):
-            least = _sum(bounds).times(TRIALS)
-        return self._take(least, _sum(bounds), begins=True)
+        trials = _sum(bounds).times(TRIALS) if isinstance(self._spec.args, PaidByToken) else Charge()
+        has_share = self._take(max(trials, min(bounds, default=trials)), _sum(bounds), begins=True)
+        self._trials = trials  # until the engine is there to tell
+        return has_share
 
     def uses(self, engine: Engine) -> None:
         """The engine that is asked, from its start on."""
+        self._trials = Charge()
         self._engine = engine if isinstance(engine, CountsCharges) else None
 
     def takes(self, request: Request, ready: Iterable[Request], *, is_idle: bool) -> bool:
@@ -147,7 +149,7 @@ class Allowance:
         return self._ledger.limits.hold(self._ledger.taken.minus(self._taken).plus(self._charged()).plus(need))
 
     def _charged(self) -> Charge:
-        return self._answered if self._engine is None else self._engine.charged()
+        return self._answered.plus(self._trials) if self._engine is None else self._engine.charged()
 
     def _spent(self) -> Charge:
         return self._charged().plus(self._held)

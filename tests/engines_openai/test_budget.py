@@ -89,6 +89,14 @@ def test_a_run_keeps_to_its_money_start_up_included(serve: Any, write_job: Any, 
     assert ended["budget"]["spent_cost"] == pytest.approx(till.money, rel=1e-9)
 
 
+def test_an_engine_that_does_not_come_up_may_have_been_paid_for(serve: Any, write_job: Any, capsys: Any) -> None:
+    till = Till(lambda call: r3a(call) if call.number == 0 else error(400, "no"))
+    server = serve(till)
+    assert relabel("run", priced(server, write_job, max_tokens=10**6)) == 4
+    assert server.calls
+    assert 0 < till.tokens <= ledger().taken.tokens < 10**5
+
+
 def test_replies_that_are_lost_count_at_their_most(serve: Any, write_job: Any, capsys: Any) -> None:
     """A connection that breaks, and an answer cut off: the server has charged them, and nobody can tell what."""
     charged = Till(r3a)
