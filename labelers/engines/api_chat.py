@@ -8,12 +8,13 @@ a token is counted as four characters, since the server's tokenizer is not at ha
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from labelers.engines.api_client import ApiClient, Failure
 from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import read_chat
+from labelers.engines.api_replies import Reply, read_chat
+from labelers.engines.api_stream import STREAMED
 from labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
 from labelers.engines.loop_thread import LoopThread
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Message, Request
@@ -22,6 +23,7 @@ from manifests.errors import ModelError
 from manifests.specs import EngineSpec
 
 CHARS_PER_TOKEN = 4
+STREAM_REFUSED = 400
 TRIAL_TOKENS = 16
 """Tokens of an answer at start-up, when it only matters whether the server takes the request."""
 
@@ -55,6 +57,8 @@ class ChatMode:
     ) -> None:
         self._client, self._spec, self._args, self._overlong = client, spec, args, overlong
         known = KNOWN_CONTROL_TEXTS if own_control_texts is None else own_control_texts
+        self.told: Callable[[int, str], None] | None = None
+        """Called, in the loop's thread, with a request's id and its answer so far."""
         self._control = ControlTexts((*known, *args.control_texts))
 
     def details(self) -> dict[str, Any]:
@@ -128,7 +132,14 @@ class ChatMode:
 
     async def answer(self, work: ChatWork) -> Answer:
         """Ask the server."""
-        found = await self._client.post("/chat/completions", work.body, read_chat)
+        found: Reply | Failure = Failure("error", "", STREAM_REFUSED)
+        if (told := self.told) is not None:
+            streamed = work.body | STREAMED
+            found = await self._client.post(
+                "/chat/completions", streamed, read_chat, written=lambda text: told(work.request.id, text)
+            )
+        if isinstance(found, Failure) and found.status == STREAM_REFUSED:  # not every server can
+            found = await self._client.post("/chat/completions", work.body, read_chat)
         if isinstance(found, Failure):
             return Answer(work.request.id, "", found.finish, detail=found.detail, flags=work.flags)
         usage = found.usage

@@ -21,6 +21,7 @@ from labelers.engines.api_connections import Connections, HttpReply
 from labelers.engines.api_costs import Costs, Usage
 from labelers.engines.api_options import OpenAiArgs
 from labelers.engines.api_replies import Reply, ReplyError, parse_reply, read_model_names
+from labelers.engines.api_stream import ChatStream, is_stream, whole_stream
 from labelers.engines.reply_limits import most_output, reply_limit
 from manifests.asks import Finish
 from manifests.errors import EngineCrashError, ModelError, StoreError
@@ -129,21 +130,35 @@ class ApiClient:
         return found
 
     async def post(
-        self, path: str, body: dict[str, Any], read: Callable[[Any], Reply], *, is_trial: bool = False
+        self,
+        path: str,
+        body: dict[str, Any],
+        read: Callable[[Any], Reply],
+        *,
+        is_trial: bool = False,
+        written: Callable[[str], None] | None = None,
     ) -> Reply | Failure:
         """Send a request until it is answered, or has failed for good, and count what it is charged.
 
         Args:
             read: makes an answer of the reply's JSON, or raises ReplyError.
             is_trial: an unknown path or model is a Failure as well, for finding out what the server offers.
+            written: called with the answer so far, where the request asked for a stream and the server sends one.
         Raises:
             ModelError: the key is refused, or the server does not know the model.
             EngineCrashError: no server answers any request, or the server wants none for a long time.
         """
-        return await self._send("POST", path, body, read, is_trial=is_trial)
+        return await self._send("POST", path, body, read, is_trial=is_trial, written=written)
 
     async def _send(
-        self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[Any], ReadT], *, is_trial: bool
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        read: Callable[[Any], ReadT],
+        *,
+        is_trial: bool,
+        written: Callable[[str], None] | None = None,
     ) -> ReadT | Failure:
         content = (
             None
@@ -155,7 +170,8 @@ class ApiClient:
         heard_before = self._num_heard
         tries: list[_Try] = []
         while True:
-            outcome = await self._try(method, path, content, read, limit_bytes, is_trial=is_trial)
+            stream = None if written is None else ChatStream(written)
+            outcome = await self._try(method, path, content, read, limit_bytes, is_trial=is_trial, stream=stream)
             if not isinstance(outcome, _Try):
                 if isinstance(outcome, Reply):
                     self.costs.add(outcome.usage, most)
@@ -190,6 +206,7 @@ class ApiClient:
         limit_bytes: int,
         *,
         is_trial: bool,
+        stream: ChatStream | None,
     ) -> ReadT | Failure | _Try:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
@@ -197,7 +214,8 @@ class ApiClient:
         trouble: _Try | None = None
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit starts anew with every byte
-                reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes)
+                seen = None if stream is None else stream.feed
+                reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes, seen=seen)
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
             trouble = _Try(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)
         except (library.ConnectError, library.ConnectTimeout) as exc:
@@ -214,7 +232,8 @@ class ApiClient:
         if reply.status != 200:
             return await self._refused(reply, self._complaint(reply.body), is_trial=is_trial)
         try:
-            found = read(parse_reply(self._without_key(reply.body)))
+            plain = self._without_key(reply.body)
+            found = read(whole_stream(plain) if is_stream(reply.headers) else parse_reply(plain))
         except ReplyError as exc:
             return _Try(str(exc), may_be_charged=True)
         if method == "POST":  # some list their models to anybody

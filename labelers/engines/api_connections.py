@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ssl
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from labelers.engines.api_complaints import shown
 from labelers.engines.api_options import OpenAiArgs
 from labelers.engines.api_replies import ReplyError
+from labelers.engines.api_stream import is_stream
 from manifests.extras import require
 
 if TYPE_CHECKING:
@@ -53,11 +54,20 @@ class Connections:
         self._free: list[httpx.AsyncClient] = []
         self._all: list[httpx.AsyncClient] = []
 
-    async def send(self, method: str, path: str, content: bytes | None = None, *, limit_bytes: int) -> HttpReply:
+    async def send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        *,
+        limit_bytes: int,
+        seen: Callable[[bytes], None] | None = None,
+    ) -> HttpReply:
         """One request and its whole reply.
 
         Args:
             limit_bytes: most that the reply's body may hold once it is unpacked; more is not read.
+            seen: called with each piece of a stream of events, unpacked, as it comes.
         Raises:
             ReplyError: the body is longer, or its compression can't be read.
             httpx.TransportError: as it comes. It holds the request, and that the key: not to be chained.
@@ -68,7 +78,8 @@ class Connections:
             request = client.build_request(method, self._base + path, content=content, headers=headers)
             response = await client.send(request, stream=True)
             try:
-                return HttpReply(response.status_code, response.headers, await _body(response, limit_bytes))
+                body = await _body(response, limit_bytes, seen if is_stream(response.headers) else None)
+                return HttpReply(response.status_code, response.headers, body)
             finally:
                 await response.aclose()
         finally:
@@ -89,7 +100,7 @@ class Connections:
         return client
 
 
-async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
+async def _body(response: httpx.Response, limit_bytes: int, seen: Callable[[bytes], None] | None) -> bytes:
     """The body, unpacked here and not by the library, which would unpack whatever comes: 64 KiB of gzip may hold 64
     MiB.
 
@@ -103,9 +114,12 @@ async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
     body = bytearray()
     try:
         async for block in response.aiter_raw():
-            body += block if unpacker is None else unpacker.decompress(block, limit_bytes + 1 - len(body))
+            plain = block if unpacker is None else unpacker.decompress(block, limit_bytes + 1 - len(body))
+            body += plain
             if len(body) > limit_bytes:
                 raise ReplyError(f"the reply is longer than {limit_bytes:,} bytes, more than a valid reply can hold")
+            if seen is not None:
+                seen(plain)
     except zlib.error:
         raise ReplyError("the reply's compression is damaged") from None
     if unpacker is not None and not unpacker.eof:

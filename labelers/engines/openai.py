@@ -12,7 +12,7 @@ import asyncio
 import logging
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import SecretStr
 
@@ -35,6 +35,13 @@ WAITING_PER_SLOT = 2
 """Requests taken for each that may be at the server, so that a freed slot finds the next one ready."""
 
 logger = logging.getLogger(__name__)
+
+
+class _Written(NamedTuple):
+    """What of an answer is there."""
+
+    request_id: int
+    text: str
 
 
 class OpenAi:
@@ -77,7 +84,8 @@ class OpenAi:
         self._digest = served_digest(args, folder)
         self._capacity = args.concurrency * WAITING_PER_SLOT
         self._in_flight = 0
-        self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | _Written | Exception] = queue.SimpleQueue()
+        self._told: Callable[[int, str], None] = lambda *_: None
         self._fault: Exception | None = None
         self._remarks: list[str] = []
         self._client = ApiClient(args, key, pause=pause)
@@ -145,6 +153,8 @@ class OpenAi:
             while True:
                 if isinstance(found, Answer):
                     ready.append(found)
+                elif isinstance(found, _Written):
+                    self._told(*found)
                 else:
                     fault = fault or found
                 found = self._answers.get_nowait()
@@ -156,6 +166,11 @@ class OpenAi:
             if not ready:  # else the next call raises it
                 raise fault
         return ready
+
+    def show_writing(self, told: Callable[[int, str], None]) -> None:
+        if isinstance(self._mode, ChatMode):  # the tokens mode reads ids and log-probabilities, which come whole
+            self._told = told
+            self._mode.told = lambda request_id, text: self._answers.put(_Written(request_id, text))
 
     def facts(self) -> EngineFacts:
         args = self._args

@@ -81,6 +81,16 @@ def chat(
     return Json({"choices": [choice], "usage": usage})
 
 
+def pieces(*texts: str, finish: str | None = "stop", prompt: int = 10, output: int = 5, end: str = "[DONE]") -> Raw:
+    """A reply of `/chat/completions` in pieces."""
+    usage = {"prompt_tokens": prompt, "completion_tokens": output}
+    events: list[Any] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
+    events += [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in texts]
+    events += [{"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}, {"choices": [], "usage": usage}]
+    lines = [": wait", *(f"data: {json.dumps(event)}" for event in events), *([f"data: {end}"] if end else [])]
+    return Raw("\n\n".join([*lines, ""]).encode(), headers={"content-type": "text/event-stream; charset=utf-8"})
+
+
 def error(status: int, message: str = "no", code: str | None = None, **headers: str) -> Json:
     """An error in OpenAI's form."""
     return Json(
@@ -185,7 +195,8 @@ class ScriptedServer:
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
-                self.send_header("content-type", "application/json")
+                if "content-type" not in reply.headers:
+                    self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(raw) + missing))
                 self.end_headers()
                 self.wfile.write(raw)
