@@ -176,7 +176,7 @@ class ApiClient:
                 if isinstance(outcome, Reply):
                     self.costs.add(outcome.usage, most)
                 return outcome
-            if outcome.may_be_charged:
+            if outcome.may_be_charged and body is not None:
                 self.costs.doubt(most)
             tries.append(outcome)
             if len(tries) >= self._args.max_tries:

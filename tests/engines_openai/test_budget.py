@@ -16,7 +16,7 @@ from manifests.charges import CountsCharges
 from manifests.runs.budgets import last_entry
 from manifests.storage.local_run_store import LocalRunStore
 
-from .conftest import GOOD, ask_for, requests_for, run_all
+from .conftest import GOOD, Waits, ask_for, requests_for, run_all
 from .scripted_server import Call, Json, Raw, Reset, ScriptedServer, chat, error
 from .test_run import r3a, relabel, write_job
 
@@ -129,6 +129,21 @@ def test_a_server_that_counts_nothing_is_held_to_the_most(serve: Any, connect: A
     spent = engine.charged().tokens - before
     assert spent >= sum(len(call.encode()) for call in (message.text for r in requests for message in r.ask.messages))
     assert spent >= 3 * 96
+
+
+def test_a_list_of_models_that_is_garbled_costs_nothing(
+    serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(lambda call: error(400, "no"))
+    server.models_raw = b"{"
+
+    async def mended(waits: Waits, seconds: float) -> None:  # between two tries
+        server.models_raw = None
+
+    monkeypatch.setattr(Waits, "__call__", mended)
+    engine = connect(server)
+    assert server.lists == 2
+    assert engine.charged() == (0, 0.0)
 
 
 def test_refusals_cost_nothing(serve: Any, connect: Any) -> None:
