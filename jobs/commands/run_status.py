@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,7 +66,8 @@ def status_of(folder: RunFolder) -> RunStatus:
     Raises:
         ManifestError: one of a run's files is damaged.
     """
-    plan, found, manifest = folder.plan, folder.snapshot(), load_manifest(folder.store)
+    plan, manifest = folder.plan, load_manifest(folder.store)
+    found = folder.snapshot(manifest=manifest)
     tally = found.tally
     return RunStatus(
         name=plan.name,
@@ -84,15 +86,14 @@ def status_of(folder: RunFolder) -> RunStatus:
         stages=tally.stages,
         plan_against_actual=plan_against_actual(folder.store, tally),
         budget=budget_of(folder.store),
-        shards=_shards(folder),
+        shards=_shards(folder, folder.chunks_done(found)),
     )
 
 
-def _shards(folder: RunFolder) -> list[ShardStatus]:
-    attempts = folder.attempts_of_all()
+def _shards(folder: RunFolder, chunks_done: Mapping[int, int]) -> list[ShardStatus]:
     shards = []
     for number, shard in enumerate(folder.plan.shards):
-        done = len(attempts.get(number, ()))
+        done = chunks_done.get(number, 0)
         state: Literal["done", "running", "open"] = "open"
         if done == len(shard.chunks):
             state = "done"

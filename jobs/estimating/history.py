@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,6 @@ from manifests.asks import Ask
 from manifests.runs.earlier_outputs import EarlierOutput
 from manifests.runs.ranges import Range, ratio_range
 from manifests.runs.receipts import Receipt
-from manifests.runs.run_folder import RunFolder
 
 RECEIPTS_LOOKED_AT = 512
 """Chunks that ratios are taken from: more would narrow an interval that other things make wide."""
@@ -57,9 +56,8 @@ def history_of(opened: OpenRun, outputs: list[EarlierOutput]) -> History | None:
         *((f"receipts of {one.path}", one.folder) for one in outputs),
     ]:
         if _is_alike(folder.plan.parts, opened.plan.parts):
-            found = list(
-                itertools.islice((receipt for receipt in _receipts(folder) if receipt.stages), RECEIPTS_LOOKED_AT)
-            )
+            receipts = (receipts[0] for receipts in folder.receipts_by_shard() if receipts[0].stages)
+            found = list(itertools.islice(receipts, RECEIPTS_LOOKED_AT))
             if found:
                 return History(f"{basis} ({len(found):,} chunks)", found)
     return None
@@ -69,12 +67,6 @@ def _is_alike(was: dict[str, Any], now: dict[str, Any]) -> bool:
     return all(was[part] == now[part] for part in ("model",)) and all(
         was[part]["name"] == now[part]["name"] for part in ("labeler", "engine")
     )
-
-
-def _receipts(folder: RunFolder) -> Iterator[Receipt]:
-    for shard in range(len(folder.plan.shards)):
-        for receipts in folder.chunk_receipts(shard):
-            yield receipts[0]
 
 
 def asked_in(receipt: Receipt) -> int:

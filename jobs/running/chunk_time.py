@@ -6,7 +6,7 @@ Known from the receipts of earlier work, this output's or those it reuses; a pla
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -47,7 +47,8 @@ class ChunkTime(NamedTuple):
 def chunk_time(folders: Iterable[RunFolder], chunk_rows: int) -> ChunkTime | None:
     """Engine time of a chunk by the first of some outputs that tells a rate; None if none does."""
     for folder in folders:
-        rate = pairs_per_s(itertools.islice(_receipts(folder), RECEIPTS_READ))
+        receipts = itertools.chain.from_iterable(folder.receipts_by_shard())
+        rate = pairs_per_s(itertools.islice(receipts, RECEIPTS_READ))
         if rate is not None:
             seconds = chunk_rows / rate
             return ChunkTime(rate, seconds, max(1, int(MAX_CHUNK_S * rate)) if seconds > MAX_CHUNK_S else None)
@@ -69,9 +70,3 @@ def pairs_per_s(receipts: Iterable[Receipt]) -> float | None:
             spans[receipt.worker] = min(first, started), max(last, committed), rows + asked
     seconds = sum(last - first for first, last, _ in spans.values())
     return sum(rows for _, _, rows in spans.values()) / seconds if seconds > 0 else None
-
-
-def _receipts(folder: RunFolder) -> Iterator[Receipt]:
-    for shard in range(len(folder.plan.shards)):
-        for attempts in folder.chunk_receipts(shard):
-            yield from attempts

@@ -56,6 +56,10 @@ class RunFolder:
         """As `attempts`, for every shard that has any, from one listing."""
         return self._by_shard(self.store.etags("receipts"))
 
+    def chunks_done(self, found: Snapshot) -> dict[int, int]:
+        """Committed chunks of every shard that has any, as a snapshot found them."""
+        return {shard: len(chunks) for shard, chunks in self._by_shard(found.etags).items()}
+
     def _by_shard(self, names: Iterable[str]) -> dict[int, dict[int, list[int]]]:
         found: dict[int, dict[int, list[int]]] = {}
         for name in names:
@@ -108,6 +112,11 @@ class RunFolder:
         """
         yield from self._read_chunks(self.store.etags(f"receipts/shard-{shard:05d}"))
 
+    def receipts_by_shard(self) -> Iterator[list[Receipt]]:
+        """As `chunk_receipts`, shard after shard, of the shards that have any: one listing tells which."""
+        for shard in sorted(self.attempts_of_all()):
+            yield from self.chunk_receipts(shard)
+
     def _read_chunks(self, etags: Mapping[str, str]) -> Iterator[list[Receipt]]:
         """The receipts behind these names, chunk by chunk in order; read several at a time where the store is slow to
         answer.
@@ -144,17 +153,18 @@ class RunFolder:
         """As `chunk_receipts`, for every shard, of just the receipts that a snapshot found."""
         yield from self._read_chunks(found.etags)
 
-    def snapshot(self, *, believes_manifest: bool = True) -> Snapshot:
+    def snapshot(self, *, believes_manifest: bool = True, manifest: RunManifest | None = None) -> Snapshot:
         """What all receipts say together.
 
         Args:
+            manifest: as it was read a moment ago; of a million receipts it is some hundred megabytes.
             believes_manifest: where the manifest was made of just these receipts (their names and etags say so), take
                 its word instead of reading them all again.
         """
         etags = self.store.etags("receipts")
         listing_digest = sha256_bytes(canonical_json(etags))
         if believes_manifest:
-            manifest = load_manifest(self.store)
+            manifest = manifest or load_manifest(self.store)
             if manifest is not None and manifest.receipts_listing_sha256 == listing_digest:
                 known = snapshot_of(manifest, self.plan.num_chunks, etags)
                 if known is not None:

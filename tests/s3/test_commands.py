@@ -67,6 +67,30 @@ def test_nothing_to_do_takes_five_requests_and_reads_no_receipt(
     assert seconds < 20.0  # two seconds on an idle machine
 
 
+def test_status_of_a_finished_run_takes_one_listing_and_one_manifest(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
+) -> None:
+    assert relabel("run", write_job()).returncode == 0
+    proxy = through()
+    assert json.loads(relabel("status", f"{s3}/out").stdout)["is_finished"]
+    assert sum("prefix=" in seen.path and "receipts" in seen.path for seen in proxy.seen) == 1
+    assert sum(seen.path.endswith("/manifest.json") for seen in proxy.seen) == 1
+
+
+def test_a_plan_lists_no_shard_by_itself(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
+) -> None:
+    proxy, listed = through(), []
+    for shards in (1, 10):
+        job = write_job({"shards": shards, "output": f"{s3}/out-{shards}"})
+        proxy.seen.clear()
+        planned = relabel("plan", job)
+        assert planned.returncode == 0, planned.stderr
+        assert json.loads(planned.stdout)["shards"] == shards
+        listed.append(sum("list-type" in seen.path for seen in proxy.seen))
+    assert listed[0] == listed[1]
+
+
 def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_reported(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
 ) -> None:
