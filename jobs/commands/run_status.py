@@ -86,14 +86,14 @@ def status_of(folder: RunFolder) -> RunStatus:
         stages=tally.stages,
         plan_against_actual=plan_against_actual(folder.store, tally),
         budget=budget_of(folder.store),
-        shards=_shards(folder, folder.chunks_done(found)),
+        shards=_shards(folder, folder.attempts_in(found)),
     )
 
 
-def _shards(folder: RunFolder, chunks_done: Mapping[int, int]) -> list[ShardStatus]:
+def _shards(folder: RunFolder, attempts: Mapping[int, Mapping[int, list[int]]]) -> list[ShardStatus]:
     shards = []
     for number, shard in enumerate(folder.plan.shards):
-        done = chunks_done.get(number, 0)
+        done = len(attempts.get(number, ()))
         state: Literal["done", "running", "open"] = "open"
         if done == len(shard.chunks):
             state = "done"

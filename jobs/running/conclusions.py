@@ -168,7 +168,8 @@ def conclude(session: Session) -> RunReport:
             seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
         ),
     )
-    report.exit = _exit(report, session, was_finished_now=was_finished_now)
+    seen = opened.folder.attempts_in(found)
+    report.exit = _exit(report, session, seen, was_finished_now=was_finished_now)
     return report
 
 
@@ -225,10 +226,11 @@ def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
     )
 
 
-def _exit(report: RunReport, session: Session, *, was_finished_now: bool) -> Exit:
+def _exit(
+    report: RunReport, session: Session, seen: dict[int, dict[int, list[int]]], *, was_finished_now: bool
+) -> Exit:
     if report.over_limit:
         return Exit.OVER_LIMIT
-    seen = session.opened.folder.attempts_of_all()
     planned = session.opened.plan.shards
     is_open = any(
         len(seen.get(shard, ())) < len(planned[shard].chunks) or session.left.todo(shard, seen)

@@ -56,9 +56,9 @@ class RunFolder:
         """As `attempts`, for every shard that has any, from one listing."""
         return self._by_shard(self.store.etags("receipts"))
 
-    def chunks_done(self, found: Snapshot) -> dict[int, int]:
-        """Committed chunks of every shard that has any, as a snapshot found them."""
-        return {shard: len(chunks) for shard, chunks in self._by_shard(found.etags).items()}
+    def attempts_in(self, found: Snapshot) -> dict[int, dict[int, list[int]]]:
+        """As `attempts_of_all`, as a snapshot found them."""
+        return self._by_shard(found.etags)
 
     def _by_shard(self, names: Iterable[str]) -> dict[int, dict[int, list[int]]]:
         found: dict[int, dict[int, list[int]]] = {}
@@ -289,9 +289,7 @@ class RunFolder:
         """Chunks without a receipt, by shard; of several places where parts of this run were done, those that none of
         them has.
         """
-        done = {
-            (shard, chunk) for one in found for shard, chunks in self._by_shard(one.etags).items() for chunk in chunks
-        }
+        done = {(shard, chunk) for one in found for shard, chunks in self.attempts_in(one).items() for chunk in chunks}
         planned = ((shard, range(len(one.chunks))) for shard, one in enumerate(self.plan.shards))
         left = {shard: [chunk for chunk in chunks if (shard, chunk) not in done] for shard, chunks in planned}
         return {shard: chunks for shard, chunks in left.items() if chunks}
