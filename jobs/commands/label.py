@@ -144,12 +144,12 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
 def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool, output: str) -> int:
     """Cut the input into shards and chunks, and say what a run would do, take and cost.
 
-    Reads footers and the query-id column, nothing else; with --exact the text too. The plan is written once and never
-    changed; the same command again shows it.
+    Reads footers, the query-id column and a sample of the rows; with --exact all the text. The plan is written
+    once and never changed; the same command again shows it.
     """
     started = time.perf_counter()
     opened = open_run(load_job(job_file, overrides=overrides, day=day))
-    planned = estimate_run(opened, is_exact=exact)
+    planned = estimate_run(opened, is_exact=exact, is_sampled=True)
     if exact or opened.was_planned_now:
         keep_estimate(opened, planned.estimate)
     found = opened.plan

@@ -3,7 +3,8 @@ ranges.
 
 Counts come from footers and plans, or under `--exact` from the text, streamed once: keys are looked up, every labeler
 is walked with made-up answers, prompts are counted by the engine's own tokenizer. Ratios come from the receipts of this
-output, else of the first reused output that the same labeler, engine and model made, else they are the stated defaults.
+output, else of the first reused output that the same labeler, engine and model made; else `plan` counts the prompts of
+a sample of the rows; what none of these tells is a stated default.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 from jobs.estimating.exact_counts import count_exactly
 from jobs.estimating.history import History, history_of
+from jobs.estimating.sampled_counts import SAMPLE_TEXT, sampled_stages
 from jobs.estimating.stage_estimates import estimated_stages
 from jobs.planning.jobs import Job
 from jobs.planning.open_runs import OpenRun
@@ -42,11 +44,12 @@ class Planned:
     remarks: list[str]
 
 
-def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
+def estimate_run(opened: OpenRun, *, is_exact: bool, is_sampled: bool = False) -> Planned:
     """Estimate what the open chunks of a run will ask.
 
     Args:
         is_exact: stream the text once and count.
+        is_sampled: read a few hundred rows and count their tokens, where no receipts tell.
     """
     outputs = earlier_outputs(opened.job)
     done = opened.folder.attempts_of_all()
@@ -59,9 +62,10 @@ def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
     history = history_of(opened, outputs)
     kept = _kept_stages(opened, outputs)
     counts = count_exactly(opened, outputs, pending, history) if is_exact else None
+    sampled = sampled_stages(opened) if is_sampled and rows and not is_exact and history is None else {}
     reused, basis = (Range.exact(counts.reused), "counted") if counts else _reused_by_footers(opened, outputs, rows)
     asked = Range(max(0.0, rows - reused.high), max(0.0, rows - reused.value), max(0.0, rows - reused.low))
-    stages = estimated_stages(opened, asked, history, kept, counts, num_chunks)
+    stages = estimated_stages(opened, asked, history, kept, counts, num_chunks, sampled)
     seconds, seconds_basis = _seconds(stages, asked, history, num_chunks)
     spec = opened.job.spec
     found = Estimate(
@@ -74,12 +78,20 @@ def estimate_run(opened: OpenRun, *, is_exact: bool) -> Planned:
         is_exact=is_exact,
         basis=EstimateBasis(
             rows_reused=basis,
-            tokens="counted, without repeated attempts" if counts else history.basis if history else "defaults",
+            tokens="counted, without repeated attempts"
+            if counts
+            else history.basis
+            if history
+            else f"counted in {SAMPLE_TEXT}"
+            if sampled
+            else "defaults",
             output_tokens=history.basis if history else "defaults: 2 to 100 % of each stage's cap",
             prefix_hit="prompts that neighbours share"
             if counts
             else history.basis
             if history
+            else f"prompts that neighbours share in {SAMPLE_TEXT}"
+            if sampled
             else "the templates' share of a prompt",
             seconds=seconds_basis,
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jobs.estimating.history import History, stage_ratio
@@ -43,9 +43,7 @@ def count_exactly(
     counts = ExactCounts()
     keys = label_keys(job, plan)
     reuse = Reuse(job, plan, outputs)
-    count_tokens = _token_counter(opened)
-    lengths = _answer_tokens(opened, history)
-    shared: set[tuple[bytes, str]] = set()
+    counter = RowCounter(opened, reuse, _answer_tokens(opened, history))
     for number, chunks in pending.items():
         planned = plan.shards[number]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
@@ -53,45 +51,53 @@ def count_exactly(
             for pair, place in zip(pairs, reuse.find(pairs, keys.keys(pairs)), strict=True):
                 if place is not None:
                     counts.reused += 1
-                    continue
-                counts.asked += 1
-                for sample in range(job.spec.labeler.samples):
-                    _walk(opened, pair, sample, reuse, shared, counts, count_tokens, lengths)
+                else:
+                    counter.count(pair, counts)
     return counts
 
 
-def _walk(
-    opened: OpenRun,
-    pair: Pair,
-    sample: int,
-    reuse: Reuse,
-    shared: set[tuple[bytes, str]],
-    counts: ExactCounts,
-    count_tokens: Callable[[Ask], int],
-    lengths: dict[str, float],
-) -> None:
-    """Walk a labeler over one pair with made-up answers (kept ones, where they are known), counting what would be
-    asked.
+class RowCounter:
+    """Walks a labeler over rows with made-up answers (kept ones, where they are known), and counts what would be asked.
+
+    Args:
+        answer_tokens: how long the answers of each stage are made.
+    Raises:
+        MissingExtraError, ModelError: the engine can't count tokens here.
     """
-    walk = opened.job.labeler.label(pair)
-    try:
-        ask = next(walk)
-        while True:
-            answer = None
-            is_asked = True
-            if ask.shared_by is not None:
-                key = reuse.answer_cache.key(ask, 0, sample, 0)
-                answer = reuse.answer_cache.answer(key)
-                is_asked = answer is None and (key, ask.shared_by) not in shared
-                shared.add((key, ask.shared_by))
-            if is_asked:
-                num_tokens = count_tokens(ask)
-                counts.asks[ask.stage] = counts.asks.get(ask.stage, 0) + 1
-                counts.prompt_tokens[ask.stage] = counts.prompt_tokens.get(ask.stage, 0) + num_tokens
-                counts.prefix.add(ask.stage, "\x1e".join(message.text for message in ask.messages), num_tokens)
-            ask = walk.send(answer or _made_up(ask, lengths.get(ask.stage, 1.0)))
-    except (StopIteration, VerdictError):
-        return
+
+    def __init__(self, opened: OpenRun, reuse: Reuse, answer_tokens: Mapping[str, float]) -> None:
+        self._labeler, self._samples = opened.job.labeler, opened.job.spec.labeler.samples
+        self._answers = reuse.answer_cache
+        self._count_tokens = _token_counter(opened)
+        self._answer_tokens = answer_tokens
+        self._shared: set[tuple[bytes, str]] = set()
+
+    def count(self, pair: Pair, counts: ExactCounts) -> None:
+        """Add a row's asks, as often as it is sampled; an ask that a row before shares is not asked again."""
+        counts.asked += 1
+        for sample in range(self._samples):
+            walk = self._labeler.label(pair)
+            try:
+                ask = next(walk)
+                while True:
+                    ask = walk.send(self._answer(ask, sample, counts))
+            except (StopIteration, VerdictError):
+                continue
+
+    def _answer(self, ask: Ask, sample: int, counts: ExactCounts) -> Answer:
+        answer = None
+        is_asked = True
+        if ask.shared_by is not None:
+            key = self._answers.key(ask, 0, sample, 0)
+            answer = self._answers.answer(key)
+            is_asked = answer is None and (key, ask.shared_by) not in self._shared
+            self._shared.add((key, ask.shared_by))
+        if is_asked:
+            num_tokens = self._count_tokens(ask)
+            counts.asks[ask.stage] = counts.asks.get(ask.stage, 0) + 1
+            counts.prompt_tokens[ask.stage] = counts.prompt_tokens.get(ask.stage, 0) + num_tokens
+            counts.prefix.add(ask.stage, "\x1e".join(message.text for message in ask.messages), num_tokens)
+        return answer or _made_up(ask, self._answer_tokens.get(ask.stage, 1.0))
 
 
 def _made_up(ask: Ask, num_tokens: float) -> Answer:

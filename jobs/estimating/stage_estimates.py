@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jobs.estimating.exact_counts import ExactCounts
 from jobs.estimating.history import History, asks_a_row, stage_ratio
+from jobs.estimating.sampled_counts import SampledStage
 from jobs.planning.open_runs import OpenRun
 from labelers.registry import AsksOften, MostAsks
 from manifests.asks import DOCUMENT_FIELD, Ask
@@ -17,7 +20,13 @@ from manifests.runs.ranges import Range
 
 
 def estimated_stages(
-    opened: OpenRun, asked: Range, history: History | None, kept: set[str], counts: ExactCounts | None, num_chunks: int
+    opened: OpenRun,
+    asked: Range,
+    history: History | None,
+    kept: set[str],
+    counts: ExactCounts | None,
+    num_chunks: int,
+    sampled: Mapping[str, SampledStage],
 ) -> dict[str, StageEstimate]:
     plan = opened.plan
     chars = plan.text_bytes / max(1, plan.rows)
@@ -35,14 +44,18 @@ def estimated_stages(
             hit = Range(0.0, share, min(1.0, share + 0.1))
         else:
             asks = _asks(ask, opened, asked, history, kept, num_chunks)
+            seen = sampled.get(ask.stage)
             data = Range.exact(chars) if has_document else Range(0.0, chars / 10, chars)
             each = stage_ratio(history, ask.stage, "prompt_tokens", "asks", num_chunks)
+            each = each or (None if seen is None else seen.prompt_tokens)
             each = each or data.plus(Range.exact(template)).over(DEFAULT_CHARS).cut(
                 float(opened.job.spec.engine.max_prompt_tokens)
             )
             prompt = (asks * each).rounded()
             known = stage_ratio(history, ask.stage, "cached_tokens", "prompt_tokens", num_chunks)
-            hit = known or Range(0.0, template / max(1.0, template + data.value), 1.0)
+            hit = known or Range(
+                0.0, template / max(1.0, template + data.value) if seen is None else seen.prefix_hit, 1.0
+            )
         found[ask.stage] = StageEstimate(asks.rounded(), prompt, (asks * output).rounded(), hit.rounded(4))
     return found
 

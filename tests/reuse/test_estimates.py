@@ -98,6 +98,20 @@ def test_the_estimate_from_footers_holds_what_the_run_does(days: Days) -> None:
     _holds(found, days.manifest("monday"))
 
 
+@pytest.mark.parametrize("labeler", ["direct", "graph-grpo", "r3a", "complexity", "umbrela"])
+def test_a_sample_of_the_rows_tells_their_prompts_narrowly_and_holds(days: Days, labeler: str) -> None:
+    rows = [
+        {**row, "document": f"{row['document']} " * (1 + number * 7 % 23)} for number, row in enumerate(rows_of(60, 8))
+    ]
+    found = plan(days, "monday", rows, labeler={"name": labeler})
+    assert found["basis"]["tokens"] == "counted in a sample of the rows"
+    assert plan(days, "tuesday", rows, labeler={"name": labeler})["stages"] == found["stages"]
+    days.run("monday", rows, labeler={"name": labeler})
+    _holds(found, days.manifest("monday"))
+    for low, _, high in (stage["prompt_tokens"] for stage in found["stages"].values()):
+        assert high <= 3 * low
+
+
 def test_ratios_of_what_is_done_make_the_intervals_narrow_and_still_hold(days: Days) -> None:
     rows = rows_of(24, 10)
     before = plan(days, "monday", rows)

@@ -1,0 +1,88 @@
+"""Prompt tokens of an ask, counted in a few hundred rows of the text, which are read at a few places of the input."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jobs.estimating.exact_counts import ExactCounts, RowCounter
+from jobs.planning.open_runs import OpenRun
+from jobs.running.reusing import Reuse
+from manifests.errors import InputError, MissingExtraError, ModelError
+from manifests.runs.estimates import DEFAULT_OUTPUT_SHARE, PrefixHit
+from manifests.runs.picked_rows import pairs_by_number
+from manifests.runs.plans import chunk_row_ids
+from manifests.runs.ranges import Range, ratio_range
+
+PLACES, MOST_ROWS = 16, 16
+"""Where rows are looked at, at worst each in a row group of its own, and how many there: neighbours, as a run asks."""
+
+MOST_WHOLE_ROWS = 1024
+"""Rows of the chunks that are looked at where the labeler sees whole queries."""
+
+SAMPLE_TEXT = "a sample of the rows"
+
+
+class SampledStage(NamedTuple):
+    """Of one stage: tokens of a prompt, and the share of them that neighbours have in common."""
+
+    prompt_tokens: Range
+    prefix_hit: float
+
+
+def sampled_stages(opened: OpenRun) -> Mapping[str, SampledStage]:
+    """What a sample of the input says, drawn by the plan's fingerprint.
+
+    Answers that later prompts show are made up: as short and as long as the stages' answers may be. Where a text can't
+    be read or tokens can't be counted there is no sample: a run says so, and a plan needs neither.
+    """
+    try:
+        return _sampled(opened)
+    except (InputError, MissingExtraError, ModelError):
+        return {}
+
+
+def _sampled(opened: OpenRun) -> Mapping[str, SampledStage]:
+    places = _places(opened)
+    pairs = pairs_by_number(opened.dataset, [row for rows in places for row in rows])
+    probe, reuse = opened.job.labeler.probe(), Reuse(opened.job, opened.plan, [])
+    found: dict[str, list[SampledStage]] = {ask.stage: [] for ask in probe}
+    for share in DEFAULT_OUTPUT_SHARE if len(probe) > 1 else [DEFAULT_OUTPUT_SHARE.value]:
+        counter = RowCounter(opened, reuse, {ask.stage: share * ask.max_tokens for ask in probe})
+        of_places, prefix = [], PrefixHit()
+        left = iter(pairs)
+        for rows in places:
+            of_places.append(ExactCounts(prefix=prefix))
+            for pair in itertools.islice(left, len(rows)):
+                counter.count(pair, of_places[-1])
+        for ask in probe:
+            stage = ask.stage
+            asks, tokens = (
+                [getattr(one, what).get(stage, 0) for one in of_places] for what in ("asks", "prompt_tokens")
+            )
+            each_ask = ratio_range(asks, tokens, num_to_come=opened.plan.rows // len(places[0]))
+            if each_ask is not None:
+                found[stage].append(SampledStage(each_ask, prefix.share(stage)))
+    return {stage: _joined(some) for stage, some in found.items() if some}
+
+
+def _places(opened: OpenRun) -> list[list[int]]:
+    """Neighbouring rows at some places; whole chunks where the labeler sees whole queries."""
+    rng, plan = random.Random(opened.plan.fingerprint), opened.plan
+    if not opened.dataset.reads.whole_query:
+        each = min(MOST_ROWS, max(1, plan.rows // PLACES))
+        firsts = sorted(rng.sample(range(plan.rows // each), min(PLACES, plan.rows // each)))
+        return [list(range(first * each, (first + 1) * each)) for first in firsts]
+    chunks = [(shard, number) for shard in plan.shards for number in range(len(shard.chunks))]
+    most = max(1, MOST_WHOLE_ROWS // plan.chunk_rows)
+    drawn = rng.sample(chunks, min(PLACES, most, len(chunks)))
+    return [chunk_row_ids(opened.store, shard)[number].tolist() for shard, number in drawn]
+
+
+def _joined(found: Sequence[SampledStage]) -> SampledStage:
+    """What holds of short answers, of likely ones and of long ones."""
+    likely = found[len(found) // 2]
+    low, high = min(one.prompt_tokens.low for one in found), max(one.prompt_tokens.high for one in found)
+    return SampledStage(Range(low, likely.prompt_tokens.value, high), likely.prefix_hit)
