@@ -213,17 +213,21 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
 
 def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
-    from distill.students.training import Feed, StudentTrainer, student_arguments
+    from distill.students.feed import Feed
+    from distill.students.training import StudentTraining
+    from distill.training.accelerators import make_accelerator
+    from distill.training.training_place import TrainingPlace
 
+    settings = spec.train.model_copy(update={"save_every": 10**6})
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = student_arguments(spec.train, Path(scratch), has_dev=False, halvings=0)
-        arguments.save_strategy = "no"
         module, texts, tokens, objective, plan = parts_of(spec, examples)
-        feed = Feed(plan, Collator(examples, tokens, texts, pad_multiple=1), None, examples.names)
-        trainer = StudentTrainer(module, arguments, objective, feed, spec.train, Path(scratch), lambda _: None)
+        feed = Feed(plan, Collator(examples, tokens, texts, pad_multiple=1), None, accumulation=1)
+        place = TrainingPlace(Path(scratch), 1, lambda _: None, examples.names)
+        training = StudentTraining(make_accelerator(settings), module, objective, feed, settings, place)
         with Clock() as clock:
-            trainer.train()
-    return {"rows_per_s": trainer.rows_seen / clock.wall, "rows_per_cpu_s": trainer.rows_seen / clock.cpu}
+            rows_per_s = training.run().rows_per_s
+    rows = len(examples.rows_of(TRAIN)) * settings.epochs
+    return {"rows_per_s": rows_per_s, "rows_per_cpu_s": rows / clock.cpu}
 
 
 def data_path_rate(spec: DistillSpec, examples: Examples) -> dict[str, float]:

@@ -194,9 +194,12 @@ def _ended(arguments: list[str]) -> Any:
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
         code, name, message = _failed(broken), type(broken).__name__, str(broken)
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
-        from manifests.errors import RelabelError
+        from jobs.exits import exit_for
+        from manifests.errors import RelabelError, SaidElsewhereError
         from manifests.storage.disk_errors import refusal
 
+        if isinstance(exc, SaidElsewhereError):
+            return int(exit_for(exc))
         found = exc if isinstance(exc, RelabelError) else refusal(exc) or exc
         code, name, message = _failed(found), type(found).__name__, str(found)
     if _wants_json(arguments):

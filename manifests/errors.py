@@ -19,6 +19,7 @@
         ├── MissingExtraError     an optional package or device is absent
         ├── EngineLostError       the engine goes down again and again; committed work is safe
         ├── TrainingError         training can't go on: the loss is not finite, or memory is full
+        │   └── SaidElsewhereError another of the processes that train together says why
         ├── GateError             what is there is whole, and a rule says no: signature, downgrade, parity
         └── VerdictError          one answer holds no readable label (a row's fate, never a run's)
 
@@ -115,6 +116,10 @@ class TrainingError(TerminalError):
     """Training can't go on: the loss is not finite, or the device has no memory for it. Checkpoints that were written
     are good.
     """
+
+
+class SaidElsewhereError(TrainingError):
+    """Memory ended in another of the processes that train together, which says so: here there is nothing to report."""
 
 
 class GateError(TerminalError):

@@ -8,22 +8,26 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 
 from distill.students.bases import build_module
 from distill.students.collator import Collator
 from distill.students.examples import Examples, balance_weights
+from distill.students.feed import Feed
 from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TRAIN
 from distill.students.student_manifest import TrainingFacts
 from distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
 from distill.students.trainers import TrainingInputs
-from distill.students.training import Feed, StudentTrainer, student_arguments
+from distill.students.training import StudentTraining
 from distill.training import checkpoints, sharding
+from distill.training.accelerators import make_accelerator
 from distill.training.batches import BatchPlan
-from distill.training.checkpointed import run_to_end
 from distill.training.memory import halving
 from distill.training.outcomes import Outcome
+from distill.training.together import ending_together
+from distill.training.training_place import TrainingPlace
 from manifests.errors import InputError, TrainingError
 
 
@@ -49,7 +53,9 @@ def train_student(
         lambda halvings: _attempt(inputs, dev_figures if has_dev else None, halvings=halvings),
         batch_size=spec.train.batch_size if spec.train.tokens_per_batch is None else None,
         say=inputs.say,
-        refusal=lambda words: _no_memory(spec, words),
+        refusal=lambda words: _no_memory(
+            spec, words, f"also with half the batch ({max(1, spec.train.batch_size // 2)} rows)"
+        ),
     )
     outcome.notes += halved.notes
     return module.cpu(), _training_facts(spec, outcome, plan, halved.times), outcome
@@ -58,41 +64,55 @@ def train_student(
 def _attempt(
     inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]] | None, *, halvings: int
 ) -> tuple[Any, Outcome, BatchPlan]:
-    spec, examples, tokens, folder = inputs.spec, inputs.examples, inputs.tokens, inputs.checkpoints
+    spec, folder = inputs.spec, inputs.checkpoints
+    settings, accelerator = spec.train, make_accelerator(spec.train)
+    with ending_together(accelerator, folder, refusal=lambda words, who: _no_memory(spec, words, who)):
+        module = build_module(spec, inputs.base, inputs.record)
+        if settings.gradient_checkpointing:
+            module.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if settings.strategy == "fsdp" and accelerator.num_processes > 1:
+            sharding.shard(module, accelerator.device)
+        is_compiled = settings.compile == "on" or (settings.compile == "auto" and accelerator.device.type == "cuda")
+        feed = _feed(inputs, dev_figures, accelerator, halvings=halvings, is_compiled=is_compiled)
+        objective = Objective(spec.loss, inputs.examples.heads, inputs.examples.phi)
+        place = TrainingPlace(folder, settings.keep_checkpoints, inputs.say, inputs.examples.names, settings.report_to)
+        training = StudentTraining(accelerator, module, objective, feed, settings, place)
+        if is_compiled:
+            compile_layers(module, max_tokens=settings.max_tokens)
+        outcome = training.run(resume_from=checkpoints.last_checkpoint(folder, inputs.say))
+        trained = accelerator.unwrap_model(module, keep_fp32_wrapper=False)  # judged as it will answer: in float32
+        if sharding.is_sharded(module):
+            trained = build_module(spec, inputs.base, inputs.record)
+            sharding.copy_trained(module, trained)
+        accelerator.free_memory()
+    return trained, outcome, feed.plan
+
+
+def _feed(
+    inputs: TrainingInputs,
+    dev_figures: Callable[[Any], dict[str, float]] | None,
+    accelerator: Accelerator,
+    *,
+    halvings: int,
+    is_compiled: bool,
+) -> Feed:
+    """Batches of this training, halved so often and accumulated as much more often."""
+    spec, examples = inputs.spec, inputs.examples
     settings = spec.train
-    # seeds all generators
-    arguments = student_arguments(settings, folder, has_dev=dev_figures is not None, halvings=halvings)
-    arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
-    module = build_module(spec, inputs.base, inputs.record)
-    if settings.gradient_checkpointing:
-        module.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if settings.strategy == "fsdp" and arguments.world_size > 1:
-        sharding.shard(module, arguments.device)
     plan = BatchPlan(
-        [len(row.ids) for row in tokens],
+        [len(row.ids) for row in inputs.tokens],
         examples.rows_of(TRAIN),
         seed=settings.seed,
-        batch_size=arguments.per_device_train_batch_size,
+        batch_size=max(1, settings.batch_size >> halvings),
         tokens_per_batch=settings.tokens_per_batch,
         groups=settings.group_by_length,
         draw_weight=_draw_weight(spec, examples),
-        num_shards=arguments.world_size,
+        num_shards=accelerator.num_processes,
     )
-    is_compiled = settings.compile == "on" or (settings.compile == "auto" and arguments.device.type == "cuda")
-    pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(arguments.device)
-    collator = Collator(examples, tokens, inputs.texts, pad_multiple=pad_multiple)
-    feed = Feed(plan, collator, dev_figures, examples.names)
-    objective = Objective(spec.loss, examples.heads, examples.phi)
-    trainer = StudentTrainer(module, arguments, objective, feed, settings, folder, inputs.say)
-    if is_compiled:
-        compile_layers(module, max_tokens=settings.max_tokens)
-    outcome = run_to_end(trainer, resume_from=checkpoints.last_checkpoint(folder, inputs.say))
-    trained = trainer.accelerator.unwrap_model(trainer.model)
-    if sharding.is_sharded(trained):
-        shards, trained = trained, build_module(spec, inputs.base, inputs.record)
-        sharding.copy_trained(shards, trained)
-    trainer.accelerator.free_memory()
-    return trained, outcome, plan
+    pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(accelerator.device)
+    collator = Collator(examples, inputs.tokens, inputs.texts, pad_multiple=pad_multiple)
+    accumulation = settings.accumulation << halvings
+    return Feed(plan, collator, dev_figures, accumulation, accelerator.process_index, accelerator.num_processes)
 
 
 def compile_layers(module: Any, *, max_tokens: int) -> None:
@@ -109,15 +129,15 @@ def compile_layers(module: Any, *, max_tokens: int) -> None:
         layer.compile(dynamic=False)
 
 
-def _no_memory(spec: DistillSpec, words: str) -> TrainingError:
+def _no_memory(spec: DistillSpec, words: str, tried: str) -> TrainingError:
     if spec.train.tokens_per_batch is not None:
         return TrainingError(
             f"out of memory with batches of {spec.train.tokens_per_batch} tokens: {words}. Lower "
             "train.tokens_per_batch."
         )
     return TrainingError(
-        f"out of memory, also with half the batch ({max(1, spec.train.batch_size // 2)} rows): {words}. "
-        "Lower train.batch_size or train.max_tokens, or set train.gradient_checkpointing: true."
+        f"out of memory, {tried}: {words}. Lower train.batch_size or train.max_tokens, or set "
+        "train.gradient_checkpointing: true."
     )
 
 

@@ -29,7 +29,7 @@ class EarlyStopping(EarlyStop):
 
 
 class TrainSection(TrainingSection):
-    """How it is trained; transformers' Trainer does it."""
+    """How it is trained."""
 
     tokens_per_batch: int | None = Field(None, ge=1)
     """Instead of `batch_size`: as many rows of like length as fit into this many tokens, padding included; rows are

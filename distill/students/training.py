@@ -1,139 +1,200 @@
-"""The training loop of students, which is transformers' Trainer; what is ours is what it is fed and what it minimises.
+"""The training loop of students, from the first batch to the last step.
 
-Overridden hooks, and why: `compute_loss` and `_get_num_items_in_batch` (the mean over an optimizer step's rows, not a
-mean of means). `checkpointed.py`, `measured.py` and `looks.py` of distill/training have the others.
+accelerate has the devices: DDP, autocast, the scaler of fp16. Which rows make a batch, what is minimised, when dev is
+looked at and how a checkpoint is written is decided here. What a step does follows from its number, the seed and what
+the checkpoint before it holds, so that a training goes on from any step as if nothing had happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import TrainingArguments
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, set_seed
 
-from distill.students.collator import Collator
+from distill.students.feed import Feed
 from distill.students.objective import Objective
+from distill.students.optimizer_steps import OptimizerSteps
+from distill.students.optimizing import rate_share
 from distill.students.specs import EarlyStopping, TrainSection
-from distill.training.arguments import training_arguments
-from distill.training.batches import BatchPlan, TokenRows
-from distill.training.looks import DevFigures, LookingTrainer, Looks
-from distill.training.planned import PlannedTrainer
+from distill.training import checkpoints, sharding
+from distill.training.curves import Curve
+from distill.training.outcomes import Outcome
+from distill.training.reporting import CurveReporter
+from distill.training.step_state import StepState, write_checkpoint
 from distill.training.training_place import TrainingPlace
+from manifests import failpoints
+from manifests.interruptions import draining, is_stop_wished
 
-LOWER_IS_BETTER = ("loss",)
+EARLY_STOPPING = "early_stopping"
 METRIC_KEYS = {"macro_f1": "f1_macro"}
 """Spec's name of a dev metric → the figure's own."""
 
 
-@dataclass
-class Feed:
-    """What a training consumes.
+class StudentTraining:
+    """One training.
 
     Args:
-        plan: the batches.
-        collator: row numbers to tensors.
-        dev_figures: figures of the module on dev, by name; None without a dev split.
-        names: where each row comes from, `(source, row_id)`.
-    """
-
-    plan: BatchPlan
-    collator: Collator
-    dev_figures: DevFigures | None
-    names: Sequence[tuple[str, int]]
-
-
-class StudentTrainer(LookingTrainer, PlannedTrainer):
-    """transformers' Trainer for an objective over heads.
-
-    Args:
-        folder: where checkpoints lie.
-        say: called with progress, a line each.
+        module: a student's, sharded or not; trained in place.
+        place: where checkpoints lie.
     """
 
     def __init__(
         self,
+        accelerator: Accelerator,
         module: Any,
-        arguments: TrainingArguments,
         objective: Objective,
         feed: Feed,
         settings: TrainSection,
-        folder: Path,
-        say: Callable[[str], None],
+        place: TrainingPlace,
     ) -> None:
-        self._objective = objective
-        rows = TokenRows(len(feed.names))
-        super().__init__(
-            place=TrainingPlace(folder, settings.keep_checkpoints, say, feed.names, settings.report_to),
-            plan=feed.plan,
-            looks=student_looks(settings) if feed.dev_figures is not None else None,
-            dev_figures=feed.dev_figures,
-            model=module,
-            args=arguments,
-            train_dataset=rows,
-            eval_dataset=rows,
-            data_collator=feed.collator,
+        self.accelerator, self.module = accelerator, module
+        self._feed, self._settings, self._place = feed, settings, place
+        self.last_step = settings.max_steps or math.ceil(settings.epochs * feed.epoch_steps)
+        self.step = 0
+        self.curve = Curve()
+        self.best_step: int | None = None
+        self.stopped_by: str | None = None
+        self._rows_seen, self._seconds = 0, 0.0
+        self._steps = OptimizerSteps(
+            accelerator,
+            module,
+            objective,
+            settings,
+            lambda what, rows: place.not_finite(what, rows, step=self.step + 1),
         )
+        self.optimizer = self._steps.optimizer
+        is_first = accelerator.is_main_process
+        self._reporter = CurveReporter(place.report_to if is_first else (), place.folder, place.say)
 
-    # what it minimises
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> dict[str, torch.Tensor] | None:
-        """Σ w by part over all batches of the optimizer step, and over all processes."""
-        if not batch_samples:
-            return None
-        self.begin_step(sum(len(batch["rows"]) for batch in batch_samples))
-        held = [self._objective.row_weights(batch) for batch in batch_samples]
-        totals = torch.stack(
-            [sum((one[name].sum() for one in held), torch.zeros(())).to(device) for name in self._objective.weights]
-        )
-        if self.args.world_size > 1:
-            totals = self.accelerator.reduce(totals, reduction="sum")
-        return dict(zip(self._objective.weights, totals, strict=True))
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """This batch's share of the optimizer step's loss.
+    def run(self, *, resume_from: Path | None = None) -> Outcome:
+        """Train to the last step, or until dev gets no better; then put back the best step where early stopping chose
+        one.
 
         Raises:
-            TrainingError: it is not finite; the message names the batch's rows.
+            TrainingError: a loss, a gradient or a weight is not finite.
+            KeyboardInterrupt: a signal came; what was trained is in a checkpoint.
         """
-        assert num_items_in_batch is not None
-        assert not return_outputs
-        logits = model(**inputs["tokens"])
-        sums = self._objective.sums(logits, inputs)
-        # devices average their gradients, so each one's share is multiplied by their number
-        loss = self._objective.loss(sums, num_items_in_batch) * self.args.world_size
-        parts = torch.stack(
-            [loss.detach() / self.args.world_size, *(sums[name].detach() / num_items_in_batch[name] for name in sums)]
+        set_seed(self._settings.seed)
+        if resume_from is not None:
+            self._resume(resume_from)
+        try:
+            # one process stops behind a step, with a checkpoint; several would stop behind different ones
+            with draining() if self.accelerator.num_processes == 1 else nullcontext():
+                self._train()
+            self._reporter.send(self.curve)
+        finally:
+            self._reporter.finish()
+        return self._outcome()
+
+    def _train(self) -> None:
+        every_look, every_save = self._settings.eval_every, self._settings.save_every
+        is_over = self._is_done
+        upcoming = self._feed.rows_of_steps(self.step, self.last_step)
+        while not is_over:
+            self._take_step(next(upcoming))
+            if self.step == self.last_step or self._is_due(every_look):
+                self._look()
+            is_over = self._is_done or is_stop_wished()
+            if is_over or self.best_step == self.step or self._is_due(every_save):
+                self._save()
+
+    def _is_due(self, every: int | None) -> bool:
+        """Whether it is time behind this step: once in so many, or once an epoch."""
+        return self.step % (every or self._feed.epoch_steps) == 0
+
+    def _take_step(self, rows: Sequence[Sequence[int]]) -> None:
+        began = time.perf_counter()
+        batches = [self._feed.collator(one) for one in rows]
+        figures = self._steps.take(batches, rate_share=rate_share(self._settings, self.step, self.last_step))
+        self.step += 1
+        self._seconds += time.perf_counter() - began
+        self._rows_seen += sum(map(len, rows))
+        self.curve.add(self.step, "train", figures)
+        self._place.say(f"step {self.step} of {self.last_step}, loss {figures['loss']:.4f}")
+        self._reporter.send(self.curve)
+        failpoints.hit("after_training_step")
+
+    def _look(self) -> None:
+        """Figures on dev, noted in the curve."""
+        if self._feed.dev_figures is None:
+            return
+        self.module.eval()
+        # the first process's: all of them must stop at the same step, however their devices round
+        (found,) = broadcast_object_list([self._feed.dev_figures(self.module)])
+        self.curve.add(self.step, "dev", found)
+        self._reporter.send(self.curve)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        self._place.say(f"step {self.step}, dev: {shown}")
+        self._judge_looks()
+
+    def _judge_looks(self) -> None:
+        """The first of the best looks, and whether too many came after it, where early stopping goes by them."""
+        stopping = self._settings.early_stopping
+        looks = [] if stopping is None else self.curve.series("dev", metric_key(stopping))
+        if stopping is None or not looks:
+            return
+        sign = -1.0 if stopping.metric == "loss" else 1.0
+        self.best_step, _ = max(looks, key=lambda look: sign * look[1])
+        if sum(step > self.best_step for step, _ in looks) >= stopping.patience:
+            self.stopped_by = EARLY_STOPPING
+            self._place.say(f"no better dev {metric_key(stopping)} for {stopping.patience} looks: stopping")
+
+    @property
+    def _is_done(self) -> bool:
+        return self.step >= self.last_step or self.stopped_by is not None
+
+    def _save(self) -> None:
+        is_writer = self.accelerator.is_main_process
+        if not is_writer and not sharding.is_sharded(self.module):
+            return
+        scaler = self.accelerator.scaler
+        state = StepState(
+            optimizer=sharding.whole_moments(self.optimizer.state_dict(), keep=is_writer),
+            scaler=None if scaler is None else scaler.state_dict(),
+            curve=self.curve.points,
         )
-        if self.args.world_size > 1:
-            parts = self.accelerator.reduce(parts, reduction="sum")  # each process holds its share of the step's loss
-        # one wait for the device a batch
-        self.note(dict(zip(("loss", *sums), parts.tolist(), strict=True)), inputs["rows"].tolist())
-        return loss
+        write_checkpoint(self._place, self.step, self.module, state, is_writer=is_writer, best=self.best_step)
+
+    def _resume(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint, also one that was written while transformers' Trainer was the loop.
+
+        Raises:
+            ManifestError: it is damaged, or of another model.
+        """
+        held = StepState.load(checkpoint)
+        self.step = checkpoints.step_of(checkpoint)
+        held.restore_curve(self.curve)
+        self._judge_looks()
+        checkpoints.load_weights(self.module, checkpoint / checkpoints.WEIGHTS)
+        self.optimizer.load_state_dict(sharding.cut_moments(held.optimizer, self.optimizer))
+        if self.accelerator.scaler is not None and held.scaler is not None:
+            self.accelerator.scaler.load_state_dict(held.scaler)
+        held.restore_random(checkpoint)
+
+    def _outcome(self) -> Outcome:
+        self.accelerator.wait_for_everyone()  # the first process may still be writing the best step
+        best = self._place.folder / checkpoints.checkpoint_name(self.best_step or 0)
+        has_best = best.is_dir()
+        if has_best:
+            checkpoints.load_weights(self.module, best / checkpoints.WEIGHTS)
+            self.accelerator.wait_for_everyone()  # the first process removes it soon
+        return Outcome(
+            steps=self.step,
+            epochs=round(self._feed.epochs_at(self.step), 4),
+            best_step=self.best_step if has_best else None,
+            rows_per_s=round(self._rows_seen / self._seconds, 2) if self._seconds else None,
+            curve=self.curve,
+            device=str(self.accelerator.device),
+            stopped_by=self.stopped_by,
+        )
 
 
 def metric_key(stopping: EarlyStopping) -> str:
     """The figure that early stopping looks at."""
     return METRIC_KEYS.get(stopping.metric, stopping.metric)
-
-
-def student_looks(settings: TrainSection) -> Looks:
-    """How the spec's `train` section has a student looked at on dev."""
-    stopping = settings.early_stopping
-    if stopping is None:
-        return Looks(settings.eval_every)
-    return Looks(settings.eval_every, metric_key(stopping), stopping.patience, stopping.metric in LOWER_IS_BETTER)
-
-
-def student_arguments(settings: TrainSection, folder: Path, *, has_dev: bool, halvings: int) -> TrainingArguments:
-    """The spec's `train` section as transformers says it, with its looks at dev.
-
-    Args:
-        halvings: how often the batch was halved for want of memory; accumulation doubles as often.
-    """
-    rhythm = student_looks(settings).arguments() if has_dev else {}
-    return training_arguments(settings, folder, halvings=halvings, **rhythm)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainingArguments
 
+from distill.training.precision import is_on_cpu, precision_of
 from distill.training.sections import TrainingSection
-from manifests.errors import ConfigError
 
 
 def training_arguments(
@@ -28,7 +27,7 @@ def training_arguments(
 
 def argument_values(settings: TrainingSection, folder: Path, *, halvings: int = 0) -> dict[str, Any]:
     """What `training_arguments` is made of, for trainers with arguments of their own."""
-    is_bf16, is_fp16 = _precision(settings)
+    precision = precision_of(settings)
     rhythm = {"save_strategy": "steps", "save_steps": settings.save_every} if settings.save_every else {}
     return {
         "output_dir": str(folder),
@@ -42,9 +41,9 @@ def argument_values(settings: TrainingSection, folder: Path, *, halvings: int = 
         "weight_decay": settings.weight_decay,
         "max_grad_norm": settings.max_grad_norm,
         "seed": settings.seed,
-        "bf16": is_bf16,
-        "fp16": is_fp16,
-        "use_cpu": settings.device == "cpu" or not torch.cuda.is_available(),
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "use_cpu": is_on_cpu(settings),
         "eval_strategy": "no",
         "logging_strategy": "no",
         "logging_nan_inf_filter": False,
@@ -58,14 +57,3 @@ def argument_values(settings: TrainingSection, folder: Path, *, halvings: int = 
         "ddp_find_unused_parameters": False,
         **({"save_strategy": "epoch"} | rhythm),
     }
-
-
-def _precision(settings: TrainingSection) -> tuple[bool, bool]:
-    on_gpu = settings.device == "auto" and torch.cuda.is_available()
-    if settings.precision == "auto":
-        return on_gpu and torch.cuda.is_bf16_supported(), False
-    if settings.precision == "fp16" and not on_gpu:  # Trainer would compute in float32 and say nothing
-        raise ConfigError(
-            "train.precision: fp16 is for GPUs, and this training has none. Take bf16 or fp32, or a machine with a GPU."
-        )
-    return settings.precision == "bf16", settings.precision == "fp16"

@@ -9,6 +9,7 @@ batches cut elsewhere would differ in number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 
 import numpy as np
 import torch
@@ -44,7 +45,6 @@ class BatchPlan:
         draw_weight: np.ndarray | None = None,
         num_shards: int = 1,
     ) -> None:
-        self.batch_size = batch_size
         self._rows = rows
         self._lengths = np.asarray(lengths, dtype=np.int64)[rows]
         self._seed = seed
@@ -67,9 +67,7 @@ class BatchPlan:
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = self.batches(self._epoch)
-        yield from batches
-        yield from batches[: self._surplus]
+        yield from islice(cycle(self.batches(self._epoch)), len(self))
 
     def batches(self, epoch: int) -> list[list[int]]:
         """The batches of an epoch."""

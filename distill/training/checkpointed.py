@@ -7,45 +7,16 @@ pickle, and a half-written one would be taken for whole), `create_accelerator_an
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
 from transformers import TrainerState
 
 from distill.training import checkpoints, sharding
-from distill.training.disk_errors import writing
 from distill.training.measured import MeasuredTrainer
 from distill.training.outcomes import Outcome
-from manifests import failpoints
+from distill.training.step_state import StepState, write_checkpoint
 from manifests.interruptions import draining
-
-
-@dataclass
-class StepState:
-    """What a checkpoint keeps beside weights and torch's generators: plain values and tensors.
-
-    Args:
-        random: generators of Python and numpy.
-        curve: its points.
-        own: what a subclass keeps.
-    """
-
-    optimizer: dict[str, Any]
-    scheduler: dict[str, Any]
-    scaler: dict[str, Any] | None
-    random: dict[str, Any]
-    curve: list[list[Any]]
-    own: dict[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def load(checkpoint: str | Path) -> StepState:
-        """
-        Raises:
-            ManifestError: the checkpoint is damaged.
-        """
-        return StepState(**checkpoints.load_state(Path(checkpoint)))
 
 
 class CheckpointedTrainer(MeasuredTrainer):
@@ -74,44 +45,28 @@ class CheckpointedTrainer(MeasuredTrainer):
         """Take back what `own_state` gave."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = self._place.folder
-        if self.state.best_global_step:
-            self.state.best_model_checkpoint = str(folder / checkpoints.checkpoint_name(self.state.best_global_step))
-        is_writer = self.args.should_save
+        best, is_writer = self.state.best_global_step, self.args.should_save
+        if best:
+            self.state.best_model_checkpoint = str(self._place.folder / checkpoints.checkpoint_name(best))
         if not is_writer and not self._is_sharded:
             return
-        final = folder / checkpoints.checkpoint_name(self.state.global_step)
-        scratch = folder / f".part-{final.name}"
-        with writing(folder):
-            if is_writer:
-                scratch.mkdir(parents=True, exist_ok=True)
-            checkpoints.save_weights(
-                self.accelerator.unwrap_model(self.model), scratch / checkpoints.WEIGHTS if is_writer else None
-            )
-            optimizer = sharding.whole_moments(self.optimizer.state_dict(), keep=is_writer)
-            if is_writer:
-                self._finish_checkpoint(scratch, final, optimizer)
-
-    def _finish_checkpoint(self, scratch: Path, final: Path, optimizer: dict[str, Any]) -> None:
-        """Write what is beside the weights, and commit."""
-        tensors, plain = checkpoints.random_states()
-        save_file(tensors, scratch / checkpoints.RANDOM)
         scaler = getattr(self.accelerator, "scaler", None)
         state = StepState(
-            optimizer=optimizer,
+            optimizer=sharding.whole_moments(self.optimizer.state_dict(), keep=is_writer),
             scheduler=self.lr_scheduler.state_dict(),
             scaler=None if scaler is None else scaler.state_dict(),
-            random=plain,
-            curve=[list(point) for point in self.curve.points],
+            curve=self.curve.points,
             own=self.own_state(),
         )
-        checkpoints.save_state(scratch, vars(state))
-        self.state.save_to_json(str(scratch / "trainer_state.json"))
-        failpoints.hit("before_checkpoint")
-        checkpoints.commit(scratch, final)
-        failpoints.hit("after_checkpoint")
-        best = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
-        checkpoints.drop_old(self._place.folder, keep=self._place.keep, best=best)
+        write_checkpoint(
+            self._place,
+            self.state.global_step,
+            self.accelerator.unwrap_model(self.model),
+            state,
+            is_writer=is_writer,
+            best=best,
+            write_more=lambda folder: self.state.save_to_json(str(folder / "trainer_state.json")),
+        )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         checkpoints.load_weights(
@@ -135,11 +90,10 @@ class CheckpointedTrainer(MeasuredTrainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            tensors = load_file(Path(checkpoint) / checkpoints.RANDOM)
-            checkpoints.restore_random(tensors, StepState.load(checkpoint).random)
+            StepState.load(checkpoint).restore_random(checkpoint)
 
     def _take(self, held: StepState) -> None:
-        self.curve.points = [(int(step), split, name, value) for step, split, name, value in held.curve]
+        held.restore_curve(self.curve)
         self.load_own_state(held.own)
 
     def stopped_by(self) -> str | None:

@@ -5,7 +5,7 @@ rename.
                                   optimizer.safetensors    the optimizer's tensors, `<parameter>/<name>`
                                   random.safetensors       states of torch's generators, one set a process
                                   state.json               plain values of all of these, and the curve
-                                  trainer_state.json       transformers' own
+                                  trainer_state.json       transformers' own, of a teacher
 
 A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its
 name is whole.

@@ -49,7 +49,7 @@ def halving(
             if not is_out_of_memory(exc):
                 raise
             if halvings or batch_size is None or batch_size < 2:
-                raise refusal((str(exc).splitlines() or [type(exc).__name__])[0][:150]) from exc
+                raise refusal(first_line(exc)) from exc
             notes.append(
                 f"out of memory with batches of {batch_size} rows: going on with {batch_size // 2}, accumulating "
                 "twice as many"
@@ -61,6 +61,11 @@ def halving(
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     raise AssertionError("the second attempt returns or raises")
+
+
+def first_line(exc: BaseException) -> str:
+    """An error's own words, as far as a message has room for them."""
+    return (str(exc).splitlines() or [type(exc).__name__])[0][:150]
 
 
 def is_out_of_memory(exc: BaseException) -> bool:

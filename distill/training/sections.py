@@ -43,7 +43,7 @@ class DevSplit(Spec):
 
 
 class TrainingSection(Spec):
-    """How a model is trained; transformers' Trainer does it."""
+    """How a model is trained."""
 
     epochs: float = Field(2, gt=0)
     """Passes over the training rows."""

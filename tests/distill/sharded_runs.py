@@ -20,8 +20,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import distill.students.distilling
-import distill.students.loop
 from distill.students.specs import DistillSpec
+from distill.students.training import StudentTraining
 from manifests import failpoints
 from manifests.records import plain
 from manifests.spec_faults import validate_spec
@@ -65,16 +65,16 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     seen: dict[str, Any] = {"died": False}
     said: list[str] = []
     whole_train, whole_hit, whole_dev = (
-        distill.students.loop.run_to_end,
+        StudentTraining.run,
         failpoints.hit,
         distill.students.distilling.dev_figures,
     )
 
-    def noting(trainer: Any, **options: Any) -> Any:
-        outcome = whole_train(trainer, **options)
+    def noting(training: Any, **options: Any) -> Any:
+        outcome = whole_train(training, **options)
         seen.update(
-            weights=shares(trainer.model.parameters()),
-            moments=shares(moments(trainer.optimizer)),
+            weights=shares(training.module.parameters()),
+            moments=shares(moments(training.optimizer)),
             best_step=outcome.best_step,
         )
         return outcome
@@ -82,7 +82,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     def upside_down(*args: Any) -> dict[str, float]:
         return {name: -value for name, value in whole_dev(*args).items()}
 
-    distill.students.loop.run_to_end, failpoints.hit = noting, dying_at(entry.get("die_at"))
+    StudentTraining.run, failpoints.hit = noting, dying_at(entry.get("die_at"))  # type: ignore[method-assign]
     if entry.get("disagrees") and not is_first:
         distill.students.distilling.dev_figures = upside_down
     try:
@@ -96,11 +96,8 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     except Killed:
         seen["died"] = True
     finally:
-        distill.students.loop.run_to_end, failpoints.hit, distill.students.distilling.dev_figures = (
-            whole_train,
-            whole_hit,
-            whole_dev,
-        )
+        StudentTraining.run, failpoints.hit = whole_train, whole_hit  # type: ignore[method-assign]
+        distill.students.distilling.dev_figures = whole_dev
     return {**seen, "said": said}
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from distill.students.training import StudentTrainer
+from distill.students.training import StudentTraining
 from manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError, StoreError
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
@@ -168,7 +168,7 @@ def test_gold_that_is_off_is_reported_in_keys_of_the_spec(run: Callable[..., Any
 def test_a_gate_against_a_teacher_that_gold_never_meets_on_test_is_refused_before_training(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StudentTrainer, "compute_loss", lambda *_args, **_kwargs: pytest.fail("trained"))
+    monkeypatch.setattr(StudentTraining, "run", lambda *_args, **_kwargs: pytest.fail("trained"))
     unknown = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
     with pytest.raises(InputError, match=r"teacher.*test split.*both"):
         run(

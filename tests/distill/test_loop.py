@@ -1,0 +1,224 @@
+"""The loop is plain PyTorch, goes on from any step as if nothing had happened, and ends on all processes alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from accelerate.data_loader import BatchSamplerShard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distill.students.feed import Feed
+from distill.students.optimizing import rate_share
+from distill.students.specs import TrainSection
+from distill.training import checkpoints
+from distill.training.batches import BatchPlan
+from manifests.interruptions import forget_interruptions, on_signal
+from tests.distill.test_training import ROOT, curve
+from tests.killing import killed_at
+
+GOLDENS = Path(__file__).parent.parent / "golden" / "student_curves.json"
+SHORT = {"max_steps": 8, "save_every": 1, "batch_size": 32, "eval_every": 3}
+LORA = {"kind": "decoder", "lora": {"r": 4, "dropout": 0.1}}
+WAYS: dict[str, dict[str, Any]] = {
+    "encoder": {},
+    "accumulated": {
+        "train": {"accumulation": 2, "batch_size": 8, "schedule": "cosine", "weight_decay": 0.1},
+        "loss": {"weight_by": ["confidence", "outside_mass"]},
+    },
+    "token budget": {"train": {"tokens_per_batch": 200, "schedule": "constant", "max_grad_norm": 0.0}},
+    "sampled": {"train": {"class_balance": "sampler"}, "student": {"pooling": "cls"}},
+    "softened": {"loss": {"targets": {"subject": "hard"}, "label_smoothing": 0.1, "temperature": 2.0}},
+    "bf16": {"train": {"precision": "bf16"}},
+    "decoder": {"student": {"kind": "decoder"}, "train": {"max_tokens": 400}},
+    "adapters": {"student": LORA, "train": {"max_tokens": 400, "gradient_checkpointing": True}},
+}
+
+
+@pytest.fixture
+def train(run: Callable[..., Any], decoder_dir: Callable[..., Path]) -> Callable[..., Any]:
+    """Run a way with changes of `train`; `model` of a decoder is filled in."""
+
+    def go(way: str, changes: dict[str, Any], **others: Any) -> Any:
+        found = WAYS[way]
+        student = found.get("student", {})
+        if "kind" in student:
+            student = {**student, "model": str(decoder_dir())}
+        return run(**{**found, "student": student, "train": {**found.get("train", {}), **changes}}, **others)
+
+    return go
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_curves_are_those_of_transformers_trainer(way: str, train: Callable[..., Any]) -> None:
+    """The numbers were written by the loop that was transformers' Trainer; other processors round otherwise."""
+    found = curve(train(way, {"max_steps": 6}).output)
+    golden = json.loads(GOLDENS.read_text())[way]
+    assert [[row["step"], row["name"]] for row in found] == [point[:2] for point in golden]
+    rtol = 2e-2 if way == "bf16" else 1e-3
+    np.testing.assert_allclose([row["value"] for row in found], [point[2] for point in golden], rtol=rtol, atol=1e-6)
+
+
+def files_of(output: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in output.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("way", ["encoder", "accumulated", "adapters"])
+def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..., Any], tmp_path: Path) -> None:
+    settings = {**SHORT, "keep_checkpoints": 9}
+    with killed_at("before_model"):
+        train(way, settings, output=str(tmp_path / "whole"))
+    kept = checkpoints.list_checkpoints(tmp_path / "whole" / "checkpoints")
+    assert [checkpoints.step_of(path) for path in kept] == list(range(1, 9))
+    alone = train(way, settings, start="restart", output=str(tmp_path / "alone"))
+    for last in range(1, 9):
+        folder = tmp_path / f"from-{last}"
+        shutil.copytree(tmp_path / "whole", folder)
+        for later in checkpoints.list_checkpoints(folder / "checkpoints")[last:]:
+            shutil.rmtree(later)
+        resumed = train(way, settings, start="resume", output=str(folder))
+        assert curve(folder) == curve(alone.output), last
+        assert files_of(folder) == files_of(alone.output), last
+        assert resumed.manifest.metrics == alone.manifest.metrics
+
+
+@pytest.mark.parametrize("step", [1, 4, 8])
+def test_a_signal_ends_it_behind_the_step_with_a_checkpoint_that_changes_nothing(
+    step: int, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Dev is looked at once an epoch: the step where the signal came is not looked at."""
+    settings = {"train": {"max_steps": 8, "batch_size": 16}}
+    alone = run(**settings, output=str(tmp_path / "alone"))
+
+    def say(line: str) -> None:
+        if line.startswith(f"step {step} of"):
+            on_signal(signal.SIGTERM, None)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(**settings, say=say)
+    finally:
+        forget_interruptions()
+    kept = checkpoints.list_checkpoints(tmp_path / "out" / "checkpoints")
+    assert checkpoints.step_of(kept[-1]) == step
+    resumed = run(**settings, start="resume")
+    assert curve(resumed.output) == curve(alone.output)
+    assert files_of(resumed.output) == files_of(alone.output)
+
+
+def test_checkpoints_of_earlier_versions_are_gone_on_with(run: Callable[..., Any], tmp_path: Path) -> None:
+    """Those hold the scheduler's state and a file of transformers' beside what is needed."""
+    settings = {"train": {**SHORT, "early_stopping": {"metric": "loss", "patience": 5}}}
+    alone = run(**settings, output=str(tmp_path / "alone"))
+    with killed_at("after_training_step", 6):
+        run(**settings)
+    last = checkpoints.list_checkpoints(tmp_path / "out" / "checkpoints")[-1]
+    held = checkpoints.load_state(last)
+    checkpoints.save_state(last, {**held, "scheduler": {"last_epoch": 5, "_last_lr": [1e-3, 1e-3]}, "own": {}})
+    (last / "trainer_state.json").write_text('{"global_step": 5}')
+    resumed = run(**settings, start="resume")
+    assert curve(resumed.output) == curve(alone.output)
+    assert files_of(resumed.output) == files_of(alone.output)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize(("warmup", "steps"), [(0.0, 1), (0.1, 7), (0.37, 20), (0.99, 3)])
+def test_rates_are_those_of_transformers_schedules(schedule: str, warmup: float, steps: int) -> None:
+    from transformers import get_scheduler
+
+    settings = TrainSection(schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
+    peak = 0.1 + 0.2
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    theirs = get_scheduler(
+        {"constant": "constant_with_warmup"}.get(schedule, schedule), optimizer, int(np.ceil(steps * warmup)), steps
+    )
+    for step in range(steps):
+        assert peak * rate_share(settings, step, steps) == theirs.get_last_lr()[0]
+        optimizer.step()
+        theirs.step()
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[BatchPlan, int]:
+    lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=60))
+    shards = draw(st.integers(1, 3))
+    plan = BatchPlan(
+        lengths,
+        np.arange(len(lengths)),
+        seed=draw(st.integers(0, 9)),
+        batch_size=draw(st.integers(1, 9)),
+        tokens_per_batch=draw(st.none() | st.integers(1, 90)),
+        groups=draw(st.booleans()),
+        num_shards=shards,
+    )
+    return plan, shards
+
+
+@given(plans(), st.integers(1, 4), st.integers(0, 30), st.integers(0, 30))
+def test_processes_share_all_batches_and_a_resumed_one_meets_those_that_were_left(
+    found: tuple[BatchPlan, int], accumulation: int, first: int, more: int
+) -> None:
+    plan, shards = found
+    feeds = [Feed(plan, None, None, accumulation, process, shards) for process in range(shards)]  # type: ignore[arg-type]
+    steps = feeds[0].epoch_steps
+    seen = [batch for feed in feeds for rows in feed.rows_of_steps(steps, 2 * steps) for batch in rows]
+    wanted = plan.batches(1)
+    assert len(seen) == len(plan) == -(-len(wanted) // shards) * shards
+    assert sorted(seen) == sorted((wanted * shards)[: len(plan)])
+    assert list(feeds[0].rows_of_steps(first, first + more)) == list(feeds[0].rows_of_steps(0, first + more))[first:]
+    # and what accelerate makes of the plan, for a teacher
+    plan.set_epoch(1)
+    parts = [BatchSamplerShard(plan, shards, process, even_batches=False) for process in range(shards)]
+    assert sorted(batch for part in parts for batch in part) == sorted(seen)
+
+
+def test_a_student_trains_without_transformers_trainer() -> None:
+    """Whose import takes five CPU seconds."""
+    code = "import sys, distill.students.loop; print({'transformers.trainer', 'trl'} & {*sys.modules})"
+    call = [sys.executable, "-c", code]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+NO_ROOM = """
+import os, sys
+from tests.distill.test_training import without_room_for
+from distill.students.encoder import EncoderStudent
+from jobs.cli import main
+if os.environ["RANK"] in sys.argv[1].split(","):
+    EncoderStudent.forward = without_room_for(4)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["0", "1", "0,1"])
+def test_memory_that_ends_in_one_process_ends_all_with_one_message(
+    ranks: str, spec: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "student.yaml").write_text(yaml.safe_dump(spec(train={"max_steps": 3, "batch_size": 8})))
+    (tmp_path / "no_room.py").write_text(NO_ROOM)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    call = [*launch, str(tmp_path / "no_room.py"), ranks, "distill", str(tmp_path / "student.yaml")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(call, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    said = [line for line in done.stderr.splitlines() if line.startswith("relabel:")]
+    assert done.returncode != 0
+    assert len(said) == 1, done.stderr
+    assert "out of memory, in process" in said[0]
+    assert "of 2" in said[0]
+    assert "train.batch_size" in said[0]
+    assert "Stopped" not in done.stderr
+    assert "Continue with" not in done.stderr
