@@ -15,7 +15,7 @@ from distill.students.kinds import KINDS
 from distill.students.label_tables import LabelTable, load_labels
 from distill.students.label_targets import Target
 from distill.students.specs import DistillSpec
-from distill.students.splits import describe_split, folded, leaking_queries, split_queries
+from distill.students.splits import TRAIN, describe_split, folded, leaking_queries, split_queries
 from manifests.errors import InputError
 from manifests.judging.qrels import check_scale
 from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
@@ -174,9 +174,20 @@ class _Rows:
             about,
         )
         check_examples(found)
+        self._count_gold_alone(found)
         found.phi = self._phi(heads)  # after the labels were looked at: what is off the scale is reported as that
         self._balance(found)
         return found
+
+    def _count_gold_alone(self, found: Examples) -> None:
+        """Say how many rows to train on no teacher has labelled, where others are labelled."""
+        rows = found.rows_of(TRAIN)
+        count = int((~self.is_labelled[rows]).sum())
+        if count and self.is_labelled.any():
+            found.notes.append(
+                f"{count:,} of {len(rows):,} rows to train on have gold alone: each weighs "
+                f"{self.spec.loss.gold_weight:g} of a labelled one (loss.gold_weight)"
+            )
 
     def _heads(self) -> dict[str, int]:
         """Which heads there are: those named, or those with labels that some weight trains.

@@ -23,6 +23,8 @@ NOT_IN_FINGERPRINT: dict[str, Any] = {
 def fingerprint_of(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
     """Digest of all that the student follows from: the spec's choices, the data itself, the model."""
     plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
+    if spec.train.head_learning_rate is None:  # students of versions without the key are this spec's, too
+        del plain["train"]["head_learning_rate"]
     return digest_of(
         {"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION}
     )

@@ -43,8 +43,8 @@ class StudentKind:
 
 _STEPWISE = (
     "epochs", "max_steps", "batch_size", "tokens_per_batch", "group_by_length", "accumulation", "learning_rate",
-    "schedule", "warmup", "max_grad_norm", "early_stopping", "eval_every", "save_every", "keep_checkpoints",
-    "precision", "compile", "strategy", "gradient_checkpointing", "report_to",
+    "head_learning_rate", "schedule", "warmup", "max_grad_norm", "early_stopping", "eval_every", "save_every",
+    "keep_checkpoints", "precision", "compile", "strategy", "gradient_checkpointing", "report_to",
 )  # fmt: skip
 """Keys of `train` for kinds that take one batch after the other."""
 KINDS = {
@@ -56,7 +56,12 @@ KINDS = {
         refuses=("student.lora", "student.batching"),
     ),
     "decoder": StudentKind(
-        "distill.students.decoder:DecoderStudent", "A decoder", "decoder", pads_left=True, int8_narrows=False
+        "distill.students.decoder:DecoderStudent",
+        "A decoder",
+        "decoder",
+        refuses=("train.head_learning_rate",),
+        pads_left=True,
+        int8_narrows=False,
     ),
     "logistic": StudentKind(
         "distill.students.logistic:LogisticStudent",

@@ -16,17 +16,25 @@ NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$
 
 
 def make_optimizer(module: Any, settings: TrainSection) -> torch.optim.AdamW:
-    """AdamW over what training changes; each group has its peak rate as `initial_lr`."""
+    """AdamW over what training changes; each group has its peak rate as `initial_lr`, the heads' behind the others."""
     norms = {id(held) for part in module.modules() if isinstance(part, nn.LayerNorm) for held in part.parameters()}
-    decayed: list[Any] = []
-    others: list[Any] = []
+    rates = {False: settings.learning_rate}
+    heads: set[int] = set()
+    if settings.head_learning_rate is not None:
+        rates[True] = settings.head_learning_rate
+        heads = {id(parameter) for parameter in module.heads.parameters()}
+    held: dict[tuple[bool, bool], list[Any]] = {
+        (is_head, is_plain): [] for is_head in rates for is_plain in (False, True)
+    }
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            is_other = id(parameter) in norms or NOT_DECAYED.search(name.lower())
-            (others if is_other else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    peak = settings.learning_rate
-    return torch.optim.AdamW([{**group, "initial_lr": peak} for group in groups], lr=peak, fused=True)
+            is_plain = id(parameter) in norms or NOT_DECAYED.search(name.lower()) is not None
+            held[id(parameter) in heads, is_plain].append(parameter)
+    groups = [
+        {"params": own, "weight_decay": 0.0 if is_plain else settings.weight_decay, "initial_lr": rates[is_head]}
+        for (is_head, is_plain), own in held.items()
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
 def rate_share(settings: TrainSection, step: int, steps: int) -> float:

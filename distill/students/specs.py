@@ -35,6 +35,8 @@ class TrainSection(TrainingSection):
     """Instead of `batch_size`: as many rows of like length as fit into this many tokens, padding included; rows are
     then always grouped by length, over the whole epoch.
     """
+    head_learning_rate: float | None = Field(None, gt=0.0)
+    """Peak rate of an encoder's heads, which begin at nothing. Default: `learning_rate`."""
     class_balance: Literal["none", "weights", "sampler"] = "none"
     """Against rare grades: weigh rows by 1 / frequency of their grade, or sample them so, with replacement."""
     early_stopping: EarlyStopping | None = None

@@ -76,7 +76,7 @@ class TrainingSection(Spec):
     keep_checkpoints: int = Field(2, ge=1)
     """Checkpoints kept while training; all are removed when the model is written."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """`auto`: bf16 on a GPU that has it, else fp32."""
+    """`auto`: bf16 on a GPU that has it and on a CPU with AMX, else fp32."""
     device: Literal["auto", "cpu"] = "auto"
     """`auto` takes a GPU where torch finds one."""
     gradient_checkpointing: bool = False

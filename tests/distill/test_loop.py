@@ -20,12 +20,18 @@ from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distill.students.encoder import EncoderStudent, load_backbone
 from distill.students.feed import Feed
-from distill.students.optimizing import rate_share
-from distill.students.specs import TrainSection
+from distill.students.optimizing import make_optimizer, rate_share
+from distill.students.specs import DistillSpec, TrainSection
 from distill.training import checkpoints
 from distill.training.batches import BatchPlan
+from distill.training.precision import precision_of
+from manifests.errors import ConfigError
 from manifests.interruptions import forget_interruptions, on_signal
+from manifests.spec_faults import validate_spec
+from tests.distill.conftest import make_pairs
+from tests.distill.test_refusals import gold_file
 from tests.distill.test_training import ROOT, curve
 from tests.killing import killed_at
 
@@ -148,6 +154,59 @@ def test_rates_are_those_of_transformers_schedules(schedule: str, warmup: float,
         assert peak * rate_share(settings, step, steps) == theirs.get_last_lr()[0]
         optimizer.step()
         theirs.step()
+
+
+def test_heads_have_a_peak_rate_of_their_own(encoder_dir: Callable[..., Path]) -> None:
+    module = EncoderStudent(load_backbone(encoder_dir()), {"relevance": 3, "subject": 5})
+    groups = make_optimizer(module, TrainSection(learning_rate=1e-4, head_learning_rate=5e-3)).param_groups
+    rates = {id(parameter): group["initial_lr"] for group in groups for parameter in group["params"]}
+    decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(list(module.parameters()))
+    for name, parameter in module.named_parameters():
+        assert rates[id(parameter)] == (5e-3 if name.startswith("heads.") else 1e-4), name
+        assert decays[id(parameter)] == (0.0 if "bias" in name or "LayerNorm" in name else 0.01), name
+
+
+def test_a_rate_for_heads_that_is_the_others_changes_nothing(run: Callable[..., Any], tmp_path: Path) -> None:
+    one, other = (
+        run(train={"max_steps": 4, **train}, output=str(tmp_path / name))
+        for name, train in (("one", {}), ("other", {"head_learning_rate": 3e-3}))
+    )
+    assert curve(one.output) == curve(other.output)
+    assert files_of(one.output) == files_of(other.output)
+    assert one.manifest.fingerprint != other.manifest.fingerprint
+
+
+def test_a_rate_for_heads_is_refused_for_a_decoder(spec: Callable[..., dict[str, Any]]) -> None:
+    values = spec(student={"kind": "decoder"}, train={"head_learning_rate": 1e-3})
+    with pytest.raises(ConfigError, match=r"train\.head_learning_rate.*encoders"):
+        validate_spec(DistillSpec, values, where="student.yaml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "wished", "found"),
+    [
+        ({"amx_bf16", "avx512_bf16"}, "auto", "bf16"),
+        ({"avx512_bf16"}, "auto", "no"),
+        (set(), "auto", "no"),
+        ({"amx_bf16"}, "fp32", "no"),
+        (set(), "bf16", "bf16"),
+    ],
+)
+def test_auto_is_bf16_on_a_cpu_with_amx(flags: set[str], wished: Any, found: str) -> None:
+    assert precision_of(TrainSection(precision=wished, device="cpu"), flags) == found
+
+
+def test_rows_with_gold_alone_are_counted_before_the_first_step(run: Callable[..., Any], tmp_path: Path) -> None:
+    new = [{**pair, "doc_id": f"n{pair['doc_id']}"} for pair in make_pairs() if pair["doc_id"] == "d0"]
+    said: list[str] = []
+    gold = gold_file(tmp_path, [*make_pairs(), *new])
+    report = run(gold=gold, loss={"gold_weight": 0.5}, train={"max_steps": 1}, say=said.append)
+    count = report.manifest.split.train.queries
+    (line,) = [line for line in said if "gold alone" in line]
+    assert line.startswith(f"{count} of {7 * count} rows to train on have gold alone: each weighs 0.5")
+    assert said.index(line) < next(place for place, one in enumerate(said) if one.startswith("step 1 of"))
+    assert line in report.manifest.notes
 
 
 @st.composite
