@@ -46,6 +46,8 @@ NOT_PLACES = {
     "EngineSpec": {"name", "chat_template_kwargs"},
     "ExportSpec": {"formats", "exporter", "licence"},
     "BenchSpec": {"precisions"},
+    "BenchFile": {"require"},
+    "OtherGraph": {"name"},
     "StudentArgs": {"device"},
     "PointwiseOptions": {"instruction"},
     "TransformersArgs": {"device"},
