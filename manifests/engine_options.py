@@ -31,6 +31,17 @@ class PaidByToken(Protocol):
     price_per_million_output: float | None
 
 
+BATCH_PRICE = 0.5
+"""What an ask in a batch costs, of the price of one that is answered at once."""
+
+
+@runtime_checkable
+class MayBatch(Protocol):
+    """Options of an engine that may hand asks over as batches, which are answered hours later."""
+
+    batch: bool
+
+
 @runtime_checkable
 class TakesSecrets(Protocol):
     """Options of which some name an environment variable whose value is passed to the engine alone."""
@@ -43,14 +54,20 @@ def gpus_of(args: EngineArgs) -> int:
     return args.tensor_parallel_size if isinstance(args, SpansGpus) else 1
 
 
+def is_batched(args: EngineArgs) -> bool:
+    """Whether asks are handed over as batches."""
+    return isinstance(args, MayBatch) and args.batch
+
+
 def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int) -> float | None:
-    """What tokens cost; None where no price is named."""
+    """What tokens cost, in batches where those are asked for; None where no price is named."""
     if not isinstance(args, PaidByToken):
         return None
     prices = args.price_per_million_input, args.price_per_million_output
     if prices == (None, None):
         return None
-    return ((prices[0] or 0.0) * prompt_tokens + (prices[1] or 0.0) * output_tokens) / 1e6
+    part = BATCH_PRICE if is_batched(args) else 1.0
+    return part * ((prices[0] or 0.0) * prompt_tokens + (prices[1] or 0.0) * output_tokens) / 1e6
 
 
 def names_prices(args: EngineArgs) -> bool:

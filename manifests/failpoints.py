@@ -33,6 +33,9 @@ FAILPOINTS = (
 BUDGET_FAILPOINTS = ("before_budget", "after_budget")
 """Places of a run that has a budget; tests/faults/test_budgets.py loops over them."""
 
+BATCH_FAILPOINTS = ("before_batch_file", "before_batch", "after_batch", "after_batch_record")
+"""Places of a run that hands asks over as batches; tests/engines_openai/test_batches.py loops over them."""
+
 ROUNDS_FAILPOINTS = ("before_round_file", "after_round_file", "before_trajectories", "after_trajectories")
 """Places of `relabel rounds` between its runs; tests/faults/test_rounds_kill.py loops over them."""
 
@@ -67,6 +70,7 @@ DELIVERY_FAILPOINTS = ("before_model_upload", "before_model_manifest", "after_mo
 _known = (
     *FAILPOINTS,
     *BUDGET_FAILPOINTS,
+    *BATCH_FAILPOINTS,
     *ROUNDS_FAILPOINTS,
     *PUBLISH_FAILPOINTS,
     *PULL_FAILPOINTS,

@@ -25,6 +25,7 @@ from jobs.running.stops import DRAIN_S
 from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine
 from manifests.digests import digest_of, readable_json
+from manifests.engine_options import is_batched
 from manifests.errors import GateError, ManifestError
 from manifests.labels import Pair
 from manifests.records import checked, fault_of
@@ -188,6 +189,7 @@ def ask_canary(
         stop=session.stop,
         on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
+        is_late=is_batched(job.spec.engine.args),
         allowance=session.allowance,
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in sample.rows])

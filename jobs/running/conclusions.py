@@ -11,6 +11,7 @@ from jobs.exits import Exit
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
 from jobs.running.allowances import AT_BUDGET, limits_of
+from jobs.running.batch_records import sweep_batches
 from jobs.running.canary import load_results
 from jobs.running.live import Live
 from jobs.running.live_files import sweep_live
@@ -134,6 +135,8 @@ def conclude(session: Session) -> RunReport:
         if was_finished_now:
             sweep_live(opened.store)
             sweep_refused(opened.store)
+            if not session.is_retry:  # others may be at theirs, though every chunk is in
+                sweep_batches(opened.store)
     failed = found.tally.num_quarantined / opened.plan.rows
     progress.settle(session.own_receipts(found))
     in_vain = AskedInVain(**progress.in_vain())

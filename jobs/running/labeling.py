@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from jobs.planning.jobs import Job
 from jobs.running.allowances import AT_BUDGET, open_allowance
 from jobs.running.auto_options import with_auto_resolved
+from jobs.running.batch_records import StoredBatches
 from jobs.running.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import COMMITS_IN_FLIGHT, CommitThreads
@@ -26,6 +27,8 @@ from jobs.running.sessions import Session
 from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts, KeepsCosts
+from manifests.batches import SendsBatches
+from manifests.engine_options import is_batched
 from manifests.errors import EngineCrashError, LockHeldError
 from manifests.runs.earlier_outputs import why_nothing
 from manifests.runs.engine_identity import engines_differ
@@ -134,7 +137,10 @@ def work(
 def _start(session: Session) -> tuple[Engine, list[str]]:
     """Start an engine like the one that began this output."""
     opened = session.opened
-    return start_engine(with_auto_resolved(opened.job, opened.store, opened.folder.snapshot().engines))
+    engine, remarks = start_engine(with_auto_resolved(opened.job, opened.store, opened.folder.snapshot().engines))
+    if isinstance(engine, SendsBatches) and is_batched(opened.job.spec.engine.args):
+        engine.use_records(StoredBatches(opened.store))
+    return engine, remarks
 
 
 class _Begun(NamedTuple):
@@ -304,6 +310,7 @@ def _drive(
         stop=session.stop,
         on_progress=turned,
         ask_timeout_s=job.spec.run.ask_timeout_s,
+        is_late=is_batched(job.spec.engine.args),
         watch=session.watch,
         answer_cache=session.answer_cache,
         allowance=session.allowance,

@@ -76,6 +76,7 @@ class RunLoop:
         on_progress: called often, for progress display.
         ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
             engine.
+        is_late: answers come hours later, so that no request waits too long, and none is waited for at a stop.
         watch: learns what the engine is doing.
         answer_cache: answers that rows share, from earlier runs and for later ones.
         allowance: what may still be asked, where there is a budget.
@@ -93,6 +94,7 @@ class RunLoop:
         stop: Stop,
         on_progress: Callable[[], None] = lambda: None,
         ask_timeout_s: float = math.inf,
+        is_late: bool = False,
         watch: Watch | None = None,
         answer_cache: AnswerBook | None = None,
         allowance: Allowance | None = None,
@@ -108,7 +110,8 @@ class RunLoop:
         self.on_progress = on_progress
         self._watch = watch
         self._allowance = allowance
-        self._patience = StallDetection(engine, ask_timeout_s)
+        self._is_late = is_late
+        self._patience = StallDetection(engine, math.inf if is_late else ask_timeout_s)
         self._seed = seed
         self._keys = AskKeys(seed)
         self._ready: deque[Request] = deque()
@@ -162,7 +165,8 @@ class RunLoop:
             if self.stop.reason is not None:
                 if self._drains_until_s is None or self.stop.deadline_s < self._drains_until_s:
                     self._drop_what_does_not_fit()
-                if self.stop.is_now or time.perf_counter() > self.stop.deadline_s or not self._begun or self._is_spent:
+                is_over = self.stop.is_now or time.perf_counter() > self.stop.deadline_s
+                if is_over or not self._begun or self._is_spent or self._is_late:
                     return False
             room = engine.capacity
             handed = -1

@@ -140,20 +140,7 @@ class ChatMode:
             )
         if isinstance(found, Failure) and found.status == STREAM_REFUSED:  # not every server can
             found = await self._client.post("/chat/completions", work.body, read_chat)
-        if isinstance(found, Failure):
-            return Answer(work.request.id, "", found.finish, detail=found.detail, flags=work.flags)
-        usage = found.usage
-        return Answer(
-            work.request.id,
-            found.text,
-            found.finish,
-            {},
-            usage.prompt,
-            usage.output,
-            usage.cached,
-            detail=found.detail,
-            flags=work.flags,
-        )
+        return answer_of(work, found)
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
         return (
@@ -182,6 +169,24 @@ class ChatMode:
             **self._args.extra_body,
         }
         return {key: value for key, value in body.items() if value is not None}
+
+
+def answer_of(work: ChatWork, found: Reply | Failure) -> Answer:
+    """What came of a request, as the answer to its ask."""
+    if isinstance(found, Failure):
+        return Answer(work.request.id, "", found.finish, detail=found.detail, flags=work.flags)
+    usage = found.usage
+    return Answer(
+        work.request.id,
+        found.text,
+        found.finish,
+        {},
+        usage.prompt,
+        usage.output,
+        usage.cached,
+        detail=found.detail,
+        flags=work.flags,
+    )
 
 
 def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:

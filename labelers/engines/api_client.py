@@ -9,6 +9,7 @@ key is refused, the model is unknown, the quota is used up.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
 import time
@@ -24,12 +25,15 @@ from labelers.engines.api_replies import Reply, ReplyError, parse_reply, read_mo
 from labelers.engines.api_stream import ChatStream, is_stream, whole_stream
 from labelers.engines.reply_limits import most_output, reply_limit
 from manifests.asks import Finish
+from manifests.engine_options import BATCH_PRICE
 from manifests.errors import EngineCrashError, ModelError, StoreError
 from manifests.extras import require
 from manifests.storage.disk_errors import out_of_files
 
 ReadT = TypeVar("ReadT")
 
+FILE_BYTES = 1 << 30
+"""Most that the file of a batch may hold."""
 FAILED_IN_A_ROW = 32
 """Requests given up (or twice the concurrency, if that is more) with no answer in between: the server is to blame, not
 the rows.
@@ -96,7 +100,9 @@ class ApiClient:
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.costs = Costs(args.price_per_million_input, args.price_per_million_output)
+        price_in, price_out = args.price_per_million_input, args.price_per_million_output
+        self.costs = Costs(price_in, price_out)
+        self.batch_costs = Costs(_in_batch(price_in), _in_batch(price_out))
         self.slots = asyncio.Semaphore(args.concurrency)
         self._args, self._pause, self._now = args, pause, now
         self._key = key
@@ -122,7 +128,7 @@ class ApiClient:
             ModelError: the key is refused.
             EngineCrashError: no server answers.
         """
-        found = await self._send("GET", "/models", None, read_model_names, is_trial=True)
+        found = await self._send("GET", "/models", None, _parsed(read_model_names), reply_limit(None, 0), is_trial=True)
         if isinstance(found, Failure):
             if found.status in _NOT_OFFERED:
                 return None
@@ -148,35 +154,76 @@ class ApiClient:
             ModelError: the key is refused, or the server does not know the model.
             EngineCrashError: no server answers any request, or the server wants none for a long time.
         """
-        return await self._send("POST", path, body, read, is_trial=is_trial, written=written)
+        content = _content(body)
+        limit_bytes = reply_limit(body, len(content))
+        most = _most(content, body)
+        found = await self._send(
+            "POST", path, content, _parsed(read), limit_bytes, is_trial=is_trial, most=most, written=written
+        )
+        if not isinstance(found, Failure):
+            self.costs.add(found.usage, most)
+        return found
+
+    async def fetch(self, path: str, read: Callable[[bytes], ReadT]) -> ReadT | Failure:
+        """Get what is there; an unknown path is a Failure."""
+        return await self._send("GET", path, None, read, FILE_BYTES, is_trial=True)
+
+    async def upload(self, path: str, name: str, text: str, read: Callable[[bytes], ReadT]) -> ReadT | Failure:
+        """Send a file for batches; one that is sent twice costs nothing."""
+        edge = f"relabel-{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"
+        head = (
+            f'--{edge}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{edge}\r\n'
+            f'content-disposition: form-data; name="file"; filename="{name}"\r\n'
+            "content-type: application/jsonl\r\n\r\n"
+        )
+        content = f"{head}{text}\r\n--{edge}--\r\n".encode("utf-8", "replace")
+        kind = f"multipart/form-data; boundary={edge}"
+        return await self._send("POST", path, content, read, FILE_BYTES, is_trial=True, kind=kind)
+
+    async def post_once(
+        self, path: str, body: dict[str, Any], read: Callable[[bytes], ReadT]
+    ) -> ReadT | Failure | None:
+        """Send what must not be done twice, once; None where nobody knows what became of it."""
+        found = await self._try("POST", path, _content(body), read, FILE_BYTES, is_trial=True)
+        return None if isinstance(found, _Try) else found
+
+    async def judge(self, reply: HttpReply) -> Failure | None:
+        """What a reply that is no answer means for its ask; None where another try may help."""
+        found = await self._refused(reply, self._complaint(reply.body), is_trial=True)
+        return found if isinstance(found, Failure) else None
+
+    def charge_batch(self, usage: Usage, body: dict[str, Any]) -> None:
+        """Count an answer that came in a batch."""
+        self.batch_costs.add(usage, _most(_content(body), body))
 
     async def _send(
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None,
-        read: Callable[[Any], ReadT],
+        content: bytes | None,
+        read: Callable[[bytes], ReadT],
+        limit_bytes: int,
         *,
         is_trial: bool,
+        most: Usage | None = None,
+        kind: str = "application/json",
         written: Callable[[str], None] | None = None,
     ) -> ReadT | Failure:
-        content = (
-            None
-            if body is None
-            else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-        )
-        limit_bytes = reply_limit(body, len(content or b""))
-        most = Usage(len(content or b""), 0, most_output(body or {}))
+        """Try a request until it is answered, or has failed for good.
+
+        Args:
+            most: what each try may be charged.
+        """
         heard_before = self._num_heard
         tries: list[_Try] = []
         while True:
             stream = None if written is None else ChatStream(written)
-            outcome = await self._try(method, path, content, read, limit_bytes, is_trial=is_trial, stream=stream)
+            outcome = await self._try(
+                method, path, content, read, limit_bytes, is_trial=is_trial, stream=stream, kind=kind
+            )
             if not isinstance(outcome, _Try):
-                if isinstance(outcome, Reply):
-                    self.costs.add(outcome.usage, most)
                 return outcome
-            if outcome.may_be_charged and body is not None:
+            if outcome.may_be_charged and most is not None:
                 self.costs.doubt(most)
             tries.append(outcome)
             if len(tries) >= self._args.max_tries:
@@ -202,11 +249,12 @@ class ApiClient:
         method: str,
         path: str,
         content: bytes | None,
-        read: Callable[[Any], ReadT],
+        read: Callable[[bytes], ReadT],
         limit_bytes: int,
         *,
         is_trial: bool,
-        stream: ChatStream | None,
+        stream: ChatStream | None = None,
+        kind: str = "application/json",
     ) -> ReadT | Failure | _Try:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
@@ -215,7 +263,9 @@ class ApiClient:
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit starts anew with every byte
                 seen = None if stream is None else stream.feed
-                reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes, seen=seen)
+                reply = await self._connections.send(
+                    method, path, content, limit_bytes=limit_bytes, seen=seen, kind=kind
+                )
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
             trouble = _Try(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)
         except (library.ConnectError, library.ConnectTimeout) as exc:
@@ -233,7 +283,7 @@ class ApiClient:
             return await self._refused(reply, self._complaint(reply.body), is_trial=is_trial)
         try:
             plain = self._without_key(reply.body)
-            found = read(whole_stream(plain) if is_stream(reply.headers) else parse_reply(plain))
+            found = read(json.dumps(whole_stream(plain)).encode() if is_stream(reply.headers) else plain)
         except ReplyError as exc:
             return _Try(str(exc), may_be_charged=True)
         if method == "POST":  # some list their models to anybody
@@ -336,6 +386,23 @@ class ApiClient:
         if self._key is not None and len(self._key) > 3 and self._key.encode() in raw:
             return raw.replace(self._key.encode(), b"***")
         return raw
+
+
+def _parsed(read: Callable[[Any], ReadT]) -> Callable[[bytes], ReadT]:
+    return lambda raw: read(parse_reply(raw))
+
+
+def _in_batch(price: float | None) -> float | None:
+    return None if price is None else price * BATCH_PRICE
+
+
+def _content(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _most(content: bytes, body: dict[str, Any]) -> Usage:
+    """What a request may be charged: no prompt has more tokens than bytes."""
+    return Usage(len(content), 0, most_output(body))
 
 
 def _bounded(seconds: float) -> float:

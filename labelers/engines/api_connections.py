@@ -62,10 +62,12 @@ class Connections:
         *,
         limit_bytes: int,
         seen: Callable[[bytes], None] | None = None,
+        kind: str = "application/json",
     ) -> HttpReply:
         """One request and its whole reply.
 
         Args:
+            kind: of the content.
             limit_bytes: most that the reply's body may hold once it is unpacked; more is not read.
             seen: called with each piece of a stream of events, unpacked, as it comes.
         Raises:
@@ -74,7 +76,7 @@ class Connections:
         """
         client = self._free.pop() if self._free else self._open()
         try:
-            headers = {"content-type": "application/json"} if content is not None else {}
+            headers = {"content-type": kind} if content is not None else {}
             request = client.build_request(method, self._base + path, content=content, headers=headers)
             response = await client.send(request, stream=True)
             try:

@@ -66,6 +66,19 @@ class Costs:
             return None
         return (self.prompt_tokens * (self.price_input or 0.0) + self.output_tokens * (self.price_output or 0.0)) / 1e6
 
+    @property
+    def cost_at_most(self) -> float:
+        """Of what was charged at most; 0.0 without a price."""
+        found = self.at_most
+        return (found.prompt * (self.price_input or 0.0) + found.output * (self.price_output or 0.0)) / 1e6
+
+    def with_batches(self, other: Costs) -> dict[str, Any]:
+        """Counts by name, with what came in batches."""
+        found, cost = self.as_dict(), other.cost
+        for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+            found[name] += getattr(other, name)
+        return {**found, "cost": None if self.cost is None or cost is None else self.cost + cost}
+
     def as_dict(self) -> dict[str, Any]:
         """Counts by name, as a run records them."""
         return {

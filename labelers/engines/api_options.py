@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from manifests.errors import ConfigError
 from manifests.specs import EngineArgs, EngineSpec, PathText
@@ -38,6 +38,8 @@ class OpenAiArgs(EngineArgs):
             "max_wait_s",
             "price_per_million_input",
             "price_per_million_output",
+            "batch",
+            "batch_poll_s",
             "cache_dir",
         }
     )
@@ -77,6 +79,10 @@ class OpenAiArgs(EngineArgs):
     """Price of a million prompt tokens, in any currency; cached ones count in full."""
     price_per_million_output: float | None = Field(None, ge=0)
     """Price of a million output tokens."""
+    batch: bool = False
+    """Hand asks over as batches (`/batches`), at half of these prices, answered within a day. Wants `mode: chat`."""
+    batch_poll_s: float = Field(30.0, gt=0)
+    """Between two looks at a batch, seconds."""
     constrain: bool = True
     """`tokens` mode: hold answers to their format by a grammar where the server takes one (`structured_outputs`, as
     vLLM does).
@@ -95,6 +101,12 @@ class OpenAiArgs(EngineArgs):
     """
     cache_dir: PathText | None = None
     """Where fetched tokenizers are kept. Default: `~/.cache/relabel`."""
+
+    @model_validator(mode="after")
+    def _batches_are_chat(self) -> OpenAiArgs:
+        if self.batch and self.mode != "chat":
+            raise ValueError("batches hold chat requests: write mode: chat, or leave batch out")
+        return self
 
 
 def args_of(spec: EngineSpec) -> OpenAiArgs:

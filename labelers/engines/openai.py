@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import SecretStr
 
-from labelers.engines.api_chat import ChatMode
+from labelers.engines.api_batches import PART_REQUESTS, Batches
+from labelers.engines.api_chat import ChatMode, ChatWork
 from labelers.engines.api_client import ApiClient
 from labelers.engines.api_complaints import shown
 from labelers.engines.api_options import OpenAiArgs, args_of, key_of
@@ -25,6 +26,7 @@ from labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, serv
 from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
 from labelers.engines.loop_thread import LoopThread
 from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
+from manifests.batches import BatchRecords
 from manifests.charges import Charge
 from manifests.engine_options import price_of
 from manifests.errors import ConfigError, EngineCrashError, ModelError
@@ -89,6 +91,10 @@ class OpenAi:
         self._fault: Exception | None = None
         self._remarks: list[str] = []
         self._client = ApiClient(args, key, pause=pause)
+        self._pause = pause
+        self._batches: Batches | None = None
+        self._unsent: list[ChatWork] = []
+        self._flying: dict[int, Ask] = {}
         self._loop = LoopThread("openai engine")
         self._is_open = True
         try:
@@ -138,6 +144,9 @@ class OpenAi:
         work = self._mode.admit(request)
         if isinstance(work, Answer):
             self._answers.put(work)
+        elif self._batches is not None:
+            self._flying[request.id] = request.ask
+            self._unsent.append(work)
         else:
             self._loop.start(self._work(work))
 
@@ -146,6 +155,10 @@ class OpenAi:
             raise self._fault
         if not self._in_flight:
             return []
+        if self._unsent:
+            assert self._batches is not None
+            works, self._unsent = self._unsent, []
+            self._loop.start(self._send_batch(self._batches, works))
         ready: list[Answer] = []
         fault: Exception | None = None
         try:
@@ -161,6 +174,10 @@ class OpenAi:
         except queue.Empty:
             pass
         self._in_flight -= len(ready)
+        if self._batches is not None:
+            for answer in ready:
+                self._flying.pop(answer.request_id, None)
+                self._batches.adopted.discard(answer.request_id)
         if fault is not None:
             self._fault = fault
             if not ready:  # else the next call raises it
@@ -193,7 +210,7 @@ class OpenAi:
 
     def costs(self) -> dict[str, Any]:
         """Requests, tries, tokens by the server's count and money so far; see `Costs`."""
-        return self._client.costs.as_dict()
+        return self._client.costs.with_batches(self._client.batch_costs)
 
     def most(self, ask: Ask) -> Charge:
         """What an ask is charged for at most, if each of its requests is answered at the first try.
@@ -207,15 +224,26 @@ class OpenAi:
                 f"engine.args.extra_body takes {self._args.max_tokens_field} away: no answer has a limit then, and a "
                 "budget can't be kept. Leave it in, or remove run.max_tokens and run.max_cost."
             )
-        return self._priced(*self._mode.most_tokens(ask, limit))
+        prompt, output = self._mode.most_tokens(ask, limit)
+        return Charge(prompt + output, price_of(self._args, prompt, output) or 0.0)
 
     def charged(self) -> Charge:
-        """What was charged so far at most, without what is in flight."""
-        found = self._client.costs.at_most
-        return self._priced(found.prompt, found.output)
+        """What was charged so far at most, without what is in flight. Once it is closed, less what is in flight in
+        batches that an earlier execution paid for.
+        """
+        charge = Charge()
+        for costs in (self._client.costs, self._client.batch_costs):
+            charge = charge.plus(Charge(costs.at_most.prompt + costs.at_most.output, costs.cost_at_most))
+        if self._batches is not None and not self._is_open:
+            for request_id in self._batches.adopted:
+                charge = charge.minus(self.most(self._flying[request_id]))
+        return charge
 
-    def _priced(self, prompt: int, output: int) -> Charge:
-        return Charge(prompt + output, price_of(self._args, prompt, output) or 0.0)
+    def use_records(self, records: BatchRecords) -> None:
+        """Send asks as batches from here on, if the spec wants that; `relabel ask` gives no records, and does not."""
+        if self._args.batch:
+            self._batches = Batches(self._client, self._args, records, self._answers.put, self._pause)
+            self._capacity = PART_REQUESTS
 
     def close(self) -> None:
         if not self._is_open:
@@ -264,6 +292,13 @@ class OpenAi:
             f"The server is used as a chat API: {why or 'it takes token ids, but does not answer `logprob_token_ids`'}."
         )
         return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=folder.control_texts())
+
+    async def _send_batch(self, batches: Batches, works: list[ChatWork]) -> None:
+        """Asks from their batch to their answers. Faults reach the caller as those of `_work` do."""
+        try:
+            await batches.answer(works)
+        except Exception as exc:  # noqa: BLE001
+            self._answers.put(exc)
 
     async def _work(self, work: Any) -> None:
         """One ask from its first request to its answer. Whatever goes wrong reaches the caller through the queue."""

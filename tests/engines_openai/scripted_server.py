@@ -107,13 +107,14 @@ class _Http(ThreadingHTTPServer):
 
 class ScriptedServer:
     """Runs in threads of its own until `close`. `script` answers every POST; `models` is what GET /models lists, None
-    for no such list; `models_raw`, where it is set, is the whole reply instead.
+    for no such list; `models_raw`, where it is set, is the whole reply instead. `gets` answers every other GET.
     """
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.models: list[dict[str, Any]] | None = [{"id": MODEL}]
         self.models_raw: bytes | None = None
+        self.gets: Callable[[str], Json | Raw] | None = None
         self.calls: list[Call] = []
         self.lists = 0
         self.most_in_flight = 0
@@ -156,6 +157,9 @@ class ScriptedServer:
                     server._open.add(self.connection)
 
             def do_GET(self) -> None:
+                if server.gets is not None and not self.path.endswith("/models"):
+                    self._send(server.gets(self.path))
+                    return
                 server.lists += 1
                 if server.models_raw is not None:
                     self._send(Raw(server.models_raw))

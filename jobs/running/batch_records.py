@@ -1,0 +1,58 @@
+"""Records of the batches that an engine handed over, in the output's `batches/`, for the run that goes on after a kill
+or a stop. They go when the run is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from manifests.batches import BatchRecord
+from manifests.digests import readable_json
+from manifests.errors import ManifestError, RelabelError
+from manifests.records import checked, fault_of, plain
+from manifests.storage.concurrency import map_concurrent
+from manifests.storage.run_store_ports import RunStore
+
+FOLDER = "batches"
+
+
+class StoredBatches:
+    """The records of one output. Those whose provider's name is known never change, and are read once."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._known: dict[str, BatchRecord] = {}
+        store.sweep(FOLDER)
+
+    def load(self) -> list[BatchRecord]:
+        """All that are there.
+
+        Raises:
+            ManifestError: one is damaged.
+        """
+        names = self._store.names(FOLDER)
+        new = [name for name in names if name not in self._known]
+        found = dict(zip(new, map_concurrent(self._store, self._read, new), strict=True))
+        self._known |= {name: record for name, record in found.items() if record.batch}
+        return [self._known.get(name) or found[name] for name in names]
+
+    def keep(self, record: BatchRecord) -> None:
+        """Write one."""
+        self._store.put(f"{FOLDER}/{record.name}.json", readable_json(plain(record)))
+
+    def _read(self, name: str) -> BatchRecord:
+        try:
+            return checked(BatchRecord, json.loads(self._store.read(name)))
+        except ValueError as exc:
+            raise ManifestError(
+                f"{self._store.root}/{name}: not a batch's record ({fault_of(exc)}). Move it away; what it holds is "
+                "asked and paid for again then."
+            ) from exc
+
+
+def sweep_batches(store: RunStore) -> None:
+    """Remove them all, once a run is finished."""
+    with contextlib.suppress(OSError, RelabelError):
+        for name in store.names(FOLDER):
+            store.remove(name)
