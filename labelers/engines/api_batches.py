@@ -47,7 +47,8 @@ class Batches:
     """Has requests answered by batches.
 
     Args:
-        deliver: takes each answer, from the engine's own thread.
+        deliver: takes the answers of a batch together, so that what they lead to is one batch again; from the engine's
+            own thread.
         pause: how to wait between two looks.
     """
 
@@ -56,7 +57,7 @@ class Batches:
         client: ApiClient,
         args: OpenAiArgs,
         records: BatchRecords,
-        deliver: Callable[[Answer], None],
+        deliver: Callable[[list[Answer]], None],
         pause: Callable[[float], Any],
     ) -> None:
         self._client, self._args, self._records, self._deliver, self._pause = client, args, records, deliver, pause
@@ -92,10 +93,11 @@ class Batches:
         """Answer requests from a batch, once it has ended; those that it left go on."""
         lines = await self._fetched(record)
         left: dict[str, ChatWork] = {}
+        answers: list[Answer] = []
         for ask, work in works.items():
             answer = await self._read(lines.get(ask), work, is_own=record.name in self._own)
             if answer is not None:
-                self._deliver(answer)
+                answers.append(answer)
                 continue
             if record.name in self._own and record.name not in self._unpaid and not _is_error(lines.get(ask)):
                 self._client.charge_batch(NOT_SAID, work.body)  # it may have been answered, and nobody can tell
@@ -103,9 +105,10 @@ class Batches:
             self._passed.add((record.name, ask))
             if self._tries[ask] >= self._args.max_tries:
                 detail = f"no usable answer in {self._tries[ask]} batches"
-                self._deliver(Answer(work.request.id, "", "error", detail=detail, flags=work.flags))
+                answers.append(Answer(work.request.id, "", "error", detail=detail, flags=work.flags))
             else:
                 left[ask] = work
+        self._deliver(answers)
         if record.name in self._own:
             del self._lines[record.name]
         if left:

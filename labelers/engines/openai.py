@@ -86,7 +86,7 @@ class OpenAi:
         self._digest = served_digest(args, folder)
         self._capacity = args.concurrency * WAITING_PER_SLOT
         self._in_flight = 0
-        self._answers: queue.SimpleQueue[Answer | _Written | Exception] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Answer | list[Answer] | _Written | Exception] = queue.SimpleQueue()
         self._told: Callable[[int, str], None] = lambda *_: None
         self._fault: Exception | None = None
         self._remarks: list[str] = []
@@ -166,6 +166,8 @@ class OpenAi:
             while True:
                 if isinstance(found, Answer):
                     ready.append(found)
+                elif isinstance(found, list):
+                    ready += found
                 elif isinstance(found, _Written):
                     self._told(*found)
                 else:
