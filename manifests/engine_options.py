@@ -56,7 +56,7 @@ def gpus_of(args: EngineArgs) -> int:
 
 def is_batched(args: EngineArgs) -> bool:
     """Whether asks are handed over as batches."""
-    return isinstance(args, MayBatch) and args.batch
+    return isinstance(args, MayBatch) and args.batch is True  # other engines' `batch` is a size
 
 
 def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int) -> float | None:

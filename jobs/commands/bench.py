@@ -32,7 +32,7 @@ BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench fi
 
 
 @click.command(epilog="Example: relabel bench out/bundle --against torch --student out/ecom-bert --slo-ms 50")
-@click.argument("target", metavar="BUNDLE")
+@click.argument("bundle", metavar="BUNDLE")
 @click.option(
     "--providers",
     default="auto",
@@ -94,7 +94,7 @@ BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench fi
 @click.option("--to", metavar="DIR", help="Write the results there and leave the bundle as it is.")
 @output_option
 @sigterm_ends()
-def bench(target: str, output: str, **options: Any) -> int:
+def bench(bundle: str, output: str, **options: Any) -> int:
     """Measure a bundle's latency, throughput and memory on this machine, and record it in the bundle, which gets
     a new version. A file in BUNDLE's place names the bundle and holds options (`relabel init --kind bench`).
 
@@ -112,7 +112,7 @@ def bench(target: str, output: str, **options: Any) -> int:
     from manifests.metrics.gates import judge_gates, parse_flag
     from manifests.records import plain
 
-    spec = _asked(target, options)
+    spec = _asked(bundle, options)
     gates = [parse_flag(text) for text in spec.require]
     sides = Against(
         None if spec.student is None else _local(spec.student, "--student"),

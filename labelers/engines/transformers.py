@@ -7,7 +7,6 @@ Read on: `tokens.py` (prompts), `grammars.py` (formats), `batch.py` (what runs w
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -78,8 +77,8 @@ class TransformersArgs(EngineArgs):
     doubt.
     """
     num_threads: int | None = Field(None, ge=1)
-    """CPU threads of torch. Default: OMP_NUM_THREADS, else as many as cores are free when the engine starts, since
-    threads wait for each other at every layer: two on one free core halve the speed.
+    """CPU threads of torch. Default: OMP_NUM_THREADS where it is fewer than the cores, else as many as cores are free
+    when the engine starts: threads wait for each other at every layer, and two on one free core halve the speed.
     """
     quantization: Literal["8bit", "4bit"] | None = None
     """Weights quantized on loading by bitsandbytes; GPU only."""
@@ -294,9 +293,10 @@ def _auto_dtype(resolved: ResolvedModel, device: torch.device) -> Literal["float
 
 def _set_threads(torch: Any, wanted: int | None) -> list[str]:
     """Set torch's threads; a remark if some cores are left to others."""
-    if wanted is None and "OMP_NUM_THREADS" in os.environ:
+    usable, own = usable_cores(), torch.get_num_threads()
+    if wanted is None and own < usable:  # somebody has said how many: OMP_NUM_THREADS, or the process itself
         return []
-    usable, threads = usable_cores(), wanted or free_cores()
+    threads = wanted or free_cores()
     torch.set_num_threads(threads)
     if wanted is not None or threads >= usable:
         return []

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from labelers.engines.registry import engine_class, engine_names
+from manifests.engine_options import is_batched
 from manifests.failpoints import BATCH_FAILPOINTS
 from manifests.runs.budgets import last_entry
 from manifests.storage.local_run_store import LocalRunStore
@@ -174,3 +176,11 @@ def test_a_budget_counts_half_and_a_batch_once_over_any_number_of_runs(serve: An
 def test_batches_are_chat(write_job: Any, serve: Any, capsys: Any) -> None:
     assert relabel("run", job_of(write_job, serve(r3a), mode="auto")) == 3
     assert "batches hold chat requests: write mode: chat" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_only_what_is_asked_for_as_a_batch_is_one(name: str) -> None:
+    """Another engine's `batch` is a size."""
+    args = engine_class(name).Args
+    assert not is_batched(args.model_construct())
+    assert is_batched(args.model_construct(batch=True)) is ("batch" in args.model_fields)
