@@ -81,7 +81,7 @@ def files_of(output: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in output.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("way", ["encoder", "accumulated", "adapters"])
+@pytest.mark.parametrize("way", ["encoder", pytest.param("accumulated", marks=pytest.mark.full), "adapters"])
 def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..., Any], tmp_path: Path) -> None:
     settings = {**SHORT, "keep_checkpoints": 9}
     with killed_at("before_model"):
