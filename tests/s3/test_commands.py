@@ -57,15 +57,12 @@ def test_nothing_to_do_takes_five_requests_and_reads_no_receipt(
     job = write_job()
     assert relabel("run", job).returncode == 0
     proxy = through()
-    started = time.perf_counter()
     again = call("run", job)
-    seconds = time.perf_counter() - started
     assert again.returncode == 10, again.stderr
     assert not [seen for seen in proxy.seen if seen.method not in ("GET", "HEAD")]
     assert not [seen for seen in proxy.seen if "/receipts/shard" in seen.path]
     assert sum("prefix=" in seen.path and "receipts" in seen.path for seen in proxy.seen) == 2
     assert len(proxy.seen) <= 9, "\n".join(f"{s.method} {s.path} {s.status}" for s in proxy.seen)
-    assert seconds < 20.0  # two seconds on an idle machine
 
 
 def test_status_of_a_finished_run_takes_one_listing_and_one_manifest(
