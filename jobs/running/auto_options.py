@@ -7,7 +7,7 @@ writes down what `auto` came to on its machine before it starts its engine, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,11 +31,11 @@ class AutoOptions:
     resolved: dict[str, str]
 
 
-def with_auto_resolved(job: Job, store: RunStore, begun: Sequence[Mapping[str, Any]]) -> Job:
+def with_auto_resolved(job: Job, store: RunStore, begun: Callable[[], Sequence[Mapping[str, Any]]]) -> Job:
     """The job, with its engine's `auto` options as this output was begun, or as this machine is the first to choose.
 
     Args:
-        begun: facts of the engines that have answered, as receipts hold them.
+        begun: facts of the engines that have answered, as receipts hold them; called only where something is `auto`.
     Raises:
         ManifestError: what the first worker wrote down can't be read.
         ModelError: see `ResolvesAuto`.
@@ -44,7 +44,8 @@ def with_auto_resolved(job: Job, store: RunStore, begun: Sequence[Mapping[str, A
     chosen = kind.resolve_auto(engine) if isinstance(kind, ResolvesAuto) else {}
     if not chosen:
         return job
-    found = _of_engine(engine, chosen, begun[0]) if begun else _of_first(store, chosen)
+    earlier = begun()
+    found = _of_engine(engine, chosen, earlier[0]) if earlier else _of_first(store, chosen)
     resolved = engine.model_copy(update={"args": engine.args.model_copy(update=found)})
     return replace(job, spec=job.spec.model_copy(update={"engine": resolved}))
 

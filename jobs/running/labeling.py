@@ -137,7 +137,9 @@ def work(
 def _start(session: Session) -> tuple[Engine, list[str]]:
     """Start an engine like the one that began this output."""
     opened = session.opened
-    engine, remarks = start_engine(with_auto_resolved(opened.job, opened.store, opened.folder.snapshot().engines))
+    engine, remarks = start_engine(
+        with_auto_resolved(opened.job, opened.store, lambda: opened.folder.snapshot().engines)
+    )
     if isinstance(engine, SendsBatches) and is_batched(opened.job.spec.engine.args):
         engine.use_records(StoredBatches(opened.store))
     return engine, remarks

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import SecretStr
@@ -148,7 +149,7 @@ class OpenAi:
             self._flying[request.id] = request.ask
             self._unsent.append(work)
         else:
-            self._loop.start(self._work(work))
+            self._loop.start(self._telling_faults(partial(self._ask, work)))
 
     def poll(self) -> list[Answer]:
         if self._fault is not None:
@@ -158,7 +159,7 @@ class OpenAi:
         if self._unsent:
             assert self._batches is not None
             works, self._unsent = self._unsent, []
-            self._loop.start(self._send_batch(self._batches, works))
+            self._loop.start(self._telling_faults(partial(self._batches.answer, works)))
         ready: list[Answer] = []
         fault: Exception | None = None
         try:
@@ -295,17 +296,14 @@ class OpenAi:
         )
         return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=folder.control_texts())
 
-    async def _send_batch(self, batches: Batches, works: list[ChatWork]) -> None:
-        """Asks from their batch to their answers. Faults reach the caller as those of `_work` do."""
-        try:
-            await batches.answer(works)
-        except Exception as exc:  # noqa: BLE001
-            self._answers.put(exc)
+    async def _ask(self, work: Any) -> None:
+        """One ask from its first request to its answer."""
+        async with self._client.slots:
+            self._answers.put(await self._mode.answer(work))
 
-    async def _work(self, work: Any) -> None:
-        """One ask from its first request to its answer. Whatever goes wrong reaches the caller through the queue."""
+    async def _telling_faults(self, do: Callable[[], Awaitable[None]]) -> None:
+        """Work in the loop's thread. Whatever goes wrong reaches the caller through the queue."""
         try:
-            async with self._client.slots:
-                self._answers.put(await self._mode.answer(work))
+            await do()
         except Exception as exc:  # noqa: BLE001 — `poll` raises it: a fault in this thread must not leave the run waiting for ever
             self._answers.put(exc)
