@@ -13,7 +13,7 @@ from manifests.inputs.dataset import Dataset
 from manifests.inputs.input_faults import reading
 from manifests.labels import Pair
 from manifests.runs.plans import ShardPlan
-from manifests.runs.query_scan import id_batches
+from manifests.runs.query_ids import id_batches
 from manifests.runs.rows import read_chunks
 
 
