@@ -99,12 +99,20 @@ class Encoder:
         Raises:
             TypeError: a row is not a pair of strings; names the row.
         """
+        return [(ids, beside) for ids, beside, _ in self.encode_marked(pairs)]
+
+    def encode_marked(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
+        """The same, and whether each pair was too long and lost an end."""
         texts = [_pair(row, pair) for row, pair in enumerate(pairs)]
         if not texts:
             return []
         if self.contract["kind"] == "encoder":
-            return [(found.ids, found.type_ids) for found in self._tokenizer.encode_batch(self._openings(texts))]
+            found = self._tokenizer.encode_batch(self._openings(texts))
+            return [(one.ids, one.type_ids, self._is_cut(one)) for one in found]
         return self._queries(texts) if self.contract["kind"] == "logistic" else self._prompts(texts)
+
+    def _is_cut(self, found: Any) -> bool:
+        return len(found.ids) >= self.max_tokens and bool(found.overflowing)
 
     def _openings(self, texts: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Pairs whose long documents are cut behind the last token that can be kept. The longer text of a pair is cut
@@ -151,23 +159,24 @@ class Encoder:
             batch["token_type_ids"] = _padded(beside, width, contract["pad_type_id"], is_left=is_left)
         return {name: batch[name] for name in contract["names"]}
 
-    def _queries(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    def _queries(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
         before = self.contract.get("prompt", [""])[0]
         cut = self._opening.cut if self.contract["truncation_side"] == "right" else lambda text, _: _clean(text)
         found = self._tokenizer.encode_batch([cut(before + query, self.max_tokens) for query, _ in texts])
-        return [(one.ids, query_counts(query)) for one, (query, _) in zip(found, texts, strict=True)]
+        return [(one.ids, query_counts(query), self._is_cut(one)) for one, (query, _) in zip(found, texts, strict=True)]
 
-    def _prompts(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    def _prompts(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
         before, between, after = self.contract["prompt_ids"]
         room = self.max_tokens - len(before) - len(between) - len(after)
         queries, documents = ([self._opening.cut(pair[part], room) for pair in texts] for part in (0, 1))
-        rows: list[tuple[list[int], list[int]]] = []
+        rows: list[tuple[list[int], list[int], bool]] = []
         encode = self._tokenizer.encode_batch
         for query, document in zip(
             encode(queries, add_special_tokens=False), encode(documents, add_special_tokens=False), strict=True
         ):
             kept = query.ids[:room]
-            rows.append((before + kept + between + document.ids[: room - len(kept)] + after, []))
+            is_cut = len(query.ids) + len(document.ids) > room
+            rows.append((before + kept + between + document.ids[: room - len(kept)] + after, [], is_cut))
         return rows
 
 

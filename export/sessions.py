@@ -13,17 +13,19 @@ from manifests.errors import MissingExtraError
 from manifests.extras import require
 
 
-def provider_here(wish: str) -> str:
+def provider_here(wish: str, *, option: str = "--provider", purpose: str = "An export") -> str:
     """The provider that a wish means on this machine: `cpu` or `cuda` for `auto`.
 
+    Args:
+        option, purpose: for messages: where the wish comes from, and what onnxruntime is needed for.
     Raises:
         MissingExtraError: onnxruntime, or the provider in it, is absent.
     """
-    require("onnxruntime", extra="cpu", purpose="An export")
+    require("onnxruntime", extra="cpu", purpose=purpose)
     try:
         return choose_provider(wish)
     except BundleError as exc:
-        raise MissingExtraError(f"--provider {wish}: {exc}") from exc
+        raise MissingExtraError(f"{option} {wish}: {exc}") from exc
 
 
 class ModelSession:

@@ -12,6 +12,7 @@ from distill.students.student_section import KindName
 from export.bundles import MANIFEST_NAME, Bundle
 from export.token_lengths import TokenLengths
 from manifests.errors import ManifestError
+from manifests.phi import PhiTable
 from manifests.records import LEFT_OUT, checked, fault_of
 
 
@@ -159,12 +160,14 @@ class StudentFacts:
         name: of the bundle.
         grades: K of its relevance head.
         heads: grades by head; `temperature` what calibrated each, where something did.
+        phi: the rule map, where there are heads beside relevance.
     """
 
     name: str
     grades: int
     heads: dict[str, int]
     temperature: dict[str, float] | None = None
+    phi: PhiTable | None = None
     inputs: StudentInputs
     models: list[EngineFile | ModelFile]
     lineage: BundleLineage

@@ -9,12 +9,12 @@ from distill.teachers.methods import METHODS
 from distill.teachers.spec_files import spec_class
 from export.bench.specs import BenchSpec
 from export.specs import ExportSpec
-from jobs.score.student_labeler import StudentArgs
+from jobs.score.student_labeler import BundleArgs, StudentArgs
 from labelers.engines.registry import engine_class, engine_names
 from labelers.registry import labeler_class, labeler_names
 from manifests.specs import JobSpec, Spec
 
-ROOTS = (JobSpec, DistillSpec, *(spec_class(name) for name in METHODS), ExportSpec, BenchSpec, StudentArgs)
+ROOTS = (JobSpec, DistillSpec, *(spec_class(name) for name in METHODS), ExportSpec, BenchSpec, StudentArgs, BundleArgs)
 
 
 def spec_models() -> list[type[Spec]]:

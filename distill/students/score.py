@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,10 +18,30 @@ from distill.students.logits import BATCH_TOKENS, length_batches, softmax
 from distill.students.students import StudentModel
 from distill.students.token_rows import TokenRow, pad_multiple_for
 from manifests.errors import ModelError
+from manifests.phi import PhiTable
 
 logger = logging.getLogger(__name__)
 
 # B rows, K grades
+
+
+class PairScorer(Protocol):
+    """What a score run asks: a student, or an exported one."""
+
+    @property
+    def phi(self) -> PhiTable:
+        """The rule map of a student with subject and attribute heads."""
+        ...
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
+        """Token rows of (query, document) pairs, cut as in training."""
+        ...
+
+    def score(
+        self, rows: Sequence[TokenRow], on_progress: Callable[[int], bool] = lambda _: True
+    ) -> dict[str, np.ndarray] | None:
+        """Calibrated distributions, see `Scorer.score`."""
+        ...
 
 
 class Scorer:
@@ -36,6 +56,11 @@ class Scorer:
         self.student = student
         self.batch_tokens = batch_tokens
         self._pad_multiple = pad_multiple_for(student.device)
+
+    @property
+    def phi(self) -> PhiTable:
+        """Of the student's record."""
+        return self.student.record.phi
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
         """Token rows of (query, document) pairs, cut as in training."""

@@ -1,4 +1,4 @@
-"""`score`: a student's labels for any pairs."""
+"""`score`: labels of a student, or of a bundle, for any pairs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class ScoreOptions:
     chunk_rows: int
     batch_tokens: int
     device: str
-    dtype: str
+    dtype: str | None
+    precision: str | None
     shard: str | None
     until: str | None
     duration: str | None
@@ -64,7 +65,7 @@ class ScoreOptions:
 
 
 @click.command(epilog="Example: relabel score out/ecom-bert --input pairs.parquet --to out/scores --shard 3/64")
-@click.argument("student", metavar="STUDENT")
+@click.argument("student", metavar="STUDENT|BUNDLE")
 @click.option(
     "--input",
     "input",
@@ -100,14 +101,21 @@ class ScoreOptions:
     help="Tokens of a batch, padding included.",
 )
 @click.option(
-    "--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1."
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="What torch calls it: cpu, cuda, cuda:1; of a bundle cpu or cuda.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="In what the student computes.",
+    help="In what a student computes.  [default: float32]",
+)
+@click.option(
+    "--precision",
+    metavar="NAME",
+    help="Of a bundle: fp32, int8, …  [default: the fastest that passed its gate]",
 )
 @click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)
 @click.option("--until", metavar="TIME", help=UNTIL_HELP)
@@ -121,9 +129,10 @@ class ScoreOptions:
 def score(**options: Any) -> int:
     """Label pairs with a trained student.
 
-    STUDENT is the output of `relabel distill`, or the URL of a copy. The scores lie in DIR like a run's labels: chunks
-    with receipts, a manifest at the end, and the same exit codes; status, verify and evaluate read them. The same
-    command again continues where the last one stopped.
+    STUDENT is the output of `relabel distill`, BUNDLE that of `relabel export`, or the URL of a copy; a bundle labels
+    faster, in the precision that --precision names. The scores lie in DIR like a run's labels: chunks with receipts, a
+    manifest at the end, and the same exit codes; status, verify and evaluate read them. The same command again
+    continues where the last one stopped.
     """
     work = ScoreOptions(**options)
     deadline = choose_deadline(work.until, work.duration)
@@ -167,9 +176,12 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
         batch_tokens=work.batch_tokens,
         device=work.device,
         dtype=work.dtype,
+        precision=work.precision,
     )
     choose_shards(work.shard, work.shards)  # a wrong --shard is reported before anything is planned or written
-    opened = open_estimated(score_job(request, storage), may_write=not work.dry_run)
+    opened = open_estimated(
+        score_job(request, storage, lambda line: log_format.say(line, event="precision")), may_write=not work.dry_run
+    )
     shards = choose_shards(work.shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=False, stop=Stop(deadline), progress=Progress())
 
@@ -182,7 +194,8 @@ def _execute(session: Session) -> RunReport:
     with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):
 
         def announce(facts: EngineFacts) -> None:
-            display.say(f"student {facts.model} on torch {facts.version} ({facts.device}, {facts.dtype})")
+            runtime = "onnxruntime" if "bundle" in facts.details else "torch"
+            display.say(f"student {facts.model} on {runtime} {facts.version} ({facts.device}, {facts.dtype})")
 
         return score_session(session, on_progress=display.update, on_engine=announce)
 

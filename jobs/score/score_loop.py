@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from distill.students.score import Scorer
-from distill.students.students import StudentModel
+from distill.students.score import PairScorer, Scorer
 from distill.students.token_rows import TokenRow
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
@@ -24,9 +23,10 @@ from jobs.running.conclusions import RunReport, conclude
 from jobs.running.counts import Progress
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop, start_unless_stopped
+from jobs.score.bundle_scorer import start_bundle
 from jobs.score.student_identity import identify, start_student
 from jobs.score.student_jobs import score_rows
-from jobs.score.student_labeler import STAGE, StudentArgs
+from jobs.score.student_labeler import STAGE, BundleArgs, StudentArgs
 from manifests.asks import EngineFacts
 
 CHUNKS_AHEAD = 2
@@ -51,7 +51,7 @@ class ScoreLoop:
 
     def __init__(
         self,
-        scorer: Scorer,
+        scorer: PairScorer,
         commit: Callable[[ChunkWork], bool],
         *,
         progress: Progress,
@@ -146,8 +146,7 @@ class ScoreLoop:
         probs = self.scorer.score(tokens, self._goes_on)
         if probs is None:
             return False
-        phi = self.scorer.student.record.phi
-        rows = score_rows(work.pairs, work.keys, probs, tokens, phi)
+        rows = score_rows(work.pairs, work.keys, probs, tokens, self.scorer.phi)
         work.rows = list(rows)
         work.left = 0
         num_tokens = sum(len(row.ids) for row in tokens)
@@ -190,18 +189,17 @@ def score(
         on_progress: called often while rows are scored.
         on_engine: called once, when the student is loaded.
     Raises:
-        ManifestError: the student's files are not those of its manifest.
+        ManifestError: the files of student or bundle are not those of its manifest.
         ModelError, MissingExtraError: it can't be loaded, or not on this device.
     """
     started_s = time.perf_counter()
     start_s = 0.0
     try:
-        if session.reach() and (begun := start_unless_stopped(session.stop, lambda: _student(session))) is not None:
-            student, session.facts = begun
+        if session.reach() and (begun := start_unless_stopped(session.stop, lambda: _start(session))) is not None:
+            scorer, session.facts = begun
             start_s = time.perf_counter() - started_s
             on_engine(session.facts)
             session.progress.started_s = time.perf_counter()
-            scorer = Scorer(student, batch_tokens=_args(session).batch_tokens)
             ScoreLoop(
                 scorer, session.commit, progress=session.progress, stop=session.stop, on_progress=on_progress
             ).run(session.chunks())
@@ -213,11 +211,12 @@ def score(
     return report
 
 
-def _args(session: Session) -> StudentArgs:
-    args = session.opened.job.spec.engine.args
+def _start(session: Session) -> tuple[PairScorer, EngineFacts]:
+    """What the job's args are of: a student, or a bundle."""
+    engine = session.opened.job.spec.engine
+    args, path = engine.args, str(engine.model)
+    if isinstance(args, BundleArgs):
+        return start_bundle(path, args)
     assert isinstance(args, StudentArgs)
-    return args
-
-
-def _student(session: Session) -> tuple[StudentModel, EngineFacts]:
-    return start_student(identify(str(session.opened.job.spec.engine.model)), _args(session))
+    student, facts = start_student(identify(path), args)
+    return Scorer(student, batch_tokens=args.batch_tokens), facts

@@ -7,7 +7,7 @@ asked whole chunks at a time, sorted by length, and generates nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,10 +18,12 @@ from distill.students.heads import NODE_HEADS
 from distill.students.token_rows import TokenRow
 from jobs.planning.jobs import Job
 from jobs.planning.spec_places import Places, resolved
-from jobs.score.student_identity import STUDENT, identify
-from jobs.score.student_labeler import Dtype, StudentArgs, StudentLabeler, StudentOptions
+from jobs.score import bundle_scorer, student_identity
+from jobs.score.student_identity import STUDENT, Identity
+from jobs.score.student_labeler import BundleArgs, Dtype, StudentArgs, StudentLabeler, StudentOptions
 from labelers.engines.registry import EngineClass
 from labelers.registry import declared_columns
+from manifests.errors import UsageError
 from manifests.inputs.dataset import Dataset
 from manifests.labels import Pair
 from manifests.phi import PhiTable
@@ -53,7 +55,7 @@ class ScoreJob(Job):
                 "name": STUDENT,
                 "args": {key: value for key, value in args.items() if key not in engine.args.speed_only},
             },
-            model_digest=identify(str(engine.model)).digest,
+            model_digest=_identify(str(engine.model)).digest,
             cut={"shards": self.spec.shards, "chunk_rows": self.spec.run.chunk_rows},
         )
         return {**found, "kind": STUDENT}
@@ -61,7 +63,13 @@ class ScoreJob(Job):
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What `relabel score` was given; None is the student's own."""
+    """What `relabel score` was given; None is the student's own.
+
+    Args:
+        student: folder of a student or a bundle.
+        dtype: of a student alone; float32 by default.
+        precision: of a bundle alone; the fastest that passed its gate by default.
+    """
 
     student: str
     input: tuple[str, ...]
@@ -73,17 +81,26 @@ class ScoreRequest:
     chunk_rows: int
     batch_tokens: int
     device: str
-    dtype: str
+    dtype: str | None = None
+    precision: str | None = None
 
 
-def score_job(request: ScoreRequest, storage: Storage) -> ScoreJob:
+def _identify(path: str) -> Identity:
+    return bundle_scorer.identify_bundle(path) if bundle_scorer.is_bundle(path) else student_identity.identify(path)
+
+
+def score_job(request: ScoreRequest, storage: Storage, say: Callable[[str], None] = lambda _: None) -> ScoreJob:
     """The job behind a request: the student's columns unless others are named.
 
+    Args:
+        say: called with what was chosen for the user, in a line.
     Raises:
-        ManifestError: no student there.
+        ManifestError: no student or bundle there.
         ConfigError: a value is off.
+        UsageError: an option that goes with the other of student and bundle; see `bundle_scorer.choose`.
+        MissingExtraError: a bundle's provider is not to be had here.
     """
-    identity = identify(request.student)
+    identity = _identify(request.student)
     record = identity.record
     own = {role: column for role, column in record.columns.items() if role not in ("gold", "context")}
     options = StudentOptions(name=STUDENT, grades=record.grades)
@@ -95,9 +112,7 @@ def score_job(request: ScoreRequest, storage: Storage) -> ScoreJob:
             name=STUDENT,
             model=request.student,
             max_prompt_tokens=max(64, record.max_tokens),
-            args=StudentArgs(
-                batch_tokens=request.batch_tokens, device=request.device, dtype=cast("Dtype", request.dtype)
-            ),
+            args=_args(request, say),
         ),
         "output": request.output,
         "shards": request.shards,
@@ -108,6 +123,26 @@ def score_job(request: ScoreRequest, storage: Storage) -> ScoreJob:
     labeler = StudentLabeler(options, record.heads)
     # `start_student` stands for the class
     return ScoreJob(spec, labeler, cast("EngineClass", None), f"relabel score {request.student}", storage)
+
+
+def _args(request: ScoreRequest, say: Callable[[str], None]) -> StudentArgs | BundleArgs:
+    if bundle_scorer.is_bundle(request.student):
+        if request.dtype is not None:
+            raise UsageError(
+                f"--dtype {request.dtype}: {request.student} is a bundle, which computes in what it was exported in. "
+                "Name one of its precisions with --precision."
+            )
+        provider, choice = bundle_scorer.choose(request.student, request.device, request.precision)
+        if request.precision is None:
+            say(f"precision {choice.precision} on {provider}: {choice.reason}")
+        return BundleArgs(batch_tokens=request.batch_tokens, device=provider, precision=choice.precision)
+    if request.precision is not None:
+        raise UsageError(
+            f"--precision {request.precision}: {request.student} is a student, which computes in --dtype. Export it "
+            "to a bundle to label in int8."
+        )
+    dtype = cast("Dtype", request.dtype or "float32")
+    return StudentArgs(batch_tokens=request.batch_tokens, device=request.device, dtype=dtype)
 
 
 def score_rows(

@@ -32,6 +32,21 @@ class StudentArgs(EngineArgs):
     """In what the student computes."""
 
 
+class BundleArgs(EngineArgs):
+    """Options of scoring with a bundle. An int8 answer depends on its batch, so the size of batches is no matter of
+    speed alone.
+    """
+
+    speed_only: ClassVar[frozenset[str]] = frozenset({"device"})
+
+    batch_tokens: int = BATCH_TOKENS
+    """Tokens of a batch, padding included."""
+    device: str = "cpu"
+    """The provider: `cpu` or `cuda`."""
+    precision: str = "fp32"
+    """Of the bundle's ONNX models."""
+
+
 def _declared(heads: Collection[str]) -> tuple[LabelColumn, ...]:
     """What a student with these heads says beside the grade."""
     found = []

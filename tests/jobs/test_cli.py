@@ -351,6 +351,7 @@ CALLS = [
     ("score student --input pairs.parquet --to out/scores --dry-run", _taught, 0),
     ("score student --input pairs.parquet --to out/scores", _scored, 10),
     ("score student --input pairs.parquet --to out/scores --columns document", _taught, 2),
+    ("score student --input pairs.parquet --to out/scores --precision int8", _taught, 2),
     ("score student --input absent --to out/scores", _taught, 3),
     ("score student --input pairs.parquet --to out/scores", _nothing, 3),
     ("score student --input pairs.parquet", _nothing, 2),

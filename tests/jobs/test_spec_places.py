@@ -49,6 +49,7 @@ NOT_PLACES = {
     "BenchFile": {"require"},
     "OtherGraph": {"name"},
     "StudentArgs": {"device"},
+    "BundleArgs": {"device", "precision"},
     "PointwiseOptions": {"instruction"},
     "TransformersArgs": {"device"},
     "VllmArgs": {"quantization", "extra"},

@@ -1,0 +1,204 @@
+"""`relabel score BUNDLE`: the student's labels within parity, in the fastest precision that passed its gate, and none
+from a bundle that is not what its manifest says.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from distill.students.students import student_digest
+from export.bench.fastest import choose_precision
+from export.bundles import open_bundle, seal_bundle
+from export.exporting import export_bundle
+from export.loader import Student
+from export.parity_records import read_parity
+from export.reference_pairs import PairsFile
+from export.specs import ExportSpec
+from manifests.digests import readable_json
+from manifests.errors import UsageError
+from manifests.records import plain
+from manifests.storage.context import Storage
+from tests.bench.made_up import bench_facts, latency_row, model_facts
+from tests.score.test_kill import command, run, write_scattered_pairs
+from tests.score.test_kill import committed as files_of
+
+Rows = list[dict[str, Any]]
+Score = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny student in fp32 and int8; its int8 passes whatever it loses."""
+    folder = tmp_path_factory.mktemp("exported")
+    spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100, "min_pairs": 40})  # type: ignore[arg-type]
+    source = PairsFile(str(write_scattered_pairs(folder)))
+    export_bundle(tiny, folder / "tiny", spec, Storage(), pairs=source, provider="cpu")
+    return folder / "tiny"
+
+
+def texts_of(pairs: Rows) -> list[tuple[str, str]]:
+    return [(row["query"], f"{row['title']}\n\n{row['body']}") for row in pairs]
+
+
+def test_labels_are_the_students_within_parity(
+    score: Score, write_pairs: Callable[..., Path], committed: Callable[..., Any], pairs: Rows, tiny: Path, bundle: Path
+) -> None:
+    """With flags of pairs that were cut, and all columns of heads beside relevance."""
+    for row in pairs[::3]:
+        row["body"] = "running " * 40
+    write_pairs()
+    assert score().code == 0
+    assert score("--precision", "fp32", student=bundle, to="out/exported").code == 0
+    ours, theirs = committed("labels", "out/exported"), committed("labels", "out/scores")
+    assert list(ours) == list(theirs) == list(range(24))
+    bound = ExportSpec().parity.fp32_max_abs
+    for row, label in ours.items():
+        other = theirs[row]
+        for name in ("probs", "subject_probs", "attribute_probs"):
+            assert label.pop(name) == pytest.approx(other.pop(name), abs=bound)
+        assert label.pop("expected_grade") == pytest.approx(other.pop("expected_grade"), abs=3 * bound)
+        assert label.pop("key") != other.pop("key")  # nobody takes the one for the other's answer
+        assert label == other
+    assert {tuple(label["flags"]) for label in ours.values()} == {(), ("document_truncated",)}
+
+
+def test_the_fastest_precision_that_passed_labels_in_batches_that_follow_from_the_chunk(
+    score: Score,
+    write_pairs: Callable[..., Path],
+    committed: Callable[..., Any],
+    pairs: Rows,
+    folder: Path,
+    bundle: Path,
+) -> None:
+    write_pairs()
+    done = score(student=bundle)
+    assert (done.code, "precision int8 on cpu: no bench of this bundle on cpu" in done.err) == (0, True), done.err
+    labels = committed("labels", "out/scores")
+    student = Student(bundle, provider="cpu", precision="int8")
+    plan = json.loads((folder / "out/scores/manifest.json").read_bytes())
+    chunks = [sorted(rows) for rows in _chunks(folder / "out/scores", plan)]
+    assert sum(map(len, chunks)) == 24
+    for rows in chunks:
+        found = student.probabilities(texts_of([pairs[row] for row in rows]))["relevance"]
+        for row, probs in zip(rows, found, strict=True):
+            assert labels[row]["probs"] == probs.tolist()
+    (engine,) = plan["engines"]
+    assert (engine["family"], engine["dtype"], engine["device"]) == ("student", "int8", "cpu")
+
+
+def _chunks(output: Path, manifest: dict[str, Any]) -> list[list[int]]:
+    return [pq.read_table(output / file["path"])["row_id"].to_pylist() for file in manifest["labels"]]
+
+
+def measured(precision: str, **cells: float) -> Any:
+    """A model with pairs/s by the pairs of a call."""
+    rows = [
+        latency_row(precision=precision, cell=f"{rows}x20", rows=int(rows), pairs_per_s=rate)
+        for rows, rate in ((name.removeprefix("of_"), rate) for name, rate in cells.items())
+    ]
+    return model_facts(precision=precision, closed=rows)
+
+
+def test_a_bench_decides_and_seals_no_new_labels(
+    score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any], folder: Path, bundle: Path
+) -> None:
+    """By the largest call that was measured of all. What is written into the bundle changes its version and none of its
+    answers: a run goes on.
+    """
+    shutil.copytree(bundle, folder / "benched")
+    write_pairs()
+    assert score("--shard", "0/2", "--precision", "int8", student="benched").code == 0
+    models = [measured("fp32", of_1=50, of_32=90, of_64=10), measured("int8", of_1=80, of_32=70)]
+    (folder / "benched/latency.json").write_bytes(readable_json(plain(bench_facts(models=models))))
+    seal_bundle(folder / "benched", {**open_bundle(bundle).own_facts, "latency": {}})
+    done = score("--dry-run", student="benched", to="out/other")
+    assert "precision fp32 on cpu: the fastest of fp32, int8 at 32x20 in the bundle's bench" in done.err
+    assert score("--shard", "1/2", "--precision", "int8", student="benched").code == 0
+    assert relabel("verify", "out/scores").code == 0
+
+
+def test_only_precisions_that_passed_can_be_chosen(bundle: Path) -> None:
+    parity = read_parity(open_bundle(bundle).facts["parity"], "tiny")
+    refused = replace(parity, models=[replace(one, has_passed=one.precision == "fp32") for one in parity.models])
+    assert choose_precision(refused, None, "cpu", None).precision == "fp32"
+    assert choose_precision(parity, None, "cuda", None).precision == "fp32"
+    with pytest.raises(UsageError, match="--precision int8: those of this bundle that passed their gate are fp32"):
+        choose_precision(refused, None, "cpu", "int8")
+    assert choose_precision(parity, None, "cpu", "fp32").reason == "named"
+    doubtful = replace(parity, models=[replace(one, could_lose=3.21) for one in parity.models])
+    assert "its gate is undecided: it could lose 3.2 points" in choose_precision(doubtful, None, "cpu", None).reason
+
+
+def test_options_of_the_other_kind_are_refused(score: Score, write_pairs: Callable[..., Path], bundle: Path) -> None:
+    write_pairs()
+    score("--precision", "fp16", student=bundle).refused(2, "--precision fp16", "fp32, int8")
+    score("--dtype", "float32", student=bundle).refused(2, "--dtype float32", "is a bundle", "--precision")
+    score("--precision", "int8").refused(2, "--precision int8", "is a student", "Export it")
+    score("--device", "cuda:1", student=bundle).refused(2, "--device cuda:1", "auto, cpu or cuda")
+
+
+def test_another_precision_or_size_of_batches_is_another_job(
+    score: Score, write_pairs: Callable[..., Path], bundle: Path
+) -> None:
+    """An int8 answer depends on its batch; a student's on nothing but the pair."""
+    write_pairs()
+    assert score("--shard", "0/2", student=bundle).code == 0
+    score("--precision", "fp32", student=bundle).refused(3, "belongs to another job", "engine.args.precision")
+    score("--batch-tokens", "64", student=bundle).refused(3, "belongs to another job", "engine.args.batch_tokens")
+
+
+@pytest.mark.parametrize("name", ["model.int8.onnx", "tokenizer.json"])
+def test_a_bundle_whose_bytes_are_not_the_sealed_ones_labels_nothing(
+    score: Score, write_pairs: Callable[..., Path], tmp_path: Path, folder: Path, bundle: Path, name: str
+) -> None:
+    shutil.copytree(bundle, tmp_path / "bent")
+    data = bytearray((tmp_path / "bent" / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "bent" / name).write_bytes(bytes(data))
+    write_pairs()
+    score(student="bent").refused(3, "bent: is not the bundle that its manifest names", name, "Pull the bundle again")
+    assert not list((folder / "out/scores").glob("labels/**/*.parquet"))
+
+
+def test_a_bundle_with_a_file_missing_or_too_many_or_no_manifest_is_named(
+    score: Score, write_pairs: Callable[..., Path], tmp_path: Path, bundle: Path
+) -> None:
+    write_pairs()
+    shutil.copytree(bundle, tmp_path / "half")
+    (tmp_path / "half/notes.txt").write_text("remember the milk")
+    score(student="half").refused(3, "notes.txt is not in the manifest")
+    (tmp_path / "half/notes.txt").rename(tmp_path / "half/manifest.json")
+    score(student="half").refused(3, "half/manifest.json")
+    (tmp_path / "half/manifest.json").unlink()
+    score(student="half").refused(3, "no manifest.json there, so no bundle")
+
+
+def test_a_killed_run_of_a_bundle_ends_with_the_bytes_of_one_left_alone(bundle: Path, tmp_path: Path) -> None:
+    pairs = write_scattered_pairs(tmp_path)
+    assert run(command(bundle, pairs, tmp_path / "whole")).returncode == 0
+    line = command(bundle, pairs, tmp_path / "out")
+    killed = run(line, "after_receipt:5")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert run(line).returncode == 0
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert run(line).returncode == 10
+
+
+def test_labels_of_a_bundle_name_the_student_that_it_was_made_of(
+    score: Score, write_pairs: Callable[..., Path], folder: Path, tiny: Path, bundle: Path
+) -> None:
+    write_pairs()
+    assert score(student=bundle).code == 0
+    manifest = json.loads((folder / "out/scores/manifest.json").read_bytes())
+    details = manifest["engines"][0]["details"]
+    assert details["student"] == student_digest(tiny)
+    assert details["bundle"] == open_bundle(bundle).version
