@@ -11,8 +11,8 @@ GPU_VENV ?= .venv-train-gpu
 GPU_STAMP := $(GPU_VENV)/.installed
 
 # Tests share the cores by processes, not by threads: three for two cores, since a third of their time is waiting. A worker holds
-# torch, up to 2 GB, hence no more than 8 by default.
-TEST_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); n=$$((n + n / 2)); [ $$n -le 8 ] && echo $$n || echo 8)
+# torch, up to 2 GB, hence no more than 8 by default. nproc says OMP_NUM_THREADS where that is set, which is not meant here.
+TEST_WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); n=$$((n + n / 2)); [ $$n -le 8 ] && echo $$n || echo 8)
 ONE_THREAD := OMP_NUM_THREADS=1
 # Tests start some thousand processes, none of which should compile what the one before did.
 export PYTHONDONTWRITEBYTECODE :=
