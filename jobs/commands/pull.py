@@ -47,6 +47,11 @@ FAULTS_SHOWN = 3
     is_flag=True,
     help="Read every byte of what serves, also of files that were not written to since they were proven.",
 )
+@click.option(
+    "--script",
+    metavar="FILE",
+    help="Write pull.py there, which does the same with Python's standard library alone; takes no argument.",
+)
 @output_option
 def pull(
     arguments: tuple[str, ...],
@@ -57,6 +62,7 @@ def pull(
     to: str | None,
     unhold: bool,
     check: bool,
+    script: str | None,
     output: str,
 ) -> int:
     """Let DEST/current be the version that a channel points to (stable by default).
@@ -67,6 +73,10 @@ def pull(
     fetched again. After --rollback, pulls leave DEST alone until the channel moves on. It never goes to a version that
     a channel left by a rollback, unless --to names it.
     """
+    if script is not None:
+        if arguments:
+            raise click.UsageError("--script stands alone: relabel pull --script pull.py")
+        return _write_script(local_folder(script, "--script"), output)
     if rollback:
         if len(arguments) != 1 or keys or watch is not None or unhold or check:
             raise click.UsageError("--rollback takes one argument, DEST, and no other option but --to and --output.")
@@ -99,6 +109,18 @@ def pull(
     code = Exit.DONE if pulled.has_switched else Exit.NOTHING_TO_DO
     emit({**_plain_pull(pulled, destination), "exit_code": int(code)}, _pull_text(pulled, destination), output)
     return code
+
+
+def _write_script(path: Path, output: str) -> int:
+    from export import puller
+    from manifests.digests import sha256_file
+    from manifests.storage.local_run_store import LocalRunStore
+
+    LocalRunStore(path.parent).put(path.name, Path(puller.__file__).read_bytes())
+    sha256 = sha256_file(path)
+    text = f"{path}: written, sha256 {sha256}. Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST"
+    emit({"path": str(path), "sha256": sha256, "exit_code": 0}, text, output)
+    return Exit.DONE
 
 
 def _watch(pull_once: Callable[[], Any], destination: Any, every_s: float, display: Any) -> Any:

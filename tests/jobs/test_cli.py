@@ -406,6 +406,8 @@ CALLS = [
     ("pull store/ecom@3.0 dest", _published, 3),
     ("pull store/ecom", _nothing, 2),
     ("pull --rollback dest", _nothing, 3),
+    ("pull --script pull.py", _nothing, 0),
+    ("pull --script pull.py dest", _nothing, 2),
     ("channel set store/ecom stable 1.0", _published, 0),
     ("channel set store/ecom stable 2.0", _published, 10),
     ("channel set store/ecom stable 3.0", _published, 3),

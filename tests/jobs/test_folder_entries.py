@@ -94,7 +94,7 @@ NO_PATHS |= {
 NO_TABLES = {
     "what is written": "init path, templates export folder, demo folder, run metrics, retry metrics, compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
-    "pairs chunk to, pairs tree to, pairs similar to, convert target",
+    "pairs chunk to, pairs tree to, pairs similar to, convert target, pull script",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),

@@ -1,0 +1,795 @@
+#!/usr/bin/env python3
+"""Lets DEST/current be a published bundle, with Python's standard library alone: `relabel pull` in one file to read.
+
+    python3 pull.py URL/NAME[@CHANNEL|@VERSION] DEST [--key FILE] [--keep 3] [--unhold]
+    python3 pull.py --rollback DEST [--to VERSION]
+
+URL is https://…, s3://bucket/prefix, file:///path or a path. Digests of all bytes are checked before anything serves,
+signatures by `cryptography` where --key or RELABEL_TRUST_KEY names a key; without that package such a pull ends with 4.
+The folder is the one that `relabel pull` makes, so either goes on with what the other left. Exit codes: 0 switched or
+repaired, 10 nothing new, 2 usage, 3 damaged or hostile, 4 no cryptography, 5 unsigned or downgraded, 20 run again, 75
+another pull is at work. From top to bottom: store, records, what lies in DEST, the pull itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import errno
+import fcntl
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import random
+import re
+import secrets
+import shutil
+import socket
+import ssl
+import stat
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DONE, USAGE, BAD, MISSING, GATE, NOTHING, AGAIN, LOCKED, STOPPED = 0, 2, 3, 4, 5, 10, 20, 75, 130
+TRIES, RETRY_S, TIMEOUT_S = 12, 120.0, 60.0
+BLOCK_BYTES, RECORD_BYTES, SPARE_BYTES = 1 << 20, 64 << 20, 16 << 20
+MANIFEST, EMPTY_SHA256 = "manifest.json", hashlib.sha256(b"").hexdigest()
+
+# Texts in records, by their patterns.
+NAME, SHA256, TEXT = "(?!objects$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "[0-9a-f]{64}", "[ -~]{0,100}"
+STEP, DEVICE = r"(?!\.$)[\w.+=@~-]([\w.+=@~ ()-]{0,198}[\w+=@~()-])?", r"(con|prn|aux|nul|(com|lpt)\d)(\..*)?"
+FILE: dict[str, Any] = {"path": ".*", "size_bytes": int, "sha256": SHA256}
+MOVE: dict[str, Any] = {"sequence": int, "version": NAME, "version_sha256": SHA256, "reason": "publish|set|rollback"}
+MOVE |= {"restores": (int, None), "moved": TEXT, "write": TEXT}
+BODIES: dict[str, dict[str, Any]] = {
+    "version": {"kind": "version", "name": NAME, "version": NAME, "files": [FILE]},
+    "channel": {"kind": "channel", "name": NAME, "channel": NAME, "moves": [MOVE]},
+}
+SEEN = {"sequence": int, "version_sha256": SHA256}
+SERVED: dict[str, Any] = {"folder": "[^/]+", "version": NAME, "version_sha256": f"({SHA256})?"}
+SERVED |= {"manifest_sha256": SHA256, "channel": (NAME, None), "sequence": (int, None)}
+SIGNATURE = {"algorithm": TEXT, "key_id": "[0-9a-f]{16}", "signature": TEXT}
+
+
+class Refused(Exception):  # noqa: N818
+    """Ends the pull with an exit code and a reason; what serves goes on serving."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code, self.text = code, text
+
+
+def need(is_so: bool, text: str, code: int = BAD) -> None:
+    """Go on only where something is so."""
+    if not is_so:
+        raise Refused(code, text)
+
+
+# The store: a folder, or a server that answers GET.
+
+
+class FolderStore:
+    """A bundle store in a folder of this machine."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def blocks(self, name: str, start: int) -> Iterator[bytes]:
+        """A file's bytes from an offset on. Raises FileNotFoundError."""
+        path = Path(self.url, name)
+        if path.is_dir():
+            raise FileNotFoundError(str(path))
+        need(stat.S_ISREG(path.stat().st_mode), f"{path}: is not an ordinary file.")
+        with path.open("rb") as file:
+            file.seek(start)
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A signature, and the trust in a host, are of the URL that was given."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class WebStore:
+    """A bundle store behind https://, or behind s3:// with requests that are signed (SigV4)."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self._base, self._keys = url, url, None
+        if url.startswith("s3://"):
+            self._keys = s3_keys()
+            self._base = f"{self._keys.endpoint}/{url.removeprefix('s3://')}"
+        scheme, _, rest = self._base.partition("://")
+        self._base = f"{scheme}://{urllib.parse.quote(rest, safe='/:-_.~[]')}"
+        self._opener = urllib.request.build_opener(NoRedirects)
+
+    def blocks(self, name: str, start: int) -> Iterator[bytes]:
+        """A file's bytes from an offset on; a broken reply is gone on with. Raises FileNotFoundError."""
+        failures, since, where = 0, time.monotonic(), f"{self.url}/{name}"
+        while True:
+            try:
+                with self._ask(name, start) as reply:
+                    left = int(reply.headers.get("Content-Length") or -1)
+                    skip = start if reply.status == http.client.OK else 0  # a server that knows no ranges begins anew
+                    while block := reply.read1(BLOCK_BYTES):
+                        left, block, skip = left - len(block), block[skip:], max(0, skip - len(block))
+                        start, failures, since = start + len(block), 0, time.monotonic()
+                        yield block
+                    if left <= 0:
+                        return
+                    why = "the reply was cut short"
+            except urllib.error.HTTPError as exc:
+                found = None
+                with exc, contextlib.suppress(OSError, http.client.HTTPException):
+                    found = re.search(rb"<Code>(\w+)</Code>", exc.read(1 << 16))
+                why = f"{exc.code} {found[1].decode() if found else exc.reason}"
+                if exc.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # no byte is left
+                    return
+                if exc.code == http.client.NOT_FOUND:
+                    raise FileNotFoundError(where) from exc
+                is_passing = exc.code in (408, 409, 425, 429) or exc.code >= 500 or "Timeout" in why
+                need(is_passing, f"{where}: refused ({why}). Check the URL, the credentials and what they allow.")
+            except (OSError, http.client.HTTPException) as exc:
+                is_stranger = isinstance(getattr(exc, "reason", exc), ssl.SSLCertVerificationError)
+                need(not is_stranger, f"{where}: the server's certificate is not trusted (SSL_CERT_FILE).")
+                why = f"{type(exc).__name__} {getattr(exc, 'reason', '')}".strip()
+            failures += 1
+            pause = random.uniform(0, min(15.0, 0.2 * 2 ** (failures - 1)))
+            is_over = failures == TRIES or time.monotonic() - since + pause > RETRY_S
+            need(not is_over, f"{where}: no good answer ({why}). Run the same command again.", AGAIN)
+            time.sleep(pause)
+
+    def _ask(self, name: str, start: int) -> Any:
+        url, headers = f"{self._base}/{name}", {"range": f"bytes={start}-"} if start else {}
+        if self._keys is not None:
+            headers = signed(url, headers, self._keys, time.time())
+        return self._opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
+
+
+class S3Keys(NamedTuple):
+    """Where S3 answers, and by what requests are signed."""
+
+    endpoint: str
+    region: str
+    access_key: str
+    secret_key: str
+    token: str = ""
+
+
+def s3_keys() -> S3Keys:
+    """From the usual variables."""
+
+    def said(*names: str) -> str:
+        return next(filter(None, map(os.environ.get, names)), "")
+
+    region = said("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1"
+    endpoint = said("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com"
+    access_key, secret_key = said("AWS_ACCESS_KEY_ID"), said("AWS_SECRET_ACCESS_KEY")
+    how = 'eval "$(aws configure export-credentials --format env)"'
+    need(bool(access_key and secret_key), f"AWS_ACCESS_KEY_ID or its secret is not set. Of a role or profile: {how}.")
+    return S3Keys(endpoint.rstrip("/"), region, access_key, secret_key, said("AWS_SESSION_TOKEN"))
+
+
+def signed(url: str, headers: Mapping[str, str], keys: S3Keys, now_s: float) -> dict[str, str]:
+    """Headers of a GET with AWS's Signature Version 4 over all of them."""
+    parts, stamp = urllib.parse.urlsplit(url), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    token = {"x-amz-security-token": keys.token} if keys.token else {}
+    held = {**headers, **token, "host": parts.netloc, "x-amz-date": stamp, "x-amz-content-sha256": EMPTY_SHA256}
+    names = sorted(held)
+    lines = ["GET", parts.path, "", *(f"{name}:{held[name]}" for name in names), "", ";".join(names), EMPTY_SHA256]
+    scope = f"{stamp[:8]}/{keys.region}/s3/aws4_request"
+    said = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256("\n".join(lines).encode()).hexdigest()])
+    key = b"AWS4" + keys.secret_key.encode()
+    for part in (*scope.split("/"), said):
+        key = hmac.new(key, part.encode(), "sha256").digest()
+    who = f"Credential={keys.access_key}/{scope}, SignedHeaders={';'.join(names)}, Signature={key.hex()}"
+    return {**held, "Authorization": f"AWS4-HMAC-SHA256 {who}"}
+
+
+# Records: strict JSON of a known shape, signed where a key was given.
+
+
+def fits(value: Any, shape: Any) -> bool:
+    """Whether a JSON value is what a shape says: exactly these keys, a list of one shape, a text of a pattern, a whole
+    number (`int`), None, or one of several (a tuple).
+    """
+    if isinstance(shape, dict):
+        is_object = isinstance(value, dict) and value.keys() == shape.keys()
+        return is_object and all(fits(value[key], inner) for key, inner in shape.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(one, shape[0]) for one in value)
+    if isinstance(shape, tuple):
+        return any(fits(value, one) for one in shape)
+    if isinstance(shape, str):
+        return isinstance(value, str) and re.fullmatch(shape, value) is not None
+    return value is None if shape is None else type(value) is int and 0 <= value < 2**53
+
+
+def canonical(value: Any) -> bytes:
+    """What is signed and digested: one text per value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def strict_json(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object with no key twice and nothing in it that two readers could read in two ways."""
+
+    def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        need(len(dict(pairs)) == len(pairs), f"{where}: a key occurs twice.")
+        return dict(pairs)
+
+    try:
+        held = json.loads(data, object_pairs_hook=once)
+        canonical(held)  # no NaN, no half of a surrogate pair
+    except (ValueError, RecursionError) as exc:
+        raise Refused(BAD, f"{where}: not readable as JSON ({type(exc).__name__}).") from exc
+    need(isinstance(held, dict), f"{where}: not a JSON object.")
+    return dict(held)
+
+
+class File(NamedTuple):
+    """A file of a bundle; its path counts from the bundle's folder."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+def read_files(held: Any, where: str) -> list[File]:
+    """A list of files. Names are plain ASCII, stay in their folder, and differ in more than case."""
+    need(fits(held, [FILE]) and len(held) <= 10_000, f"{where}: `files` is no list of files, or too long.")
+    files, spelled = [File(**one) for one in held], dict[str, str]()
+    for name in (file.path for file in files):
+        steps = name.split("/")
+        is_plain = len(name) <= 512 and len(steps) <= 16 and all(re.fullmatch(STEP, step, re.A) for step in steps)
+        is_plain = is_plain and not any(re.fullmatch(DEVICE, step, re.I) for step in steps)
+        above = ["/".join(steps[:depth]) + "/" for depth in range(1, len(steps))]
+        is_alone = name.lower() not in spelled and all(spelled.setdefault(f[:-1].lower(), f) == f for f in above)
+        need(is_plain and is_alone, f"{where}: refuses the file name {name!r}.")
+        spelled[name.lower()] = name
+    return files
+
+
+class Record(NamedTuple):
+    """A version's or channel's record of the right shape; not believed before `Trust.check`."""
+
+    kind: str
+    where: str
+    body: dict[str, Any]
+    signatures: list[dict[str, str]]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(canonical(self.body)).hexdigest()
+
+
+def read_record(store: FolderStore | WebStore, kind: str, name: str, at: str) -> Record | None:
+    """The record of a channel or version, None where there is none."""
+    path, data = f"{name}/{kind}s/{at}.json", b""
+    where = f"{store.url}/{path}"
+    try:
+        for block in store.blocks(path, 0):
+            data += block
+            need(len(data) <= RECORD_BYTES, f"{where}: too big to be a record.")
+    except FileNotFoundError:
+        return None
+    held = strict_json(data, where)
+    body, signatures = held.get("body"), held.get("signatures")
+    is_one = (held.get("kind"), held.get("format")) == (kind, 1) and fits(body, BODIES[kind])
+    is_one = is_one and fits(signatures, [SIGNATURE]) and len(signatures or ()) <= 16
+    if not is_one or body is None or signatures is None:
+        raise Refused(BAD, f"{where}: no {kind} of format 1.")
+    need((body["name"], body[kind]) == (name, at), f"{where}: is another {kind}'s record.")
+    return Record(kind, where, body, signatures)
+
+
+class Trust:
+    """Public ed25519 keys, by PEM files or PEM text; without one nothing need be signed."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self._keys: dict[str, Any] = {}
+        self._invalid: type[Exception] = ValueError
+        if sources:
+            try:
+                from cryptography.exceptions import InvalidSignature
+                from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+                from cryptography.hazmat.primitives.serialization import load_pem_public_key
+            except ImportError as exc:
+                raise Refused(MISSING, "a key was given, and checking signatures needs `cryptography`.") from exc
+            self._invalid = InvalidSignature
+        for source in sources:
+            text = source.strip("\ufeff'\"` \t\r\n").replace("\\r", "").replace("\\n", "\n")
+            is_text = "-----BEGIN " in text
+            pem = text.encode() if is_text else Path(text).read_bytes().removeprefix(b"\xef\xbb\xbf")
+            try:
+                key = load_pem_public_key(pem)
+            except ValueError:
+                key = None
+            need(isinstance(key, Ed25519PublicKey), "a key that was given is no PEM public key of ed25519.")
+            raw: bytes = getattr(key, "public_bytes_raw", bytes)()
+            self._keys[hashlib.sha256(raw).hexdigest()[:16]] = key
+
+    def check(self, record: Record) -> None:
+        """Refuse a record that no trusted key signed."""
+        message = f"relabel {record.kind} 1\n".encode() + canonical(record.body)
+        for one in record.signatures:
+            if one["algorithm"] == "ed25519" and one["key_id"] in self._keys:
+                with contextlib.suppress(ValueError, self._invalid):
+                    self._keys[one["key_id"]].verify(base64.b64decode(one["signature"], validate=True), message)
+                    return
+        need(not self._keys, f"{record.where}: not signed by a key that was given.", GATE)
+
+
+# What lies in DEST: the link, whole versions, and what is remembered of the channel.
+
+
+@dataclass(frozen=True)
+class SeenMove:
+    sequence: int
+    version_sha256: str
+
+
+@dataclass(frozen=True)
+class Served:
+    folder: str
+    version: str
+    version_sha256: str
+    manifest_sha256: str
+    channel: str | None
+    sequence: int | None
+
+
+@dataclass(frozen=True)
+class ServingState:
+    """`.pull.json`: versions that are kept, the serving one first; by channel the newest that was seen, the sequence up
+    to which somebody rolled back here, and the versions that the channel left by a rollback.
+    """
+
+    name: str
+    seen: dict[str, SeenMove] = field(default_factory=dict)
+    served: tuple[Served, ...] = ()
+    held: dict[str, int] = field(default_factory=dict)
+    left: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class ServingFolder:
+    """A folder to pull to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.versions, self.link = folder, folder / ".versions", folder / "current"
+
+    def serving(self) -> Path | None:
+        """The folder that the link leads to."""
+        if self.link.is_symlink():
+            return self.folder / os.readlink(self.link)  # noqa: PTH115
+        need(not self.link.exists(), f"{self.link}: is not a link that a pull made. Move it away.")
+        return None
+
+    def state(self) -> ServingState | None:
+        """What is remembered, put right by the link: a kill may have come between the two."""
+        path, serving = self.folder / ".pull.json", self.serving()
+        try:
+            said = json.loads(path.read_bytes())
+            need(said["format"] == 1, f"{path}: written by another relabel. Pull to a new folder.")
+            seen, served, held, left = (said.get(key) or {} for key in ("seen", "served", "held", "left"))
+            is_known = fits(said["name"], NAME) and fits([*seen.values()], [SEEN]) and fits(list(served), [SERVED])
+            is_known = is_known and fits([*held.values()], [int]) and fits([*left.values()], [[SHA256]])
+            need(is_known, f"{path}: not what a pull writes. Move it away and pull again.")
+        except FileNotFoundError:
+            return None
+        except (ValueError, LookupError, TypeError, AttributeError) as exc:
+            raise Refused(BAD, f"{path}: not what a pull writes. Move it away and pull again.") from exc
+        state = ServingState(
+            said["name"],
+            {channel: SeenMove(**one) for channel, one in seen.items()},
+            tuple(Served(**one) for one in served),
+            held,
+            {channel: tuple(one) for channel, one in left.items()},
+        )
+        if not state.served or serving in (None, self.path_of(state.served[0])) or serving.parent != self.versions:
+            return state
+        known = [place for place, one in enumerate(state.served) if one.folder == serving.name]
+        if known:
+            return replace(state, served=state.served[known[0] :])
+        found = digest(serving / MANIFEST)
+        unknown = Served(serving.name, serving.name.partition("~")[0], "", found.sha256 if found else "", None, None)
+        return replace(state, served=(unknown, *state.served)) if found else state
+
+    def path_of(self, served: Served) -> Path:
+        return self.versions / served.folder
+
+    def write(self, state: ServingState) -> None:
+        """Make the state durable; the switch lock is held."""
+        host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+        temp = self.folder / f".tmp-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        text = json.dumps({"format": 1, **asdict(state)}, indent=1, ensure_ascii=False) + "\n"
+        temp.write_bytes(text.encode())
+        sync(temp)
+        temp.replace(self.folder / ".pull.json")
+        sync(self.folder)
+
+    def switch(self, state: ServingState, to: Served, keep: int) -> ServingState:
+        """Let a whole version serve, in one step; the switch lock is held."""
+        link = self.folder / f".link-{secrets.token_hex(4)}"
+        link.symlink_to(Path(".versions", to.folder))
+        link.replace(self.link)
+        sync(self.folder)
+        others = [one for one in state.served if to.folder != one.folder and to.version_sha256 != one.version_sha256]
+        state = replace(state, served=(to, *others)[:keep])
+        self.write(state)
+        return state
+
+    def tidy(self, state: ServingState) -> None:
+        """Remove versions that are kept no more, and what killed pulls left; the pull lock is held."""
+        serving = self.serving()
+        kept = {one.folder for one in state.served} | ({serving.name} if serving else set())
+        old = [path for path in self.versions.iterdir() if path.name not in kept]
+        with self.locked("switch", waits=True):
+            old += [path for start in ("trash", "link", "tmp") for path in self.folder.glob(f".{start}-*")]
+            for path in (*old, self.folder / ".partial"):
+                remove(path)
+
+    @contextlib.contextmanager
+    def locked(self, what: str, *, waits: bool) -> Iterator[None]:
+        """Hold the `pull` lock (one pull at a time) or the `switch` lock (for the moment that one takes)."""
+        path = self.folder / ".locks" / f"{what}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            except BlockingIOError as exc:
+                raise Refused(LOCKED, f"{self.folder}: another pull is at work ({path}).") from exc
+            file.truncate()
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            file.flush()
+            yield
+
+
+def digest(path: Path) -> File | None:
+    """Size and sha256 of a plain file that its owner may read; None for anything else."""
+    found, size = hashlib.sha256(), 0
+    try:
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode) or not mode & stat.S_IRUSR:
+            return None
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                found.update(block)
+                size += len(block)
+    except OSError:
+        return None
+    return File(path.name, size, found.hexdigest())
+
+
+def is_file(path: Path, file: File) -> bool:
+    found = digest(path)
+    return found is not None and (found.size_bytes, found.sha256) == (file.size_bytes, file.sha256)
+
+
+def entries_in(folder: Path) -> Iterator[Path]:
+    """All that lies below a folder but for folders that hold something, and for Python's caches of modules."""
+    for path in folder.iterdir():
+        if path.name != "__pycache__":
+            yield from (list(entries_in(path)) if path.is_dir() and not path.is_symlink() else []) or [path]
+
+
+def fault_in(folder: Path, manifest_sha256: str) -> tuple[str | None, list[File]]:
+    """What is wrong with a bundle, every byte of it read, and the files that it lists."""
+    where, manifest = f"{folder}/{MANIFEST}", digest(folder / MANIFEST)
+    if folder.is_symlink() or manifest is None or manifest.sha256 != manifest_sha256:
+        return f"{where}: is missing, or not the one that was pulled", []
+    try:
+        held = strict_json((folder / MANIFEST).read_bytes(), where)
+        is_manifest = (held.get("kind"), held.get("format")) == ("bundle", 1) and fits(held.get("name"), ".+")
+        is_manifest = is_manifest and isinstance(held.get("lineage"), dict) and isinstance(held.get("files"), list)
+        need(is_manifest, f"{where}: is no bundle's manifest of format 1")
+        files = read_files([*held["files"], manifest._asdict()], where)
+        strangers = {path.relative_to(folder).as_posix() for path in entries_in(folder)}
+    except (OSError, Refused) as exc:
+        return exc.text if isinstance(exc, Refused) else f"{folder}: can't be listed ({exc.strerror})", []
+    for file in files:
+        above = [folder / parent for parent in Path(file.path).parents]
+        if not is_file(folder / file.path, file) or any(one.stat().st_mode & 0o500 != 0o500 for one in above):
+            return f"{folder}/{file.path}: is missing, or not as it was pulled", files
+    strangers -= {file.path for file in files}
+    return (f"{folder}/{min(strangers)}: is not in the manifest" if strangers else None), files
+
+
+def remove(path: Path) -> None:
+    """Remove what lies there; a folder loses its name first, so that nobody finds half of it."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    trash = path.with_name(f".trash-{secrets.token_hex(4)}")
+    path.rename(trash)
+    trash.chmod(0o700)
+    for top, folders, _ in os.walk(trash):
+        for folder in (Path(top, name) for name in folders):
+            if not folder.is_symlink():
+                folder.chmod(0o700)
+    shutil.rmtree(trash)
+
+
+def sync(path: Path) -> None:
+    """Bring a file's bytes, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+# The pull: what may be trusted first, then files, then the link.
+
+
+class TrustedVersion(NamedTuple):
+    """A version that may be trusted, and the moves of the channel that named it, oldest first."""
+
+    version: str
+    sha256: str
+    files: list[File]
+    channel: str | None = None
+    moves: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def manifest_sha256(self) -> str:
+        return next(file.sha256 for file in self.files if file.path == MANIFEST)
+
+    @property
+    def sequence(self) -> int | None:
+        return self.moves[-1]["sequence"] if self.moves else None
+
+
+def find_wanted(store: FolderStore | WebStore, name: str, at: str, trust: Trust) -> TrustedVersion:
+    """What an address names; a channel goes before a version of the same name."""
+    pointer = read_record(store, "channel", name, at)
+    if pointer is None:
+        return find_version(store, name, at, trust)
+    moves = pointer.body["moves"]
+    sequences = [move["sequence"] for move in moves]
+    first = sequences[0] if sequences else 0
+    is_rising = first > 0 and sequences == list(range(first, first + len(sequences)))
+    need(is_rising, f"{pointer.where}: its sequence does not rise by one with every move.")
+    trust.check(pointer)
+    found = find_version(store, name, moves[-1]["version"], trust, moves[-1]["version_sha256"])
+    return found._replace(channel=at, moves=moves)
+
+
+def find_version(
+    store: FolderStore | WebStore, name: str, at: str, trust: Trust, sha256: str | None = None
+) -> TrustedVersion:
+    """A version by its name, and by its digest where that is known."""
+    record = read_record(store, "version", name, at)
+    if record is None:
+        raise Refused(BAD, f"{store.url}/{name}@{at}: neither a channel nor a version is there.")
+    files = read_files(record.body["files"], record.where)
+    need(any(file.path == MANIFEST for file in files), f"{record.where}: lists no {MANIFEST}.")
+    need(sha256 in (None, record.sha256), f"{record.where}: is another record than the one that was named.")
+    trust.check(record)
+    return TrustedVersion(at, record.sha256, files)
+
+
+def note_seen(dest: ServingFolder, state: ServingState, wanted: TrustedVersion) -> ServingState:
+    """Note the newest of the channel before anything is fetched, and refuse a pointer that somebody put back."""
+    if wanted.channel is None or wanted.sequence is None:
+        return state
+    last, now = state.seen.get(wanted.channel), SeenMove(wanted.sequence, wanted.sha256)
+    is_newer = last is None or now.sequence > last.sequence or now == last
+    where = f"{dest.folder}: {state.name}@{wanted.channel}"
+    why = f"a newer sequence than {now.sequence}, or another version under it, was seen already"
+    need(is_newer, f"{where}: downgraded: {why}. Move the channel until its sequence is higher.", GATE)
+    left = left_by_rollback(wanted.moves, state.left.get(wanted.channel, ()), last)
+    noted = replace(
+        state,
+        seen={**state.seen, wanted.channel: now},
+        left={**state.left, wanted.channel: tuple(sorted(left))},
+    )
+    if noted != state:
+        dest.write(noted)
+    return noted
+
+
+def left_by_rollback(moves: Sequence[Mapping[str, Any]], known: Collection[str], last: SeenMove | None) -> set[str]:
+    """Versions, by digest, that a channel left by a rollback and was not pointed to since."""
+    found = set(known)
+    at = last.version_sha256 if last and last.sequence == moves[0]["sequence"] - 1 else None
+    for move in moves:
+        if at is not None and move["reason"] == "rollback":
+            found.add(at)
+        at = move["version_sha256"]
+        found.discard(at)
+    return found
+
+
+def fetch(store: FolderStore | WebStore, dest: ServingFolder, state: ServingState, wanted: TrustedVersion) -> str:
+    """See to it that a version lies in `.versions`, whole; the name of its folder."""
+    here = [dest.versions / wanted.version, *sorted(dest.versions.glob(f"{wanted.version}~*"))]
+    for path in here:
+        fault, files = fault_in(path, wanted.manifest_sha256)
+        if fault is None and sorted(files) == sorted(wanted.files):
+            return path.name
+    building = dest.versions / f".new-{wanted.sha256[:16]}"  # found again by the next pull, if this one is killed
+    bring_in(store, dest, building, wanted, [*here, *map(dest.path_of, state.served)])
+    fault, files = fault_in(building, wanted.manifest_sha256)
+    if fault or sorted(files) != sorted(wanted.files):
+        remove(building)
+        raise Refused(BAD, f"{fault or f'version {wanted.version} lists other files than its own {MANIFEST}'}.")
+    names = [wanted.version, *(f"{wanted.version}~{number}" for number in range(2, 100))]
+    name = next(name for name in names if not os.path.lexists(dest.versions / name))
+    for top, _, _ in os.walk(building):
+        sync(Path(top))
+    building.rename(dest.versions / name)
+    sync(dest.versions)
+    return name
+
+
+def bring_in(
+    store: FolderStore | WebStore, dest: ServingFolder, building: Path, wanted: TrustedVersion, kept: Sequence[Path]
+) -> None:
+    """Every file of a version into a folder: copied from versions that are kept, else fetched."""
+    partial, ours = dest.folder / ".partial", {file.path for file in wanted.files}
+    for folder in (building, partial):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(building.rglob("*"), reverse=True):  # what a killed pull left there, or anybody else
+        if path.is_symlink() or path.is_dir() == (path.relative_to(building).as_posix() in ours):
+            remove(path)
+    missing = [file for file in wanted.files if not is_file(building / file.path, file)]
+    held = {path.name: path.stat().st_size for path in partial.iterdir()}
+    sizes = {file.sha256: file.size_bytes - held.get(file.sha256, 0) for file in missing}
+    needed, free = sum(sizes.values()) + SPARE_BYTES, shutil.disk_usage(building).free
+    need(needed <= free, f"{dest.folder}: {needed:,} bytes are needed, {free:,} are free.", AGAIN)
+    for file in missing:
+        target, copy = building / file.path, partial / f"{file.sha256}.copy"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        twins = [building / one.path for one in wanted.files if one.sha256 == file.sha256 and one != file]
+        for source in (*twins, *(folder / file.path for folder in kept)):
+            copy.unlink(missing_ok=True)
+            if is_file(source, file):
+                if source in twins:  # a file that the bundle holds twice takes its space once
+                    copy.hardlink_to(source)
+                else:
+                    shutil.copyfile(source, copy)
+            if is_file(copy, file):
+                sync(copy)
+                copy.replace(target)
+                break
+        else:
+            download(store, file, target, partial)
+
+
+def download(store: FolderStore | WebStore, file: File, target: Path, partial: Path) -> None:
+    """Fetch what is missing of a file; a bad part is fetched anew, once."""
+    part, name = partial / file.sha256, f"objects/{file.sha256[:2]}/{file.sha256}"
+    for _ in range(2):
+        size = part.stat().st_size if part.is_file() else 0
+        print(f"fetching {file.path} from byte {size:,} of {file.size_bytes:,}", file=sys.stderr)
+        with part.open("ab") as out:
+            try:
+                for block in store.blocks(name, size) if size < file.size_bytes else ():
+                    size += len(block)
+                    if size > file.size_bytes:  # an object that grew must not fill the disk
+                        break
+                    out.write(block)
+                    out.flush()  # what came in is there for the next pull, if this one is killed
+            except FileNotFoundError as exc:
+                raise Refused(BAD, f"{store.url}/{name} ({file.path}): is missing. Publish the bundle again.") from exc
+        if size == file.size_bytes and is_file(part, file):
+            sync(part)
+            part.replace(target)
+            return
+        part.unlink()
+    raise Refused(BAD, f"{store.url}/{name} ({file.path}): its bytes are not those published.")
+
+
+def pull(store: FolderStore | WebStore, name: str, at: str, dest: ServingFolder, options: argparse.Namespace) -> int:
+    """Let DEST serve what an address names, whole; the exit code."""
+    trust, state = Trust(options.key), dest.state()
+    need(state is None or state.name == name, f"{dest.folder}: holds another bundle than {name}.")
+    wanted = find_wanted(store, name, at, trust)
+    with dest.locked("pull", waits=False):
+        with dest.locked("switch", waits=True):
+            noted = note_seen(dest, dest.state() or ServingState(name), wanted)
+        served, was = noted.served[0] if noted.served else None, dest.serving()
+        is_held = bool(served) and (wanted.sequence or 0) <= noted.held.get(wanted.channel or "", -1)
+        is_left, fault = is_held and not options.unhold, ""
+        if served is not None and (is_left or served.version_sha256 == wanted.sha256):
+            fault = "linked elsewhere" if was != dest.path_of(served) else ""
+            fault = fault_in(dest.path_of(served), served.manifest_sha256)[0] or fault
+            if not fault:
+                dest.tidy(noted)
+                return say(NOTHING, dest, noted, "left so after a rollback" if is_left else "already")
+            if is_left:  # what serves is repaired, and stays what it is
+                wanted = find_version(store, name, served.version, trust, served.version_sha256)
+            to = replace(served, folder=fetch(store, dest, noted, wanted))
+        else:
+            folder, manifest_sha256 = fetch(store, dest, noted, wanted), wanted.manifest_sha256
+            to = Served(folder, wanted.version, wanted.sha256, manifest_sha256, wanted.channel, wanted.sequence)
+        with dest.locked("switch", waits=True):
+            state = dest.state() or ServingState(name)
+            if state != noted and not options.unhold:
+                return say(NOTHING, dest, state, "left so: it was rolled back while files came in")
+            if served is None or served.version_sha256 != to.version_sha256:
+                state = replace(state, held={one: upto for one, upto in state.held.items() if one != to.channel})
+            state = dest.switch(state, to, options.keep)
+        dest.tidy(state)
+        return say(DONE if was != dest.serving() else NOTHING, dest, state, f"repaired: {fault}" if fault else "pulled")
+
+
+def roll_back(dest: ServingFolder, to: str | None) -> int:
+    """Let the version serve that did before, without network; none that a channel left by a rollback, unless named."""
+    with dest.locked("switch", waits=True):
+        state = dest.state()
+        need(state is not None and bool(state.served), f"{dest.folder}: no version was pulled here.")
+        state, was = state or ServingState(""), dest.serving()
+        bad = {sha256 for one in state.left.values() for sha256 in one}
+        fits = [
+            place
+            for place, one in enumerate(state.served)
+            if one.version == to or (to is None and place > 0 and one.version_sha256 not in bad)
+        ]
+        here = ", ".join(one.version for one in state.served)
+        need(bool(fits), f"{dest.folder}: nothing to go back to; here are: {here}. Name one by --to.")
+        target = state.served[fits[0]]
+        fault = fault_in(dest.path_of(target), target.manifest_sha256)[0]
+        need(fault is None, f"{fault}. Name another one by --to, or pull it again.")
+        held = {**state.held, **{channel: seen.sequence for channel, seen in state.seen.items()}}
+        left = replace(state, served=state.served[fits[0] :], held=held)
+        state = dest.switch(left, target, len(left.served))
+        return say(DONE if was != dest.path_of(target) else NOTHING, dest, state, "rolled back")
+
+
+def say(code: int, dest: ServingFolder, state: ServingState, how: str) -> int:
+    print(f"{dest.folder}: serves {state.served[0].version}, {how}.")
+    return code
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, pull, and say how it went; the exit code."""
+    lines = (__doc__ or "").split("\n\n")
+    usage = " ".join(lines[1].split()).replace("python3 pull.py", "\n  pull.py")
+    parser = argparse.ArgumentParser("pull.py", usage, lines[0], allow_abbrev=False)
+    parser.add_argument("places", nargs="+", metavar="URL/NAME DEST")
+    parser.add_argument("--key", action="append", default=[], help="public ed25519 key (PEM) that must have signed")
+    parser.add_argument("--keep", type=int, default=3, help="versions that stay in DEST (3)")
+    parser.add_argument("--unhold", action="store_true", help="switch to what was rolled back from")
+    parser.add_argument("--rollback", action="store_true", help="serve again what served before; takes DEST alone")
+    parser.add_argument("--to", metavar="VERSION", help="with --rollback: go to this version of those kept")
+    options = parser.parse_args(arguments)
+    if len(options.places) != (1 if options.rollback else 2) or (options.to and not options.rollback):
+        parser.error("give URL/NAME@CHANNEL and DEST, or --rollback and DEST; --to goes with --rollback")
+    options.key = options.key or list(filter(None, [os.environ.get("RELABEL_TRUST_KEY")]))
+    try:
+        dest = ServingFolder(Path(options.places[-1]))
+        if options.rollback:
+            return roll_back(dest, options.to)
+        url, slash, last = options.places[0].rstrip("/").rpartition("/")
+        name, at, channel = last.partition("@")
+        is_address = fits(name, NAME) and (fits(channel, NAME) or not at) and bool(url or not slash)
+        need(is_address and 1 <= options.keep <= 1000, f"{options.places[0]}: write URL/NAME@CHANNEL.", USAGE)
+        is_vouched = not url.startswith("http://") or bool(options.key)
+        need(is_vouched, "http:// proves nobody: write https://, or give --key.", USAGE)
+        is_web = url.startswith(("https://", "http://", "s3://"))
+        need(is_web or "://" not in url.removeprefix("file://"), f"{url}: https://, s3://, file:// or a path.", USAGE)
+        store = WebStore(url) if is_web else FolderStore(url.removeprefix("file://") or ".")
+        return pull(store, name, channel or "stable", dest, options)
+    except Refused as exc:
+        print(f"pull.py: {exc.text} What serves is as it was.", file=sys.stderr)
+        return exc.code
+    except OSError as exc:
+        print(f"pull.py: {exc}. What serves is as it was.", file=sys.stderr)
+        return AGAIN if exc.errno in (errno.ENOSPC, errno.EDQUOT) else BAD
+    except KeyboardInterrupt:
+        return STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,838 @@
+"""`pull.py`, which needs Python alone, and `relabel pull` are one thing: over the same damages to store and folder both
+end in the same code and leave the same behind, and either goes on with what the other left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from export import puller
+from export.bundles import seal_bundle
+from export.destinations import Destination
+from export.publishing import roll_back
+from export.signatures import SigningKey
+from manifests.storage import retries
+from manifests.storage.bundle_stores import open_bundle_store
+from manifests.storage.context import Storage
+from tests import seaweed
+from tests.faults.conftest import IS_FULL
+from tests.publish.conftest import change_json, lead_to, publish_to, pull_from, served_text, write_bundle
+from tests.publish.test_bundles import HOSTILE
+from tests.publish.test_repairs import HARMS, flip
+
+Relabel = Callable[..., Any]
+SCRIPT = Path(puller.__file__)
+BARE = (sys.executable, "-I", "-S", str(SCRIPT))
+"""Python without a site-packages folder: nothing that was installed can be imported."""
+
+
+class World(NamedTuple):
+    """A store with versions one and two, and a folder that serves one."""
+
+    store: Path
+    dest: Path
+
+    def file(self, name: str) -> Path:
+        """The object of a file of version two."""
+        held = json.loads((self.store / "ecom/versions/v2.json").read_bytes())
+        sha256 = next(file["sha256"] for file in held["body"]["files"] if file["path"] == name)
+        return self.store / "objects" / sha256[:2] / sha256
+
+    @property
+    def version(self) -> Path:
+        return self.store / "ecom/versions/v2.json"
+
+    @property
+    def channel(self) -> Path:
+        return self.store / "ecom/channels/stable.json"
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two bundles, with a model that each holds under two names, as exports with `--triton` do."""
+    top = tmp_path_factory.mktemp("bundles")
+    for text in ("one", "two"):
+        folder = write_bundle(top / text, text, size=5000)
+        (folder / "triton/1").mkdir(parents=True)
+        shutil.copy(folder / "model.onnx", folder / "triton/1/model.onnx")
+        seal_bundle(folder, {"name": "ecom", "lineage": {"student": text}})
+    return {text: top / text for text in ("one", "two")}
+
+
+@pytest.fixture(scope="module")
+def worlds(
+    tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Path], keys: dict[str, Path]
+) -> dict[str, World]:
+    """By who signed: nobody, our key, or theirs."""
+    found = {}
+    for who in ("nobody", "ours", "theirs"):
+        key = None if who == "nobody" else SigningKey(str(keys[who]))
+        top = tmp_path_factory.mktemp(who)
+        bundle_store = open_bundle_store(str(top / "store"), Storage())
+        publish_to(bundle_store, bundles["one"], version="v1", key=key)
+        pull_from(bundle_store, top / "dest")
+        publish_to(bundle_store, bundles["two"], version="v2", key=key)
+        found[who] = World(top / "store", top / "dest")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RELABEL_TRUST_KEY", raising=False)
+
+
+def left_in(dest: Path) -> dict[str, str]:
+    """What lies in a folder, but for locks and stamps: digests of files, targets of links."""
+    found = {}
+    for path in sorted(dest.rglob("*") if dest.is_dir() else [dest]):
+        name = path.relative_to(dest).as_posix()
+        if path.is_symlink():
+            found[name] = f"→ {os.readlink(path)}"  # noqa: PTH115
+        elif path.is_file() and not name.startswith((".locks", ".stamps")):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.is_fifo():
+            found[name] = "a pipe"
+    return found
+
+
+def copied(world: World, top: Path) -> World:
+    top.mkdir(parents=True)
+    shutil.copytree(world.store, top / "store", symlinks=True)
+    shutil.copytree(world.dest, top / "dest", symlinks=True)
+    return World(top / "store", top / "dest")
+
+
+class Ended(NamedTuple):
+    code: int
+    left: dict[str, str]
+    said: str
+
+
+Harm = Callable[[World], Any]
+Both = Callable[..., int]
+
+
+@pytest.fixture
+def both(relabel: Relabel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Both:
+    """`both(world, harm, "--keep", "1")`: both pull `stable` from a copy each of a world that was harmed; the code in
+    which both end, once what they left is found to be the same.
+    """
+    calls = iter(range(1000))
+
+    def one(tool: str, place: World, at: str, options: tuple[str, ...]) -> Ended:
+        arguments = [f"{place.store}/ecom{at}", str(place.dest), *options]
+        if "--rollback" in options:
+            del arguments[0]
+        if tool == "relabel":
+            outcome = relabel("pull", *arguments)
+            return Ended(outcome.code, left_in(place.dest), outcome.out + outcome.err)
+        capsys.readouterr()
+        code = puller.main(arguments)
+        return Ended(code, left_in(place.dest), "".join(capsys.readouterr()))
+
+    def run(world: World, harm: Harm, *options: str, at: str = "@stable") -> int:
+        top = tmp_path / str(next(calls))
+        ended = {}
+        for tool in ("relabel", "pull.py"):
+            place = copied(world, top / tool)
+            harm(place)
+            ended[tool] = one(tool, place, at, options)
+        theirs, ours = ended["relabel"], ended["pull.py"]
+        assert ours.code == theirs.code, (theirs.said, ours.said)
+        assert ours.left == theirs.left, (theirs.said, ours.said)
+        assert "Traceback" not in ours.said
+        shutil.rmtree(top)
+        return ours.code
+
+    return run
+
+
+def nothing(_world: World) -> None:
+    pass
+
+
+FILES = ("model.onnx", "triton/1/model.onnx", "tokenizer/tokenizer.json", "README.md", "manifest.json")
+OBJECT_HARMS: dict[str, Callable[[Path], Any]] = {
+    "missing": Path.unlink,
+    "flipped": flip,
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 9),
+    "emptied": lambda path: os.truncate(path, 0),
+    "grown": lambda path: path.write_bytes(path.read_bytes() + b"more"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
+@pytest.mark.parametrize("harm", OBJECT_HARMS)
+def test_over_every_damage_to_what_the_store_holds_both_end_alike(
+    both: Both, worlds: dict[str, World], harm: str
+) -> None:
+    """Objects that the new version alone has, one that a version here has too, and the records."""
+    codes = {}
+    for name in ("model.onnx", "README.md", "manifest.json"):
+        codes[name] = both(worlds["nobody"], lambda world, name=name: OBJECT_HARMS[harm](world.file(name)))
+    assert codes == {"model.onnx": 3, "README.md": 0, "manifest.json": 3}, "what is here is not fetched"
+    for record in ("version", "channel"):
+        code = both(worlds["nobody"], lambda world, record=record: OBJECT_HARMS[harm](getattr(world, record)))
+        assert code == 3
+
+
+def in_body(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda held: {**held, "body": change(held["body"])}
+
+
+def in_last_move(**values: Any) -> Callable[[Any], Any]:
+    return in_body(lambda body: {**body, "moves": [*body["moves"][:-1], {**body["moves"][-1], **values}]})
+
+
+def in_first_file(**values: Any) -> Callable[[Any], Any]:
+    return in_body(lambda body: {**body, "files": [{**body["files"][0], **values}, *body["files"][1:]]})
+
+
+RECORDS: dict[str, tuple[str, Callable[[Any], Any], int]] = {
+    "a digest of another": ("version", in_first_file(sha256="0" * 64), 3),
+    "no digest": ("version", in_first_file(sha256="../x"), 3),
+    "a size below nothing": ("version", in_first_file(size_bytes=-1), 3),
+    "a size that is no number": ("version", in_first_file(size_bytes="1"), 3),
+    "a file of more keys": ("version", in_first_file(more=1), 3),
+    "another format": ("version", lambda held: {**held, "format": 2}, 3),
+    "another kind": ("version", lambda held: {**held, "kind": "channel"}, 3),
+    "no body": ("version", lambda held: {**held, "body": None}, 3),
+    "signatures that are none": ("version", lambda held: {**held, "signatures": "none"}, 3),
+    "a signature that is none": ("channel", lambda held: {**held, "signatures": [{}]}, 3),
+    "too many signatures": (
+        "channel",
+        lambda held: {**held, "signatures": [{"algorithm": "a", "key_id": "0" * 16, "signature": ""}] * 17},
+        3,
+    ),
+    "no manifest among the files": (
+        "version",
+        in_body(lambda body: {**body, "files": [f for f in body["files"] if f["path"] != "manifest.json"]}),
+        3,
+    ),
+    "another bundle's": ("channel", in_body(lambda body: {**body, "name": "other"}), 3),
+    "another channel's": ("channel", in_body(lambda body: {**body, "channel": "other"}), 3),
+    "more than it may hold": ("channel", in_body(lambda body: {**body, "more": 1}), 3),
+    "no move": ("channel", in_body(lambda body: {**body, "moves": []}), 3),
+    "an older move on top": ("channel", in_body(lambda body: {**body, "moves": body["moves"][:1]}), 10),
+    "a move under the same sequence": ("channel", in_body(lambda body: {**body, "moves": body["moves"][1:]}), 0),
+    "sequences that jump": ("channel", in_last_move(sequence=7), 3),
+    "sequences from nothing": ("channel", in_last_move(sequence=0), 3),
+    "a huge sequence": ("channel", in_last_move(sequence=2**60), 3),
+    "a sequence that is text": ("channel", in_last_move(sequence="2"), 3),
+    "a version that climbs out": ("channel", in_last_move(version="../../x"), 3),
+    "a version that is not there": ("channel", in_last_move(version="v3"), 3),
+    "another record's digest": ("channel", in_last_move(version_sha256="0" * 64), 3),
+    "a reason of its own": ("channel", in_last_move(reason="none"), 3),
+    "terminal codes": ("channel", in_last_move(moved="\x1b[2J"), 3),
+    "a signer of terminal codes": (
+        "channel",
+        lambda held: {**held, "signatures": [{"algorithm": "ed25519", "key_id": "\x1b[2J", "signature": ""}]},
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_over_every_record_that_was_tampered_with_both_end_alike(
+    both: Both, worlds: dict[str, World], name: str, keys: dict[str, Path]
+) -> None:
+    record, change, code = RECORDS[name]
+    harm: Harm = lambda world: change_json(getattr(world, record), change)  # noqa: E731
+    assert both(worlds["nobody"], harm) == code
+    assert both(worlds["ours"], harm, "--key", str(keys["ours.pub"])) in (3, 5)
+
+
+TEXTS = ('{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', "[" * 100_000, "[]", "\xff", "")
+
+
+@pytest.mark.parametrize("record", ["version", "channel"])
+def test_over_what_is_no_json_both_end_alike(both: Both, worlds: dict[str, World], record: str) -> None:
+    for text in TEXTS:
+        harm: Harm = lambda world, text=text: getattr(world, record).write_bytes(text.encode("latin-1"))  # noqa: E731
+        assert both(worlds["nobody"], harm) == 3
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "MODEL.ONNX", "manifest.json/x", "readme.md", "Tokenizer/more"], ids=ascii)
+def test_names_that_could_do_harm_are_refused_by_both_before_anything_is_made(
+    both: Both, worlds: dict[str, World], name: str, tmp_path: Path
+) -> None:
+    def harm(world: World) -> None:
+        evil = {"path": name, "size_bytes": 4, "sha256": hashlib.sha256(b"evil").hexdigest()}
+        path = world.store / "objects" / evil["sha256"][:2] / evil["sha256"]
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"evil")
+        change_json(world.version, in_body(lambda body: {**body, "files": [*body["files"], evil]}))
+        body = json.loads(world.version.read_bytes())["body"]
+        with contextlib.suppress(UnicodeEncodeError):
+            change_json(world.channel, in_last_move(version_sha256=hashlib.sha256(puller.canonical(body)).hexdigest()))
+
+    assert both(worlds["nobody"], harm) == 3
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_manifest_that_lists_other_files_than_the_record_is_refused_by_both(
+    both: Both, worlds: dict[str, World]
+) -> None:
+    def harm(world: World) -> None:
+        change_json(world.version, in_body(lambda body: {**body, "files": body["files"][1:]}))
+        body = json.loads(world.version.read_bytes())["body"]
+        change_json(world.channel, in_last_move(version_sha256=hashlib.sha256(puller.canonical(body)).hexdigest()))
+
+    assert both(worlds["nobody"], harm) == 3
+
+
+def test_signatures_are_believed_and_refused_by_both_alike(
+    both: Both, worlds: dict[str, World], keys: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ("--key", str(keys["ours.pub"])), ("--key", str(keys["theirs.pub"]))
+    assert both(worlds["ours"], nothing, *ours) == 0
+    assert both(worlds["ours"], nothing, *theirs, *ours) == 0
+    assert both(worlds["ours"], nothing) == 0
+    assert both(worlds["theirs"], nothing, *ours) == 5
+    assert both(worlds["nobody"], nothing, *ours) == 5
+    assert both(worlds["ours"], nothing, "--key", str(tmp_path / "absent.pub")) == 3
+    assert both(worlds["ours"], nothing, "--key", str(keys["ours"])) == 3, "a private key is no public one"
+    for record in ("version", "channel"):
+        unsigned: Harm = lambda world, record=record: change_json(  # noqa: E731
+            getattr(world, record), lambda held: {**held, "signatures": []}
+        )
+        false: Harm = lambda world, record=record: change_json(  # noqa: E731
+            getattr(world, record),
+            lambda held: {**held, "signatures": [{**held["signatures"][0], "signature": "AAAA" * 22}]},
+        )
+        swapped: Harm = lambda world, record=record: shutil.copy(  # noqa: E731
+            worlds["theirs"].store / getattr(world, record).relative_to(world.store), getattr(world, record)
+        )
+        for harm in (unsigned, false, swapped):
+            assert both(worlds["ours"], harm, *ours) == 5
+    for text in (
+        keys["ours.pub"].read_text(),
+        keys["ours.pub"].read_text().replace("\n", "\\n"),
+        str(keys["ours.pub"]),
+    ):
+        monkeypatch.setenv("RELABEL_TRUST_KEY", text)
+        assert both(worlds["ours"], nothing) == 0
+        assert both(worlds["theirs"], nothing) == 5
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_over_every_damage_to_what_serves_both_repair_it_alike(both: Both, worlds: dict[str, World], harm: str) -> None:
+    places = [(name, "@v1") for name in FILES]
+    for name, at in (*places, ("README.md", "@stable")):  # the last is in the next version, too
+        code = both(worlds["nobody"], lambda world, name=name: HARMS[harm](world.dest / "current" / name), at=at)
+        assert code == 0, (name, at)
+
+
+def make_bad_part(world: World) -> None:
+    """What a download under way may have become on a bad disk."""
+    (world.dest / ".partial").mkdir()
+    part = world.file("model.onnx")
+    (world.dest / ".partial" / part.name).write_bytes(b"bad" * 100)
+
+
+def make_good_part(world: World) -> None:
+    (world.dest / ".partial").mkdir()
+    part = world.file("model.onnx")
+    (world.dest / ".partial" / part.name).write_bytes(part.read_bytes()[:1234])
+
+
+def make_strangers(world: World) -> None:
+    """Links and files in the folder that a killed pull left."""
+    body = json.loads(world.version.read_bytes())["body"]
+    building = world.dest / ".versions" / f".new-{hashlib.sha256(puller.canonical(body)).hexdigest()[:16]}"
+    building.mkdir()
+    (building / "model.onnx").symlink_to(world.store / "victim")
+    (building / "more").write_text("more")
+    (building / "README.md").mkdir()
+    (building / "README.md" / "inside").write_text("more")
+
+
+def swap(path: Path, make: Callable[[Path], Any]) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    make(path)
+
+
+STATES: dict[str, tuple[Harm, int]] = {
+    "nothing": (nothing, 0),
+    "a first pull": (lambda world: shutil.rmtree(world.dest), 0),
+    "the folder is a file": (lambda world: swap(world.dest, Path.touch), 3),
+    "the link is a file": (lambda world: swap(world.dest / "current", Path.touch), 3),
+    "the link is a folder": (lambda world: swap(world.dest / "current", Path.mkdir), 3),
+    "the link is gone": (lambda world: (world.dest / "current").unlink(), 0),
+    "the link leads away": (lambda world: swap(world.dest / "current", lambda path: path.symlink_to("/nowhere")), 0),
+    "the link leads to a version that nobody pulled": (
+        lambda world: (
+            shutil.copytree(world.dest / ".versions/v1", world.dest / ".versions/v9"),
+            swap(world.dest / "current", lambda path: path.symlink_to(".versions/v9")),
+        ),
+        0,
+    ),
+    "no state": (lambda world: (world.dest / ".pull.json").unlink(), 0),
+    **{
+        f"the state {text!r}": (lambda world, text=text: (world.dest / ".pull.json").write_text(text), 3)
+        for text in ("", "{", "[]", '{"format": 9}', '{"format": 1}', '{"format": 1, "name": 3}')
+    },
+    "the state of an earlier relabel": (
+        lambda world: change_json(world.dest / ".pull.json", lambda held: {k: held[k] for k in held if k != "left"}),
+        0,
+    ),
+    "the state of another bundle": (
+        lambda world: change_json(world.dest / ".pull.json", lambda held: {**held, "name": "other"}),
+        3,
+    ),
+    "a newer sequence was seen": (
+        lambda world: change_json(
+            world.dest / ".pull.json",
+            lambda held: {**held, "seen": {"stable": {"sequence": 3, "version_sha256": "0" * 64}}},
+        ),
+        5,
+    ),
+    "another version of this sequence was seen": (
+        lambda world: change_json(
+            world.dest / ".pull.json",
+            lambda held: {**held, "seen": {"stable": {"sequence": 2, "version_sha256": "0" * 64}}},
+        ),
+        5,
+    ),
+    "it was rolled back from here": (
+        lambda world: change_json(world.dest / ".pull.json", lambda held: {**held, "held": {"stable": 2}}),
+        10,
+    ),
+    "it was rolled back from an earlier move": (
+        lambda world: change_json(world.dest / ".pull.json", lambda held: {**held, "held": {"stable": 1, "b": 4}}),
+        0,
+    ),
+    "a download is half way": (make_good_part, 0),
+    "a download that went bad": (make_bad_part, 0),
+    "strangers in the unpacking folder": (make_strangers, 0),
+    "leavings of killed pulls": (
+        lambda world: [
+            (world.dest / name).mkdir(parents=True)
+            for name in (".trash-1", ".versions/.trash-2", ".versions/.new-0", ".versions/v0")
+        ],
+        0,
+    ),
+    "a damaged folder under the new version's name": (lambda world: (world.dest / ".versions/v2").mkdir(), 0),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_over_every_state_of_the_folder_both_end_alike(both: Both, worlds: dict[str, World], name: str) -> None:
+    harm, code = STATES[name]
+    assert both(worlds["nobody"], harm) == code
+
+
+def test_options_and_addresses_mean_the_same_to_both(
+    both: Both, worlds: dict[str, World], bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds["nobody"]
+    assert both(world, nothing, at="") == 0
+    assert both(world, nothing, at="@v2") == 0
+    assert both(world, nothing, at="@v1") == 10
+    assert both(world, nothing, at="@absent") == 3
+    assert both(world, nothing, at="@x y") == 2
+    assert both(world, nothing, "--keep", "1") == 0
+    assert both(world, nothing, "--keep", "0") == 2
+    held: Harm = lambda world: change_json(  # noqa: E731
+        world.dest / ".pull.json", lambda state: {**state, "held": {"stable": 2}}
+    )
+    assert both(world, held, "--unhold") == 0
+    damaged: Harm = lambda world: (held(world), flip(world.dest / "current/model.onnx"))  # noqa: E731
+    assert both(world, damaged) == 0, "what is held is repaired as what it is"
+    assert both(world, nothing, "--rollback") == 3, "there is nothing to go back to"
+
+    def pulled(world: World) -> None:
+        pull_from(open_bundle_store(str(world.store), Storage()), world.dest)
+
+    def left(world: World) -> None:
+        bundle_store = open_bundle_store(str(world.store), Storage())
+        pulled(world)
+        roll_back(bundle_store, "ecom", "stable", None)
+        pull_from(bundle_store, world.dest)
+
+    assert both(world, pulled, "--rollback") == 0
+    assert both(world, pulled, "--rollback", "--to", "v1") == 0
+    assert both(world, pulled, "--rollback", "--to", "v2") == 10
+    assert both(world, pulled, "--rollback", "--to", "v3") == 3
+    assert both(world, left, "--rollback") == 3, "the channel left v2 by a rollback"
+    assert both(world, left, "--rollback", "--to", "v2") == 0
+    rotten: Harm = lambda world: (pulled(world), flip(world.dest / ".versions/v1/model.onnx"))  # noqa: E731
+    assert both(world, rotten, "--rollback") == 3
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10})())
+    assert both(world, nothing) == 20
+
+
+def test_of_two_pulls_the_second_ends_in_75(both: Both, worlds: dict[str, World]) -> None:
+    with contextlib.ExitStack() as locks:
+
+        def lock(world: World) -> None:
+            file = locks.enter_context((world.dest / ".locks/pull.lock").open("r+b"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+        assert both(worlds["nobody"], lock) == 75
+
+
+def test_both_at_once_end_with_one_whole_version(worlds: dict[str, World], tmp_path: Path) -> None:
+    world = copied(worlds["nobody"], tmp_path / "world")
+    tools = [[*BARE], [sys.executable, "-m", "jobs", "pull"]] * 2
+    processes = [
+        subprocess.Popen([*tool, f"{world.store}/ecom", str(world.dest)], stderr=subprocess.PIPE) for tool in tools
+    ]
+    ended = [(process.communicate()[1], process.returncode) for process in processes]
+    assert {code for _, code in ended} <= {0, 10, 75}, ended
+    assert [code for _, code in ended].count(0) == 1
+    assert served_text(world.dest) == "two"
+
+
+def test_what_one_pulled_the_other_goes_on_with(relabel: Relabel, worlds: dict[str, World], tmp_path: Path) -> None:
+    world = copied(worlds["nobody"], tmp_path / "world")
+    address, dest = f"{world.store}/ecom", str(world.dest)
+    assert puller.main([address, dest]) == 0
+    assert relabel("pull", address, dest, "--check").code == 10
+    assert relabel("verify", dest).code == 0
+    assert relabel("pull", "--rollback", dest).code == 0
+    assert puller.main([address, dest]) == 10
+    assert puller.main([address, dest, "--unhold"]) == 0
+    assert puller.main(["--rollback", dest]) == 0
+    assert relabel("pull", address, dest).code == 10
+    assert relabel("pull", address, dest, "--unhold").code == 0
+    assert puller.main([address, dest]) == 10
+    assert served_text(world.dest) == "two"
+    assert Destination(world.dest).state() is not None
+
+
+def test_it_runs_where_nothing_is_installed_and_without_cryptography_pulls_nothing_that_should_be_signed(
+    relabel: Relabel, worlds: dict[str, World], keys: dict[str, Path], tmp_path: Path
+) -> None:
+    world = copied(worlds["ours"], tmp_path / "world")
+    assert relabel("pull", "--script", str(tmp_path / "pull.py")).code == 0
+    assert (tmp_path / "pull.py").read_bytes() == SCRIPT.read_bytes()
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-I", "-S", str(tmp_path / "pull.py"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=tmp_path, check=False)
+
+    before = left_in(world.dest)
+    for place in ("file://", ""):
+        address = f"{place}{world.store}/ecom"
+        by_option = run(address, str(world.dest), "--key", str(keys["ours.pub"]))
+        by_variable = run(address, str(world.dest), RELABEL_TRUST_KEY=str(keys["ours.pub"]))
+        for done in (by_option, by_variable):
+            assert done.returncode == 4
+            assert "cryptography" in done.stderr
+    assert left_in(world.dest) == before
+    done = run(f"file://{world.store}/ecom", str(world.dest))
+    assert (done.returncode, done.stdout) == (0, f"{world.dest}: serves v2, pulled.\n")
+    assert run(f"file://{world.store}/ecom", str(world.dest)).returncode == 10
+    assert run("--rollback", str(world.dest)).returncode == 0
+    assert served_text(world.dest) == "one"
+    assert run("--help").returncode == 0
+    assert run(str(world.dest)).returncode == 2
+
+
+KILL = """
+import os, runpy, sys
+at, script, seen = int(sys.argv[1]), sys.argv[2], 0
+sys.argv = sys.argv[2:]
+def hook(event, arguments):
+    global seen
+    is_write = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    if is_write or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link"):
+        seen += 1
+        if seen == at:
+            os._exit(137)
+sys.addaudithook(hook)
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def test_killed_before_any_write_it_leaves_what_serves_whole_and_the_next_pull_ends_the_work(
+    relabel: Relabel, worlds: dict[str, World], tmp_path: Path
+) -> None:
+    """Calls that change the disk, each in turn, are the last (every fourth, or all by `make faults`); `relabel pull`
+    and pull.py take turns to end the work.
+    """
+    for at in range(1, 200, 1 if IS_FULL else 4):
+        world = copied(worlds["nobody"], tmp_path / str(at))
+        arguments = [str(at), str(SCRIPT), f"{world.store}/ecom", str(world.dest)]
+        code = subprocess.run([*BARE[:3], "-c", KILL, *arguments], capture_output=True, check=False).returncode
+        if code == 0:
+            assert at > 20
+            break
+        assert code == 137
+        assert served_text(world.dest) in ("one", "two")
+        ended = relabel("pull", *arguments[2:]).code if at % 8 < 4 else puller.main(arguments[2:])
+        assert ended in (0, 10)
+        assert served_text(world.dest) == "two"
+        assert sorted(path.name for path in (world.dest / ".versions").iterdir()) == ["v1", "v2"]
+        assert not list(world.dest.glob(".partial")) + list(world.dest.glob(".link-*"))
+        shutil.rmtree(tmp_path / str(at))
+    else:
+        raise AssertionError("it never ended")
+
+
+class Ranges(SimpleHTTPRequestHandler):
+    """A folder over HTTP; knows ranges or not, and breaks off where a test says so."""
+
+    asked: list[str]
+    knows_ranges = True
+    cuts: list[int]
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            return self.send_error(404)
+        data, start = path.read_bytes(), 0
+        if self.knows_ranges and self.headers["Range"]:
+            start = int(re.fullmatch(r"bytes=(\d+)-", self.headers["Range"])[1])  # type: ignore[index]
+        self.asked.append(f"{path.name[:8]} {start}")
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        length = self.cuts.pop() if len(data) > 4000 and self.cuts else len(data)
+        self.wfile.write(data[start : start + length])
+        return None
+
+
+@contextlib.contextmanager
+def serving(folder: Path, tls: Path | None, *, knows_ranges: bool = True, cuts: tuple[int, ...] = ()) -> Iterator[Any]:
+    """A server of its own handler class, and the port that it listens at."""
+    handler = type("Handler", (Ranges,), {"asked": [], "knows_ranges": knows_ranges, "cuts": list(cuts)})
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    httpd.daemon_threads = True
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls)
+        httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield httpd.server_address[1], handler
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key, and a certificate for localhost that nobody else signed."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "t")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(now - datetime.timedelta(days=1))
+    made = made.not_valid_after(now + datetime.timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    pem = serialization.Encoding.PEM
+    path = tmp_path_factory.mktemp("tls") / "tls.pem"
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(private + made.sign(key, hashes.SHA256()).public_bytes(pem))
+    return path
+
+
+@pytest.mark.parametrize("knows_ranges", [True, False], ids=["ranges", "no ranges"])
+def test_https_serves_as_a_store_and_a_broken_reply_is_gone_on_with(
+    worlds: dict[str, World], tmp_path: Path, tls: Path, monkeypatch: pytest.MonkeyPatch, knows_ranges: bool
+) -> None:
+    world = copied(worlds["nobody"], tmp_path / "world")
+    with serving(world.store, tls, knows_ranges=knows_ranges, cuts=(700, 600)) as (port, handler):
+        address = f"https://localhost:{port}/ecom"
+        assert puller.main([address, str(world.dest)]) == 3, "nobody vouches for its certificate"
+        monkeypatch.setenv("SSL_CERT_FILE", str(tls))
+        assert puller.main([address, str(world.dest)]) == 0
+        assert puller.main([address, str(world.dest)]) == 10
+        assert puller.main([f"{address}@absent", str(world.dest)]) == 3
+    assert served_text(world.dest) == "two"
+    model = [asked for asked in handler.asked if asked.startswith(world.file("model.onnx").name[:8])]
+    assert [int(asked.split()[1]) for asked in model] == ([0, 600, 1300] if knows_ranges else [0, 0, 0])
+
+
+def test_plain_http_is_taken_with_a_key_alone(worlds: dict[str, World], tmp_path: Path, keys: dict[str, Path]) -> None:
+    world = copied(worlds["ours"], tmp_path / "world")
+    with serving(world.store, None) as (port, _):
+        address = f"http://localhost:{port}/ecom"
+        assert puller.main([address, str(world.dest)]) == 2
+        assert puller.main([address, str(world.dest), "--key", str(keys["theirs.pub"])]) == 5
+        assert puller.main([address, str(world.dest), "--key", str(keys["ours.pub"])]) == 0
+    assert served_text(world.dest) == "two"
+
+
+def test_a_request_is_signed_as_amazons_own_example_is() -> None:
+    """The GET of docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html."""
+    keys = puller.S3Keys("", "us-east-1", "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    url = "https://examplebucket.s3.amazonaws.com/test.txt"
+    held = puller.signed(url, {"range": "bytes=0-9"}, keys, 1369353600)
+    assert held["x-amz-date"] == "20130524T000000Z"
+    assert held["Authorization"] == (
+        "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, "
+        "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date, "
+        "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
+    )
+    token = puller.signed(url, {}, keys._replace(token="a token"), 0)
+    assert token["x-amz-security-token"] == "a token"
+    assert "host;x-amz-content-sha256;x-amz-date;x-amz-security-token" in token["Authorization"]
+
+
+VERDICTS = {
+    "pass": 0,
+    "every third 500": 0,
+    "every third 503": 0,
+    "every third drop": 0,
+    "every third cut": 0,
+    "500": 20,
+    "503": 20,
+    "refuse": 20,
+    "flip": 3,
+}
+
+
+@pytest.mark.s3
+def test_over_every_fault_of_an_s3_server_both_end_alike(
+    relabel: Relabel,
+    s3_server: seaweed.Server,
+    worlds: dict[str, World],
+    bundles: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lead_to(s3_server.environment, monkeypatch)
+    url = f"s3://{seaweed.BUCKET}/{tmp_path.name}/a b+c"
+    bundle_store = open_bundle_store(url, Storage())
+    publish_to(bundle_store, bundles["one"], version="v1")
+    publish_to(bundle_store, bundles["two"], version="v2")
+    for module in (retries, puller):
+        monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    tools: dict[str, Callable[..., int]] = {
+        "relabel": lambda *arguments: int(relabel("pull", *arguments).code),
+        "pull.py": lambda *arguments: puller.main(arguments),
+    }
+
+    def run(what: str, url: str) -> int:
+        ended = []
+        for tool, call in tools.items():
+            world = copied(worlds["nobody"], tmp_path / what / tool)
+            ended.append((call(f"{url}/ecom", str(world.dest)), left_in(world.dest)))
+        assert ended[0] == ended[1], what
+        return ended[0][0]
+
+    with seaweed.proxying(s3_server) as proxy:
+        lead_to(proxy.environment, monkeypatch)
+        for verdict, code in VERDICTS.items():
+            start = len(proxy.seen)
+
+            def decide(exchange: seaweed.Exchange, verdict: str = verdict, start: int = start) -> str:
+                is_every = verdict.startswith("every third ")
+                is_hit = (len(proxy.seen) - start) % 3 == 2 if is_every else "/objects/" in exchange.path
+                return verdict.removeprefix("every third ") if is_hit or verdict in ("500", "503", "refuse") else "pass"
+
+            proxy.decide = decide
+            assert run(verdict, url) == code, verdict
+        proxy.decide = lambda exchange: "pass"
+        assert run("bucket", f"s3://no-such-bucket-{seaweed.BUCKET}/x") == 3
+        assert run("place", f"s3://{seaweed.BUCKET}/absent") == 3
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        lead_to(seaweed.environment(proxy.url, secret="wrong"), monkeypatch)
+        assert run("secret", url) == 3
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        lead_to({}, monkeypatch)
+        assert run("none", url) == 3
+
+
+def test_a_server_that_hangs_is_given_up_and_asked_again(
+    worlds: dict[str, World], tmp_path: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server says nothing until the client has gone."""
+    world = copied(worlds["ours"], tmp_path / "world")
+    monkeypatch.setattr(puller, "TIMEOUT_S", 0.5)
+    hung = threading.Event()
+    answered = Ranges.do_GET
+
+    def hang(handler: Ranges) -> None:
+        if "/objects/" in handler.path and not hung.is_set():
+            hung.set()
+            handler.connection.settimeout(30)
+            with contextlib.suppress(OSError):
+                assert handler.rfile.read(1) == b"", "the client hangs up"
+            handler.close_connection = True
+            return
+        answered(handler)
+
+    monkeypatch.setattr(Ranges, "do_GET", hang)
+    with serving(world.store, None) as (port, _):
+        arguments = [f"http://localhost:{port}/ecom", str(world.dest), "--key", str(keys["ours.pub"])]
+        assert puller.main(arguments) == 0
+    assert hung.is_set()
+    assert served_text(world.dest) == "two"
+
+
+@pytest.mark.parametrize("tool", ["relabel", "pull.py"])
+def test_a_download_that_was_killed_is_resumed_by_either_where_it_stopped(
+    relabel: Relabel, worlds: dict[str, World], tmp_path: Path, tls: Path, tool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pull.py is killed while its server, which sent a part of a file, waits; then the store is at hand as a folder."""
+    world = copied(worlds["nobody"], tmp_path / "world")
+    model, sent, is_over = world.file("model.onnx"), threading.Event(), threading.Event()
+
+    def stall(handler: Ranges) -> None:
+        if not handler.path.endswith(model.name):
+            return Ranges.do_GET(handler)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "5000")
+        handler.end_headers()
+        handler.wfile.write(model.read_bytes()[:2000])
+        sent.set()
+        is_over.wait(60)
+        return None
+
+    part = world.dest / ".partial" / model.name
+    with serving(world.store, tls) as (port, handler):
+        handler.do_GET = stall
+        command = [*BARE, f"https://localhost:{port}/ecom", str(world.dest)]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={"SSL_CERT_FILE": str(tls)})
+        assert sent.wait(60)
+        while not part.exists() or part.stat().st_size < 2000:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        is_over.set()
+    assert served_text(world.dest) == "one"
+    address = f"{world.store}/ecom"
+    capsys.readouterr()
+    if tool == "relabel":
+        held = json.loads(relabel("pull", address, str(world.dest), "--output", "json").out)
+        assert held["fetched_bytes"] == 3000 + world.file("manifest.json").stat().st_size
+    else:
+        assert puller.main([address, str(world.dest)]) == 0
+        assert "fetching model.onnx from byte 2,000 of 5,000" in capsys.readouterr().err
+    assert served_text(world.dest) == "two"
