@@ -21,7 +21,7 @@ from manifests.judging.run_labels import RunLabels
 from manifests.metrics.agreement import EXTRA
 from manifests.metrics.paired_labels import PairedSums
 from manifests.metrics.paired_tests import bowker, stuart_maxwell
-from manifests.runs.label_keys import recipe_differences
+from manifests.runs.recipes import recipe_differences
 from manifests.storage.context import Storage
 
 

@@ -19,7 +19,7 @@ from manifests.judging.label_sets import label_set
 from manifests.judging.pair_grades import PairGrades, taken
 from manifests.judging.run_labels import RunLabels
 from manifests.runs.label_files import read_labels
-from manifests.runs.label_keys import recipe_parts
+from manifests.runs.recipes import recipe_parts
 from manifests.storage.context import Storage
 
 NO_GOLD, OTHER_THAN_GOLD, NOT_AGREED = "without_gold", "other_than_gold", "not_agreed"

@@ -31,8 +31,8 @@ from manifests.runs.estimates import (
     StageEstimate,
 )
 from manifests.runs.kept_estimates import ESTIMATE_NAME, ESTIMATE_VERSION
-from manifests.runs.label_keys import stages_changed
 from manifests.runs.ranges import Range
+from manifests.runs.recipes import stages_changed
 from manifests.specs import JobSpec
 
 

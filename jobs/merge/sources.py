@@ -10,7 +10,6 @@ from manifests.digests import digest_of
 from manifests.errors import ConfigError, InputError, ManifestError
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.label_files import joined_form
-from manifests.runs.label_keys import recipe_differences, recipe_parts
 from manifests.runs.plans import (
     PLAN_NAME,
     Plan,
@@ -19,6 +18,7 @@ from manifests.runs.plans import (
     row_id_file,
     shard_row_ids,
 )
+from manifests.runs.recipes import recipe_differences, recipe_parts
 from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_manifest import (
     MergedSource,

@@ -18,7 +18,8 @@ from manifests.errors import ConfigError
 from manifests.inputs.dataset import Dataset, Known, open_dataset
 from manifests.labels import Reads
 from manifests.runs.fingerprints import fingerprint_parts
-from manifests.runs.label_keys import BY_CONTENT, stage_digests
+from manifests.runs.label_keys import stage_digests
+from manifests.runs.recipes import BY_CONTENT
 from manifests.specs import JobSpec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url, place_of

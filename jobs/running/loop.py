@@ -21,11 +21,12 @@ from jobs.running.counts import Progress
 from jobs.running.label_values import check_columns
 from jobs.running.live import RefusedAnswer
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
+from jobs.running.pair_rows import row_of
 from jobs.running.refused_answers import kept_of
 from jobs.running.shared_asks import AnswerBook, AskKeys, SharedAsk, SharedAsks
 from jobs.running.stall_detection import StallDetection
 from jobs.running.stops import Stop
-from jobs.running.trajectories import OpenPair, Trajectory, row_of
+from jobs.running.trajectories import OpenPair, Trajectory
 from jobs.running.watch import Watch
 from labelers.registry import Labeler, declared_columns, declared_reads
 from manifests.asks import Answer, Ask, Engine, Request, ShowsWork

@@ -16,9 +16,10 @@ from manifests.labels import Pair
 from manifests.runs.earlier_outputs import EarlierOutput, open_earlier
 from manifests.runs.known_answers import KnownAnswers, answer_of
 from manifests.runs.label_files import own_columns
-from manifests.runs.label_keys import AnswerKeys, LabelKeys, recipe_digest
+from manifests.runs.label_keys import AnswerKeys, LabelKeys
 from manifests.runs.plans import Plan
 from manifests.runs.receipts import ReusedRows
+from manifests.runs.recipes import recipe_digest
 from manifests.runs.reuse import KnownLabels, RowPlace
 from manifests.schemas import AnswerRow, LabelRow
 from manifests.storage.filesystems import place_of

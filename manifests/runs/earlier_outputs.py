@@ -9,9 +9,9 @@ from typing import Any
 from manifests.errors import ManifestError
 from manifests.runs.engine_identity import engine_identity
 from manifests.runs.label_files import own_columns
-from manifests.runs.label_keys import recipe_differences, recipe_digest
 from manifests.runs.plans import PLAN_NAME, Plan, plan_to_read
 from manifests.runs.receipts import ReusedRows
+from manifests.runs.recipes import recipe_differences, recipe_digest
 from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_manifest import manifest_sha256_of
 from manifests.runs.snapshots import Snapshot

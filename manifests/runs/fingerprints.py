@@ -10,8 +10,8 @@ from manifests.digests import canonical_json, digest_of
 from manifests.errors import StaleRunError
 from manifests.inputs.changed_files import changed_files
 from manifests.inputs.dataset import Dataset
-from manifests.runs.label_keys import engine_parts, parts_as_of
 from manifests.runs.plans import Plan
+from manifests.runs.recipes import engine_parts, parts_as_of
 from manifests.schemas import SCHEMA_VERSION
 
 

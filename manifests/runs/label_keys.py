@@ -1,8 +1,7 @@
 """What makes two labels the same label: the key of a row, and of an answer that the rows of a query share.
 
-A row's key is a digest of a *recipe* (all that a run settles once: labeler, templates, model, sampling, engine) and of
-the row's texts as far as the labeler reads them. Two rows with one key would get the same label, so the one can be
-taken for the other.
+A row's key is a digest of a *recipe* (`recipes.py`: all that a run settles once) and of the row's texts as far as the
+labeler reads them. Two rows with one key would get the same label, so the one can be taken for the other.
 
 The document and the context go in as they are, code point by code point: evidence is offsets into the document, and a
 document of other code points is another document even if it looks the same. The query goes in as Unicode NFC with each
@@ -23,80 +22,10 @@ from typing import Any
 from manifests.asks import Ask
 from manifests.digests import canonical_json
 from manifests.labels import Pair, Reads
-from manifests.older_schemas import NODES
+from manifests.runs.recipes import PERSON_LABEL, SETTLED, engine_parts, recipe_digest
 from manifests.schemas import KEY_BYTES
 
-_PERSON_LABEL = b"relabel label 1"
 _PERSON_ANSWER = b"relabel answer 1"
-_SETTLED = ("model", "engine", "overlong")
-"""Parts of a plan that every answer depends on."""
-_NOT_IN_A_LABEL = frozenset({"attempts"})
-"""Options that decide how often an unreadable answer is asked again, and never what a readable one says."""
-BY_CONTENT = "by its files"
-"""Stands for a path among an engine's options: what lies there is part of the model's digest, and where it lies is no
-part of a label.
-"""
-_WERE_PATHS = ("lora",)
-"""Options whose paths are in plans of relabel up to 0.1."""
-
-
-def engine_parts(parts: dict[str, Any]) -> dict[str, Any]:
-    """What a plan's `parts` say of the engine, without the paths that older plans hold."""
-    engine: dict[str, Any] = parts["engine"]
-    paths = [name for name in _WERE_PATHS if engine.get("args", {}).get(name) is not None]
-    return {**engine, "args": {**engine["args"], **dict.fromkeys(paths, BY_CONTENT)}} if paths else engine
-
-
-def parts_as_of(parts: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
-    """A job's parts in the terms of an older plan's: an output with label files of version 2 goes on in these, as long
-    as they have fields for the columns that its labeler declares, and one that was cut stays as it was where the job
-    names no size of chunks.
-    """
-    held = was.get("cut")
-    if held and parts.get("cut") == {**held, "chunk_rows": None}:
-        parts = {**parts, "cut": held}
-    if was.get("schema") != 2 or any(NODES.get(name) != kind for name, kind in parts.get("label_columns", ())):
-        return parts
-    return {key: value for key, value in parts.items() if key != "label_columns"} | {"schema": 2}
-
-
-def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
-    """What a plan's `parts` say about how a label is made: everything but the input and how the work is cut.
-
-    The prompt's limit stays in (`engine.max_prompt_tokens`, `overlong`): which documents it would cut is known only
-    once they are encoded.
-    """
-    labeler = {key: value for key, value in parts["labeler"].items() if key not in _NOT_IN_A_LABEL}
-    return {
-        "labeler": labeler,
-        "templates": parts["templates"],
-        "stages": parts.get("stages"),
-        "model": parts["model"],
-        "engine": engine_parts(parts),
-        "overlong": parts["overlong"],
-    }
-
-
-def recipe_digest(parts: dict[str, Any]) -> bytes:
-    """32 bytes that stand for `recipe_parts`."""
-    return blake2b(canonical_json(recipe_parts(parts)), digest_size=32, person=_PERSON_LABEL).digest()
-
-
-def recipe_differences(was: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
-    """What differs between two plans' recipes, by part (`labeler`, `templates`, …): the names of the settings that
-    changed.
-    """
-    before, after = recipe_parts(was), recipe_parts(now)
-    found: dict[str, list[str]] = {}
-    for part, value in after.items():
-        held = before[part]
-        if value == held:
-            continue
-        is_pair_of_maps = isinstance(value, dict) and isinstance(held, dict)
-        found[part] = (
-            sorted(key for key in {*value, *held} if value.get(key) != held.get(key)) if is_pair_of_maps else [part]
-        )
-    return found
 
 
 def stage_digests(asks: Sequence[Ask]) -> dict[str, str]:
@@ -109,19 +38,6 @@ def stage_digests(asks: Sequence[Ask]) -> dict[str, str]:
         _add_ask(digest, ask, ())
         found[ask.stage] = digest.hexdigest()
     return found
-
-
-def stages_changed(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Stages of a plan's parts whose answers to the same texts may differ from another plan's, in order.
-
-    A stage goes on from the answers before it, which its own ask shows, so a changed first stage changes those after
-    it.
-    """
-    stages: dict[str, str] = now["stages"]
-    if any(was[part] != now[part] for part in _SETTLED):
-        return list(stages)
-    held = was.get("stages") or {}
-    return [stage for stage, digest in stages.items() if held.get(stage) != digest]
 
 
 def normalise_query(text: str) -> str:
@@ -140,7 +56,7 @@ class LabelKeys:
     """
 
     def __init__(self, parts: dict[str, Any], reads: Reads) -> None:
-        self._base = blake2b(recipe_digest(parts), digest_size=KEY_BYTES, person=_PERSON_LABEL)
+        self._base = blake2b(recipe_digest(parts), digest_size=KEY_BYTES, person=PERSON_LABEL)
         self._reads = reads
         self._last: tuple[str, tuple[str, ...], tuple[Pair, ...]] | None = None
         self._places: dict[int, int] = {}
@@ -186,7 +102,7 @@ class AnswerKeys:
     """Keys of shared answers under one engine and model."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
-        settled = {**{key: parts[key] for key in _SETTLED}, "engine": engine_parts(parts)}
+        settled = {**{key: parts[key] for key in SETTLED}, "engine": engine_parts(parts)}
         self._base = blake2b(canonical_json(settled), digest_size=KEY_BYTES, person=_PERSON_ANSWER)
 
     def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:

@@ -20,8 +20,8 @@ from jobs.planning.spec_places import Places, absolute, mark_of, path_of, placed
 from labelers.engines.registry import engine_class, engine_names
 from manifests.errors import ConfigError
 from manifests.runs.fingerprints import is_plan_of
-from manifests.runs.label_keys import BY_CONTENT, recipe_digest
 from manifests.runs.plans import Plan
+from manifests.runs.recipes import BY_CONTENT, recipe_digest
 from manifests.spec_faults import validate_spec
 from manifests.specs import InputSpec, JobSpec, PathMark
 from tests.jobs.conftest import JOB
