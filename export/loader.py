@@ -7,12 +7,17 @@ tokenizers alone.
     print(student.version, student.provider, student.precision)
     print(student.score([("red shoe", "A red running shoe, size 9")]))
 
+`python load.py --check` asks the pairs again that were sealed at export, and holds this machine's answers against the
+sealed ones: exit 0 where they agree, 5 where they do not, 3 where the bundle is damaged or can't be opened, 4 where a
+library is missing.
+
 Files that are not those of the manifest, and a session that fell back to another provider, are errors and not answers.
 Text that spells a control token is ordinary text.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import hashlib
@@ -20,6 +25,7 @@ import json
 import os
 import secrets
 import stat
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +33,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distill.students.query_counts import query_counts
+
+NEEDS = "A bundle needs {}: pip install numpy onnxruntime tokenizers (on a GPU: onnxruntime-gpu, never both).\n"
+
+try:
+    import numpy as np
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    sys.stderr.write(NEEDS.format(missing.name))
+    raise SystemExit(4) from None
 
 # B rows, T tokens, K grades of a head
 
@@ -68,6 +82,9 @@ PYTHON_CACHE = "__pycache__"
 MANIFEST = "manifest.json"
 STAMPS = "load.stamps.json"
 VERSION_DIGITS = 16
+REFERENCE = "reference.json"
+REFERENCE_FORMAT = 1
+PAIRS_SHOWN = 5
 
 
 class BundleError(RuntimeError):
@@ -317,6 +334,68 @@ class Student:
     def grades(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """The most probable relevance grade of each pair, int64 [B]."""
         return np.asarray(self.probabilities(pairs)["relevance"].argmax(1))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How a machine answers a bundle's reference pairs; as text, one sentence.
+
+    Args:
+        student: which, in words.
+        tolerance: the largest |Δp| that counts as the same answer.
+        differences: the largest |Δp| of any head by pair, in the order of `reference.json`.
+    """
+
+    student: str
+    tolerance: float
+    differences: list[float]
+
+    @property
+    def strayed(self) -> list[int]:
+        """Places of pairs that are answered otherwise, the worst first."""
+        places = [place for place, found in enumerate(self.differences) if not found <= self.tolerance]
+        return sorted(places, key=lambda place: -self.differences[place])
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether all are answered as where the bundle was made."""
+        return not self.strayed
+
+    def __str__(self) -> str:
+        number, strayed = len(self.differences), self.strayed
+        if not strayed:
+            furthest = f"at most {max(self.differences):.2g} apart (tolerance {self.tolerance:.2g})"
+            return f"{self.student}: {number} reference pairs are answered as at export, {furthest}."
+        shown = ", ".join(f"pair {place} by {self.differences[place]:.2g}" for place in strayed[:PAIRS_SHOWN])
+        more = f" and {len(strayed) - PAIRS_SHOWN} more" if len(strayed) > PAIRS_SHOWN else ""
+        return (
+            f"{self.student}: {len(strayed)} of {number} reference pairs are answered otherwise than at export "
+            f"(tolerance {self.tolerance:.2g}): {shown}{more}, counted from 0 in {REFERENCE}. Do not serve "
+            "it here: take another precision or provider, or the versions of onnxruntime and tokenizers that the "
+            "manifest names."
+        )
+
+
+def check_answers(student: Student) -> Checked:
+    """Ask the pairs again that were sealed into a bundle, each alone, and hold the answers against the sealed ones.
+
+    Raises:
+        BundleError: it has none, or none of this precision.
+    """
+    held = _json(student.folder / REFERENCE)
+    models = held.get("models", {}) if held.get("format") == REFERENCE_FORMAT else {}
+    if student.precision not in models:
+        known = f"answers in {', '.join(models)} alone" if models else "no reference pairs"
+        raise BundleError(
+            f"{student.folder}: holds {known}, so {student.precision} can't be checked. Name another precision, or "
+            "export the student again."
+        )
+    sealed = models[student.precision]
+    found = student.probabilities([(query, document) for query, document in held["pairs"]], batch_tokens=1)
+    apart = [np.abs(found[name] - np.asarray(sealed["answers"][name])).max(1) for name in student.heads]
+    largest_B = np.nan_to_num(np.max(apart, axis=0), nan=np.inf)
+    name = f"{student.manifest['name']} {student.version}, {student.precision} on {student.provider}"
+    return Checked(name, float(sealed["tolerance"]), largest_B.tolist())
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -724,3 +803,28 @@ def _file(folder: Path, name: str) -> Path:
     if not stat.S_ISREG(mode) or not mode & stat.S_IRUSR:
         raise BundleError(f"{path} is not a plain file that can be read. Pull the bundle again.")
     return path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python load.py --check`: the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="load.py", description="Check that a bundle answers here as where it was made."
+    )
+    parser.add_argument("--check", action="store_true", required=True, help="ask the sealed reference pairs again")
+    parser.add_argument("--provider", default="auto", help=f"auto, {', '.join(PROVIDERS)}")
+    parser.add_argument("--precision", help="fp32, fp16, int8 …; by default what the provider takes")
+    asked = parser.parse_args(arguments)
+    try:
+        checked = check_answers(Student(Path(__file__).parent, provider=asked.provider, precision=asked.precision))
+    except ModuleNotFoundError as exc:
+        sys.stderr.write(NEEDS.format(exc.name))
+        return 4
+    except BundleError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 3
+    (sys.stdout if checked.has_passed else sys.stderr).write(f"{checked}\n")
+    return 0 if checked.has_passed else 5
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from export import loader
 from export.contracts import check_tokens
 from export.parity import answers, measure
 from export.parity_records import ModelParity, Parity
+from export.reference_answers import choose_rows, own_answers, write_reference
 from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
 from export.sessions import ModelSession
 from export.specs import ExportSpec
@@ -43,7 +44,8 @@ def compare(
     provider: str,
     say: Say,
 ) -> dict[str, Any]:
-    """Every model of the folder against the student; `parity` in the bundle's manifest.
+    """Every model of the folder against the student; `parity` in the bundle's manifest. What each answers of the
+    reference pairs is written into the folder.
 
     Raises:
         ModelError: the loader's tokens are not the student's.
@@ -55,12 +57,15 @@ def compare(
     say(f"parity: {len(pairs.pairs):,} pairs, the student in torch")
     check_tokens(student, rows, pairs)
     reference = student.probabilities(pairs.pairs)
-    found = []
+    places = choose_rows(pairs, spec.reference_pairs)
+    found, answered = [], {}
     for model in models:
         say(f"parity: {model.precision} on {provider}")
         session = ModelSession(folder / model.path, provider, list(student.record.heads))
         by_size = {size: answers(session, encoder, rows, size) for size in spec.parity.batch_sizes}
         found.append(measure(model.precision, reference, by_size, pairs, spec.parity))
+        answered[model.precision] = own_answers(session, encoder, rows, places)
+    write_reference(folder, pairs, places, answered, found, spec.parity)
     about = {"spec": spec.parity.model_dump(mode="json"), "pairs": pairs.about, "provider": provider}
     return {**about, "onnxruntime": onnxruntime.__version__, "models": plain(found)}
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from export.addresses import Address
 from export.channels import CHANNEL_KIND, Channel, find_channel, left_by_rollback
-from export.destinations import Destination, Seen, ServedVersion, State
+from export.destinations import VERSIONS, Destination, Seen, ServedVersion, State
 from export.downloads import Progress, Unpacked, fetch_version
 from export.signatures import TrustedKeys
 from export.versions import VERSION_KIND, Version, find_version, load_version
@@ -31,12 +31,14 @@ class PullOptions(NamedTuple):
         keep: versions that stay in the destination, the serving one included.
         lifts_hold: switch although somebody rolled back from this very move of the channel.
         checks_bytes: read every file that serves, those too whose stamp says that nothing changed.
+        checks_parity: before a switch, ask the new version's reference pairs here.
     """
 
     keys: TrustedKeys | None = None
     keep: int = 3
     lifts_hold: bool = False
     checks_bytes: bool = False
+    checks_parity: bool = False
 
 
 class Pulled(NamedTuple):
@@ -77,7 +79,8 @@ def pull(
     Raises:
         InputError: no such bundle, channel or version; or the destination holds another bundle.
         ManifestError: a record or file is damaged or hostile.
-        GateError: unsigned, signed by an untrusted key, or older than what was seen already.
+        GateError: unsigned, signed by an untrusted key, older than what was seen already, or with answers that differ.
+        MissingExtraError: its answers were to be checked, and onnxruntime is absent.
         LockHeldError: another pull to this destination is at work.
         DiskFullError: no space for it.
         StoreError: store or disk fail.
@@ -100,7 +103,22 @@ def _pull(
         if is_held or (state.served and state.served[0].version_sha256 == wanted.version.sha256):
             return _keep(bundle_store, destination, state, wanted, options, progress, is_held=is_held)
         ready = fetch_version(bundle_store, destination, state, wanted.version, progress)
+        if options.checks_parity:
+            _check_parity(destination, ready, progress)
         return _switch(destination, ready, wanted, options)
+
+
+def _check_parity(destination: Destination, ready: Unpacked, progress: Progress) -> None:
+    """Refuse a version that answers otherwise here than where it was made; what serves stays.
+
+    Raises:
+        GateError: it does.
+        ManifestError, MissingExtraError: it can't be asked.
+    """
+    from export.reference_answers import check_here  # a pull needs neither numpy nor onnxruntime
+
+    progress("asking the reference pairs", 0)
+    check_here(destination.folder / VERSIONS / ready.folder)
 
 
 def _keep(

@@ -71,6 +71,10 @@ class ExportSpec(Spec):
     """SPDX expression of what may be done with the bundle."""
     calibration_pairs: int = Field(256, ge=1)
     """Pairs of the training split that int8-static is calibrated on."""
+    reference_pairs: int = Field(32, ge=0, le=1000)
+    """Pairs of those compared that are sealed into the bundle, with their texts and each model's answers, for
+    `load.py --check`; 0 seals none.
+    """
     parity: ParitySpec = ParitySpec()
 
     @field_validator("formats", "precisions", mode="before")

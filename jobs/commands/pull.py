@@ -48,6 +48,11 @@ FAULTS_SHOWN = 3
     help="Read every byte of what serves, also of files that were not written to since they were proven.",
 )
 @click.option(
+    "--check-parity",
+    is_flag=True,
+    help="Before the switch, ask the bundle's reference pairs on this machine; exit 5 where its answers differ.",
+)
+@click.option(
     "--script",
     metavar="FILE",
     help="Write pull.py there, which does the same with Python's standard library alone; takes no argument.",
@@ -62,6 +67,7 @@ def pull(
     to: str | None,
     unhold: bool,
     check: bool,
+    check_parity: bool,
     script: str | None,
     output: str,
 ) -> int:
@@ -78,7 +84,7 @@ def pull(
             raise click.UsageError("--script stands alone: relabel pull --script pull.py")
         return _write_script(local_folder(script, "--script"), output)
     if rollback:
-        if len(arguments) != 1 or keys or watch is not None or unhold or check:
+        if len(arguments) != 1 or keys or watch is not None or unhold or check or check_parity:
             raise click.UsageError("--rollback takes one argument, DEST, and no other option but --to and --output.")
         return _roll_back_here(local_folder(arguments[0], "DEST"), to, output)
     if to is not None:
@@ -97,7 +103,7 @@ def pull(
     address = parse_address(arguments[0])
     destination = Destination(local_folder(arguments[1], "DEST"))
     bundle_store = open_bundle_store(address.url, Storage())
-    options = PullOptions(_trusted_keys(keys), keep, unhold, check)
+    options = PullOptions(_trusted_keys(keys), keep, unhold, check, check_parity)
     if watch is not None:
         with TransferDisplay() as display:
             seen = _watch(

@@ -404,6 +404,7 @@ CALLS = [
     ("publish bundle store --channel a/b", _published, 2),
     ("pull store/ecom dest", _published, 0),
     ("pull store/ecom@3.0 dest", _published, 3),
+    ("pull --rollback dest --check-parity", _nothing, 2),
     ("pull store/ecom", _nothing, 2),
     ("pull --rollback dest", _nothing, 3),
     ("pull --script pull.py", _nothing, 0),

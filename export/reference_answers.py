@@ -1,0 +1,95 @@
+"""What a bundle answered where it was made, sealed into it: pairs, each model's probabilities, and how far another
+machine's may lie from them. `load.py --check` and `relabel pull --check-parity` ask them again where it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from export import loader
+from export.parity import Run, answers
+from export.parity_records import ModelParity
+from export.reference_pairs import PairSet
+from export.specs import ParitySpec
+from manifests.digests import readable_json
+from manifests.errors import GateError, ManifestError
+from manifests.extras import require
+
+LONGEST_CHARACTERS = 20_000
+"""Longer pairs are not sealed: what a model reads of them is far less."""
+
+
+def choose_rows(pairs: PairSet, number: int) -> list[int]:
+    """Places of pairs to seal, spread evenly over those that were compared, so that many queries are among them."""
+    short = [place for place, texts in enumerate(pairs.pairs) if sum(map(len, texts)) <= LONGEST_CHARACTERS]
+    if len(short) <= number:
+        return short
+    return [short[place] for place in np.linspace(0, len(short) - 1, number).round().astype(int).tolist()]
+
+
+def own_answers(
+    run: Run, encoder: loader.Encoder, rows: Sequence[tuple[list[int], list[int]]], places: Sequence[int]
+) -> dict[str, list[list[float]]]:
+    """A model's probabilities of some rows by head, each asked alone, so that no company changes them."""
+    if not places:
+        return {}
+    found = answers(run, encoder, [rows[place] for place in places], 1)
+    return {name: values_BK.tolist() for name, values_BK in found.items()}
+
+
+def tolerance(model: ModelParity, spec: ParitySpec) -> float:
+    """How far another machine's answers may lie from these: fp32's bound, or where a smaller precision moved them
+    further from the student's at export, as far as that.
+    """
+    least = spec.fp32_max_abs
+    return least if model.precision == "fp32" else max(least, *(one.max_abs for one in model.figures))
+
+
+def write_reference(
+    folder: Path,
+    pairs: PairSet,
+    places: Sequence[int],
+    answered: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
+    models: Sequence[ModelParity],
+    spec: ParitySpec,
+) -> None:
+    """Write `reference.json`; none where no pair was chosen.
+
+    Args:
+        answered: by precision and head, see `own_answers`.
+    """
+    if not places:
+        return
+    held = {
+        "format": loader.REFERENCE_FORMAT,
+        "pairs": [list(pairs.pairs[place]) for place in places],
+        "models": {
+            model.precision: {"tolerance": tolerance(model, spec), "answers": answered[model.precision]}
+            for model in models
+        },
+    }
+    (folder / loader.REFERENCE).write_bytes(readable_json(held))
+
+
+def check_here(folder: Path) -> str:
+    """Ask a bundle's reference pairs on this machine, as its `load.py --check` does; a sentence on how they came out.
+
+    Args:
+        folder: whose bytes are proven.
+    Raises:
+        GateError: some are answered otherwise; says which and by how much.
+        ManifestError: the bundle has none, or can't be opened here.
+        MissingExtraError: onnxruntime or tokenizers is absent.
+    """
+    for library in ("onnxruntime", "tokenizers"):
+        require(library, extra="cpu", purpose="--check-parity")
+    try:
+        checked = loader.check_answers(loader.Student(folder, check_digests=False))
+    except loader.BundleError as exc:
+        raise ManifestError(f"--check-parity: {exc}") from exc
+    if not checked.has_passed:
+        raise GateError(f"{checked}")
+    return str(checked)

@@ -1,0 +1,194 @@
+"""What a bundle answered where it was made is asked again where it serves: by `load.py --check`, and by `relabel pull
+--check-parity` before the switch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export.bundles import open_bundle, seal_bundle
+from export.exporting import export_bundle
+from export.loader import REFERENCE, Checked, Student, check_answers
+from export.parity_records import read_parity
+from export.reference_answers import LONGEST_CHARACTERS, choose_rows, tolerance
+from export.reference_pairs import PairSet
+from export.specs import ExportSpec, ParitySpec
+from manifests.storage.context import Storage
+
+Relabel = Callable[..., Any]
+
+
+@pytest.fixture
+def strayed(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle that verifies, whose reference pairs 2 and 5 were answered otherwise where it was sealed."""
+
+    def change(held: dict[str, Any]) -> None:
+        for place, by in ((2, 0.25), (5, 0.5)):
+            for model in held["models"].values():
+                first = model["answers"]["relevance"][place]
+                first[0] += by if first[0] < 0.5 else -by
+
+    return resealed(bundle, tmp_path / "strayed", change)
+
+
+def resealed(bundle: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    shutil.copytree(bundle, folder)
+    held = json.loads((folder / REFERENCE).read_bytes())
+    change(held)
+    (folder / REFERENCE).write_text(json.dumps(held))
+    seal_bundle(folder, open_bundle(bundle).own_facts)
+    return folder
+
+
+def load_main(folder: Path) -> Callable[[list[str]], int]:
+    """`main` of a bundle's own load.py."""
+    spec = importlib.util.spec_from_file_location(f"load_of_{folder.name}", folder / "load.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    main: Callable[[list[str]], int] = module.main
+    return main
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-static"])
+def test_a_machine_that_answers_as_at_export_is_good(
+    bundle: Path, precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load_main(bundle)(["--check", "--provider", "cpu", "--precision", precision]) == 0
+    out, err = capsys.readouterr()
+    assert f"{precision} on cpu: 32 reference pairs are answered as at export" in out
+    assert err == ""
+
+
+def test_pairs_that_are_answered_otherwise_are_named_with_how_far(
+    strayed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load_main(strayed)(["--check", "--provider", "cpu"]) == 5
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "2 of 32 reference pairs are answered otherwise than at export (tolerance 0.0001): pair 5 by 0.5" in err
+    assert "pair 2 by 0.25" in err
+    assert "Do not serve it here" in err
+
+
+def test_the_loader_alone_checks_from_a_shell(bundle: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", str(bundle / "load.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert (done.returncode, "answered as at export" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("missing", ["numpy", "onnxruntime"])
+def test_a_library_that_is_missing_is_named_with_what_to_install(bundle: Path, tmp_path: Path, missing: str) -> None:
+    """A Python without it: -S leaves out all that is installed, and numpy alone is linked back in for onnxruntime's
+    turn.
+    """
+    if missing == "onnxruntime":
+        for found in Path(np.__file__).parents[1].glob("numpy*"):
+            (tmp_path / found.name).symlink_to(found)
+    line = f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = ['load.py', '--check']; "
+    line += f"runpy.run_path({str(bundle / 'load.py')!r}, run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", line], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.startswith(f"A bundle needs {missing}: pip install numpy onnxruntime tokenizers")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bundle_whose_bytes_changed_or_that_holds_no_answers_is_refused(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(bundle, tmp_path / "bent")
+    (tmp_path / "bent" / REFERENCE).write_bytes((bundle / REFERENCE).read_bytes() + b" ")
+    assert load_main(tmp_path / "bent")(["--check", "--provider", "cpu"]) == 3
+    assert f"{REFERENCE}: its bytes are not those that the manifest names" in capsys.readouterr().err
+    without = resealed(bundle, tmp_path / "without", lambda held: held["models"].pop("int8"))
+    assert load_main(without)(["--check", "--provider", "cpu", "--precision", "int8"]) == 3
+    assert "holds answers in fp32, fp16, int8-static alone, so int8 can't be checked" in capsys.readouterr().err
+
+
+def test_none_are_sealed_where_none_are_wanted(student: Path, tmp_path: Path) -> None:
+    spec = ExportSpec(reference_pairs=0)
+    export_bundle(student, tmp_path / "bundle", spec, Storage(), provider="cpu")
+    assert not (tmp_path / "bundle" / REFERENCE).exists()
+    with pytest.raises(Exception, match="holds no reference pairs, so fp32 can't be checked"):
+        check_answers(Student(tmp_path / "bundle", provider="cpu"))
+
+
+def test_a_decoders_pairs_are_sealed_too(decoder_bundle: Path) -> None:
+    for precision in ("fp32", "int8"):
+        assert check_answers(Student(decoder_bundle, provider="cpu", precision=precision)).has_passed
+
+
+def test_an_answer_that_is_no_number_is_no_answer() -> None:
+    assert Checked("x", 0.1, [0.05, float("inf")]).strayed == [1]
+    assert Checked("x", 0.1, [float("nan"), 0.0]).strayed == [0]
+    many = str(Checked("x", 0.1, [0.2] * 9))
+    assert "9 of 9" in many
+    assert "and 4 more" in many
+
+
+def test_pairs_are_spread_over_what_was_compared_and_monsters_are_left_out() -> None:
+    def pairs(*lengths: int) -> PairSet:
+        texts = [("q", "d" * length) for length in lengths]
+        zeros = np.zeros(len(texts), dtype=np.int64)
+        return PairSet(texts, [("f", row) for row in range(len(texts))], zeros, zeros, None, {})
+
+    assert choose_rows(pairs(*[5] * 9), 3) == [0, 4, 8]
+    assert choose_rows(pairs(5, 5), 3) == [0, 1]
+    assert choose_rows(pairs(5, LONGEST_CHARACTERS, 5, 5), 3) == [0, 2, 3]
+    assert choose_rows(pairs(5, 5), 0) == []
+
+
+def test_the_tolerance_is_what_the_gate_saw(bundle: Path) -> None:
+    parity = read_parity(open_bundle(bundle).facts["parity"], "tiny")
+    for model in parity.models:
+        furthest = max(one.max_abs for one in model.figures)
+        assert tolerance(model, ParitySpec()) == (1e-4 if model.precision == "fp32" else max(1e-4, furthest))
+
+
+def test_a_pull_that_checks_parity_keeps_what_serves_where_answers_differ(
+    relabel: Relabel, bundle: Path, strayed: Path, folder: Path
+) -> None:
+    assert relabel("publish", str(bundle), "store", "--channel", "stable").code == 0
+    assert relabel("pull", "store/tiny", "dest", "--check-parity").code == 0
+    before = (folder / "dest/current").resolve()
+    assert relabel("publish", str(strayed), "store", "--channel", "stable").code == 0
+    for _ in range(2):  # the second finds the files here
+        done = relabel("pull", "store/tiny", "dest", "--check-parity")
+        done.refused(5, "2 of 32 reference pairs are answered otherwise", "pair 5 by 0.5")
+        assert (folder / "dest/current").resolve() == before
+    assert relabel("verify", "dest").code == 0
+    assert relabel("pull", "store/tiny", "dest").code == 0
+    assert (folder / "dest/current").resolve() != before
+
+
+def test_a_pull_can_not_check_a_bundle_without_reference_pairs(
+    relabel: Relabel, bundle: Path, tmp_path: Path, folder: Path
+) -> None:
+    empty = resealed(bundle, tmp_path / "empty", lambda held: held.update(models={}))
+    assert relabel("publish", str(empty), "store", "--channel", "stable").code == 0
+    relabel("pull", "store/tiny", "dest", "--check-parity").refused(3, "holds no reference pairs", "export")
+    assert not (folder / "dest/current").exists()
+
+
+def test_a_rollback_takes_no_check(relabel: Relabel, folder: Path) -> None:
+    relabel("pull", "--rollback", "dest", "--check-parity").refused(2, "--rollback takes one argument")
