@@ -39,7 +39,8 @@ BATCH_PRICE = 0.5
 class MayBatch(Protocol):
     """Options of an engine that may hand asks over as batches, which are answered hours later."""
 
-    batch: bool
+    @property
+    def sends_batches(self) -> bool: ...
 
 
 @runtime_checkable
@@ -56,7 +57,7 @@ def gpus_of(args: EngineArgs) -> int:
 
 def is_batched(args: EngineArgs) -> bool:
     """Whether asks are handed over as batches."""
-    return isinstance(args, MayBatch) and args.batch is True  # other engines' `batch` is a size
+    return isinstance(args, MayBatch) and args.sends_batches
 
 
 def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int) -> float | None:

@@ -102,6 +102,11 @@ class OpenAiArgs(EngineArgs):
     cache_dir: PathText | None = None
     """Where fetched tokenizers are kept. Default: `~/.cache/relabel`."""
 
+    @property
+    def sends_batches(self) -> bool:
+        """See `manifests.engine_options.MayBatch`; other engines' `batch` is a size."""
+        return self.batch
+
     @model_validator(mode="after")
     def _batches_are_chat(self) -> OpenAiArgs:
         if self.batch and self.mode != "chat":
