@@ -68,7 +68,7 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     """Write the manifest over what lies in a folder; an earlier manifest is replaced.
 
     Args:
-        facts: `name` and `lineage`, and any further sections (heads, inputs, parity, latency, licence …), as plain JSON
+        facts: `name` and `lineage`, and any further sections (heads, inputs, parity, licence …), as plain JSON
             values without times.
     Raises:
         ManifestError: a file's name, or something other than a plain file, cannot be in a bundle; a fact is missing or

@@ -173,7 +173,7 @@ def _facts(
     inputs: StudentInputs,
     models: Sequence[ModelFile],
 ) -> dict[str, Any]:
-    """The bundle's manifest but for parity and what made it; `latency` is filled by whoever measures it."""
+    """The bundle's manifest but for parity and what made it."""
     record = student.record
     origin = {key: manifest[key] for key in FROM_STUDENT if key in manifest}
     return {
@@ -192,7 +192,6 @@ def _facts(
             "student": {"digest": student_digest(student.path), "name": record.name, **origin},
             **{key: manifest.get(key) for key in ("labels", "gold", "split")},
         },
-        "latency": None,
         "licence": {"bundle": spec.licence, "model": manifest.get("model", {}).get("reference")},
         "spec": spec.model_dump(mode="json"),
     }

@@ -10,7 +10,7 @@ from export.bench import memory
 from export.bench.latency import time_calls
 from export.bench.latency_facts import LatencyRow
 from export.bench.plans import CELL_WEIGHT, BenchModel, Cell
-from export.bench.quantiles import MS, summarize
+from export.bench.quantiles import FEWEST_SAMPLES, MS, summarize
 from export.bench.runners import Runner
 from export.bench.settings import Setting, spoken_latency
 from export.bench.workloads import fixed_batch
@@ -71,6 +71,8 @@ def _measure(
     timed = time_calls(call, seconds, is_warm=is_warm)
     peak_rss_bytes = memory.peak_rss_bytes() if is_watched else None
     taken = memory.device_bytes()
+    samples = len(timed.latency_s)
+    is_told = samples >= FEWEST_SAMPLES
     row = LatencyRow(
         provider=model.provider,
         precision=model.precision,
@@ -86,8 +88,8 @@ def _measure(
         device_bytes=None if taken is None or used_bytes is None else max(0, taken - used_bytes),
         threads=setting.threads,
         seconds=timed.seconds,
-        cpu_ms=timed.cpu_s * MS / len(timed.latency_s),
-        **summarize(timed.latency_s),
+        cpu_ms=timed.cpu_s * MS / samples if is_told else None,
+        **(summarize(timed.latency_s) if is_told else {"samples": samples}),
     )
     mean, low, high = (ms and cell.rows * MS / ms for ms in (row.mean_ms, row.mean_high, row.mean_low))
     return replace(row, pairs_per_s=mean, pairs_per_s_low=low, pairs_per_s_high=high)
@@ -111,4 +113,4 @@ def _expected_s(measured: Sequence[LatencyRow], cell: Cell, setting: Setting) ->
     if not measured:
         return 0.0
     last, usual = measured[-1], setting.workload.lengths.p50
-    return (last.mean_ms or 0.0) / MS * cell.size(usual) / (last.rows * (last.tokens or usual))
+    return last.seconds / last.samples * cell.size(usual) / (last.rows * (last.tokens or usual))

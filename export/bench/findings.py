@@ -11,7 +11,7 @@ from export.bench.latency_comparison import ComparedModels, Finding
 from export.bench.latency_facts import LatencyRow, ModelLatency
 from export.bench.machine_facts import BUSY_LOAD
 from export.bench.measured_machine import MeasuredMachine
-from export.bench.quantiles import QUANTILES, samples_needed
+from export.bench.quantiles import FEWEST_SAMPLES, QUANTILES, samples_needed
 from export.bench.rate_sweeps import FEWEST_REQUESTS
 
 MAX_CV = 0.05
@@ -117,7 +117,8 @@ def _noisy(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _few(rows: Sequence[LatencyRow]) -> str | None:
-    parts = []
+    untold = [row.samples for row in rows if row.loop == "closed" and row.samples < FEWEST_SAMPLES]
+    parts = [f"any figure ({FEWEST_SAMPLES}) in {len(untold)} of {len(rows)}, fewest {min(untold):,}"] if untold else []
     for name in ("p50", "p99", "p999"):
         need = samples_needed(QUANTILES[name])
         short = [row.samples for row in rows if row.samples < need]

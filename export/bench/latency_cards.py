@@ -1,6 +1,4 @@
-"""The card's section `Latency`, from `latency.json` alone, and how it comes into a card that
-somebody may have edited.
-"""
+"""What a bench found, in words and tables for people, from its record alone."""
 
 from __future__ import annotations
 
@@ -8,30 +6,9 @@ from collections.abc import Sequence
 
 from export.bench.latency_facts import BenchFacts
 
-TITLE = "## Latency"
-NEXT_TITLE = "## Made of"
-"""The section comes before this one where the card has it."""
-
-
-def put_section(card: str, lines: Sequence[str]) -> str:
-    """A card with the section in it: in the place of an earlier one, else before what the bundle is made of, else at
-    the end.
-    """
-    section = [TITLE, "", *lines, ""]
-    rows = card.splitlines()
-    titles = [place for place, row in enumerate(rows) if row.startswith("## ")]
-    start = next((place for place in titles if rows[place].strip() == TITLE), None)
-    if start is not None:
-        end = next((place for place in titles if place > start), len(rows))
-    else:
-        start = end = next((place for place in titles if rows[place].strip() == NEXT_TITLE), len(rows))
-        if start and rows[start - 1].strip():
-            section = ["", *section]
-    return "\n".join([*rows[:start], *section, *rows[end:]]).rstrip("\n") + "\n"
-
 
 def latency_lines(facts: BenchFacts) -> list[str]:
-    """The section's lines, Markdown, without its title."""
+    """Lines of Markdown, without a title."""
     tables = [cell_rows(facts), rate_rows(facts), comparison_rows(facts)]
     lines = [machine_line(facts), ""]
     for table in tables:
@@ -81,7 +58,7 @@ def cell_rows(facts: BenchFacts) -> list[list[str]]:
         ]
     ]
     for model in facts.models:
-        for row in model.closed:
+        for row in model.told:
             memory = row.device_bytes if row.device_bytes is not None else row.peak_rss_bytes
             p50 = _between(row.p50_ms, row.p50_low, row.p50_high)
             rows.append(

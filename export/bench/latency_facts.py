@@ -119,6 +119,11 @@ class ModelLatency:
         """As findings and pages call it."""
         return f"{self.provider} {self.precision}"
 
+    @property
+    def told(self) -> list[LatencyRow]:
+        """Cells that had samples enough to be told of."""
+        return [row for row in self.closed if row.mean_ms is not None or row.p50_ms is not None]
+
 
 @dataclass(frozen=True)
 class ReplayedLengths:

@@ -29,10 +29,10 @@ def write_plots(folder: Path, facts: BenchFacts) -> list[str]:
 
 def _plot_closed(axes: Any, facts: BenchFacts) -> bool:
     """p50 with a whisker up to p99, by cell and model."""
-    models = [model for model in facts.models if model.closed]
-    cells = list(dict.fromkeys(row.cell for model in models for row in model.closed))
+    models = [model for model in facts.models if model.told]
+    cells = list(dict.fromkeys(row.cell for model in models for row in model.told))
     for number, model in enumerate(models):
-        rows = {row.cell: row for row in model.closed}
+        rows = {row.cell: row for row in model.told}
         places = [cells.index(cell) + (number - (len(models) - 1) / 2) * 0.8 / len(models) for cell in rows]
         middle = [(row.mean_ms or 0.0) if row.p50_ms is None else row.p50_ms for row in rows.values()]
         upper = [max(0.0, (row.p99_ms or value) - value) for row, value in zip(rows.values(), middle, strict=True)]

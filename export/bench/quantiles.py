@@ -21,6 +21,8 @@ from manifests.metrics.bootstrap import LEVEL, bootstrap
 # N latencies in the order measured, R resamples, G blocks of neighbours
 
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+FEWEST_SAMPLES = 20
+"""A closed-loop cell with fewer states no figure: a mean of three tells more of the moment than of the model."""
 MAX_BLOCKS = 50
 RESAMPLES = 400
 MS = 1000.0

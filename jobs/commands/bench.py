@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,24 +89,24 @@ BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench fi
     is_flag=True,
     help="Measure on the CPU where a provider is missing, and report it.",
 )
-@click.option("--to", metavar="DIR", help="Write the results there and leave the bundle as it is.")
+@click.option("--to", metavar="DIR", help="Write the results there, with a table and plots.")
 @output_option
 @sigterm_ends()
 def bench(bundle: str, output: str, **options: Any) -> int:
-    """Measure a bundle's latency, throughput and memory on this machine, and record it in the bundle, which gets
-    a new version. A file in BUNDLE's place names the bundle and holds options (`relabel init --kind bench`).
+    """Measure a bundle's latency, throughput and memory on this machine, and record it beside the bundle, which stays
+    as it is. A file in BUNDLE's place names the bundle and holds options (`relabel init --kind bench`).
 
     Closed loop: batches by lengths, quantiles with 95 % intervals. Open loop: requests by a Poisson process with
     micro-batching, latency from the scheduled arrival. Comparisons take turns; their figure is the median of paired
     ratios. What makes figures doubtful is reported as a finding. docs/bench.md has the table's columns.
     """
     from export.bench.benching import bench_bundle
-    from export.bench.latency_records import check_place, check_results_folder, put_into_bundle, write_to
+    from export.bench.latency_records import check_results_folder, write_to
+    from export.bench.measurements import write_measurements
     from export.bench.side_by_side import Against
-    from export.bundle_places import locked, put_back
+    from export.bundle_places import put_back
     from export.bundles import open_bundle
     from export.student_facts import student_facts
-    from jobs.report.bundle_page import with_latency
     from manifests.metrics.gates import judge_gates, parse_flag
     from manifests.records import plain
 
@@ -119,26 +117,23 @@ def bench(bundle: str, output: str, **options: Any) -> int:
         {str(side.name): Path(side.path) for side in spec.against},
     )
     folder = _local(spec.bundle, "BUNDLE").resolve()
-    place = folder if spec.to is None else _local(spec.to, "--to")
-    if spec.to is None:
-        check_place(folder)
-    else:
-        put_back(folder)
+    put_back(folder)
+    opened = open_bundle(folder)
+    place = None if spec.to is None else _local(spec.to, "--to")
+    if place is not None:
         check_results_folder(place, folder)
-    with locked(folder) if spec.to is None else nullcontext():
-        opened = open_bundle(folder)
-        described = student_facts(opened)
-        texts = None if spec.pairs is None else _texts(spec.pairs, described, seed=spec.seed)
-        measured = bench_bundle(
-            opened, spec, pairs=texts, against=sides, gates=gates, say=lambda line: click.echo(line, err=True)
-        )
-        for finding in measured.facts.findings:
-            text = f"finding ({finding.kind}) {finding.where}: {finding.text}"
-            log_format.say(text, level="warning", event="finding", **finding._asdict())
-        if spec.to is None:
-            opened = put_into_bundle(opened, measured, redraw=partial(with_latency, name=opened.name))
-        else:
-            write_to(place, measured)
+    described = student_facts(opened)
+    texts = None if spec.pairs is None else _texts(spec.pairs, described, seed=spec.seed)
+    measured = bench_bundle(
+        opened, spec, pairs=texts, against=sides, gates=gates, say=lambda line: click.echo(line, err=True)
+    )
+    for finding in measured.facts.findings:
+        text = f"finding ({finding.kind}) {finding.where}: {finding.text}"
+        log_format.say(text, level="warning", event="finding", **finding._asdict())
+    if place is None:
+        place = write_measurements(opened, measured.facts)
+    else:
+        write_to(place, measured)
     verdicts = judge_gates(gates, measured.figures, None)
     for verdict in verdicts:
         if not verdict.has_passed:

@@ -189,13 +189,13 @@ def _text(done: Any) -> str:
     from export.bundles import MANIFEST_NAME
     from export.parity_records import read_parity
     from export.student_facts import student_facts
+    from jobs.delivery.transfers import files_text
 
     parity = read_parity(done.bundle.facts.get("parity"), f"{done.bundle.folder}/{MANIFEST_NAME}")
     first = parity.models[0]
-    size = sum(file.size_bytes for file in done.bundle.files)
     weak = f", fewer than {parity.spec.min_pairs:,}: a weak result" if first.is_weak else ""
     rows = [
-        ("version", f"{done.bundle.version}, {len(done.bundle.files)} files, {size / 1e6:,.1f} MB"),
+        ("version", f"{done.bundle.version}, {files_text(done.bundle.all_files)}"),
         ("heads", ", ".join(f"{name} {grades}" for name, grades in student_facts(done.bundle).heads.items())),
         ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
     ]

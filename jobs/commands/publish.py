@@ -42,7 +42,7 @@ def publish(
     from export.bundles import open_bundle
     from export.publishing import PublishOptions
     from export.publishing import publish as publish_bundle
-    from jobs.delivery.transfers import TransferDisplay, size_text
+    from jobs.delivery.transfers import TransferDisplay, files_text
     from manifests.storage.bundle_stores import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
@@ -64,7 +64,7 @@ def publish(
         "exit_code": int(code),
     }
     rows = [
-        ("version", f"{done.version.version}, {len(done.version.files)} files, {size_text(done.version.size_bytes)}"),
+        ("version", f"{done.version.version}, {files_text(done.version.files)}"),
         ("uploaded", _uploaded_text(done)),
     ]
     if done.channel is not None:

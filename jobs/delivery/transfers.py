@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from export.bundle_files import BundleFile
 from jobs.streams import redacted_streams
 from manifests.secrets.redaction import redacted
 
@@ -68,3 +70,8 @@ def size_text(size_bytes: int) -> str:
             break
         size, unit = size / 1000, larger
     return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+
+
+def files_text(files: Sequence[BundleFile]) -> str:
+    """A bundle's files for people, its manifest among them: `6 files, 150.9 MB`."""
+    return f"{len(files)} files, {size_text(sum(file.size_bytes for file in files))}"

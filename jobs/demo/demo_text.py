@@ -84,7 +84,8 @@ def next_text(folder: str, seconds: float, choices: DemoChoices, *, is_whole_way
     if is_whole_way:
         lies += [
             (f"{folder}/student/", "the student, with its model card and curves"),
-            (f"{folder}/bundle/", "what serves: models, tokenizer, loader, parity, latency"),
+            (f"{folder}/bundle/", "what serves: models, tokenizer, loader, parity"),
+            (f"{folder}/measurements/", "how fast it answers on this machine"),
             (f"{folder}/models/", "where it is published; an s3:// URL goes as well"),
             (f"{folder}/served/current/", "what a server opens"),
         ]

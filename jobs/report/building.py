@@ -196,7 +196,7 @@ def _absent_section(names: set[str], artifacts: Sequence[Artifact], unused: Sequ
     if any(not run.is_finished for run in runs):
         missing.append("Plan against actual, and the proof by row ids: they come when a run is finished.")
     if bundles and "latency" not in names:
-        missing.append("Latency: the bundle holds none. relabel bench measures it.")
+        missing.append("Latency: no bench of it was found. relabel bench measures it.")
     if not any(isinstance(one, StudentArtifact) for one in artifacts) and bundles:
         missing.append("Training curves: they are in the student's folder; give its path too.")
     return Section("absent", "What is not here", [Paragraph(sentence) for sentence in missing])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 from export.bench.latency_facts import FACTS_NAME, BenchFacts, LatencyRow, read_latency
+from export.bench.measurements import machine_name, measured_beside
 from export.bundle_cards import compared_on, parity_rows, undecided_lines
 from export.parity_records import Parity
 from jobs.report.artifacts import BundleArtifact
@@ -12,6 +16,7 @@ from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Fold, Paragra
 from jobs.report.downloads import csv_download
 from jobs.report.plots import draw_lines
 from jobs.report.plotted import Line
+from manifests.storage.filesystems import is_url
 
 MOST_LINES = 6
 _TONES = {"passed": "good", "REFUSED": "bad"}
@@ -94,17 +99,18 @@ def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
     """Closed loop: ask, wait, ask again. Open loop: requests come when they come."""
     blocks: list[Block] = []
     for bundle in bundles:
-        try:
-            facts = read_latency(bundle.store.read(FACTS_NAME), f"{bundle.path}/{FACTS_NAME}")
-        except FileNotFoundError:
-            continue
-        if facts.rows:
-            blocks += _latency_blocks(bundle, facts)
+        found = [] if is_url(bundle.path) else measured_beside(Path(bundle.path), bundle.manifest_sha256)
+        with suppress(FileNotFoundError):  # as benches wrote it before
+            found.append(read_latency(bundle.store.read(FACTS_NAME), f"{bundle.path}/{FACTS_NAME}"))
+        for facts in found:
+            name = bundle.name if len(found) == 1 else f"{bundle.name} on {machine_name(facts.machine)}"
+            if facts.rows:
+                blocks += _latency_blocks(replace(bundle, name=name), facts)
     return Section("latency", "Latency", blocks)
 
 
 def _latency_blocks(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
-    closed = [row for row in facts.rows if row.loop == "closed"]
+    closed = [row for model in facts.models for row in model.told]
     opened = [row for row in facts.rows if row.loop == "open"]
     blocks: list[Block] = [
         *_machine(bundle, facts),

@@ -11,7 +11,7 @@ import numpy as np
 from distill.students.student_record import STUDENT_NAME, StudentRecord
 from distill.students.token_rows import TokenRow
 from export.bench.fastest import ChosenPrecision, choose_precision
-from export.bench.latency_facts import FACTS_NAME, read_latency
+from export.bench.measurements import measurements_of
 from export.bundles import MANIFEST_NAME, open_bundle
 from export.contracts import LOADER
 from export.loader import PROVIDERS, BundleError, Student, check_files, length_batches
@@ -45,7 +45,7 @@ def is_bundle(path: str) -> bool:
 def identify_bundle(path: str) -> Identity:
     """Read a bundle's manifest, and hold names and sizes of its files against it.
 
-    Its digest is over what decides an answer: graphs, tokenizer, contract. A bench, which seals the bundle anew, leaves
+    Its digest is over what decides an answer: graphs, tokenizer, contract. A page or a card that is written anew leaves
     it as it is.
 
     Raises:
@@ -82,8 +82,8 @@ def choose(path: str, device: str, precision: str | None) -> tuple[str, ChosenPr
     provider = provider_here(device, option="--device", purpose=PURPOSE)
     bundle = open_bundle(Path(path), check_bytes=False)
     where = f"{path}/{MANIFEST_NAME}"
-    file = bundle.folder / FACTS_NAME
-    latency = read_latency(file.read_bytes(), str(file)) if FACTS_NAME in {one.path for one in bundle.files} else None
+    measured = (facts for facts in measurements_of(bundle) if any(one.provider == provider for one in facts.models))
+    latency = next(measured, None)
     return provider, choose_precision(read_parity(bundle.facts.get("parity"), where), latency, provider, precision)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 QUICK = {"seconds": 0.5, "providers": ["cpu"], "batches": [1], "threads": 1, "precisions": ["fp32"]}
@@ -19,8 +20,9 @@ def write(path: Path, **keys: Any) -> str:
 
 
 def test_paths_count_from_the_file_s_folder_and_flags_win_over_its_keys(
-    relabel: Callable[..., Any], folder: Path, bundle: Path, student: Path
+    relabel: Callable[..., Any], folder: Path, bundle: Path, student: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("export.bench.closed_cells.FEWEST_SAMPLES", 1)  # so that the gate's figure is there
     before = (bundle / "manifest.json").read_bytes()
     other = {"path": "../bundle/model.int8.onnx", "name": "mine"}
     spec = write(
@@ -60,4 +62,4 @@ def test_a_fresh_bench_file_is_read_by_its_command(relabel: Callable[..., Any], 
     Path("bench.yaml").write_text(text.replace("out/my-bundle", "bundle"))
     flags = ("--seconds", "0.5", "--batches", "1", "--providers", "cpu", "--precisions", "fp32")
     assert relabel("bench", "bench.yaml", *flags).code == 0
-    assert json.loads((bundle / "manifest.json").read_bytes())["latency"] is not None
+    assert len(list(Path("measurements/bundle").glob("*.json"))) == 1

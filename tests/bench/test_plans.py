@@ -19,7 +19,7 @@ from export.bench.comparisons import ratio_of, take_turns
 from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
 from export.bench.latency import time_calls
-from export.bench.latency_cards import comparison_rows, put_section
+from export.bench.latency_cards import comparison_rows
 from export.bench.latency_comparison import ComparedPair
 from export.bench.latency_facts import BoundedRate, LatencyRow
 from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
@@ -358,29 +358,6 @@ def test_a_profile_of_onnxruntimes_own_is_read(made: Path) -> None:
     found = count_cpu_nodes(json.loads(Path(session.end_profiling()).read_text()))
     assert sum(found.values()) > 5
     assert any("MatMul" in name for name in found)
-
-
-CARD = "# x\n\nWords.\n\n## Parity\n\ntable\n\n## Made of\n\n- student\n"
-
-
-def test_the_section_stands_in_a_card_once_and_leaves_the_rest_alone() -> None:
-    first = put_section(CARD, ["one", "two"])
-    assert first == "# x\n\nWords.\n\n## Parity\n\ntable\n\n## Latency\n\none\ntwo\n\n## Made of\n\n- student\n"
-    assert put_section(first, ["three"]) == first.replace("one\ntwo", "three")
-    assert put_section("# x\n", ["one"]) == "# x\n\n## Latency\n\none\n"
-
-
-@given(
-    st.lists(st.sampled_from(["# x", "## Latency", "## Made of", "## Other", "text", ""]), max_size=12),
-    st.integers(0, 3),
-)
-def test_the_section_is_put_into_any_card_the_same_way_twice(lines: list[str], number: int) -> None:
-    card = "\n".join(lines)
-    once = put_section(card, [f"line {number}"])
-    assert put_section(once, [f"line {number}"]) == once
-    assert once.count(f"line {number}") == 1
-    for line in lines:
-        assert line in once or "## Latency" in lines
 
 
 def test_the_machine_is_described_and_not_named() -> None:

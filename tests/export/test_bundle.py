@@ -54,7 +54,6 @@ def test_the_folder_is_sealed_and_says_what_it_is(bundle: Path, student: Path) -
     assert facts["lineage"]["student"]["digest"] == student_digest(student)
     assert len(facts["lineage"]["labels"][0]["sha256"]) == 64
     assert facts["licence"]["bundle"] == "Apache-2.0"
-    assert facts["latency"] is None
     assert [model["precision"] for model in facts["models"]] == list(FILES)
     assert facts["made_by"]["models"]["int8"]["quantized"] == 12  # two layers of six matrices; the heads stay float
     assert facts["made_by"]["models"]["int8-static"]["calibration_batches"] > 0
