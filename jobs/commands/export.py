@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import output_option
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 @click.command(epilog="Example: relabel export out/ecom-bert --to out/bundle --precisions fp32,int8")
 @click.argument("student", metavar="STUDENT")
 @click.option("--to", required=True, metavar="BUNDLE", help="Folder to make.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["bundle", "hf"]),
+    default="bundle",
+    show_default=True,
+    help="hf: a folder for transformers and sentence-transformers instead of a bundle.",
+)
 @click.option("--formats", default="onnx", show_default=True, metavar="LIST", help="onnx, and tensorrt where a GPU is.")
 @click.option(
     "--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8, int8-static."
@@ -61,6 +70,7 @@ if TYPE_CHECKING:
 def export(
     student: str,
     to: str,
+    form: str,
     provider: str,
     pairs: str | None,
     gold: str | None,
@@ -77,6 +87,8 @@ def export(
     Every model is compared with the student on real pairs, alone and in batches. If a gate fails, the command lists the
     worst rows, makes no bundle and exits 5. docs/export.md has the gates.
     """
+    if form == "hf":
+        return _export_hf(student, to, own["licence"], is_replacing=replace, done_ok=done_ok, output=output)
     from export.exporting import export_bundle
     from export.reference_pairs import PairsFile
     from export.specs import ExportSpec
@@ -110,6 +122,43 @@ def export(
         "exit_code": int(code),
     }
     emit({**result, **{key: facts[key] for key in keys}}, _text(done), output)
+    return code
+
+
+HF_OPTIONS = frozenset({"student", "to", "form", "licence", "replace", "done_ok", "output"})
+
+
+def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool, done_ok: bool, output: str) -> int:
+    """A folder for transformers and sentence-transformers.
+
+    Raises:
+        UsageError: an option was given that a bundle alone has.
+    """
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name not in HF_OPTIONS
+        and option.name is not None
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(f"{given[0]} belongs to bundles; --format hf takes --to, --licence, --replace and --done-ok.")
+    from export.huggingface import export_to_hub_folder
+
+    done = export_to_hub_folder(
+        _student(student, Storage()),
+        _local(to, "--to"),
+        licence=licence,
+        is_replacing=is_replacing,
+        say=lambda line: click.echo(line, err=True),
+    )
+    code = Exit.NOTHING_TO_DO if done.was_done and not done_ok else Exit.DONE
+    head = "Nothing to do: this student is in" if done.was_done else "The student is in"
+    rows = [("loads with", f"{done.library}; README.md says how")]
+    rows += [("left out", f"heads {', '.join(done.left_out)}")] if done.left_out else []
+    result = {"path": str(done.path), "library": done.library, "left_out": done.left_out, "was_done": done.was_done}
+    emit({**result, "exit_code": int(code)}, f"{head} {done.path}\n{table(rows)}", output)
     return code
 
 

@@ -382,6 +382,8 @@ CALLS = [
     (f"{EXPORT} --set parity.fp32_max_abs=1e-30", _taught, 5),
     ("export student --to bundle", _taught, 3),
     ("export student --to bundle --gold grade", _taught, 2),
+    ("export student --to hf --format hf --precisions int8", _taught, 2),
+    ("export student --to hf --format hf", _taught, 3),
     (f"{EXPORT} --formats tensorrt", _taught, 4),
     (f"{EXPORT} --exporter optimum", _taught, 4),
     ("bench bundle --providers cpu --precisions fp32 --seconds 0.2 --batches 1", _bundled, 0),

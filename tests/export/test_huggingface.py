@@ -1,0 +1,159 @@
+"""A student as transformers and sentence-transformers load it: their own calls give the student's probabilities, and
+nothing loads with a head that was not trained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distill.students.encoder import EncoderStudent
+from distill.students.student_record import read_student
+from distill.students.students import load_student, student_files, write_student
+from tests.distill.conftest import tiny_encoder, word_tokenizer
+from tests.export.conftest import HOSTILE
+
+Relabel = Callable[..., Any]
+LONG = [("red shoe", "a red shoe of the size " * number) for number in (1, 3, 9, 30)]
+APART = 1e-5
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Callable[[str, str], Path]:
+    """`made("bert", "cls")`: a student with loud weights, so that answers differ from pair to pair, and with the
+    manifest of one that was trained.
+    """
+    done: dict[tuple[str, str], Path] = {}
+
+    def make(kind: str, pooling: Any) -> Path:
+        if (kind, pooling) in done:
+            return done[kind, pooling]
+        tokenizer = word_tokenizer(has_types=kind == "bert")
+        backbone = tiny_encoder(kind, len(tokenizer))
+        for weight in backbone.parameters():
+            if weight.dim() > 1:
+                weight.data.mul_(20)
+        record = replace(read_student(student), pooling=pooling)
+        module = EncoderStudent(backbone, record.heads, pooling=pooling).eval()
+        for head in module.heads.values():
+            head.weight.data.mul_(20)
+        path = tmp_path_factory.mktemp("student") / f"{kind}-{pooling}"
+        write_student(path, record, module, tokenizer)
+        held = json.loads((student / "manifest.json").read_bytes())
+        (path / "manifest.json").write_text(json.dumps({**held, "files": student_files(path)}))
+        done[kind, pooling] = path
+        return path
+
+    return make
+
+
+def apart(student: Path, found: np.ndarray) -> float:
+    want = load_student(student).probabilities(HOSTILE + LONG)["relevance"]
+    assert want.std(0).max() > 0.01  # a student that says one thing would hide a wrong order
+    return float(np.abs(found - want).max())
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "library"),
+    [
+        ("bert", "mean", "sentence-transformers"),
+        ("bert", "cls", "transformers"),
+        ("deberta-v2", "cls", "sentence-transformers"),
+    ],
+)
+def test_sentence_transformers_gives_the_students_probabilities(
+    relabel: Relabel, made: Callable[..., Path], folder: Path, kind: str, pooling: str, library: str
+) -> None:
+    """Also of what is too long, empty, in another script, or spells a control token."""
+    cross_encoders = pytest.importorskip("sentence_transformers")
+    student = made(kind, pooling)
+    done = relabel("export", str(student), "--to", "hf", "--format", "hf", "--output", "json")
+    assert (done.code, done.json["library"]) == (0, library), done
+    model = cross_encoders.CrossEncoder("hf", device="cpu", local_files_only=True)
+    assert apart(student, model.predict(HOSTILE + LONG, apply_softmax=True)) <= APART
+
+
+def test_transformers_loads_a_student_that_pools_by_its_first_token_with_its_own_head(
+    relabel: Relabel, made: Callable[..., Path], folder: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    student = made("bert", "cls")
+    assert relabel("export", str(student), "--to", "hf", "--format", "hf").code == 0
+    model, info = AutoModelForSequenceClassification.from_pretrained("hf", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert model.config.id2label == {0: "grade 0", 1: "grade 1", 2: "grade 2"}
+    tokenizer = AutoTokenizer.from_pretrained("hf")
+    queries, documents = map(list, zip(*HOSTILE, *LONG, strict=True))
+    batch = tokenizer(queries, documents, truncation=True, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        probs = model.eval()(**batch).logits.softmax(1).numpy()
+    assert apart(student, probs) <= APART
+
+
+def test_no_auto_class_puts_a_random_head_on_a_folder_of_modules(relabel: Relabel, student: Path, folder: Path) -> None:
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    assert relabel("export", str(student), "--to", "hf", "--format", "hf").code == 0
+    for auto in (AutoModelForSequenceClassification, AutoModel):
+        with pytest.raises((OSError, ValueError)):
+            auto.from_pretrained("hf", local_files_only=True)
+
+
+def test_the_card_has_what_the_hub_reads(relabel: Relabel, student: Path, folder: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    assert relabel("export", str(student), "--to", "hf", "--format", "hf", "--licence", "Apache-2.0").code == 0
+    card = ModelCard.load("hf/README.md")
+    assert (card.data.library_name, card.data.license) == ("sentence-transformers", "apache-2.0")
+    assert card.data.pipeline_tag == "text-ranking"
+    assert card.data.base_model is None  # a folder of this machine is nothing for the Hub
+    test = json.loads((student / "manifest.json").read_bytes())["metrics"]["test"]
+    found = {one.metric_type: one.metric_value for one in card.data.eval_results or []}
+    assert found["accuracy"] == pytest.approx(test["student"]["accuracy"], abs=1e-4)
+    assert list(found) == card.data.metrics
+    assert "expected_grade = probabilities @ [0, 1, 2]" in card.text
+    assert "Without the student's other heads (subject, attribute)" in card.text
+    assert str(student) not in card.content
+
+
+def test_a_base_model_of_the_hub_is_named(relabel: Relabel, student: Path, tmp_path: Path, folder: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    shutil.copytree(student, tmp_path / "hub")
+    held = json.loads((student / "manifest.json").read_bytes())
+    held["model"]["reference"] = "hf:org/name@main"
+    (tmp_path / "hub/manifest.json").write_text(json.dumps(held))
+    assert relabel("export", "hub", "--to", "hf", "--format", "hf").code == 0
+    assert ModelCard.load("hf/README.md").data.base_model == "org/name"
+
+
+def test_the_same_again_is_nothing_to_do_and_nothing_else_is_replaced(
+    relabel: Relabel, student: Path, folder: Path
+) -> None:
+    line = ("export", str(student), "--to", "hf", "--format", "hf")
+    assert relabel(*line).code == 0
+    assert relabel(*line).code == 10
+    assert relabel(*line, "--done-ok").code == 0
+    relabel(*line, "--licence", "MIT").refused(3, "hf: holds another student's export", "--replace")
+    assert relabel(*line, "--licence", "MIT", "--replace").code == 0
+    (folder / "mine").mkdir()
+    (folder / "mine/thesis.txt").write_text("years of work")
+    relabel("export", str(student), "--to", "mine", "--format", "hf", "--replace").refused(3, "did not write")
+    assert (folder / "mine/thesis.txt").is_file()
+
+
+def test_what_no_class_there_can_say_is_refused(relabel: Relabel, decoder: Path, student: Path, folder: Path) -> None:
+    relabel("export", str(decoder), "--to", "hf", "--format", "hf").refused(3, "kind decoder", "bundle")
+    relabel("export", str(student), "--to", "hf", "--format", "hf", "--precisions", "int8").refused(
+        2, "--precisions belongs to bundles"
+    )
+    assert not (folder / "hf").exists()
