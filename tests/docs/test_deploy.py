@@ -147,7 +147,7 @@ def test_units_have_known_sections_and_take_the_codes_that_are_no_failure() -> N
         unit.optionxform = str  # type: ignore[assignment, method-assign]
         unit.read_string(path.read_text())
         assert set(unit.sections()) <= {"Unit", "Service", "Timer", "Install"}
-        if path.suffix == ".service":
+        if path.suffix == ".service" and path.name != "relabel-failed@.service":
             service = unit["Service"]
             codes = {Exit.NOTHING_TO_DO, Exit.PARTIAL, Exit.LOCKED}
             assert {int(code) for code in service["SuccessExitStatus"].split()} == {int(code) for code in codes}
@@ -161,11 +161,11 @@ def test_units_have_known_sections_and_take_the_codes_that_are_no_failure() -> N
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
     for path in UNITS:
-        text = path.read_text().replace("/opt/relabel/bin/relabel", shutil.which("true") or "")
+        text = re.sub("/opt/relabel/bin/relabel|/usr/bin/curl", shutil.which("true") or "", path.read_text())
         (tmp_path / path.name.replace("@.", "@ecom.")).write_text(text)
         (tmp_path / path.name).write_text(text)
     files = sorted(str(path) for path in tmp_path.glob("*@ecom.*"))
-    assert len(files) == 4
+    assert len(files) == 5
     done = subprocess.run(
         ["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False, timeout=60
     )

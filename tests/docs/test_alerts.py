@@ -1,0 +1,120 @@
+"""The alerts that the docs give: rules over metrics that a run writes, and units that say when one failed."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from jobs.exits import Exit
+from jobs.running.metrics import MetricsFile
+from tests.docs.pages import DOCS
+
+RULES = DOCS / "deploy/prometheus/relabel.rules.yaml"
+UNITS = sorted((DOCS / "deploy/systemd").glob("*.service"))
+TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([a-zA-Z_:]\w*)|(==|!=|<=|>=|[-+*/%^<>(){}=,])|(\"[^\"]*\"))")
+SIGNS = ("or", "and", "unless", "==", "!=", "<=", ">=", "<", ">", "+", "-", "*", "/", "%", "^")
+FUNCTIONS = ("time",)
+
+
+def tokens_of(expression: str) -> list[str]:
+    found, place = [], 0
+    while place < len(expression.rstrip()):
+        match = TOKEN.match(expression, place)
+        if match is None:
+            raise ValueError(f"{expression!r}: no PromQL from {expression[place:]!r} on")
+        found.append(match[0].strip())
+        place = match.end()
+    return found
+
+
+def metrics_in(expression: str) -> set[str]:
+    """Names of the metrics in an expression of numbers, metrics, `time()`, signs and parentheses: the part of PromQL
+    that our rules keep to.
+
+    Raises:
+        ValueError: it is none.
+    """
+    tokens, names = [*tokens_of(expression), "end", "end"], set()
+
+    def take(*wanted: str) -> str:
+        if wanted and tokens[0] not in wanted:
+            raise ValueError(f"{expression!r}: {tokens[0]!r} where {' or '.join(wanted)} should be")
+        return tokens.pop(0)
+
+    def operand() -> None:
+        token = take()
+        if token == "(":
+            operation()
+            take(")")
+        elif tokens[0] == "(" and token in FUNCTIONS:
+            take("(")
+            take(")")
+        elif re.fullmatch(r"[a-zA-Z_:]\w*", token) and token not in (*SIGNS, "end"):
+            names.add(token)
+        elif not re.fullmatch(r"\d+(\.\d+)?", token):
+            raise ValueError(f"{expression!r}: {token!r} where a value should be")
+
+    def operation() -> None:
+        operand()
+        while tokens[0] in SIGNS:
+            take(*SIGNS)
+            operand()
+
+    operation()
+    take("end")
+    return names
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "a >", "a b", "(a > 1", "a > 1)", "> 1", "a and and b", "times()", "time(", "a !! 1", "a > 2 *", "a{", "1 2"],
+)
+def test_the_check_refuses_what_is_no_expression(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"where|no PromQL"):
+        metrics_in(wrong)
+
+
+def written(tmp_path: Path, code: int) -> dict[str, float]:
+    """What a run that ended with a code says to Prometheus."""
+    file = MetricsFile(tmp_path / "relabel.prom", job="ecom", shard="0/1")
+    file.write(code)
+    families = text_string_to_metric_families((tmp_path / "relabel.prom").read_text())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_the_rules_of_the_page_are_those_of_the_file_and_name_metrics_that_a_run_writes(tmp_path: Path) -> None:
+    text = RULES.read_text()
+    assert text in (DOCS / "scheduling.md").read_text(), "docs/scheduling.md shows other rules"
+    (group,) = yaml.safe_load(text)["groups"]
+    assert {key for rule in group["rules"] for key in rule} == {"alert", "expr", "annotations"}
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) == 2
+    known = written(tmp_path, 0)
+    for rule in group["rules"]:
+        assert metrics_in(rule["expr"]) <= set(known), rule["alert"]
+        for name in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
+            assert name in ("job", "shard")
+
+
+def test_a_code_is_an_alert_exactly_where_it_waits_for_a_person(tmp_path: Path) -> None:
+    (rule,) = [one for one in yaml.safe_load(RULES.read_text())["groups"][0]["rules"] if "exit_code" in one["expr"]]
+    quiet = {int(code) for code in re.findall(r"relabel_exit_code != (\d+)", rule["expr"])}
+    assert quiet == {Exit.DONE, Exit.NOTHING_TO_DO, Exit.PARTIAL, Exit.LOCKED}
+    assert set(re.split(r"relabel_exit_code != \d+", rule["expr"])) == {"", " and "}
+    assert written(tmp_path, Exit.OVER_LIMIT)["relabel_exit_code"] == Exit.OVER_LIMIT
+
+
+def test_every_service_says_when_it_failed_and_the_one_that_says_it_is_told_which(tmp_path: Path) -> None:
+    for path in UNITS:
+        unit = configparser.ConfigParser(interpolation=None, strict=True)
+        unit.optionxform = str  # type: ignore[assignment, method-assign]
+        unit.read_string(path.read_text())
+        if path.name == "relabel-failed@.service":
+            assert "%i failed on %H" in unit["Service"]["ExecStart"]
+            assert "OnFailure" not in unit["Unit"], "it would call itself"
+        else:
+            assert unit["Unit"]["OnFailure"] == "relabel-failed@%n.service"
