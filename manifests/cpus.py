@@ -1,4 +1,4 @@
-"""What this machine's CPU can do, and how much of it is free."""
+"""What this machine computes with: what its CPU can do and how much of it is free, and which GPUs there are."""
 
 from __future__ import annotations
 
@@ -11,18 +11,31 @@ BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 """Either multiplies matrices of bfloat16 faster than those of float32; without them bfloat16 is emulated."""
 LOOK_S = 0.25
 """How long cores are watched, seconds."""
+GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
 def cpu_flags() -> frozenset[str]:
     """What the kernel says of the first core: `avx2`, `amx_bf16`, ...; empty where it does not say it (not Linux, or
     not x86).
     """
+    return frozenset(_said(Path("/proc/cpuinfo"), "flags").split())
+
+
+def device_names(gpu_folder: Path = GPU_FOLDER) -> list[str]:
+    """The CPU with the number of usable cores, and each kind of NVIDIA GPU that the driver tells of: machines of one
+    kind have the same.
+    """
+    gpus = {_said(path, "Model") for path in gpu_folder.glob("*/information")}
+    return [f"{_said(Path('/proc/cpuinfo'), 'model name')}, {usable_cores()} cores", *sorted(gpus)]
+
+
+def _said(path: Path, name: str) -> str:
+    """What the first line `name: …` of a file of the kernel says; empty where there is none."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def multiplies_bfloat16(flags: Set[str]) -> bool:

@@ -10,18 +10,13 @@ from typing import NamedTuple
 
 from jobs.asking.listening import HeardAsk, Listening
 from jobs.planning.jobs import Job
-from jobs.running.chunks import ChunkWork
 from jobs.running.counts import Progress
-from jobs.running.labeling import start_engine
-from jobs.running.loop import RunLoop
-from jobs.running.stops import Stop
-from jobs.running.watchdog import hangs_end
+from jobs.running.labeling import ask_unwritten, start_engine
 from manifests.asks import EngineFacts, WritesInSight
 from manifests.errors import ConfigError, InputError, VerdictError
 from manifests.inputs.dataset import Dataset
 from manifests.labels import Pair
 from manifests.runs.picked_rows import pairs_by_number, rows_of_queries
-from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow, QuarantineRow
 
 
@@ -143,7 +138,7 @@ class Asker:
         for pairs, chosen in itertools.chain([first], together):
             self._exchanges = []
             self._on_rows([pair for pair in pairs if pair.row_id in chosen])
-            rows = _answered(job, engine, pairs)
+            rows = ask_unwritten(job, engine, pairs, Progress()).rows
             kept = [(pair, row) for pair, row in zip(pairs, rows, strict=True) if pair.row_id in chosen]
             yield AskedRows([pair for pair, _ in kept], self._exchanges, [row for _, row in kept])
 
@@ -169,20 +164,3 @@ class Asker:
         if exchange.answer is None and not exchange.written:
             self._exchanges.append(exchange)
         self._heard(exchange)
-
-
-def _answered(job: Job, engine: Listening, pairs: list[Pair]) -> list[LabelRow | QuarantineRow | None]:
-    asked = ChunkWork(ChunkId(-1, 0), pairs)
-    loop = RunLoop(
-        job.labeler,
-        job.spec.labeler,
-        engine,
-        lambda _: True,
-        seed=job.spec.engine.seed,
-        progress=Progress(),
-        stop=Stop(),
-        ask_timeout_s=job.spec.run.ask_timeout_s,
-    )
-    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
-        loop.run(iter([asked]))
-    return asked.rows

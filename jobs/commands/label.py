@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any
 import click
 
 from jobs import log_format
+from jobs.commands.ending import sigterm_ends
 from jobs.commands.options import Command, date_option, job_options, log_option, output_option
 from jobs.estimating.estimate_text import estimate_json, estimate_text
 from jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
+from jobs.estimating.probing import probe_rates
 from jobs.exits import Exit, exit_for
 from jobs.output import emit
 from jobs.planning.job_files import load_job
@@ -137,20 +140,23 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
     is_flag=True,
     help="Stream the text once and count tokens, asks and reused rows, instead of estimating them.",
 )
+@click.option("--probe", is_flag=True, help="Start the engine and ask a few rows, so that seconds are known.")
 @job_options
 @date_option
 @log_option
 @output_option
-def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool, output: str) -> int:
+def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool, probe: bool, output: str) -> int:
     """Cut the input into shards and chunks, and say what a run would do, take and cost.
 
-    Reads footers, the query-id column and a sample of the rows; with --exact all the text. The plan is written
-    once and never changed; the same command again shows it.
+    Reads footers, the query-id column and a sample of the rows; with --exact all the text. Rates are those of this
+    model's last run on this device. The plan is written once and never changed; the same command again shows it.
     """
     started = time.perf_counter()
     opened = open_run(load_job(job_file, overrides=overrides, day=day))
-    planned = estimate_run(opened, is_exact=exact, is_sampled=True)
-    if exact or opened.was_planned_now:
+    ask = functools.partial(probe_rates, opened, say=log_format.say) if probe else None
+    with sigterm_ends() if probe else contextlib.nullcontext():
+        planned = estimate_run(opened, is_exact=exact, is_sampled=True, probe=ask)
+    if exact or probe or opened.was_planned_now:
         keep_estimate(opened, planned.estimate)
     found = opened.plan
     done = opened.folder.attempts_of_all()

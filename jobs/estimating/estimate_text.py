@@ -23,7 +23,7 @@ def estimate_json(planned: Planned) -> dict[str, Any]:
         "prompt_tokens": list(found.prompt_tokens),
         "output_tokens": list(found.output_tokens),
         "prefix_hit": list(found.prefix_hit.rounded(4)),
-        "seconds": list(found.seconds),
+        "seconds": None if found.seconds is None else list(found.seconds),
         "cost": None if found.cost is None else list(found.cost),
         "is_exact": found.is_exact,
         "basis": asdict(found.basis),
@@ -48,7 +48,8 @@ def estimate_text(planned: Planned) -> str:
         for name, stage in found.stages.items()
     ]
     rows.append(("  tokens by", f"{basis.tokens}; output by {basis.output_tokens}; prefix hit by {basis.prefix_hit}"))
-    rows.append(("seconds", f"{_shown(found.seconds, 1)} of one worker ({basis.seconds})"))
+    seconds = "not known" if found.seconds is None else f"{_shown(found.seconds, 1)} of one worker"
+    rows.append(("seconds", f"{seconds} ({basis.seconds})"))
     if found.cost is not None:
         rows.append(("cost", f"{_shown(found.cost, 2)} at the price given"))
     rows += [("reuse", remark) for remark in planned.remarks]

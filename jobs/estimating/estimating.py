@@ -4,32 +4,30 @@ ranges.
 Counts come from footers and plans, or under `--exact` from the text, streamed once: keys are looked up, every labeler
 is walked with made-up answers, prompts are counted by the engine's own tokenizer. Ratios come from the receipts of this
 output, else of the first reused output that the same labeler, engine and model made; else `plan` counts the prompts of
-a sample of the rows; what none of these tells is a stated default.
+a sample of the rows, and how long answers are and how fast they come is known from this model's last run on this device
+or from a probe. What none of these tells is a stated default, and seconds are not known.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from jobs.estimating.exact_counts import count_exactly
 from jobs.estimating.history import History, history_of
+from jobs.estimating.rated import seconds_of
 from jobs.estimating.sampled_counts import SAMPLE_TEXT, sampled_stages
 from jobs.estimating.stage_estimates import estimated_stages
 from jobs.planning.jobs import Job
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
+from jobs.running.rates import Rates, load_rates
 from jobs.running.reusing import earlier_outputs
 from manifests.digests import readable_json
 from manifests.engine_options import gpus_of, price_of
 from manifests.runs.earlier_outputs import EarlierOutput, why_nothing
-from manifests.runs.estimates import (
-    DEFAULT_TOKENS_PER_S,
-    Estimate,
-    EstimateBasis,
-    StageEstimate,
-)
+from manifests.runs.estimates import Estimate, EstimateBasis, StageEstimate
 from manifests.runs.kept_estimates import ESTIMATE_NAME, ESTIMATE_VERSION
 from manifests.runs.ranges import Range
 from manifests.runs.recipes import stages_changed
@@ -44,12 +42,15 @@ class Planned:
     remarks: list[str]
 
 
-def estimate_run(opened: OpenRun, *, is_exact: bool, is_sampled: bool = False) -> Planned:
+def estimate_run(
+    opened: OpenRun, *, is_exact: bool, is_sampled: bool = False, probe: Callable[[], Rates | None] | None = None
+) -> Planned:
     """Estimate what the open chunks of a run will ask.
 
     Args:
         is_exact: stream the text once and count.
         is_sampled: read a few hundred rows and count their tokens, where no receipts tell.
+        probe: measures the engine's rates, where no receipts tell.
     """
     outputs = earlier_outputs(opened.job)
     done = opened.folder.attempts_of_all()
@@ -61,19 +62,22 @@ def estimate_run(opened: OpenRun, *, is_exact: bool, is_sampled: bool = False) -
     num_chunks = sum(map(len, pending.values()))
     history = history_of(opened, outputs)
     kept = _kept_stages(opened, outputs)
+    rates, known_from = load_rates(opened) if history is None else (None, history.basis)
+    if probe is not None and rows and history is None and (rates := probe()) is not None:
+        known_from = rates.basis
     counts = count_exactly(opened, outputs, pending, history) if is_exact else None
-    sampled = sampled_stages(opened) if is_sampled and rows and not is_exact and history is None else {}
+    sampled = sampled_stages(opened, rates) if is_sampled and rows and not is_exact and history is None else {}
     reused, basis = (Range.exact(counts.reused), "counted") if counts else _reused_by_footers(opened, outputs, rows)
     asked = Range(max(0.0, rows - reused.high), max(0.0, rows - reused.value), max(0.0, rows - reused.low))
-    stages = estimated_stages(opened, asked, history, kept, counts, num_chunks, sampled)
-    seconds, seconds_basis = _seconds(stages, asked, history, num_chunks)
+    stages = estimated_stages(opened, asked, history, kept, counts, num_chunks, sampled, rates)
+    seconds = _seconds(stages, asked, history, num_chunks, rates)
     spec = opened.job.spec
     found = Estimate(
         rows=rows,
         rows_reused=reused.rounded(),
         rows_asked=asked.rounded(),
         stages=stages,
-        seconds=seconds.rounded(3),
+        seconds=None if seconds is None else seconds.rounded(3),
         cost=_cost(spec, seconds, stages),
         is_exact=is_exact,
         basis=EstimateBasis(
@@ -85,27 +89,33 @@ def estimate_run(opened: OpenRun, *, is_exact: bool, is_sampled: bool = False) -
             else f"counted in {SAMPLE_TEXT}"
             if sampled
             else "defaults",
-            output_tokens=history.basis if history else "defaults: 2 to 100 % of each stage's cap",
+            output_tokens=known_from if history or rates else "defaults: 2 to 100 % of each stage's cap",
             prefix_hit="prompts that neighbours share"
             if counts
-            else history.basis
-            if history
+            else known_from
+            if history or rates
             else f"prompts that neighbours share in {SAMPLE_TEXT}"
             if sampled
             else "the templates' share of a prompt",
-            seconds=seconds_basis,
+            seconds=known_from,
         ),
     )
     remarks = [_remark(opened, earlier) for earlier in outputs]
     if spec.canary and asked.high and (outputs or done):
         remarks.append(f"canary: up to {spec.canary:,} rows are asked again on top, once an engine")
+    if probe is not None and history is not None:
+        remarks.append("probe: nothing was asked, since receipts tell more")
     return Planned(found, remarks)
 
 
-def _cost(spec: JobSpec, seconds: Range, stages: Mapping[str, StageEstimate]) -> Range | None:
-    """Of GPUs by the hour and tokens by the million, as far as there are prices; None where there is none."""
+def _cost(spec: JobSpec, seconds: Range | None, stages: Mapping[str, StageEstimate]) -> Range | None:
+    """Of GPUs by the hour and tokens by the million, as far as there are prices; None where there is none, or where the
+    hours are not known.
+    """
     args, parts = spec.engine.args, list[Range]()
     if spec.cost_per_gpu_hour is not None:
+        if seconds is None:
+            return None
         parts.append(seconds * (gpus_of(args) * spec.cost_per_gpu_hour / 3600))
     million = price_of(args, 1_000_000, 0), price_of(args, 0, 1_000_000)
     for stage in stages.values():
@@ -189,18 +199,10 @@ def _reused_by_footers(opened: OpenRun, outputs: list[EarlierOutput], rows: int)
 
 
 def _seconds(
-    stages: dict[str, StageEstimate], asked: Range, history: History | None, num_chunks: int
-) -> tuple[Range, str]:
+    stages: dict[str, StageEstimate], asked: Range, history: History | None, num_chunks: int, rates: Rates | None
+) -> Range | None:
+    """As chunks took, else as tokens take at known rates; None where nobody measured any, unless nothing is asked."""
     each = history.seconds_a_row(num_chunks) if history is not None else None
-    if each is not None and history is not None:
-        return asked * each, history.basis
-    tokens = Range.exact(0.0)
-    for stage in stages.values():
-        computed = Range(
-            *(prompt * (1 - hit) for prompt, hit in zip(stage.prompt_tokens, reversed(stage.prefix_hit), strict=True))
-        )
-        tokens = tokens.plus(computed).plus(stage.output_tokens)
-    low, value, high = DEFAULT_TOKENS_PER_S
-    return tokens.over(
-        DEFAULT_TOKENS_PER_S
-    ), f"defaults: {value:,.0f} tokens/s a worker, {low:,.0f} to {high:,.0f}; run a chunk to know"
+    if each is not None or not asked.high:
+        return asked * (each or 0.0)
+    return None if rates is None else seconds_of(stages.values(), rates)

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jobs.estimating.exact_counts import ExactCounts, RowCounter
+from jobs.estimating.rated import answer_length
 from jobs.planning.open_runs import OpenRun
+from jobs.running.rates import Rates
 from jobs.running.reusing import Reuse
 from manifests.errors import InputError, MissingExtraError, ModelError
-from manifests.runs.estimates import DEFAULT_OUTPUT_SHARE, PrefixHit
+from manifests.runs.estimates import PrefixHit
 from manifests.runs.picked_rows import pairs_by_number
 from manifests.runs.plans import chunk_row_ids
 from manifests.runs.ranges import Range, ratio_range
@@ -21,6 +23,9 @@ PLACES, MOST_ROWS = 16, 16
 
 MOST_WHOLE_ROWS = 1024
 """Rows of the chunks that are looked at where the labeler sees whole queries."""
+
+MADE_UP = 1.05
+"""How far prompts with made-up answers in them may be off beside their length."""
 
 SAMPLE_TEXT = "a sample of the rows"
 
@@ -32,25 +37,27 @@ class SampledStage(NamedTuple):
     prefix_hit: float
 
 
-def sampled_stages(opened: OpenRun) -> Mapping[str, SampledStage]:
+def sampled_stages(opened: OpenRun, rates: Rates | None) -> Mapping[str, SampledStage]:
     """What a sample of the input says, drawn by the plan's fingerprint.
 
-    Answers that later prompts show are made up: as short and as long as the stages' answers may be. Where a text can't
-    be read or tokens can't be counted there is no sample: a run says so, and a plan needs neither.
+    Answers that later prompts show are made up: as short and as long as the stages' answers were, where that is known,
+    else as they may be. Where a text can't be read or tokens can't be counted there is no sample: a run says so, and a
+    plan needs neither.
     """
     try:
-        return _sampled(opened)
+        return _sampled(opened, rates)
     except (InputError, MissingExtraError, ModelError):
         return {}
 
 
-def _sampled(opened: OpenRun) -> Mapping[str, SampledStage]:
+def _sampled(opened: OpenRun, rates: Rates | None) -> Mapping[str, SampledStage]:
     places = _places(opened)
     pairs = pairs_by_number(opened.dataset, [row for rows in places for row in rows])
     probe, reuse = opened.job.labeler.probe(), Reuse(opened.job, opened.plan, [])
     found: dict[str, list[SampledStage]] = {ask.stage: [] for ask in probe}
-    for share in DEFAULT_OUTPUT_SHARE if len(probe) > 1 else [DEFAULT_OUTPUT_SHARE.value]:
-        counter = RowCounter(opened, reuse, {ask.stage: share * ask.max_tokens for ask in probe})
+    lengths = {ask.stage: answer_length(ask, rates, opened.plan.rows) for ask in probe}
+    for end in (0, 1, 2) if len(probe) > 1 else (1,):
+        counter = RowCounter(opened, reuse, {stage: length[end] for stage, length in lengths.items()})
         of_places, prefix = [], PrefixHit()
         left = iter(pairs)
         for rows in places:
@@ -62,7 +69,8 @@ def _sampled(opened: OpenRun) -> Mapping[str, SampledStage]:
             asks, tokens = (
                 [getattr(one, what).get(stage, 0) for one in of_places] for what in ("asks", "prompt_tokens")
             )
-            each_ask = ratio_range(asks, tokens, num_to_come=opened.plan.rows // len(places[0]))
+            num_places = -(-opened.plan.rows // len(places[0]))
+            each_ask = ratio_range(asks, tokens, num_to_come=num_places, is_sample=True)
             if each_ask is not None:
                 found[stage].append(SampledStage(each_ask, prefix.share(stage)))
     return {stage: _joined(some) for stage, some in found.items() if some}
@@ -85,4 +93,5 @@ def _joined(found: Sequence[SampledStage]) -> SampledStage:
     """What holds of short answers, of likely ones and of long ones."""
     likely = found[len(found) // 2]
     low, high = min(one.prompt_tokens.low for one in found), max(one.prompt_tokens.high for one in found)
-    return SampledStage(Range(low, likely.prompt_tokens.value, high), likely.prefix_hit)
+    off = 1.0 if len(found) == 1 else MADE_UP
+    return SampledStage(Range(low / off, likely.prompt_tokens.value, high * off), likely.prefix_hit)

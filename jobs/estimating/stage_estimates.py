@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from jobs.estimating.exact_counts import ExactCounts
 from jobs.estimating.history import History, asks_a_row, stage_ratio
+from jobs.estimating.rated import answer_length, first_asks_a_row, prefix_hit, repeats
 from jobs.estimating.sampled_counts import SampledStage
 from jobs.planning.open_runs import OpenRun
+from jobs.running.rates import Rates
 from labelers.registry import AsksOften, MostAsks
 from manifests.asks import DOCUMENT_FIELD, Ask
 from manifests.runs.estimates import (
     DEFAULT_CHARS,
-    DEFAULT_OUTPUT_SHARE,
     DEFAULT_REPEATS,
     StageEstimate,
 )
@@ -27,14 +28,15 @@ def estimated_stages(
     counts: ExactCounts | None,
     num_chunks: int,
     sampled: Mapping[str, SampledStage],
+    rates: Rates | None,
 ) -> dict[str, StageEstimate]:
     plan = opened.plan
     chars = plan.text_bytes / max(1, plan.rows)
     found = {}
     for ask in opened.job.labeler.probe():
         template, has_document = _shape(ask)
+        measured = None if rates is None else rates.stages.get(ask.stage)
         output = stage_ratio(history, ask.stage, "output_tokens", "asks", num_chunks)
-        output = output or (DEFAULT_OUTPUT_SHARE * float(ask.max_tokens) if ask.max_tokens else Range(0.0, 1.0, 1.0))
         if counts is not None:
             further = _further(opened, counts, history, num_chunks)
             asks = Range.exact(counts.asks.get(ask.stage, 0)).plus(further)
@@ -43,7 +45,7 @@ def estimated_stages(
             share = counts.prefix.share(ask.stage)
             hit = Range(0.0, share, min(1.0, share + 0.1))
         else:
-            asks = _asks(ask, opened, asked, history, kept, num_chunks)
+            asks = _asks(ask, opened, asked, history, kept, num_chunks, rates)
             seen = sampled.get(ask.stage)
             data = Range.exact(chars) if has_document else Range(0.0, chars / 10, chars)
             each = stage_ratio(history, ask.stage, "prompt_tokens", "asks", num_chunks)
@@ -53,9 +55,12 @@ def estimated_stages(
             )
             prompt = (asks * each).rounded()
             known = stage_ratio(history, ask.stage, "cached_tokens", "prompt_tokens", num_chunks)
-            hit = known or Range(
-                0.0, template / max(1.0, template + data.value) if seen is None else seen.prefix_hit, 1.0
+            hit = known or (
+                prefix_hit(measured, each, asks.value)
+                if measured is not None
+                else Range(0.0, template / max(1.0, template + data.value) if seen is None else seen.prefix_hit, 1.0)
             )
+        output = output or answer_length(ask, rates, asks.value)
         found[ask.stage] = StageEstimate(asks.rounded(), prompt, (asks * output).rounded(), hit.rounded(4))
     return found
 
@@ -78,17 +83,35 @@ def _further(opened: OpenRun, counts: ExactCounts, history: History | None, num_
     return Range(0.0, min(max(0.0, likely), most), most)
 
 
-def _asks(ask: Ask, opened: OpenRun, asked: Range, history: History | None, kept: set[str], num_chunks: int) -> Range:
+def _asks(
+    ask: Ask,
+    opened: OpenRun,
+    asked: Range,
+    history: History | None,
+    kept: set[str],
+    num_chunks: int,
+    rates: Rates | None,
+) -> Range:
     plan, ratio = opened.plan, asks_a_row(ask, history, num_chunks)
-    samples = opened.job.spec.labeler.samples
+    samples, attempts = float(opened.job.spec.labeler.samples), opened.job.spec.labeler.attempts
+    measured = None if rates is None else rates.stages.get(ask.stage)
     if ask.shared_by is None:
         most = float(sum(_most_asks(opened)))
-        return asked * (ratio or DEFAULT_REPEATS * Range(1.0, (1 + most) / 2, most) * float(samples))
-    each = ratio or Range.exact(samples * plan.queries / max(1, plan.rows))
+        if rates is None or measured is None:
+            firsts, repeated = Range(1.0, (1 + most) / 2, most), DEFAULT_REPEATS
+        else:
+            firsts = first_asks_a_row(measured, rates, samples, most)
+            repeated = repeats(measured, attempts, asked.value * samples)
+        return asked * (ratio or repeated * firsts * samples)
+    share = samples * plan.queries / max(1, plan.rows)
+    repeated = Range(1.0, 1.0, DEFAULT_REPEATS.high)
+    if measured is not None:
+        repeated = repeats(measured, attempts, asked.value * share)
+    each = ratio or repeated * share
     if ask.stage in kept:  # answers that are there: how many, only the text tells
         return Range(0.0, 0.0, (asked * each).high)
     queries = asked * each
-    most_shared = samples * min(asked.high, plan.queries * DEFAULT_REPEATS.high)
+    most_shared = samples * min(asked.high, plan.queries) * repeated.high
     return Range(queries.low, queries.value, max(queries.high, most_shared))
 
 

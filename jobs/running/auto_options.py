@@ -45,7 +45,28 @@ def with_auto_resolved(job: Job, store: RunStore, begun: Callable[[], Sequence[M
     if not chosen:
         return job
     earlier = begun()
-    found = _of_engine(engine, chosen, earlier[0]) if earlier else _of_first(store, chosen)
+    return _with(job, _of_engine(engine, chosen, earlier[0]) if earlier else _of_first(store, chosen))
+
+
+def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
+    """What the engine's `auto` options came to in this output, as far as its first worker wrote it down; nothing is
+    written, and nothing asked of this machine.
+    """
+    try:
+        held = _read(store)
+    except FileNotFoundError:
+        return {}
+    return {name: value for name, value in held.resolved.items() if getattr(job.spec.engine.args, name, "") == "auto"}
+
+
+def with_options_begun_with(job: Job, store: RunStore) -> Job:
+    """The job with these options: to ask as the run does, beside it."""
+    found = options_begun_with(job, store)
+    return _with(job, found) if found else job
+
+
+def _with(job: Job, found: dict[str, str]) -> Job:
+    engine = job.spec.engine
     resolved = engine.model_copy(update={"args": engine.args.model_copy(update=found)})
     return replace(job, spec=job.spec.model_copy(update={"engine": resolved}))
 
@@ -63,11 +84,15 @@ def _of_engine(engine: EngineSpec, chosen: dict[str, str], facts: Mapping[str, A
 def _of_first(store: RunStore, chosen: dict[str, str]) -> dict[str, str]:
     if store.create(AUTO_NAME, readable_json(asdict(AutoOptions(1, chosen)))):
         return chosen
+    held = _read(store)
+    return {name: held.resolved.get(name, value) for name, value in chosen.items()}
+
+
+def _read(store: RunStore) -> AutoOptions:
     try:
-        held = checked(AutoOptions, json.loads(store.read(AUTO_NAME)))
+        return checked(AutoOptions, json.loads(store.read(AUTO_NAME)))
     except ValueError as exc:
         raise ManifestError(
             f"{store.root}/{AUTO_NAME}: not the options of an engine ({fault_of(exc)}). Move it away: it says what the "
             "engine's `auto` options came to on the first worker's machine, and nothing was labelled yet."
         ) from exc
-    return {name: held.resolved.get(name, value) for name, value in chosen.items()}

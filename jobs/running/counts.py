@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.running.live import Live
+from manifests.asks import Answer
 
 if TYPE_CHECKING:
     from jobs.running.chunks import ChunkWork
@@ -16,6 +18,29 @@ if TYPE_CHECKING:
 ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
 """What asking is counted in."""
 COUNTED = (*ASKED, "reused")
+
+
+@dataclass(slots=True)
+class StageSeen:
+    """Of one stage's answers: how many, those of them to a first attempt, their tokens, and the sum of the squares of
+    the output tokens.
+    """
+
+    answers: int = 0
+    first_attempts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    output_squares: int = 0
+
+    def add(self, answer: Answer, *, is_first: bool) -> None:
+        """Another answer."""
+        self.answers += 1
+        self.first_attempts += is_first
+        self.prompt_tokens += answer.prompt_tokens
+        self.cached_tokens += answer.cached_tokens
+        self.output_tokens += answer.output_tokens
+        self.output_squares += answer.output_tokens**2
 
 
 class Progress:
@@ -39,6 +64,7 @@ class Progress:
         self.lost: Counter[str] = Counter()
         self.lost_statuses: Counter[str] = Counter()
         self.engine_starts = 0
+        self.stages_seen: dict[str, StageSeen] = {}
         self.live = Live()
         self.started_s = time.perf_counter()
 

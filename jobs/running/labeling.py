@@ -21,8 +21,10 @@ from jobs.running.canary import CanaryResult, CanarySample, ask_canary, draw_can
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import COMMITS_IN_FLIGHT, CommitThreads
 from jobs.running.conclusions import RunReport, conclude, refuse_mixing
+from jobs.running.counts import Progress
 from jobs.running.live_files import LiveFile
 from jobs.running.loop import IDLE_S, RunLoop
+from jobs.running.rates import keep_rates, rates_of
 from jobs.running.sessions import Session
 from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
 from jobs.running.watchdog import hangs_end
@@ -30,8 +32,10 @@ from manifests.asks import Engine, EngineFacts, KeepsCosts
 from manifests.batches import SendsBatches
 from manifests.engine_options import is_batched
 from manifests.errors import EngineCrashError, LockHeldError
+from manifests.labels import Pair
 from manifests.runs.earlier_outputs import why_nothing
 from manifests.runs.engine_identity import engines_differ
+from manifests.runs.receipts import ChunkId
 from manifests.storage.run_store_ports import Lock
 
 LOCK_LOOK_S = 0.5
@@ -53,6 +57,24 @@ def start_engine(job: Job) -> tuple[Engine, list[str]]:
     except BaseException:
         engine.close()
         raise
+
+
+def ask_unwritten(job: Job, engine: Engine, pairs: list[Pair], progress: Progress) -> ChunkWork:
+    """Put pairs to an engine as a run does, with the same seeds, and commit nothing."""
+    asked = ChunkWork(ChunkId(-1, 0), pairs)
+    loop = RunLoop(
+        job.labeler,
+        job.spec.labeler,
+        engine,
+        lambda _: True,
+        seed=job.spec.engine.seed,
+        progress=progress,
+        stop=Stop(),
+        ask_timeout_s=job.spec.run.ask_timeout_s,
+    )
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+        loop.run(iter([asked]))
+    return asked
 
 
 def label(
@@ -124,6 +146,8 @@ def work(
                 _check_engine(session)
                 worked.canary = _pass_canary(engine, session, begun, on_progress)
                 _drive(engine, session, begun.chunks, on_progress)
+                if not session.is_retry:  # rows that failed before tell nothing of others
+                    keep_rates(session.opened, rates_of(session.opened, session.facts, session.progress, source="run"))
             finally:
                 engine.close()
             worked.costs = engine.costs() if isinstance(engine, KeepsCosts) else None

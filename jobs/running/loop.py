@@ -17,7 +17,7 @@ from typing import NamedTuple
 from jobs.running.allowances import AT_BUDGET, Allowance
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
-from jobs.running.counts import Progress
+from jobs.running.counts import Progress, StageSeen
 from jobs.running.label_values import check_columns
 from jobs.running.live import RefusedAnswer
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
@@ -57,6 +57,7 @@ class _InFlight(NamedTuple):
     stage: str
     trajectory: Trajectory | None
     key: bytes | None
+    is_first: bool
 
 
 def _with_possible_counts(answer: Answer) -> Answer:
@@ -392,12 +393,13 @@ class RunLoop:
         ask = trajectory.ask
         assert ask is not None
         work: ChunkWork = trajectory.open.work
+        is_first = trajectory.attempt == 0
         key = self._keys.key(ask, work.round, trajectory.sample, trajectory.attempt)
         if work.known and ask.shared_by is None and (known := work.known.get(key)) is not None:
             self._runnable.append((trajectory, known))
             return
         if ask.shared_by is None:
-            self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, None))
+            self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, None, is_first))
             return
         shared = self._shared.get(key)
         if shared is None:
@@ -408,7 +410,7 @@ class RunLoop:
                 self._shared.forget_old()
                 return
             shared.waiters.append(trajectory)
-            self._enqueue(ask, key, _InFlight(work, ask.stage, None, key))
+            self._enqueue(ask, key, _InFlight(work, ask.stage, None, key, is_first))
         elif shared.answer is None:
             shared.waiters.append(trajectory)
         else:
@@ -435,6 +437,7 @@ class RunLoop:
         counts[2] += answer.cached_tokens
         counts[3] += answer.output_tokens
         progress = self.progress
+        progress.stages_seen.setdefault(flight.stage, StageSeen()).add(answer, is_first=flight.is_first)
         progress.requests += 1
         progress.prompt_tokens += answer.prompt_tokens
         progress.cached_tokens += answer.cached_tokens

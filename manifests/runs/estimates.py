@@ -1,7 +1,8 @@
 """What a run will ask, take and cost, said before it: numbers with 95 % intervals, and where each comes from.
 
 Pure: ratios in, ranges out. `jobs/estimating/estimating.py` gathers the ratios (from receipts of this output or of
-reused ones, else the stated defaults) and the counts (from footers, or from the text itself under `plan --exact`).
+reused ones, from the model's last run on this device or a probe, else the stated defaults) and the counts (from
+footers, or from the text itself under `plan --exact`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ DEFAULT_OUTPUT_SHARE = Range(0.02, 0.25, 1.0)
 """Of a stage's token cap that an answer takes, where no run has said."""
 DEFAULT_REPEATS = Range(1.0, 1.02, 1.3)
 """Asks for each row and stage, repeated attempts included, where no run has said."""
-DEFAULT_TOKENS_PER_S = Range(50.0, 5_000.0, 50_000.0)
-"""Tokens (prompt and output) that one worker handles in a second, where no run has said: a CPU that others use too, on
-which 500 was above what 135 million parameters reached (benchmarks/estimates_hold_cpu_2026-11-23.md), to an H200."""
 DEFAULT_CHARS = Range(3.0, CHARS_PER_TOKEN, 6.0)
 """Characters a token."""
 
@@ -58,9 +56,10 @@ class Estimate:
     Args:
         rows: rows that were open when this was said.
         rows_reused, rows_asked: of them.
-        seconds: of one worker; two take half as long and as much together. Starting the engine comes on top.
+        seconds: of one worker; two take half as long and as much together. Starting the engine comes on top. None where
+            no rate is known.
         cost: `seconds` at `cost_per_gpu_hour` for the GPUs of a worker, and tokens at the engine's prices; None where
-            there are none.
+            there are none, or where the seconds that cost are not known.
         is_exact: rows, asks and prompt tokens were counted in the text.
         basis: where they come from.
     """
@@ -69,7 +68,7 @@ class Estimate:
     rows_reused: Range
     rows_asked: Range
     stages: dict[str, StageEstimate]
-    seconds: Range
+    seconds: Range | None
     cost: Range | None
     is_exact: bool
     basis: EstimateBasis = EstimateBasis()
@@ -127,7 +126,8 @@ def against(planned: Estimate, actual: Actual) -> list[PlannedFigure]:
     prompts = sum(came["prompt_tokens"] for came in actual.stages.values())
     cached = sum(came["cached_tokens"] for came in actual.stages.values())
     lines.append(("prefix_hit", planned.prefix_hit, cached / prompts if prompts else 0.0))
-    lines.append(("worker_seconds", planned.seconds, actual.seconds))
+    if planned.seconds is not None:
+        lines.append(("worker_seconds", planned.seconds, actual.seconds))
     return [
         PlannedFigure(name, (said.low, said.value, said.high), round(number, 6), said.holds(number))
         for name, said, number in lines

@@ -11,9 +11,9 @@ from manifests.runs.snapshots import Tally
 from manifests.storage.run_store_ports import RunStore
 
 ESTIMATE_NAME = "estimate.json"
-
-
-ESTIMATE_VERSION = 1
+ESTIMATE_VERSION = 2
+READ_VERSIONS = (1, ESTIMATE_VERSION)
+"""Before 2, seconds were always said."""
 
 
 def load_estimate(store: RunStore) -> Estimate | None:
@@ -24,7 +24,7 @@ def load_estimate(store: RunStore) -> Estimate | None:
     """
     try:
         held = json.loads(store.read(ESTIMATE_NAME))
-        return checked(Estimate, held) if version_of(held) == ESTIMATE_VERSION else None
+        return checked(Estimate, held) if version_of(held) in READ_VERSIONS else None
     except FileNotFoundError:
         return None
     except ValueError as exc:

@@ -47,7 +47,9 @@ class Range(NamedTuple):
         return Range(*(round(one, digits) for one in self))
 
 
-def ratio_range(sizes: Sequence[float], amounts: Sequence[float], *, num_to_come: int) -> Range | None:
+def ratio_range(
+    sizes: Sequence[float], amounts: Sequence[float], *, num_to_come: int, is_sample: bool = False
+) -> Range | None:
     """What comes of a unit of size, from chunks that were seen, for the mean of chunks to come.
 
     The ratio estimator of survey sampling: sum of amounts over sum of sizes, its interval from the chunks' own
@@ -57,6 +59,7 @@ def ratio_range(sizes: Sequence[float], amounts: Sequence[float], *, num_to_come
     Args:
         sizes: rows (or asks) of each chunk; some above 0.
         amounts: tokens, asks or seconds of each.
+        is_sample: those that were seen are some of those to come, so that where all were seen there is no doubt.
     Returns:
         None if no chunk has a size.
     """
@@ -65,10 +68,13 @@ def ratio_range(sizes: Sequence[float], amounts: Sequence[float], *, num_to_come
     if not pairs:
         return None
     ratio = math.fsum(amount for _, amount in pairs) / total
+    unseen = max(0.0, 1 / len(pairs) + (-1 if is_sample else 1) / max(1, num_to_come))
+    if unseen == 0:
+        return Range.exact(ratio)
     if len(pairs) == 1:
         return Range(ratio / 2, ratio, ratio * 2)
     spread = math.sqrt(math.fsum((amount - ratio * size) ** 2 for size, amount in pairs) / (len(pairs) - 1))
-    error = spread / (total / len(pairs)) * math.sqrt(1 / len(pairs) + 1 / max(1, num_to_come))
+    error = spread / (total / len(pairs)) * math.sqrt(unseen)
     return Range(max(0.0, ratio - _t95(len(pairs) - 1) * error), ratio, ratio + _t95(len(pairs) - 1) * error)
 
 

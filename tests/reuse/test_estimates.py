@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.cli import relabel
 from manifests.runs.estimates import PrefixHit, common_prefix
 from manifests.runs.ranges import Range, ratio_range
 from tests.reuse.conftest import Days, Row, rows_of
@@ -179,11 +181,29 @@ def test_a_prompt_edit_shows_which_stages_it_invalidates(days: Days) -> None:
     assert {name: stage["asks"][1] for name, stage in exact["stages"].items()} == {"intent": 0, "verdict": 12}
 
 
-def test_cost_is_seconds_times_the_price(days: Days) -> None:
+def test_cost_is_seconds_times_the_price_and_not_known_without_them(days: Days) -> None:
     rows = rows_of(3, 4)
     found = plan(days, "monday", rows, cost_per_gpu_hour=3.6)
+    assert (found["seconds"], found["cost"]) == (None, None)
+    text = CliRunner().invoke(relabel, ["plan", str(days.job("monday", rows))], standalone_mode=False).stdout
+    assert "seconds      not known (no run of this model on this device is known; `relabel plan --probe` asks" in text
+    assert days.call("run", days.job("monday", rows), "--shard", "0/2")[0] == 0
+    found = plan(days, "monday", rows, cost_per_gpu_hour=3.6)
     assert found["cost"] == pytest.approx([second / 1000 for second in found["seconds"]], abs=1e-5)
-    assert plan(days, "tuesday", rows)["cost"] is None
+    days.run("tuesday", rows[:6])
+    assert plan(days, "wednesday", rows[6:], reuse=["tuesday"])["cost"] is None
+
+
+def test_a_probe_of_an_engine_that_keeps_no_rates_tells_its_own_plan(days: Days) -> None:
+    rows = rows_of(8, 5)
+    found = plan(days, "monday", rows, "--probe")
+    assert found["basis"]["output_tokens"].startswith("a probe (16 rows, ")
+    assert found["seconds"][1] > 0
+    days.run("monday", rows)
+    _holds(found, days.manifest("monday"))
+    assert plan(days, "tuesday", rows)["seconds"] is None
+    (remark,) = plan(days, "friday", [*rows, *changed(rows, 1)], "--probe", reuse=["monday"])["reuse"][1:]
+    assert remark == "probe: nothing was asked, since receipts tell more"
 
 
 def test_status_and_manifest_hold_plan_against_actual(days: Days) -> None:
@@ -199,6 +219,8 @@ def test_status_and_manifest_hold_plan_against_actual(days: Days) -> None:
         assert lines["verdict.asks"]["actual"] == 1
         assert lines["worker_seconds"]["actual"] > 0
         assert {"planned", "actual", "is_within"} < set(lines["prefix_hit"])
+    without = days.manifest("monday")["plan_against_actual"]  # no rate was known then
+    assert "worker_seconds" not in [line["figure"] for line in without]
 
 
 def test_the_estimate_is_that_of_before_the_first_commit(days: Days) -> None:
@@ -269,6 +291,11 @@ def test_ratio_by_hand() -> None:
     # equal ratios leave no doubt
     assert ratio_range([10, 20, 30], [20, 40, 60], num_to_come=9) == pytest.approx(Range(2.0, 2.0, 2.0))
     # residuals 0, 2, -2 over chunks of 10: s = 2, error = 2 / 10 * sqrt(1/3 + 1/3), t(2) = 4.303
+    # of a sample of 3 of 6: error = 2 / 10 * sqrt(1/3 - 1/6); of all there is no doubt
+    low, _, high = ratio_range([10, 10, 10], [20, 22, 18], num_to_come=6, is_sample=True) or Range.exact(0)
+    assert high - low == pytest.approx(2 * 4.303 * 0.2 * (1 / 6) ** 0.5)
+    assert ratio_range([10, 10, 10], [20, 22, 18], num_to_come=3, is_sample=True) == Range.exact(2.0)
+    assert ratio_range([10], [30], num_to_come=1, is_sample=True) == Range.exact(3.0)
     low, value, high = ratio_range([10, 10, 10], [20, 22, 18], num_to_come=3) or Range.exact(0)
     assert (value, high - value) == pytest.approx((2.0, 4.303 * 0.2 * (2 / 3) ** 0.5))
     assert value - low == pytest.approx(high - value)
