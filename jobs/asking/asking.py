@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from jobs.asking.listening import HeardAsk, Listening
 from jobs.planning.jobs import Job
+from jobs.running.auto_options import with_options_begun_with
 from jobs.running.counts import Progress
 from jobs.running.labeling import ask_unwritten, start_engine
 from manifests.asks import EngineFacts, WritesInSight
@@ -18,6 +19,7 @@ from manifests.inputs.dataset import Dataset
 from manifests.labels import Pair
 from manifests.runs.picked_rows import pairs_by_number, rows_of_queries
 from manifests.schemas import LabelRow, QuarantineRow
+from manifests.storage.run_stores import open_run_store
 
 
 class RowChoice(NamedTuple):
@@ -131,6 +133,7 @@ class Asker:
             InputError: as `chosen_rows`.
             ConfigError: the engine can't ask what the labeler wants.
             ModelError, MissingExtraError, EngineCrashError: as the engine does.
+            ManifestError, StoreError: what an output that is there was begun with can't be read.
         """
         together = chosen_rows(job, choice)
         first = next(together)  # a wrong choice is said before a model is loaded
@@ -151,7 +154,8 @@ class Asker:
 
     def _engine_of(self, job: Job) -> Listening:
         if self._engine is None:
-            started, remarks = start_engine(job)
+            begun = with_options_begun_with(job, open_run_store(job.spec.output, job.storage))
+            started, remarks = start_engine(begun)
             if self._is_read_along and not isinstance(started, WritesInSight):
                 remarks = [*remarks, "this engine shows no answer before it is whole"]
             self._engine = Listening(started, self._listen, is_read_along=self._is_read_along)

@@ -52,6 +52,8 @@ def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
     """What the engine's `auto` options came to in this output, as far as its first worker wrote it down; nothing is
     written, and nothing asked of this machine.
     """
+    if not isinstance(job.engine_class, ResolvesAuto):
+        return {}
     try:
         held = _read(store)
     except FileNotFoundError:
@@ -60,7 +62,12 @@ def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
 
 
 def with_options_begun_with(job: Job, store: RunStore) -> Job:
-    """The job with these options: to ask as the run does, beside it."""
+    """The job with these options: to ask as the run does, beside it.
+
+    Raises:
+        ManifestError: as `with_auto_resolved`.
+        StoreError: the output can't be read.
+    """
     found = options_begun_with(job, store)
     return _with(job, found) if found else job
 

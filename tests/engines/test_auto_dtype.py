@@ -185,6 +185,28 @@ def test_the_choice_is_made_before_the_first_label(
     assert set(dtypes(output)) == {"bfloat16"}
 
 
+@pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
+def test_what_is_asked_beside_an_output_is_asked_in_its_precision(
+    job: Callable[..., tuple[str, Path]],
+    cpu: Callable[[frozenset[str]], None],
+    capsys: pytest.CaptureFixture[str],
+    chosen: str,
+) -> None:
+    """`ask` takes what the output was begun with, whatever this machine would choose, and writes nothing where there is
+    no output yet."""
+    path, out = job()
+    cpu(FAST if chosen == "float32" else PLAIN)
+    for is_begun in (False, True):
+        if is_begun:
+            out.mkdir()
+            (out / "engine.json").write_text(json.dumps({"version": 1, "resolved": {"dtype": chosen}}))
+        with pytest.raises(SystemExit) as end:
+            main(["ask", path, "--row", "0"])
+        assert end.value.code == 0
+        assert (f"(cpu, {chosen})" in capsys.readouterr().err) == is_begun
+        assert out.exists() == is_begun
+
+
 def test_a_damaged_choice_is_an_error_that_says_what_to_do(
     job: Callable[..., tuple[str, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
