@@ -57,6 +57,7 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
     """
     transformers = require("transformers", extra="cpu", purpose="relabel distill")
     require("accelerate", extra="cpu", purpose="relabel distill")
+    require("matplotlib", extra="cpu", purpose="The plot of a training")
     transformers.logging.set_verbosity_error()  # it reports weights that a student has no use for, at every load
     transformers.logging.disable_progress_bar()
     path, reference = resolved.path, resolved.reference

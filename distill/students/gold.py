@@ -80,7 +80,7 @@ class GoldGrades:
         Raises:
             InputError: grades can't be joined, or a pair has several.
         """
-        with _in_words_of_the_spec(self.key):
+        with in_words_of_the_spec(self.key):
             return self._of(table)
 
     def _of(self, table: Joined) -> list[int | None]:
@@ -130,7 +130,7 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
         )
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
-    with _in_words_of_the_spec(key):
+    with in_words_of_the_spec(key):
         dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
         column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
         grades = _grades(column, source).to_pylist()
@@ -145,7 +145,7 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
 
 
 @contextlib.contextmanager
-def _in_words_of_the_spec(spec_key: str) -> Iterator[None]:
+def in_words_of_the_spec(spec_key: str) -> Iterator[None]:
     """Readers are those of `relabel evaluate` and of a job's input, and name their flags and keys."""
     try:
         yield

@@ -41,7 +41,10 @@ def train_student(
         InputError: early stopping without a dev row.
         ConfigError: accelerate's config asks for shards of its own.
     """
-    sharding.refuse_other_sharding()
+    sharding.refuse_other_sharding(
+        instead="Set it to plain multi-GPU, and `train.strategy: fsdp` in the spec: weights, gradients and optimizer "
+        "are then sharded over the same processes."
+    )
     spec = inputs.spec
     has_dev = len(inputs.examples.rows_of(DEV)) > 0
     if spec.train.early_stopping is not None and not has_dev:

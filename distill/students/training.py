@@ -179,15 +179,14 @@ class StudentTraining:
 
     def _outcome(self) -> Outcome:
         self.accelerator.wait_for_everyone()  # the first process may still be writing the best step
-        best = self._place.folder / checkpoints.checkpoint_name(self.best_step or 0)
-        has_best = best.is_dir()
-        if has_best:
+        if self.best_step is not None:
+            best = checkpoints.best_checkpoint(self._place.folder, self.best_step)
             checkpoints.load_weights(self.module, best / checkpoints.WEIGHTS)
             self.accelerator.wait_for_everyone()  # the first process removes it soon
         return Outcome(
             steps=self.step,
             epochs=round(self._feed.epochs_at(self.step), 4),
-            best_step=self.best_step if has_best else None,
+            best_step=self.best_step,
             rows_per_s=round(self._rows_seen / self._seconds, 2) if self._seconds else None,
             curve=self.curve,
             device=str(self.accelerator.device),

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from distill.teachers.bases import merged
 from distill.teachers.specs import TeacherSpec
 from distill.teachers.trainers import Trained
@@ -13,6 +15,7 @@ from distill.training import checkpoints, sharding
 from distill.training.checkpointed import CheckpointedTrainer, run_to_end
 from distill.training.memory import halving
 from distill.training.outcomes import Outcome
+from manifests.cpus import usable_cores
 from manifests.errors import TrainingError
 
 
@@ -37,7 +40,13 @@ def train_to_end(
     Raises:
         TrainingError: memory ends with half the batch too, or the loss is not finite.
     """
-    sharding.refuse_other_sharding()
+    sharding.refuse_other_sharding(
+        instead="Teachers are not sharded: take it out, or set it to plain multi-GPU with `method: sft`; where memory "
+        "is short, train adapters alone (`lora: {}`)."
+    )
+    if spec.train.device == "cpu" or not torch.cuda.is_available():
+        # one thread a step waits for is one that must not wait for others; those who say fewer are taken at their word
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
 
     def attempt(halvings: int) -> tuple[Any, Outcome]:
         trainer = build(halvings)
@@ -52,8 +61,8 @@ def train_to_end(
         if not can_halve or size < 2:
             tried = f"and the batch ({size} {examples}) can't be halved"
         return TrainingError(
-            f"out of memory, {tried}: {words}. Lower {keys}, set train.gradient_checkpointing: true, or train adapters "
-            "alone (lora: {})."
+            f"out of memory, {tried}: {words}. Set train.gradient_checkpointing: true, with which --resume goes on, or "
+            f"begin again with --restart: lower {keys}, or train adapters alone (lora: {{}})."
         )
 
     batch_size = spec.train.batch_size if can_halve else None

@@ -5,6 +5,7 @@ has ended.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,17 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
         MissingExtraError: a package is absent.
     """
     library = require("transformers", extra="train", purpose=PURPOSE)
+    from huggingface_hub.errors import StrictDataclassError  # comes with transformers
+
     require("accelerate", extra="train", purpose=PURPOSE)
+    require("matplotlib", extra="cpu", purpose="The plot of a training")
     if spec.lora is not None:
         require("peft", extra="train", purpose="lora")
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     try:
         config = library.AutoConfig.from_pretrained(resolved.path)
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as exc:
         raise ModelError(
             f"`init` {resolved.reference!r}: its config.json can't be loaded from {resolved.path}."
         ) from exc
@@ -89,7 +93,7 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
     """The model to train, in float32; behind peft's wrapper where the spec has `lora`.
 
     Raises:
-        ModelError: its weights can't be loaded, or hold a number that is none.
+        ModelError: its weights can't be loaded, are not those of its config, or hold a number that is none.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -107,6 +111,13 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
             f"`init` {reference!r}: {len(missing)} tensors are not in its weights, {missing[0]} among them; the files "
             "are incomplete, or config.json is another model's."
         )
+    if left := sorted(name for name in loading["unexpected_keys"] if re.search(r"\.\d+\.", name)):
+        raise ModelError(
+            f"`init` {reference!r}: {len(left)} tensors of layers in its weights have no place in what config.json "
+            f"describes, {left[0]} among them: it is another model's, or was cut."
+        )
+    if bad := [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]:
+        raise ModelError(f"`init` {reference!r}: its weights hold a number that is none, in {bad[0]}.")
     if spec.train.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from distill.students.data_facts import LearnedGold
+from distill.students.gold import in_words_of_the_spec
 from distill.students.pair_texts import read_pairs
 from distill.teachers.gold_rows import GoldRows
 from distill.teachers.res_rag_spec import EvidenceGold
@@ -97,7 +98,8 @@ def load_evidence_queries(
     reads = reads._replace(
         columns=(*reads.columns, JSONLD, *wanted), siblings=False
     )  # whole queries are put together here
-    dataset = open_dataset(InputSpec(path=(path,), columns=columns), storage, reads=reads)
+    with in_words_of_the_spec("data.gold"):
+        dataset = open_dataset(InputSpec(path=(path,), columns=columns), storage, reads=reads)
     column = GOLD_CHUNKS._replace(name=sets)
     held = further_of_input([file.path for file in dataset.files], [column], storage, where=path)
     if sets not in held:

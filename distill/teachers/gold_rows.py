@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from distill.students.data_facts import LearnedGold
+from distill.students.gold import in_words_of_the_spec
 from distill.students.pair_texts import read_pairs
 from distill.students.splits import DEV, folded, split_queries
 from distill.teachers.graph_grpo_spec import GraphGold
@@ -87,9 +88,10 @@ def load_gold_rows(
         InputError: the file can't be read, a column is missing, a grade is off the scale, or no row is left.
     """
     columns = source.columns.model_copy(update={"gold": source.grade})
-    dataset = open_dataset(
-        InputSpec(path=(source.path,), columns=columns), storage, reads=declared_reads(labeler, name=name)
-    )
+    with in_words_of_the_spec("data.gold"):
+        dataset = open_dataset(
+            InputSpec(path=(source.path,), columns=columns), storage, reads=declared_reads(labeler, name=name)
+        )
     files = [file.path for file in dataset.files]
     trusted = {"grade": _column(source, files, source.grade, storage, grades=grades, key="data.gold.map")}
     if isinstance(source, GraphGold):

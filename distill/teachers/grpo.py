@@ -39,8 +39,9 @@ from distill.training.training_place import TrainingPlace
 from labelers.engines.checkpoints import end_ids
 from labelers.registry import Labeler, labeler_class
 from manifests.digests import digest_of
-from manifests.errors import ConfigError, InputError
+from manifests.errors import ConfigError, InputError, ModelError
 from manifests.extras import require
+from manifests.records import fault_of
 from manifests.storage.context import Storage
 
 
@@ -249,8 +250,11 @@ def answer_end_ids(base: TeacherBase) -> list[int]:
     """Tokens that end an answer, as the engines have them.
 
     Raises:
-        ModelError: the model names none.
+        ModelError: the model names none, or its generation_config.json is damaged.
     """
     file = base.resolved.path / "generation_config.json"
-    named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    try:
+        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    except (OSError, ValueError, AttributeError) as exc:
+        raise ModelError(f"`init` {base.resolved.reference!r}: {file} can't be read ({fault_of(exc)}).") from exc
     return end_ids(named if named is not None else base.config.eos_token_id, base.tokenizer)

@@ -20,6 +20,8 @@ from distill.teachers.rollout_files import EDGE_SCHEMA, EDGES_NAME, ROLLOUT_SCHE
 from distill.teachers.rollouts import Rollout
 from distill.teachers.scores import Score
 from distill.training.disk_errors import sync_files, writing
+from manifests.digests import sha256_file
+from manifests.errors import ManifestError
 
 PARTS = "rollouts"
 
@@ -46,6 +48,7 @@ class RolloutLog:
         self._folder = None if folder is None else folder / PARTS
         self._pending: list[dict[str, Any]] = []
         self._parts: list[str] = []
+        self._digests: dict[str, str] = {}
         self.edges: list[list[Any]] = []
         self.counts = RolloutCounts()
 
@@ -102,18 +105,34 @@ class RolloutLog:
                 (self._folder / name).write_bytes(_parquet(pa.Table.from_pylist(self._pending, schema=self._schema)))
                 sync_files(self._folder, name)
             self._parts.append(name)
+            self._digests[name] = sha256_file(self._folder / name)
             self._pending = []
         return list(self._parts)
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint of a step keeps; all that is pending is written."""
-        return {"parts": self.flush(step), "edges": self.edges, "counts": asdict(self.counts)}
+        parts = self.flush(step)
+        return {"parts": parts, "digests": self._digests, "edges": self.edges, "counts": asdict(self.counts)}
 
     def go_on(self, held: Mapping[str, Any]) -> None:
-        """Take up what a checkpoint keeps; nothing begins anew."""
+        """Take up what a checkpoint keeps; nothing begins anew.
+
+        Raises:
+            ManifestError: a part is missing, or not as it was written.
+        """
         self._parts, self._pending = list(held.get("parts", [])), []
+        self._digests = dict(held.get("digests", {}))
         self.edges = [list(one) for one in held.get("edges", [])]
         self.counts = RolloutCounts(**held.get("counts", {}))
+        if self._folder is None:
+            return
+        for name in self._parts:
+            path, digest = self._folder / name, self._digests.get(name)
+            if not path.is_file() or (digest is not None and sha256_file(path) != digest):
+                raise ManifestError(
+                    f"{path}: rollouts that the checkpoint names are missing, or not as they were written. Train again "
+                    "with --restart."
+                )
 
     def write(self, folder: Path, *, step: int) -> None:
         """Write `ROLLOUTS_NAME`, and `EDGES_NAME` where there are edges, into the finished model's folder."""

@@ -140,7 +140,7 @@ def estimate_teacher(
     trainer = _trainer(spec, check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir)), storage)
     for note in trainer.notes:
         say(note)
-    estimate = trainer.estimate()
+    estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
     if not is_timed:
         return estimate
     if isinstance(trainer, AsksAnEngine):

@@ -54,6 +54,7 @@ class TrainingEstimate:
         memory_bytes: weights, gradients, the optimizer's moments, and the logits of a batch or the keys and values of
             what is written together; activations come on top.
         look_tokens: read and written beside those, in looks at dev.
+        dropped: rows left out, by reason.
         time: where it was measured.
     """
 
@@ -64,6 +65,7 @@ class TrainingEstimate:
     answer_tokens: int
     memory_bytes: int
     look_tokens: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
     time: TrainingTime | None = field(default=None, metadata=LEFT_OUT)
 
 

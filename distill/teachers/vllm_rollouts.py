@@ -1,7 +1,8 @@
 """Rollouts that vLLM writes on GPUs, as TRL's trainer has it do: what TRL is told, and what comes back with the tokens.
 
 What vLLM computes and what the trainer computes differ by rounding, so each token comes with the probability that it
-was sampled with, and TRL corrects the loss by the two probabilities' ratio (truncated importance sampling).
+was sampled with, and TRL weighs the token's loss by the two probabilities' ratio, 3 at most (truncated importance
+sampling; TRL's default weighs by the whole answer's, and drops answers beyond).
 
 Written against TRL 1.16's documented options (`use_vllm`, modes `colocate` and `server`).
 """
@@ -46,7 +47,12 @@ def vllm_arguments(section: VllmSection, *, max_tokens: int) -> dict[str, Any]:
     Args:
         max_tokens: longest rollout, prompt and answers.
     """
-    found: dict[str, Any] = {"use_vllm": True, "vllm_mode": section.mode, "vllm_max_model_length": max_tokens}
+    found: dict[str, Any] = {
+        "use_vllm": True,
+        "vllm_mode": section.mode,
+        "vllm_max_model_length": max_tokens,
+        "vllm_importance_sampling_mode": "token_truncate",
+    }
     if section.url is not None:
         return found | {"vllm_server_base_url": section.url, "vllm_server_timeout": section.timeout_s}
     return found | {

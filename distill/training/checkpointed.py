@@ -37,6 +37,10 @@ class CheckpointedTrainer(MeasuredTrainer):
                 module, device_placement=False, evaluation_mode=True
             )
 
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self._place.folder
+
     def own_state(self) -> dict[str, Any]:
         """What a subclass keeps in a checkpoint beside model, optimizer and generators: plain values and tensors."""
         return {}
@@ -117,6 +121,7 @@ def run_to_end(trainer: CheckpointedTrainer, *, resume_from: Path | None) -> Out
 
     Raises:
         KeyboardInterrupt: a signal came; what was trained is in a checkpoint.
+        ManifestError: the best step's checkpoint is missing or damaged.
     """
     try:
         if resume_from is None or not trainer.adopt_if_finished(resume_from):
@@ -129,10 +134,12 @@ def run_to_end(trainer: CheckpointedTrainer, *, resume_from: Path | None) -> Out
     state: TrainerState = trainer.state
     best = None
     trainer.accelerator.wait_for_everyone()  # the first process may still be writing the best step
-    if state.best_model_checkpoint and Path(state.best_model_checkpoint).is_dir():
+    if state.best_model_checkpoint:
         best = state.best_global_step
+        # by its step, since the path that the state holds is that of a folder which may have moved
+        kept = checkpoints.best_checkpoint(trainer.checkpoints_folder, best)
         module = trainer.accelerator.unwrap_model(trainer.model)
-        checkpoints.load_weights(module, Path(state.best_model_checkpoint) / checkpoints.WEIGHTS)
+        checkpoints.load_weights(module, kept / checkpoints.WEIGHTS)
         trainer.accelerator.wait_for_everyone()  # the first process removes it soon
     return Outcome(
         steps=state.global_step,

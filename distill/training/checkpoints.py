@@ -6,9 +6,10 @@ rename.
                                   random.safetensors       states of torch's generators, one set a process
                                   state.json               plain values of all of these, and the curve
                                   trainer_state.json       transformers' own, of a teacher
+                                  digests.json             sha256 of each of these
 
 A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its
-name is whole.
+name is whole; it is gone on with only if each file still has its digest.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from distill.training.disk_errors import open_to_readers, sync_files
 from distill.training.sharding import cut, own_parameters, trained_parameters, whole
+from manifests.digests import sha256_file
 from manifests.errors import ManifestError, TrainingError
 from manifests.interruptions import check_interrupted
 from manifests.records import fault_of
@@ -34,6 +36,7 @@ from manifests.storage.local_run_store import sync_folder
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 WEIGHTS, OPTIMIZER, RANDOM, STATE = "weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
+DIGESTS = "digests.json"
 
 
 def checkpoint_name(step: int) -> str:
@@ -50,12 +53,58 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The last whole checkpoint, which is announced; None where a training begins."""
+    """The last whole checkpoint, which is announced; None where a training begins.
+
+    Raises:
+        ManifestError: it is damaged.
+    """
     kept = list_checkpoints(folder)
     if not kept:
         return None
+    check_digests(kept[-1])
     say(f"resuming from {kept[-1].name}")
     return kept[-1]
+
+
+def best_checkpoint(folder: Path, step: int) -> Path:
+    """The whole checkpoint of the best step.
+
+    Raises:
+        ManifestError: it is missing or damaged.
+    """
+    kept = folder / checkpoint_name(step)
+    if not kept.is_dir():
+        raise ManifestError(f"{kept}: the best step's checkpoint is missing. Train again with --restart.")
+    check_digests(kept)
+    return kept
+
+
+def write_digests(folder: Path) -> None:
+    """Write the digests of all files of a checkpoint."""
+    found = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+    (folder / DIGESTS).write_text(json.dumps(found), encoding="utf-8")
+
+
+def check_digests(checkpoint: Path) -> None:
+    """Read every byte of a checkpoint. One of relabel up to 0.1 has no digests, and is taken as it is.
+
+    Raises:
+        ManifestError: a file is missing, or not as it was written.
+    """
+    if not (checkpoint / DIGESTS).exists():
+        return
+    try:
+        wanted: dict[str, str] = json.loads((checkpoint / DIGESTS).read_text(encoding="utf-8"))
+        bad = [name for name, digest in wanted.items() if sha256_file(checkpoint / name) != digest]
+    except (OSError, ValueError, AttributeError) as exc:
+        raise damaged(checkpoint, fault_of(exc)) from exc
+    if bad:
+        raise damaged(checkpoint, f"{bad[0]} is not as it was written")
+
+
+def damaged(checkpoint: Path, fault: str) -> ManifestError:
+    """What a checkpoint that can't be gone on with is refused with."""
+    return ManifestError(f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before.")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -172,9 +221,7 @@ def load_state(folder: Path) -> dict[str, Any]:
         plain = json.loads((folder / STATE).read_text(encoding="utf-8"))
         found: dict[str, Any] = join_tensors(plain, load_file(folder / OPTIMIZER))
     except (OSError, ValueError, KeyError) as exc:
-        raise ManifestError(
-            f"{folder}: a damaged checkpoint ({fault_of(exc)}). Remove it to resume from the one before."
-        ) from exc
+        raise damaged(folder, fault_of(exc)) from exc
     return found
 
 

@@ -23,18 +23,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from manifests.errors import ConfigError
 
 
-def refuse_other_sharding() -> None:
+def refuse_other_sharding(*, instead: str) -> None:
     """accelerate's own FSDP and DeepSpeed write pickle, and on a CPU it leaves them out without a word.
 
+    Args:
+        instead: what to do, for the message.
     Raises:
         ConfigError: its config asks for one of them.
     """
     for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
         if parse_flag_from_env(variable):
             raise ConfigError(
-                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. Set it to plain "
-                "multi-GPU, and `train.strategy: fsdp` in the spec: weights, gradients and optimizer are then "
-                "sharded over the same processes."
+                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. {instead}"
             )
 
 

@@ -85,6 +85,7 @@ def write_checkpoint(
         save_file(tensors, scratch / checkpoints.RANDOM)
         checkpoints.save_state(scratch, vars(state))
         write_more(scratch)
+        checkpoints.write_digests(scratch)
         failpoints.hit("before_checkpoint")
         checkpoints.commit(scratch, final)
         failpoints.hit("after_checkpoint")

@@ -41,8 +41,9 @@ class TrainingPlace:
         named = ", ".join(f"{source}:{row_id}" for source, row_id in (self.names[row] for row in rows[:ROWS_NAMED]))
         more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
         kept = checkpoints.list_checkpoints(self.folder)
-        good = f"The last good checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
+        last = f"The last checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
         return TrainingError(
             f"step {step}: {what}. Rows of the batch, as source:row_id: {named}{more}. "
-            f"{good}. Look at these rows; if they are fine, lower train.learning_rate or set train.precision to fp32."
+            f"{last}. Look at these rows; if they are fine, train again with --restart and a lower train.learning_rate "
+            "or train.precision: fp32 (another spec doesn't go on from these checkpoints)."
         )

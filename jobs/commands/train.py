@@ -101,9 +101,10 @@ def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None)
 
 
 def _estimated(estimate: TrainingEstimate) -> str:
+    left_out = "".join(f"; left out: {count:,} {reason}" for reason, count in estimate.dropped.items())
     looks = f"; {estimate.look_tokens:,} more in looks at dev" if estimate.look_tokens else ""
     rows = [
-        ("rows", f"{estimate.rows:,}, {estimate.examples:,} examples"),
+        ("rows", f"{estimate.rows:,}, {estimate.examples:,} examples{left_out}"),
         ("steps", f"{estimate.steps:,}"),
         ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers{looks}"),
         ("memory", f"{estimate.memory_bytes / 2**30:.1f} GiB, and what the layers keep of a batch"),

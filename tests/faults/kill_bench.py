@@ -156,14 +156,19 @@ class Bench:
 
     def reach_end(self, folder: Path) -> dict[str, str]:
         """Train to the end and die before the model is written: the files of the last checkpoint, none where the model
-        is there. Into which parts the log of rollouts was cut is left out: a stop cuts it once more.
+        is there. Into which parts the log of rollouts was cut is left out, with their digests and that of the file
+        which names them: a stop cuts it once more.
         """
         ended = self.start(folder, inside(folder, "arm", "before_model"), "--resume").wait()
         left = sorted((folder / self.case.target / "checkpoints").glob("checkpoint-*"))
         if ended.code != -signal.SIGKILL or not left:
             return {}
-        state = re.sub(r'{"value": "step-\d+\.parquet"}(, )?', "", (left[-1] / "state.json").read_text())
-        return {**tree(left[-1]), "state.json": state}
+        state = (left[-1] / "state.json").read_text()
+        for part in (r'{"value": "step-\d+\.parquet"}', r'\["step-\d+\.parquet", {"value": "[0-9a-f]{64}"}\]'):
+            state = re.sub(f"{part}(, )?", "", state)
+        found = {**tree(left[-1]), "state.json": state}
+        del found["digests.json"]
+        return found
 
     def judge(self, folder: Path, ended: forks.Ended) -> str | None:
         """What is wrong once a call was killed: with what it left, or with what the same command makes of that."""

@@ -117,3 +117,17 @@ def test_the_docs_specs_are_as_the_schema_has_them(name: str) -> None:
     held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
     jsonschema.Draft202012Validator(teacher_schema()).validate(held)
     assert read_teacher_spec(held, where=name).method == held["method"]
+
+
+def test_a_dry_run_says_which_rows_are_left_out_and_refusals_name_the_specs_own_keys(
+    estimate: Callable[..., Any], pairs_path: Path, tmp_path: Path
+) -> None:
+    rows = pq.read_table(pairs_path).to_pylist()
+    rows[0]["grade"] = None
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "one-less.parquet")
+    found, _ = estimate(data={"gold": {"path": str(tmp_path / "one-less.parquet")}})
+    assert (found.rows, found.dropped) == (NUM_PAIRS - 1, {"without a trusted grade": 1})
+    pq.write_table(pq.read_table(pairs_path).slice(0, 0), tmp_path / "empty.parquet")
+    with pytest.raises(InputError, match=r"`data\.gold\.path` .*no rows") as refused:
+        estimate(data={"gold": {"path": str(tmp_path / "empty.parquet")}})
+    assert "input." not in str(refused.value)

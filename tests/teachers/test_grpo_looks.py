@@ -156,6 +156,34 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
         assert (tmp_path / "whole/out" / name).read_bytes() == (tmp_path / "killed/out" / name).read_bytes(), name
 
 
+def test_adapters_alone_learn_by_reward_beside_the_model_as_it_was_and_are_merged(
+    base_dir: Path, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    pytest.importorskip("peft")
+    monkeypatch.setattr("distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
+    changes: dict[str, Any] = {"lora": {"r": 2, "targets": ["q_proj", "v_proj"]}, "split": {}}
+    changes["rollouts"] = {"group": 2, "beta": 0.1}
+
+    def train(folder: Path, start: Any = "new") -> Any:
+        return train_teacher(
+            read_teacher_spec(small_spec(base_dir, folder, queries, **changes), where="here"), Storage(), start=start
+        )
+
+    train(tmp_path / "whole")
+    was, now = (load_file(folder / "model.safetensors") for folder in (base_dir, tmp_path / "whole/out"))
+    changed = {name for name, value in now.items() if not torch.equal(value, was[name])}
+    assert changed
+    assert all("q_proj.weight" in name or "v_proj.weight" in name for name in changed)
+    with killed_at("after_training_step", 6):
+        train(tmp_path / "killed")
+    train(tmp_path / "killed", "resume")
+    for name in ("model.safetensors", "curves.parquet", ROLLOUTS_NAME):
+        assert (tmp_path / "whole/out" / name).read_bytes() == (tmp_path / "killed/out" / name).read_bytes(), name
+
+
 def same_weights(one: bytes, other: bytes) -> bool:
     """Whether two files of weights agree in the tensors that both have."""
     import torch

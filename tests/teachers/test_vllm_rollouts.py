@@ -51,6 +51,7 @@ def test_trl_is_told_the_mode_and_its_options() -> None:
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_max_model_length": 512,
+        "vllm_importance_sampling_mode": "token_truncate",
         "vllm_gpu_memory_utilization": 0.3,
         "vllm_enable_sleep_mode": False,
     }

@@ -1,0 +1,209 @@
+"""What lay on a disk and is not what was written, is refused by name: checkpoints, rollouts, and the model to start
+from. A folder that was moved or copied goes on as it would have where it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("trl")
+
+from distill.teachers import attempts
+from distill.teachers.rollout_log import PARTS, RolloutLog
+from distill.teachers.spec_files import read_teacher_spec
+from distill.teachers.teaching import train_teacher
+from distill.training import checkpoints
+from distill.training.checkpointed import run_to_end
+from distill.training.looks import Looks
+from manifests.errors import ConfigError, ManifestError, ModelError
+from manifests.storage.context import Storage
+from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
+
+STEPS = 3
+FILES = ("weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json", "trainer_state.json")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "a bit": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.fixture(scope="module")
+def train(fresh: Any, tokenizer: Any) -> Any:
+    """A training by reinforcement whose first look is its best."""
+
+    def go(folder: Path) -> tuple[Any, Any]:
+        looks = Looks(1, "reward", at_the_end=True)
+        trainer = make_trainer(
+            copy.deepcopy(fresh),
+            tokenizer,
+            folder,
+            rows=GOLD_ROWS[:4],
+            held_out=GOLD_ROWS[4:],
+            looks=looks,
+            keep=1,
+            log=RolloutLog(folder),
+            args=arguments(
+                folder, updates=1, steps=STEPS, save_strategy="steps", per_device_eval_batch_size=4, **looks.arguments()
+            ),
+        )
+        rewards = iter((1.0, 0.5, 0.25))
+        trainer._dev_figures = lambda _: {"reward": next(rewards)}
+        said: list[str] = []
+        return trainer, run_to_end(trainer, resume_from=checkpoints.last_checkpoint(folder, said.append))
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def trained(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("trained") / "checkpoints"
+    trainer, outcome = train(folder)
+    assert outcome.best_step == 1
+    return folder, copy.deepcopy(trainer.model.state_dict())
+
+
+@pytest.fixture
+def moved(trained: tuple[Path, Any], tmp_path: Path) -> Iterator[Path]:
+    """A copy of the folder; the first one is out of reach."""
+    away = trained[0].with_name("away")
+    shutil.copytree(trained[0], tmp_path / "copy")
+    trained[0].rename(away)
+    yield tmp_path / "copy"
+    away.rename(trained[0])
+
+
+def test_a_copied_folder_keeps_the_best_step(train: Any, trained: tuple[Path, Any], moved: Path) -> None:
+    assert [path.name for path in checkpoints.list_checkpoints(moved)] == ["checkpoint-000001", "checkpoint-000003"]
+    trainer, outcome = train(moved)
+    assert outcome.best_step == 1
+    assert all(torch.equal(value, trained[1][name]) for name, value in trainer.model.state_dict().items())
+    shutil.rmtree(moved / "checkpoint-000001")
+    with pytest.raises(ManifestError, match=r"checkpoint-000001: the best step's checkpoint is missing.*--restart"):
+        train(moved)
+
+
+def test_digests_are_of_all_files_of_a_checkpoint(trained: tuple[Path, Any]) -> None:
+    last = checkpoints.list_checkpoints(trained[0])[-1]
+    held = json.loads((last / checkpoints.DIGESTS).read_text())
+    assert set(held) == set(FILES) == {path.name for path in last.iterdir()} - {checkpoints.DIGESTS}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [*FILES, checkpoints.DIGESTS])
+def test_a_damaged_checkpoint_is_refused_by_name(
+    trained: tuple[Path, Any], tmp_path: Path, name: str, damage: str
+) -> None:
+    shutil.copytree(trained[0], tmp_path / "copy")
+    last = checkpoints.list_checkpoints(tmp_path / "copy")[-1]
+    DAMAGES[damage](last / name)
+    if (name, damage) == (checkpoints.DIGESTS, "gone"):  # as a version that wrote none left it
+        assert checkpoints.last_checkpoint(tmp_path / "copy", lambda _: None) == last
+        return
+    with pytest.raises(ManifestError, match=f"{last.name}: a damaged checkpoint .*Remove it to resume"):
+        checkpoints.last_checkpoint(tmp_path / "copy", lambda _: None)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_rollouts_are_refused_before_a_step(
+    train: Any, trained: tuple[Path, Any], tmp_path: Path, damage: str
+) -> None:
+    shutil.copytree(trained[0], tmp_path / "copy")
+    part = min((tmp_path / "copy" / PARTS).iterdir())
+    DAMAGES[damage](part)
+    with pytest.raises(ManifestError, match=rf"{part.name}: rollouts that the checkpoint names .*--restart"):
+        train(tmp_path / "copy")
+
+
+def nan_weight(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    held = load_file(file)
+    held["model.norm.weight"][0] = float("nan")
+    save_file(held, file, metadata={"format": "pt"})
+
+
+def set_config(key: str, value: Any) -> Callable[[Path], Any]:
+    def go(folder: Path) -> None:
+        held = json.loads((folder / "config.json").read_text())
+        held[key] = value
+        if key == "num_hidden_layers":
+            held["layer_types"] = ["full_attention"] * value
+        (folder / "config.json").write_text(json.dumps(held))
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (nan_weight, "hold a number that is none, in model.norm.weight"),
+        (set_config("num_hidden_layers", 1), r"tensors of layers in its weights .*model\.layers\.1\."),
+        (set_config("num_hidden_layers", 3), "tensors are not in its weights"),
+        (set_config("hidden_size", "x"), "its config.json can't be loaded"),
+        (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config.json can't be read"),
+        (lambda folder: (folder / "generation_config.json").write_text("[]"), "generation_config.json can't be read"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"1234"), "its weights can't be loaded"),
+    ],
+)
+def test_a_damaged_model_to_start_from_is_named(
+    damage: Callable[[Path], Any],
+    words: str,
+    values: Callable[..., dict[str, Any]],
+    base_dir: Path,
+    pairs_path: Path,
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(base_dir, tmp_path / "base")
+    damage(tmp_path / "base")
+    held = values(
+        init=str(tmp_path / "base"),
+        method="grpo",
+        labeler={"name": "r1", "grades": 3, "max_think_tokens": 4},
+        data={"gold": {"path": str(pairs_path)}},
+        rollouts={"group": 4},
+        train={"batch_size": 4, "accumulation": 1, "max_tokens": 4000, "max_steps": 1},
+    )
+    with pytest.raises(ModelError, match=words) as found:
+        train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage())
+    assert "`init`" in str(found.value)
+
+
+def test_a_training_has_a_thread_less_than_the_cores_and_says_what_to_do_without_shards(
+    values: Callable[..., dict[str, Any]], pairs_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = values(
+        data={"gold": {"path": str(pairs_path)}}, labeler={"name": "direct", "grades": 3}, train={"max_steps": 1}
+    )
+    spec = read_teacher_spec(held, where="teacher.yaml")
+    monkeypatch.setattr(attempts, "usable_cores", lambda: 4)
+    torch.set_num_threads(8)
+    try:
+        train_teacher(spec, Storage())
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(2)  # somebody says fewer
+        train_teacher(spec, Storage(), start="restart")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match=r"pickle\. Teachers are not sharded: .*lora") as found:
+        train_teacher(spec, Storage(), start="restart")
+    assert "train.strategy" not in str(found.value)
