@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,21 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from distill.students.pair_texts import read_pairs
+from distill.teachers.answer_tokens import AnswerTokens
+from distill.teachers.rollouts import Dialogues
 from distill.teachers.sft_examples import Example
 from distill.teachers.sft_trainer import IGNORED, MaskedCollator, answer_loss
 from distill.teachers.spec_files import read_teacher_spec
 from distill.teachers.teaching import train_teacher
 from distill.training import checkpoints
+from labelers.engines.tokens import PromptEncoder
+from labelers.registry import labeler_class
 from manifests.errors import ConfigError, DiskFullError, LockHeldError, ModelError, StaleRunError, TrainingError
 from manifests.failpoints import TRAINING_FAILPOINTS
+from manifests.inputs.dataset import open_dataset
 from manifests.interruptions import on_signal
+from manifests.specs import InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.file_locks import FileLock
 from tests.killing import killed_at
@@ -324,3 +331,37 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
     assert relabel("train", str(tmp_path / "teacher.yaml"), "--probe") == 2
     assert relabel("train", str(tmp_path / "teacher.yaml")) == 0
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["training"]["steps"] == said["steps"]
+
+
+def test_a_model_that_learned_a_few_answers_by_heart_writes_what_the_reader_accepts(
+    umbrela: Callable[..., Any], base_dir: Path, labeler: dict[str, Any], pairs_path: Path
+) -> None:
+    """Without a grammar; before, not one."""
+    place = umbrela(
+        train={"epochs": 120, "batch_size": 12, "learning_rate": 1e-2, "weight_decay": 0.0, "save_every": 1000}
+    ).place
+    assert len(readable(base_dir, labeler, pairs_path)) == 0
+    assert len(readable(place, labeler, pairs_path)) >= 11
+
+
+def readable(model_dir: str | Path, labeler: dict[str, Any], pairs_path: Path) -> list[Any]:
+    """Labels of the twelve pairs that the labeler reads off a model's most probable answers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    options = labeler_class("umbrela").Options(**labeler)
+    encoder = PromptEncoder(tokenizer)
+    tokens = AnswerTokens(tokenizer, end_ids=[tokenizer.eos_token_id])
+    talks = Dialogues(labeler_class("umbrela")(options), encoder, tokens, max_prompt_tokens=4000)
+
+    def write(prompts: Sequence[list[int]]) -> list[list[int]]:
+        found = []
+        for prompt in prompts:
+            ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=200)[0, len(prompt) :]
+            found.append(ids.tolist())
+        return found
+
+    dataset = open_dataset(InputSpec(path=(str(pairs_path),)), Storage())
+    pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    return [one.label for one in talks.roll(pairs, write) if one.label is not None]
