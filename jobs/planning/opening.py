@@ -10,9 +10,9 @@ from jobs.planning.jobs import Job
 from jobs.planning.open_runs import OpenRun
 from manifests.errors import ConfigError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset
-from manifests.runs.cutting import make_plan
 from manifests.runs.fingerprints import check_plan
 from manifests.runs.known_inputs import KnownInputs, files_written_since, known_dataset, known_file, load_known
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
 from manifests.runs.readings import Readings
 from manifests.runs.run_folder import RunFolder

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from manifests.inputs.dataset import open_dataset
 from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
-from manifests.runs.cutting import make_plan
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import write_plan
 from manifests.runs.receipts import ChunkId, Receipt, ReusedRows
 from manifests.runs.run_folder import RunFolder

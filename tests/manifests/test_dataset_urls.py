@@ -15,7 +15,7 @@ from fsspec.registry import _registry as loaded
 from manifests.errors import ConfigError, InputError, MissingExtraError
 from manifests.inputs import dataset
 from manifests.inputs.dataset import open_dataset
-from manifests.runs.cutting import make_plan
+from manifests.runs.plan_making import make_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage

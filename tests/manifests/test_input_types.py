@@ -18,7 +18,7 @@ import pytest
 
 from manifests.errors import InputError
 from manifests.inputs.dataset import open_dataset
-from manifests.runs.cutting import make_plan
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import Columns, InputSpec

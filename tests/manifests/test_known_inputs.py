@@ -19,8 +19,8 @@ from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.inputs.file_stamps import listed_stamp
 from manifests.inputs.input_files import list_files
 from manifests.labels import Reads
-from manifests.runs.cutting import make_plan
 from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage

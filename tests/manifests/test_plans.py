@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from manifests.errors import InputError, ManifestError, StaleRunError
 from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.runs.cutting import cut_queries, make_plan
+from manifests.runs.cutting import cut_queries
 from manifests.runs.fingerprints import check_plan
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import load_plan, shard_row_ids, write_plan
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage

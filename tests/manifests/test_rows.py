@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from manifests.inputs.dataset import open_dataset
 from manifests.labels import QUERY_AND_DOCUMENT, Reads
 from manifests.runs import row_batches
-from manifests.runs.cutting import make_plan
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.runs.cutting import fitting_chunk_rows, make_plan
+from manifests.runs.cutting import fitting_chunk_rows
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import Plan, shard_row_ids, write_plan
 from manifests.specs import InputSpec
 from manifests.storage.context import Storage

@@ -19,9 +19,9 @@ import pytest
 from manifests.inputs.dataset import open_dataset
 from manifests.older_schemas import NODES
 from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
-from manifests.runs.cutting import make_plan
 from manifests.runs.fingerprints import fingerprint_parts
 from manifests.runs.label_files import file_schema
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import shard_row_ids, write_plan
 from manifests.runs.receipts import ChunkId
 from manifests.runs.rows import read_chunks

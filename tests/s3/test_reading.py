@@ -16,7 +16,7 @@ from distill.students.label_tables import load_labels
 from distill.students.sources import LabelSource
 from manifests.errors import InputError, StoreUnreachableError
 from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.runs.cutting import make_plan
+from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import Plan
 from manifests.runs.rows import read_chunks
 from manifests.specs import InputSpec
