@@ -255,9 +255,12 @@ class KeepsCosts(Protocol):
 class WritesInSight(Protocol):
     """An engine that can tell what it writes before an answer is whole."""
 
-    def show_writing(self, told: Callable[[int, str], None]) -> None:
+    def show_writing(self, told: Callable[[int, str], None]) -> bool:
         """From here on, `poll` calls `told` with a request's id and all of its answer so far.
 
         That is a beginning of `Answer.text`, unless a connection broke and the request was begun anew.
+
+        Returns:
+            Whether it does: with some of its options an engine may not.
         """
         ...

@@ -13,7 +13,7 @@ from jobs.planning.jobs import Job
 from jobs.running.auto_options import with_options_begun_with
 from jobs.running.counts import Progress
 from jobs.running.labeling import ask_unwritten, start_engine
-from manifests.asks import EngineFacts, WritesInSight
+from manifests.asks import EngineFacts
 from manifests.errors import ConfigError, InputError, VerdictError
 from manifests.inputs.dataset import Dataset
 from manifests.labels import Pair
@@ -156,9 +156,9 @@ class Asker:
         if self._engine is None:
             begun = with_options_begun_with(job, open_run_store(job.spec.output, job.storage))
             started, remarks = start_engine(begun)
-            if self._is_read_along and not isinstance(started, WritesInSight):
-                remarks = [*remarks, "this engine shows no answer before it is whole"]
             self._engine = Listening(started, self._listen, is_read_along=self._is_read_along)
+            if self._is_read_along and not self._engine.is_read_along:
+                remarks = [*remarks, "this engine shows no answer before it is whole"]
         else:
             remarks = self._engine.prepare(job.labeler.probe())
         self._on_engine(self._engine.facts(), remarks)

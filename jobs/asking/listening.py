@@ -37,8 +37,7 @@ class Listening:
         self._engine = engine
         self._heard = heard
         self._open: dict[int, tuple[HeardAsk, float]] = {}
-        if is_read_along and isinstance(engine, WritesInSight):
-            engine.show_writing(self._read)
+        self.is_read_along = is_read_along and isinstance(engine, WritesInSight) and engine.show_writing(self._read)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         return self._engine.prepare(asks)

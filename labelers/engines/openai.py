@@ -187,10 +187,12 @@ class OpenAi:
                 raise fault
         return ready
 
-    def show_writing(self, told: Callable[[int, str], None]) -> None:
-        if isinstance(self._mode, ChatMode):  # the tokens mode reads ids and log-probabilities, which come whole
-            self._told = told
-            self._mode.told = lambda request_id, text: self._answers.put(_Written(request_id, text))
+    def show_writing(self, told: Callable[[int, str], None]) -> bool:
+        if not isinstance(self._mode, ChatMode):  # the tokens mode reads ids and log-probabilities, which come whole
+            return False
+        self._told = told
+        self._mode.told = lambda request_id, text: self._answers.put(_Written(request_id, text))
+        return True
 
     def facts(self) -> EngineFacts:
         args = self._args

@@ -229,8 +229,9 @@ class Transformers:
             ) from exc
         return answers
 
-    def show_writing(self, told: Callable[[int, str], None]) -> None:
+    def show_writing(self, told: Callable[[int, str], None]) -> bool:
         self._told = told
+        return True
 
     def work(self) -> EngineWork:
         return self._open_batch().work
