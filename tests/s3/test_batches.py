@@ -25,6 +25,7 @@ from tests.engines_openai.test_run import write_job as local_job
 from .conftest import call
 
 __all__ = ["local_job", "serve"]
+OTHER_FATES = ("failed", "gone")
 
 
 @pytest.fixture
@@ -57,9 +58,8 @@ def grades(s3: str) -> dict[int, int]:
     return {row["row_id"]: row["grade"] for table in tables for row in table.to_pylist()}
 
 
-@pytest.mark.parametrize(
-    "place", [one if one == "after_batch" else pytest.param(one, marks=pytest.mark.full) for one in BATCH_FAILPOINTS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("place", BATCH_FAILPOINTS)
 def test_a_run_killed_around_the_handing_over_pays_for_no_ask_twice(place: str, label: Any, s3: str) -> None:
     provider = BatchServer(r3a)
     killed = label(provider, RELABEL_FAILPOINT=place)
@@ -70,9 +70,7 @@ def test_a_run_killed_around_the_handing_over_pays_for_no_ask_twice(place: str, 
     assert set(provider.paid.values()) == {1}
 
 
-@pytest.mark.parametrize(
-    "fate", ["expired", *(pytest.param(one, marks=pytest.mark.full) for one in ("failed", "gone"))]
-)
+@pytest.mark.parametrize("fate", ["expired", *(pytest.param(fate, marks=pytest.mark.full) for fate in OTHER_FATES)])
 def test_what_became_of_a_batch_after_a_kill_is_found_out(fate: Fate, label: Any, s3: str) -> None:
     provider = BatchServer(r3a, lambda nth: fate if nth == 0 else "completed")
     killed = label(provider, RELABEL_FAILPOINT="after_batch_record")
