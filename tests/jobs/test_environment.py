@@ -10,9 +10,9 @@ import pytest
 from jobs.cli import main
 from tests.docs.pages import ROOT
 
-READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py"}
-"""What a fault test arms before anything is imported; and what is written for vLLM, which has no
-other way to be set.
+READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py", "export/puller.py"}
+"""What a fault test arms before anything is imported; what is written for vLLM, which has no other way to be set; and a
+program of its own, which `relabel pull --script` hands out.
 """
 
 
