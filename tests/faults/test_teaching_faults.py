@@ -25,6 +25,8 @@ pytest.importorskip("trl")
 _chance = random.Random(20)
 IN_SECOND_EPOCH = {name: _chance.randrange(STEPS[name] // 2 + 1, STEPS[name]) for name in TEACHINGS}
 
+EVERY_DAY = ("grpo", "graph-grpo", "grpo-with-looks")
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,7 +47,7 @@ def bench(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
 
 @pytest.mark.parametrize(
-    "name", ["grpo", "graph-grpo", *(pytest.param(one, marks=pytest.mark.full) for one in list(TEACHINGS)[2:])]
+    "name", [pytest.param(one, marks=() if one in EVERY_DAY else pytest.mark.full) for one in TEACHINGS]
 )
 def test_killed_in_its_second_epoch_it_resumes_to_the_last_byte(name: str, bench: Callable[[str], Bench]) -> None:
     held = bench(name)
