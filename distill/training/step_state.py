@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,9 @@ def write_checkpoint(
         if not is_writer:
             checkpoints.save_weights(module, None)
             return
-        scratch.mkdir(parents=True, exist_ok=True)
+        if scratch.exists():  # a write that failed may have left any of the files
+            shutil.rmtree(scratch)
+        scratch.mkdir(parents=True)
         checkpoints.save_weights(module, scratch / checkpoints.WEIGHTS)
         tensors, state.random = checkpoints.random_states()
         save_file(tensors, scratch / checkpoints.RANDOM)

@@ -107,6 +107,22 @@ def test_digests_are_of_all_files_of_a_checkpoint(trained: tuple[Path, Any]) -> 
     assert set(held) == set(FILES) == {path.name for path in last.iterdir()} - {checkpoints.DIGESTS}
 
 
+def test_what_a_failed_write_left_is_in_no_checkpoint(
+    train: Any, trained: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained[0], folder)
+    shutil.rmtree(checkpoints.list_checkpoints(folder)[-1])
+    left = folder / ".part-checkpoint-000002"  # the next that is written
+    left.mkdir()
+    for name in ("strange", checkpoints.DIGESTS):
+        (left / name).write_text("{}")
+    monkeypatch.setattr(checkpoints, "drop_old", lambda *_, **__: None)
+    train(folder)
+    assert {path.name for path in (folder / "checkpoint-000002").iterdir()} == {*FILES, checkpoints.DIGESTS}
+    checkpoints.check_digests(folder / "checkpoint-000002")
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", [*FILES, checkpoints.DIGESTS])
 def test_a_damaged_checkpoint_is_refused_by_name(
