@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,19 @@ def sha256_file(path: Path) -> str:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def first_changed(folder: Path, digests: Mapping[str, str | None]) -> str | None:
+    """Name of the first file that is missing or has not its sha256; one whose digest is None need only be there.
+
+    Raises:
+        OSError: one can't be read.
+    """
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file() or (digest is not None and sha256_file(path) != digest):
+            return name
+    return None
 
 
 def canonical_json(value: Any) -> bytes:

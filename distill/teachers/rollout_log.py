@@ -20,7 +20,7 @@ from distill.teachers.rollout_files import EDGE_SCHEMA, EDGES_NAME, ROLLOUT_SCHE
 from distill.teachers.rollouts import Rollout
 from distill.teachers.scores import Score
 from distill.training.disk_errors import sync_files, writing
-from manifests.digests import sha256_file
+from manifests.digests import first_changed, sha256_file
 from manifests.errors import ManifestError
 
 PARTS = "rollouts"
@@ -47,8 +47,7 @@ class RolloutLog:
         self._schema = pa.schema([*ROLLOUT_SCHEMA, *columns])
         self._folder = None if folder is None else folder / PARTS
         self._pending: list[dict[str, Any]] = []
-        self._parts: list[str] = []
-        self._digests: dict[str, str] = {}
+        self._parts: dict[str, str | None] = {}  # by name, its sha256; None in what relabel 0.1 wrote
         self.edges: list[list[Any]] = []
         self.counts = RolloutCounts()
 
@@ -104,15 +103,14 @@ class RolloutLog:
             with writing(self._folder):
                 (self._folder / name).write_bytes(_parquet(pa.Table.from_pylist(self._pending, schema=self._schema)))
                 sync_files(self._folder, name)
-            self._parts.append(name)
-            self._digests[name] = sha256_file(self._folder / name)
+            self._parts[name] = sha256_file(self._folder / name)
             self._pending = []
         return list(self._parts)
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint of a step keeps; all that is pending is written."""
-        parts = self.flush(step)
-        return {"parts": parts, "digests": self._digests, "edges": self.edges, "counts": asdict(self.counts)}
+        self.flush(step)
+        return {"parts": dict(self._parts), "edges": self.edges, "counts": asdict(self.counts)}
 
     def go_on(self, held: Mapping[str, Any]) -> None:
         """Take up what a checkpoint keeps; nothing begins anew.
@@ -120,19 +118,16 @@ class RolloutLog:
         Raises:
             ManifestError: a part is missing, or not as it was written.
         """
-        self._parts, self._pending = list(held.get("parts", [])), []
-        self._digests = dict(held.get("digests", {}))
+        parts = held.get("parts", {})
+        self._parts = dict(parts) if isinstance(parts, Mapping) else dict.fromkeys(parts)
+        self._pending = []
         self.edges = [list(one) for one in held.get("edges", [])]
         self.counts = RolloutCounts(**held.get("counts", {}))
-        if self._folder is None:
-            return
-        for name in self._parts:
-            path, digest = self._folder / name, self._digests.get(name)
-            if not path.is_file() or (digest is not None and sha256_file(path) != digest):
-                raise ManifestError(
-                    f"{path}: rollouts that the checkpoint names are missing, or not as they were written. Train again "
-                    "with --restart."
-                )
+        if self._folder is not None and (bad := first_changed(self._folder, self._parts)) is not None:
+            raise ManifestError(
+                f"{self._folder / bad}: rollouts that the checkpoint names are missing, or not as they were written. "
+                "Train again with --restart."
+            )
 
     def write(self, folder: Path, *, step: int) -> None:
         """Write `ROLLOUTS_NAME`, and `EDGES_NAME` where there are edges, into the finished model's folder."""

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from distill.training.disk_errors import open_to_readers, sync_files
 from distill.training.sharding import cut, own_parameters, trained_parameters, whole
-from manifests.digests import sha256_file
+from manifests.digests import first_changed, sha256_file
 from manifests.errors import ManifestError, TrainingError
 from manifests.interruptions import check_interrupted
 from manifests.records import fault_of
@@ -94,12 +94,11 @@ def check_digests(checkpoint: Path) -> None:
     if not (checkpoint / DIGESTS).exists():
         return
     try:
-        wanted: dict[str, str] = json.loads((checkpoint / DIGESTS).read_text(encoding="utf-8"))
-        bad = [name for name, digest in wanted.items() if sha256_file(checkpoint / name) != digest]
+        bad = first_changed(checkpoint, json.loads((checkpoint / DIGESTS).read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError) as exc:
         raise damaged(checkpoint, fault_of(exc)) from exc
-    if bad:
-        raise damaged(checkpoint, f"{bad[0]} is not as it was written")
+    if bad is not None:
+        raise damaged(checkpoint, f"{bad} is missing, or not as it was written")
 
 
 def damaged(checkpoint: Path, fault: str) -> ManifestError:
