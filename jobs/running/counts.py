@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ class Progress:
         self.lost: Counter[str] = Counter()
         self.lost_statuses: Counter[str] = Counter()
         self.engine_starts = 0
-        self.stages_seen: dict[str, StageSeen] = {}
+        self.stages_seen: defaultdict[str, StageSeen] = defaultdict(StageSeen)
         self.live = Live()
         self.started_s = time.perf_counter()
 

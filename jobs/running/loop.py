@@ -17,7 +17,7 @@ from typing import NamedTuple
 from jobs.running.allowances import AT_BUDGET, Allowance
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
-from jobs.running.counts import Progress, StageSeen
+from jobs.running.counts import Progress
 from jobs.running.label_values import check_columns
 from jobs.running.live import RefusedAnswer
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
@@ -437,7 +437,7 @@ class RunLoop:
         counts[2] += answer.cached_tokens
         counts[3] += answer.output_tokens
         progress = self.progress
-        progress.stages_seen.setdefault(flight.stage, StageSeen()).add(answer, is_first=flight.is_first)
+        progress.stages_seen[flight.stage].add(answer, is_first=flight.is_first)
         progress.requests += 1
         progress.prompt_tokens += answer.prompt_tokens
         progress.cached_tokens += answer.cached_tokens
