@@ -46,14 +46,9 @@ def write_to(folder: Path, bench: Bench) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for name in NAMES:
             (folder / name).unlink(missing_ok=True)
-        files = write_files(folder, bench)
+        (folder / FACTS_NAME).write_bytes(readable_json(plain(bench.facts)))
+        (folder / TABLE_NAME).write_bytes(latency_table_bytes(bench.facts.rows))
+        plots = write_plots(folder, bench.facts)
         lines = [f"# {bench.facts.name}", "", "## Latency", "", *latency_lines(bench.facts)]
         (folder / TEXT_NAME).write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-    return [*files, TEXT_NAME]
-
-
-def write_files(folder: Path, bench: Bench) -> list[str]:
-    """Write `latency.json`, `latency.parquet` and the plots; their names."""
-    (folder / FACTS_NAME).write_bytes(readable_json(plain(bench.facts)))
-    (folder / TABLE_NAME).write_bytes(latency_table_bytes(bench.facts.rows))
-    return [FACTS_NAME, TABLE_NAME, *write_plots(folder, bench.facts)]
+    return [FACTS_NAME, TABLE_NAME, *plots, TEXT_NAME]

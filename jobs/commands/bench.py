@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import Number, output_option
+from jobs.commands.options import Number, given_parameters, output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
 from jobs.planning.settings import SpecKind, read_settings
@@ -164,8 +163,7 @@ def _asked(target: str, options: dict[str, Any]) -> BenchFile:
         raise UsageError(
             "--against torch and --student go together: torch runs the student that the bundle was made of."
         )
-    source = click.get_current_context().get_parameter_source
-    given = {name: flags[name] for name in flags if source(name) is not ParameterSource.DEFAULT}
+    given = {name: flags[name] for name in given_parameters() if name in flags}
     if Path(target).is_file():
         held = read_settings(target, kind=BENCH._replace(fields=tuple(BenchFile.model_fields)))
         spec = resolved(validate_spec(BenchFile, held.values, where=target), held.places)

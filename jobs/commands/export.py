@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import output_option
+from jobs.commands.options import given_parameters, output_option
 from jobs.exits import Exit
 from jobs.output import emit, table
 from jobs.planning.job_files import CACHE_VARIABLE
@@ -134,14 +133,7 @@ def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool
     Raises:
         UsageError: an option was given that a bundle alone has.
     """
-    context = click.get_current_context()
-    given = [
-        option.opts[0]
-        for option in context.command.params
-        if option.name not in HF_OPTIONS
-        and option.name is not None
-        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    ]
+    given = [option.opts[0] for name, option in given_parameters().items() if name not in HF_OPTIONS]
     if given:
         raise UsageError(f"{given[0]} belongs to bundles; --format hf takes --to, --licence, --replace and --done-ok.")
     from export.huggingface import export_to_hub_folder

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from jobs import log_format
 from manifests.errors import UsageError
 
 if TYPE_CHECKING:
-    from export.signatures import TrustedKeys
-if TYPE_CHECKING:
-    from export.signatures import SigningKey
+    from export.signatures import SigningKey, TrustedKeys
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,6 +31,14 @@ class Number(click.FloatRange):
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return float(found)
+
+
+def given_parameters() -> dict[str, click.Parameter]:
+    """Options and arguments that the command under way was given, by name; not those left at their defaults."""
+    context = click.get_current_context()
+    named = {str(one.name): one for one in context.command.params}
+    is_left = {name for name in named if context.get_parameter_source(name) is ParameterSource.DEFAULT}
+    return {name: one for name, one in named.items() if name not in is_left}
 
 
 def output_option(command: Command) -> Command:
