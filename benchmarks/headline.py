@@ -1,0 +1,318 @@
+"""A teacher's labels of all pairs, the student that is trained on them, and sentence-transformers' CrossEncoder on the
+same labels: judged by trusted grades on queries that nobody trained on.
+
+    python -m benchmarks.headline train RUN PAIRS.parquet --to FOLDER [--only SIDE,…] [--threads 1]
+    python -m benchmarks.headline judge RUN PAIRS.parquet --to FOLDER
+
+RUN is a finished run of `direct` over PAIRS, whose `grade` is the trusted one on the same scale. `train` goes through
+the settings of each side in `SWEEP` and keeps for each, in FOLDER, its distributions on dev and test and its figures on
+dev alone; what is there already is left. A side's second and third stages start from the setting that was best on dev
+in the stage before, so that no choice looks at test. `judge` takes each side's best on dev and says what it does on
+test, with intervals over queries.
+
+All sides start from the same weights and see the same rows: batch 32, 64 tokens, AdamW, bf16, a linear schedule and a
+tenth of warm-up. The figure is the mean over cuts j of the area under the ROC curve of P(grade ≥ j) (of the score
+itself where a side has one score alone) for grades ≥ j.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+
+from benchmarks.train_vs_peers import MODEL, Clock
+from distill.students.distilling import distill
+from distill.students.example_rows import load_examples
+from distill.students.examples import Examples
+from distill.students.logits import softmax
+from distill.students.specs import DistillSpec
+from distill.students.splits import DEV, TEST, TRAIN
+from distill.students.students import load_student
+from jobs.fetching.models import fetch_model
+from manifests.metrics.ranking import rank_queries
+from manifests.models.references import resolve_model
+from manifests.storage.context import Storage
+
+SPLIT = {"by": "query", "dev": 0.15, "test": 0.25, "seed": 0}
+RESAMPLES = 1000
+# B rows, K grades, N rows of a side of the split
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one training is told."""
+
+    side: str
+    learning_rate: float = 2e-4
+    epochs: int = 2
+    temperature: float = 1.0
+    gold_weight: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        parts = [self.side, f"lr{self.learning_rate:g}", f"e{self.epochs}"]
+        parts += [f"T{self.temperature:g}"] if self.temperature != 1 else []
+        return "-".join(parts + ([f"g{self.gold_weight:g}"] if self.gold_weight else []))
+
+
+SWEEP: dict[str, list[list[dict[str, Any]]]] = {
+    "relabel": [
+        [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
+        [{"epochs": 4}],
+        [{"temperature": 2.0}],
+    ],
+    "relabel-gold": [
+        [{"gold_weight": weight} for weight in (0.5, 0.9)],
+        [{"epochs": 4}],
+    ],
+    "st-mse": [
+        [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
+        [{"epochs": 4}],
+    ],
+    "st-ce": [
+        [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
+        [{"epochs": 4}],
+    ],
+}
+"""By side, stages of changes; each stage changes the best setting so far."""
+
+
+def make_spec(options: argparse.Namespace, setting: Setting) -> DistillSpec:
+    values: dict[str, Any] = {
+        "name": setting.name,
+        "labels": [options.run],
+        "gold": {"path": options.pairs, "grade": "grade"},
+        "student": {"kind": "encoder", "model": MODEL, "pooling": "mean"},
+        "loss": {"temperature": setting.temperature, "gold_weight": setting.gold_weight},
+        "train": {
+            "epochs": setting.epochs,
+            "batch_size": 32,
+            "learning_rate": setting.learning_rate,
+            "max_tokens": 64,
+            "precision": "bf16",
+            "device": "cpu",
+        },
+        "split": SPLIT,
+        "output": str(Path(options.to) / setting.name),
+    }
+    return DistillSpec(**values)
+
+
+def by_relabel(spec: DistillSpec, _: Setting, examples: Examples) -> tuple[Callable[[int], np.ndarray], float]:
+    training = distill(spec, Storage()).manifest.training
+    student = load_student(spec.output)
+
+    def answers(side: int) -> np.ndarray:
+        return student.probabilities([examples.texts[row] for row in examples.rows_of(side)])["relevance"]
+
+    return answers, training.rows_per_s
+
+
+def by_sentence_transformers(
+    spec: DistillSpec, setting: Setting, examples: Examples
+) -> tuple[Callable[[int], np.ndarray], float]:
+    from datasets import Dataset
+    from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+    from sentence_transformers.cross_encoder.losses import CrossEntropyLoss, MSELoss
+
+    class SoftCrossEntropyLoss(CrossEntropyLoss):
+        """Over distributions, which its collator hands on one by one."""
+
+        def forward(self, inputs: Any, labels: Any, **others: Any) -> Any:
+            return super().forward(inputs, torch.stack(labels), **others)
+
+    is_scored = setting.side == "st-mse"
+    train = spec.train
+    model = CrossEncoder(
+        str(resolve_model(spec.student.model).path),
+        num_labels=1 if is_scored else examples.grades,
+        max_length=train.max_tokens,
+        device="cpu",
+    )
+    rows = [row for row in examples.rows_of(TRAIN) if not np.isnan(examples.teacher_probs[row]).any()]
+    probs_BK = examples.teacher_probs[rows] / examples.teacher_probs[rows].sum(1, keepdims=True)
+    score_B = probs_BK @ np.arange(examples.grades) / (examples.grades - 1)
+    data = Dataset.from_dict(
+        {
+            "query": [examples.texts[row][0] for row in rows],
+            "document": [examples.texts[row][1] for row in rows],
+            "label": score_B.tolist() if is_scored else probs_BK.tolist(),
+        }
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = CrossEncoderTrainingArguments(
+            output_dir=scratch,
+            num_train_epochs=train.epochs,
+            per_device_train_batch_size=train.batch_size,
+            learning_rate=train.learning_rate,
+            warmup_steps=train.warmup,
+            weight_decay=train.weight_decay,
+            seed=train.seed,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            bf16=True,
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        loss = MSELoss(model, activation_fn=torch.nn.Sigmoid()) if is_scored else SoftCrossEntropyLoss(model)
+        trainer = CrossEncoderTrainer(model=model, args=arguments, train_dataset=data, loss=loss)
+        with Clock() as clock:
+            trainer.train()
+
+    def answers(side: int) -> np.ndarray:
+        found = model.predict(
+            [examples.texts[row] for row in examples.rows_of(side)],
+            batch_size=32,
+            show_progress_bar=False,
+            activation_fn=torch.nn.Identity(),
+        )
+        found = np.asarray(found, dtype=np.float32)
+        return found.reshape(-1, 1) if is_scored else softmax(found)
+
+    return answers, len(rows) * train.epochs / clock.wall
+
+
+def ordered(probs_NK: np.ndarray) -> np.ndarray:
+    """What orders documents: the expected grade, or the one score."""
+    return probs_NK @ np.arange(probs_NK.shape[1]) if probs_NK.shape[1] > 1 else probs_NK[:, 0]
+
+
+def mean_auc(probs_NK: np.ndarray, gold_N: np.ndarray, weight_N: np.ndarray | None = None) -> float:
+    """Mean over the cuts that gold has both sides of, by scikit-learn."""
+    areas = []
+    for cut in range(1, 4):
+        score_N = probs_NK[:, cut:].sum(1) if probs_NK.shape[1] > 1 else probs_NK[:, 0]
+        areas.append(roc_auc_score(gold_N >= cut, score_N, sample_weight=weight_N))
+    return float(np.mean(areas))
+
+
+def ndcg_by_query(score_N: np.ndarray, gold_N: np.ndarray, query_N: np.ndarray) -> np.ndarray:
+    """nDCG@10 of each query; NaN where none is relevant."""
+    count = int(query_N.max()) + 1
+    return rank_queries(query_N, np.arange(len(query_N)), score_N, gold_N, num_queries=count).ndcg
+
+
+def train(options: argparse.Namespace) -> None:
+    fetch_model(MODEL, Storage())
+    examples = load_examples(make_spec(options, Setting("relabel")), Storage())
+    dev_gold = examples.gold[examples.rows_of(DEV)]
+
+    def tried(setting: Setting) -> float:
+        """Its figure on dev; trained where that is not known."""
+        held = Path(options.to) / f"{setting.name}.json"
+        if not held.exists():
+            side = by_relabel if setting.side.startswith("relabel") else by_sentence_transformers
+            with Clock() as clock:
+                answers, rows_per_s = side(make_spec(options, setting), setting, examples)
+            dev, test = answers(DEV), answers(TEST)
+            np.savez(held.with_suffix(".npz"), dev=dev, test=test)
+            figures = {"dev_auc": mean_auc(dev, dev_gold), "rows_per_s": rows_per_s, "whole_cpu_s": clock.cpu}
+            held.write_text(json.dumps({**asdict(setting), **figures}))
+        print(held.read_text(), flush=True)
+        return float(json.loads(held.read_text())["dev_auc"])
+
+    for name, stages in SWEEP.items():
+        if options.only and name not in options.only.split(","):
+            continue
+        best = replace(best_of(options.to, "relabel"), side=name) if name == "relabel-gold" else Setting(name)
+        known: dict[Setting, float] = {}
+        for stage in stages:
+            for change in stage:
+                setting = replace(best, **change)
+                known[setting] = tried(setting)
+            best = max(known, key=lambda one: known[one])
+
+
+def settings_of(to: str, side: str) -> Iterator[tuple[float, Setting]]:
+    for path in sorted(Path(to).glob("*.json")):
+        held = json.loads(path.read_text())
+        if held.get("side") == side:
+            yield held["dev_auc"], Setting(**{name: held[name] for name in Setting.__dataclass_fields__})
+
+
+def best_of(to: str, side: str) -> Setting:
+    """The setting of a side that was best on dev."""
+    return max(settings_of(to, side), key=lambda one: one[0])[1]
+
+
+def judge(options: argparse.Namespace) -> None:
+    examples = load_examples(make_spec(options, Setting("relabel")), Storage())
+    rows = examples.rows_of(TEST)
+    gold_N = examples.gold[rows]
+    _, query_N = np.unique([examples.texts[row][0] for row in rows], return_inverse=True)
+    sides = {"teacher": examples.teacher_probs[rows]}
+    for name in SWEEP:
+        if any(settings_of(options.to, name)):
+            best = best_of(options.to, name)
+            with np.load(Path(options.to) / f"{best.name}.npz") as held:
+                sides[best.name] = held["test"]
+    is_labelled = ~np.isnan(sides["teacher"]).any(1)
+    rng = np.random.default_rng(0)
+    num_queries = int(query_N.max()) + 1
+    chance = np.nanmean([np.nanmean(ndcg_by_query(rng.random(len(rows)), gold_N, query_N)) for _ in range(200)])
+    print(
+        json.dumps(
+            {
+                "rows": len(rows),
+                "queries": num_queries,
+                "teacher_rows": int(is_labelled.sum()),
+                "train_rows": len(examples.rows_of(TRAIN)),
+                "random_ndcg": round(float(chance), 4),
+            }
+        )
+    )
+    drawn = [np.bincount(rng.integers(num_queries, size=num_queries), minlength=num_queries)[query_N]
+             for _ in range(RESAMPLES)]  # fmt: skip
+    areas = {name: [mean_auc(probs[is_labelled], gold_N[is_labelled], weight[is_labelled]) for weight in drawn]
+             for name, probs in sides.items()}  # fmt: skip
+    teacher = mean_auc(sides["teacher"][is_labelled], gold_N[is_labelled])
+    for name, probs_NK in sides.items():
+        auc = mean_auc(probs_NK[is_labelled], gold_N[is_labelled])
+        share = (np.array(areas[name]) - 0.5) / (np.array(areas["teacher"]) - 0.5)
+        by_query = ndcg_by_query(ordered(probs_NK)[is_labelled], gold_N[is_labelled], query_N[is_labelled])
+        print(json.dumps({
+            "side": name,
+            "auc": round(auc, 4),
+            "auc_interval": interval(areas[name]),
+            "of_teacher": round((auc - 0.5) / (teacher - 0.5), 4),
+            "of_teacher_interval": interval(share),
+            "ndcg@10": round(float(np.nanmean(by_query)), 4),
+        }), flush=True)  # fmt: skip
+    for one, other in itertools.combinations(list(sides)[1:], 2):
+        gap = np.array(areas[one]) - np.array(areas[other])
+        print(json.dumps({"side": one, "against": other, "auc_gap": round(float(np.median(gap)), 4),
+                          "interval": interval(gap)}))  # fmt: skip
+
+
+def interval(values: Any) -> list[float]:
+    return [round(float(value), 4) for value in np.percentile(values, [2.5, 97.5])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["train", "judge"])
+    parser.add_argument("run")
+    parser.add_argument("pairs")
+    parser.add_argument("--to", required=True)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    Path(options.to).mkdir(parents=True, exist_ok=True)
+    {"train": train, "judge": judge}[options.command](options)
+
+
+if __name__ == "__main__":
+    main()
