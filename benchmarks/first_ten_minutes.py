@@ -1,4 +1,5 @@
-"""The first ten minutes of somebody new, recorded as text: init, ask, edit a prompt, ask, plan, run, evaluate, report.
+"""The first ten minutes of somebody new, recorded as text: init, ask, edit a prompt, ask, plan, run, evaluate,
+report.
 
     python benchmarks/first_ten_minutes.py MODEL --to benchmarks/first_ten_minutes_cpu_DATE.md
 
@@ -103,6 +104,7 @@ def record(model: Path, folder: Path) -> list[str]:
     recording.run("relabel templates export r3a my-prompts --job job.yaml")
     recording.edit_and_ask_again("relabel ask job.yaml --row 3 --stage verdict --edit-prompt my-prompts", EDIT)
     recording.run("relabel plan job.yaml")
+    recording.run("relabel plan job.yaml --probe")
     recording.run("relabel run job.yaml")
     recording.run("relabel evaluate out/my-labels --qrels pairs.parquet --resamples 200")
     recording.run("relabel report out/my-labels --gold pairs.parquet --to report.html")

@@ -261,12 +261,12 @@ def write_run_manifest(job_file: str) -> None:
     """The manifest over all receipts, as a run writes it, without the proof, which reads label files."""
     from jobs.planning.job_files import load_job
     from jobs.planning.opening import open_run
-    from manifests.digests import canonical_json, sha256_bytes
     from manifests.runs.proofs import Fates
     from manifests.runs.run_manifest import MANIFEST_VERSION, RunManifest, write_manifest
+    from manifests.runs.snapshots import digest_of_listing
 
     run = open_run(load_job(job_file), may_plan=False)
-    listing = sha256_bytes(canonical_json(run.store.etags("receipts")))
+    listing = digest_of_listing(run.folder.listing())
     labels = [receipt.labels for receipt in _receipts(run.plan)]
     rows = Fates(run.plan.rows, 0, {}).by_kind()
     manifest = RunManifest(

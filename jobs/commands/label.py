@@ -27,7 +27,7 @@ from jobs.planning.opening import open_run
 from jobs.planning.plan_text import plan_text, table_json
 from jobs.planning.shard_choice import choose_shards
 from jobs.pool.backends import BACKENDS, WorkerPool, label_with
-from jobs.running.allowances import limits_of
+from jobs.running.allowances import budget_so_far
 from jobs.running.chunk_time import chunk_time
 from jobs.running.conclusions import RunReport
 from jobs.running.counts import Progress
@@ -42,7 +42,6 @@ from jobs.running.stops import Stop
 from manifests.asks import EngineFacts
 from manifests.errors import ManifestError, NothingNewError, RelabelError
 from manifests.records import plain
-from manifests.runs.budgets import budget_of
 from manifests.runs.kept_estimates import load_estimate
 from manifests.runs.plans import load_plan
 from manifests.runs.run_folder import RunFolder
@@ -163,7 +162,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
     costs = opened.job.engine_class.decision_costs(opened.job.spec.engine, opened.job.labeler.probe())
     todo = [len(shard.chunks) - len(done.get(number, ())) for number, shard in enumerate(found.shards)]
     timing = chunk_time(_measured_runs(opened), found.chunk_rows)
-    budget = budget_of(opened.store, limits_of(opened.job.spec.run))
+    budget = budget_so_far(opened)
     result = {
         "output": opened.job.spec.output,
         "was_planned_now": opened.was_planned_now,

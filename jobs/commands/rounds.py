@@ -19,6 +19,8 @@ from jobs.pool.backends import WorkerPool
 from jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
 from jobs.running.conclusions import RunReport
 from jobs.running.deadlines import choose_deadline
+from jobs.running.run_text import ENDED_AT_BUDGET, beyond_budget
+from manifests.records import plain
 
 
 @click.command(epilog="Example: relabel rounds search.yaml")
@@ -72,9 +74,12 @@ def rounds(
         "failed_fraction": round(report.failed_fraction, 6),
         "documents": report.num_documents,
         "rounds": [_of_round(run) for run in report.runs],
+        **({} if report.budget is None else {"budget": plain(report.budget)}),
         "seconds": round(time.perf_counter() - started, 3),
     }
     emit(result, _text(job.spec.name, report), output)
+    if report.exit is Exit.GATE:
+        log_format.say(beyond_budget(job_file), event="advice")
     return code
 
 
@@ -96,6 +101,8 @@ def _text(name: str, report: RoundsReport) -> str:
     rows = [("questions", f"{len(report.searches):,}, {report.num_open:,} open"), ("over", reasons)]
     for number, run in enumerate(report.runs, start=1):
         rows.append((f"round {number}", f"{run.rows:,} rows, {run.tally.num_quarantined:,} quarantined, {run.output}"))
+    if report.budget is not None:
+        rows.append(("budget", report.budget.text))
     if not report.num_open:
         rows.append(("trajectories", f"{report.output}/{TRAJECTORIES_NAME}"))
     return f"{name}: {_verdict(report)}\n" + table(rows)
@@ -109,6 +116,8 @@ def _verdict(report: RoundsReport) -> str:
             return "nothing to do, every question has its trajectory"
         case Exit.OVER_LIMIT:
             return f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; everything is kept"
+        case Exit.GATE:
+            return ENDED_AT_BUDGET
         case Exit.LOCKED:
             return "another process works on this round"
         case _:

@@ -86,7 +86,7 @@ def status_of(folder: RunFolder) -> RunStatus:
         stages=tally.stages,
         plan_against_actual=plan_against_actual(folder.store, tally),
         budget=budget_of(folder.store),
-        shards=_shards(folder, folder.attempts_in(found)),
+        shards=_shards(folder, folder.attempts_in(found.etags)),
     )
 
 

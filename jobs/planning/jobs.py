@@ -41,6 +41,8 @@ class Job:
     """
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the spec's variables were resolved to, by name as written (`date`, `env.REGION`)."""
+    ledger: str | None = None
+    """Where its budget is counted, if not in its own output: rounds of a search share one."""
 
     @property
     def reads(self) -> Reads:

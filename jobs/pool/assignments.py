@@ -19,6 +19,7 @@ from jobs.running.deadlines import Deadline
 from jobs.running.sessions import Session
 from manifests.runs.receipts import ChunkId
 from manifests.secrets.secret_names import STORAGE_KEY
+from manifests.storage.filesystems import absolute_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Assignment:
         helps, execution: see `Session`.
         storage: the job's storage options, which a spec never dumps; secrets, so that an assignment goes through a pipe
             and nowhere else.
+        ledger: see `Job`.
     """
 
     values: dict[str, Any]
@@ -48,6 +50,7 @@ class Assignment:
     helps: bool = False
     execution: str = ""
     storage: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    ledger: str | None = None
 
     def as_line(self) -> str:
         """One line of JSON, as a worker reads it from its standard input; it holds secrets."""
@@ -60,7 +63,8 @@ class Assignment:
     def job(self, environment: Any) -> Job:
         """The job, built and checked again on the worker's side."""
         job = build_job({**self.values, STORAGE_KEY: self.storage}, where=self.where)
-        return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=self.variables)
+        secrets = read_secrets(job.spec.engine, environment)
+        return replace(job, secrets=secrets, variables=self.variables, ledger=self.ledger)
 
     def round(self) -> dict[int, dict[int, int]]:
         """The retries by shard and chunk."""
@@ -81,6 +85,7 @@ def assign(session: Session) -> Assignment:
         helps=True,  # workers of one command share its shards, whether or not `--shard` chose them
         execution=session.execution,
         storage=job.spec.storage_options,
+        ledger=None if job.ledger is None else absolute_path(job.ledger),
         is_retry=session.is_retry,
         retries=[
             (shard, chunk, attempt)

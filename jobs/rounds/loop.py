@@ -18,13 +18,13 @@ from jobs.rounds.ownership import claim, parts_of_search
 from jobs.rounds.retrieval import CORPUS_KEY, load_corpus, load_questions
 from jobs.rounds.round_files import folder_of, read_reviews, read_round, write_round
 from jobs.rounds.searches import Search, trajectories
-from jobs.running.allowances import limits_of
 from jobs.running.conclusions import RunReport
 from labelers.registry import declared_columns
 from manifests import failpoints
 from manifests.errors import ConfigError
 from manifests.judging.run_labels import open_run_labels
 from manifests.row_files import table_bytes
+from manifests.runs.budgets import BudgetState
 from manifests.runs.plans import load_plan
 from manifests.specs import InputSpec, RoundsSpec
 from manifests.storage.run_store_ports import RunStore, read_if_there
@@ -60,6 +60,11 @@ class RoundsReport:
     @property
     def num_open(self) -> int:
         return sum(search.stopped is None for search in self.searches)
+
+    @property
+    def budget(self) -> BudgetState | None:
+        """Of all rounds, as the last one found it; None where the job has none."""
+        return self.runs[-1].budget if self.runs else None
 
     @property
     def failed_fraction(self) -> float:
@@ -100,7 +105,7 @@ def run_rounds(
         run = label_round(round_job)
         report.runs.append(run)
         if run.over_limit is None:  # not all of it is done
-            report.exit = run.exit if run.exit is Exit.LOCKED else Exit.PARTIAL
+            report.exit = run.exit if run.exit in (Exit.LOCKED, Exit.GATE) else Exit.PARTIAL
             return report
         reviews = read_reviews(open_run_labels(run.output, job.storage, allow_partial=True))
         for search in going:
@@ -115,11 +120,13 @@ def run_rounds(
 
 
 def job_of_round(job: Job, number: int) -> Job:
-    """The job of a round, an ordinary one: its rows lie in the output's `inputs`, its labels in `round-N`."""
+    """The job of a round, an ordinary one: its rows lie in the output's `inputs`, its labels in `round-N`. What all
+    rounds spend is counted in the output itself.
+    """
     spec, root = job.spec, job.spec.output.rstrip("/")
     rows = InputSpec(path=(f"{root}/{folder_of(number)}",), overlong=spec.input.overlong)
     own = {"rounds": None, "input": rows, "output": f"{root}/round-{number}"}
-    return replace(job, spec=spec.model_copy(update=own))
+    return replace(job, spec=spec.model_copy(update=own), ledger=root)
 
 
 def _limits(job: Job) -> RoundsSpec:
@@ -139,11 +146,6 @@ def _limits(job: Job) -> RoundsSpec:
         raise ConfigError(
             f"{job.where}: `input.columns.{min(strange)}`: of the input, the questions alone are read (query_id, "
             f"query); documents come from {CORPUS_KEY}. Remove the key."
-        )
-    if limits_of(spec.run).is_set:
-        raise ConfigError(
-            f"{job.where}: `run.max_tokens`, `run.max_cost`: a budget is one output's, and each round has its own. "
-            "Remove the key, and limit `rounds.max_rounds` and `input.limit`."
         )
     if spec.input.table is not None:
         raise ConfigError(

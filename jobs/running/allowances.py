@@ -12,8 +12,10 @@ from manifests.asks import Answer, Ask, Engine, Request
 from manifests.charges import Charge, CountsCharges, most_output_tokens, most_prompt_tokens
 from manifests.engine_options import PaidByToken, price_of
 from manifests.errors import RelabelError
-from manifests.runs.budgets import Ledger, Limits
+from manifests.runs.budgets import BudgetState, Ledger, Limits, budget_of
 from manifests.specs import EngineSpec, RunSpec
+from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import open_run_store
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +40,9 @@ class Allowance:
         self._probe = opened.job.labeler.probe()
         self._samples = opened.job.spec.labeler.samples
         self._output = opened.job.spec.output
-        opened.store.sweep("budget")
-        self._ledger = Ledger(opened.store, limits, worker)
+        store = ledger_store(opened)
+        store.sweep("budget")
+        self._ledger = Ledger(store, limits, worker)
         self._taken = Charge()
         self._told = Charge()
         self._answered = Charge()
@@ -162,6 +165,19 @@ def open_allowance(opened: OpenRun, worker: str) -> Allowance | None:
     """A worker's part of the job's budget; None where it has none."""
     limits = limits_of(opened.job.spec.run)
     return Allowance(opened, limits, worker) if limits.is_set else None
+
+
+def ledger_store(opened: OpenRun) -> RunStore:
+    """Where the budget of a run is counted."""
+    job = opened.job
+    if job.ledger is None:
+        return opened.store
+    return open_run_store(job.ledger, job.storage, single_writer=job.spec.run.single_writer)
+
+
+def budget_so_far(opened: OpenRun) -> BudgetState | None:
+    """How much of the job's budget is gone; None where it has none."""
+    return budget_of(ledger_store(opened), limits_of(opened.job.spec.run))
 
 
 def limits_of(run: RunSpec) -> Limits:

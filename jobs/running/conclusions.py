@@ -10,7 +10,7 @@ from typing import Any
 from jobs.exits import Exit
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
-from jobs.running.allowances import AT_BUDGET, limits_of
+from jobs.running.allowances import AT_BUDGET, budget_so_far
 from jobs.running.batch_records import sweep_batches
 from jobs.running.canary import load_results
 from jobs.running.live import Live
@@ -19,10 +19,10 @@ from jobs.running.refused_answers import sweep_refused
 from jobs.running.sessions import Session
 from manifests.engine_options import price_of
 from manifests.errors import GateError
-from manifests.runs.budgets import BudgetState, budget_of
+from manifests.runs.budgets import BudgetState
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_estimates import plan_against_actual
-from manifests.runs.run_folder import build_manifest
+from manifests.runs.run_folder import Attempts, build_manifest
 from manifests.runs.run_manifest import OwnRunManifest, RunManifest, load_manifest, write_manifest
 from manifests.runs.snapshots import Snapshot, Tally
 
@@ -127,18 +127,20 @@ def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool)
 def conclude(session: Session) -> RunReport:
     """Bring the manifest up to date if every chunk is in, and choose the exit code."""
     opened, progress, spec = session.opened, session.progress, session.opened.job.spec
-    found = opened.folder.snapshot()
+    manifest, listed = load_manifest(opened.store), session.left.whole
+    found = opened.folder.snapshot(manifest=manifest, etags=listed)
     was_finished_now = False
     is_complete = found.tally.chunks_done == opened.plan.num_chunks
     if is_complete:
-        found, was_finished_now = _finish(opened, found)
+        found, was_finished_now = _finish(opened, found, manifest)
         if was_finished_now:
             sweep_live(opened.store)
             sweep_refused(opened.store)
             if not session.is_retry:  # others may be at theirs, though every chunk is in
                 sweep_batches(opened.store)
     failed = found.tally.num_quarantined / opened.plan.rows
-    progress.settle(session.own_receipts(found))
+    seen = session.left.seen if found.etags is listed else opened.folder.attempts_in(found.etags)
+    progress.settle(session.own_receipts(found, seen))
     in_vain = AskedInVain(**progress.in_vain())
     # a run that finds nothing to do reads no receipt
     may_settle = is_complete and found.tally.num_quarantined > 0 and (session.is_retry or bool(session.taken))
@@ -156,7 +158,7 @@ def conclude(session: Session) -> RunReport:
         failed_fraction=failed if is_complete else None,
         settled=session.left.num_settled() if may_settle else 0,
         stopped=session.stop.reason,
-        budget=budget_of(opened.store, limits_of(spec.run)),
+        budget=budget_so_far(opened),
         did=ThisExecution(
             pairs=progress.kept("pairs"),
             requests=progress.kept("requests"),
@@ -171,12 +173,11 @@ def conclude(session: Session) -> RunReport:
             seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
         ),
     )
-    seen = opened.folder.attempts_in(found)
     report.exit = _exit(report, session, seen, was_finished_now=was_finished_now)
     return report
 
 
-def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
+def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> tuple[Snapshot, bool]:
     """Write the manifest unless it says already what the receipts say.
 
     Under a lock, and from receipts read under that lock: whoever commits last also concludes last, so the manifest ends
@@ -187,7 +188,7 @@ def _finish(opened: OpenRun, found: Snapshot) -> tuple[Snapshot, bool]:
     def is_current(held: RunManifest | None) -> bool:
         return held is not None and (held.max_failed_fraction, held.receipts_sha256) == (limit, found.digest)
 
-    if is_current(load_manifest(opened.store)):
+    if is_current(manifest):
         return found, False
     lock = opened.store.lock("manifest", "the manifest")
     lock.acquire(waits=True)
@@ -225,13 +226,11 @@ def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
         **vars(manifest),
         plan_against_actual=figures,
         variables=dict(opened.job.variables),
-        budget=budget_of(opened.store, limits_of(spec.run)),
+        budget=budget_so_far(opened),
     )
 
 
-def _exit(
-    report: RunReport, session: Session, seen: dict[int, dict[int, list[int]]], *, was_finished_now: bool
-) -> Exit:
+def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_now: bool) -> Exit:
     if report.over_limit:
         return Exit.OVER_LIMIT
     planned = session.opened.plan.shards

@@ -12,6 +12,8 @@ from jobs.running.conclusions import AskedInVain, RunReport
 from manifests.asks import EngineFacts
 from manifests.records import plain
 
+ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
+
 
 def report_json(report: RunReport) -> dict[str, Any]:
     """An execution's result."""
@@ -133,7 +135,7 @@ def verdict(report: RunReport) -> str:
         case Exit.NOTHING_TO_DO:
             return "nothing to do"
         case Exit.GATE:
-            return "ended at its budget; everything that was committed is kept"
+            return ENDED_AT_BUDGET
         case _:
             return "partial; run the same command again"
 
@@ -149,6 +151,14 @@ def _settled_lines(report: RunReport) -> list[str]:
     ]
 
 
+def beyond_budget(job_file: str) -> str:
+    """How to go on where a budget is used up."""
+    return (
+        f"To go on, raise run.max_tokens or run.max_cost in {job_file}, and run the same command again. Until then "
+        "it ends here, before an engine is started."
+    )
+
+
 def advise(report: RunReport, job_file: str) -> None:
     """What to do next, on stderr."""
     lines = []
@@ -161,10 +171,7 @@ def advise(report: RunReport, job_file: str) -> None:
     if report.exit in (Exit.DONE, Exit.OVER_LIMIT):
         lines += _settled_lines(report)
     if report.exit is Exit.GATE:
-        lines.append(
-            f"To go on, raise run.max_tokens or run.max_cost in {job_file}, and run the same command again. Until then "
-            "it ends here, before an engine is started."
-        )
+        lines.append(beyond_budget(job_file))
     if report.busy_shards:
         lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
     if report.left.begun_chunks and report.left.refused:

@@ -34,6 +34,7 @@ from manifests.runs.label_files import file_schema
 from manifests.runs.plans import shard_row_ids
 from manifests.runs.receipts import ChunkId, Receipt
 from manifests.runs.rows import read_chunks
+from manifests.runs.run_folder import Attempts
 from manifests.runs.snapshots import Snapshot
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import JobSpec
@@ -348,9 +349,13 @@ class Session:
         self._leave(shard)
         return receipt is not None
 
-    def own_receipts(self, found: Snapshot) -> Iterator[Receipt]:
-        """What was committed for this execution, by all its workers, among the receipts that are there now."""
-        receipts = self.opened.folder.new_receipts(self._before, found.etags)
+    def own_receipts(self, found: Snapshot, seen: Attempts) -> Iterator[Receipt]:
+        """What was committed for this execution, by all its workers, among the receipts that are there now.
+
+        Args:
+            seen: the attempts in what was found.
+        """
+        receipts = self.opened.folder.new_receipts(self._before, seen, found.etags)
         return (receipt for receipt in receipts if receipt.execution == self.execution)
 
     def close(self) -> None:

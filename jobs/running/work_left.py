@@ -5,10 +5,12 @@ quarantined rows.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from jobs.planning.open_runs import OpenRun
 from manifests.errors import StoreUnreachableError
 from manifests.runs.receipts import Receipt
+from manifests.runs.run_folder import Attempts
 from manifests.schemas import LABELS, QuarantineRow
 
 
@@ -19,6 +21,9 @@ class WorkLeft:
         shards: the plan's shards that are looked at.
         is_retry: quarantined rows of committed chunks are the work, instead of chunks without a receipt.
         retries: chunks of this round of retries and their attempt, by shard, where somebody chose the round already.
+
+    Attributes:
+        whole: the listing behind `seen` where it left nothing to do, so that a run need not list again to say so.
     """
 
     def __init__(
@@ -27,12 +32,18 @@ class WorkLeft:
         self.opened = opened
         self.shards = shards
         self.is_retry = is_retry
+        self.whole: Mapping[str, str] | None = None
         self.retries = retries if retries is not None else self._retry_round() if is_retry else {}
 
     @functools.cached_property
     def seen(self) -> dict[int, dict[int, list[int]]]:
         """What was committed at the first look, from one listing. Receipts stay, so what is done here is done."""
-        return self.opened.folder.attempts_of_all()
+        folder = self.opened.folder
+        etags = folder.listing()
+        found = folder.attempts_in(etags)
+        if not self.is_retry and sum(map(len, found.values())) == self.opened.plan.num_chunks:
+            self.whole = etags
+        return found
 
     def rows_to_ask(self) -> int:
         """Rows of the chunks to work on, as they were at the first look."""
@@ -47,7 +58,7 @@ class WorkLeft:
             if receipts[-1].quarantine is not None and receipts[-1].chunk in self.retries.get(shard, {})
         )
 
-    def todo(self, shard: int, seen: dict[int, dict[int, list[int]]] | None = None) -> dict[int, int]:
+    def todo(self, shard: int, seen: Attempts | None = None) -> dict[int, int]:
         """Chunks of a shard that should still be worked on, and the attempt that it would be.
 
         Args:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from manifests.digests import canonical_json, sha256_bytes
+from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError
 from manifests.row_files import table_of
 from manifests.runs.engine_identity import engines_differ
@@ -27,13 +27,15 @@ from manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan
 from manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
 from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.runs.run_manifest import MANIFEST_VERSION, EngineMix, RunManifest, load_manifest
-from manifests.runs.snapshots import Snapshot, Tally, seconds_between, snapshot_of
+from manifests.runs.snapshots import Snapshot, Tally, digest_of_listing, seconds_between, snapshot_of
 from manifests.schemas import QUARANTINE
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_store_ports import RunStore
 
 RECEIPTS_KEPT = 20_000
 """Receipts that a process keeps once read (they never change): about 50 MB."""
+Attempts = Mapping[int, Mapping[int, Sequence[int]]]
+"""Attempts committed, by shard and chunk."""
 
 
 class RunFolder:
@@ -50,17 +52,18 @@ class RunFolder:
         Raises:
             ManifestError: a receipt of a chunk that the plan does not have.
         """
-        return self._by_shard(self.store.names(f"receipts/shard-{shard:05d}")).get(shard, {})
+        return self.attempts_in(self.store.names(f"receipts/shard-{shard:05d}")).get(shard, {})
+
+    def listing(self) -> dict[str, str]:
+        """Names and etags of all receipts, sorted."""
+        return self.store.etags("receipts")
 
     def attempts_of_all(self) -> dict[int, dict[int, list[int]]]:
         """As `attempts`, for every shard that has any, from one listing."""
-        return self._by_shard(self.store.etags("receipts"))
+        return self.attempts_in(self.listing())
 
-    def attempts_in(self, found: Snapshot) -> dict[int, dict[int, list[int]]]:
-        """As `attempts_of_all`, as a snapshot found them."""
-        return self._by_shard(found.etags)
-
-    def _by_shard(self, names: Iterable[str]) -> dict[int, dict[int, list[int]]]:
+    def attempts_in(self, names: Iterable[str]) -> dict[int, dict[int, list[int]]]:
+        """As `attempts_of_all`, as a listing found them."""
         found: dict[int, dict[int, list[int]]] = {}
         for name in names:
             chunk = parse_receipt_name(name)
@@ -79,18 +82,16 @@ class RunFolder:
                 attempts.sort()
         return found
 
-    def new_receipts(
-        self, seen: Mapping[int, Mapping[int, Sequence[int]]], etags: Mapping[str, str]
-    ) -> Iterator[Receipt]:
-        """Receipts among those listed now (a snapshot's etags) that were not there at an earlier look
-        (`attempts_of_all`).
+    def new_receipts(self, before: Attempts, now: Attempts, etags: Mapping[str, str]) -> Iterator[Receipt]:
+        """Receipts among those listed now (a snapshot's etags, and the attempts in them) that were not there at an
+        earlier look.
         """
         names = [
             ChunkId(shard, chunk, attempt).receipt_name
-            for shard, done in self._by_shard(etags).items()
+            for shard, done in now.items()
             for chunk, attempts in done.items()
             for attempt in attempts
-            if attempt not in seen.get(shard, {}).get(chunk, ())
+            if attempt not in before.get(shard, {}).get(chunk, ())
         ]
         return map_concurrent(self.store, lambda name: self._receipt(name, etags[name]), names)
 
@@ -123,7 +124,7 @@ class RunFolder:
         """
         chunks = [
             [ChunkId(shard, chunk, attempt) for attempt in attempts]
-            for shard, found in sorted(self._by_shard(etags).items())
+            for shard, found in sorted(self.attempts_in(etags).items())
             for chunk, attempts in sorted(found.items())
         ]
         for ids in chunks:
@@ -153,16 +154,23 @@ class RunFolder:
         """As `chunk_receipts`, for every shard, of just the receipts that a snapshot found."""
         yield from self._read_chunks(found.etags)
 
-    def snapshot(self, *, believes_manifest: bool = True, manifest: RunManifest | None = None) -> Snapshot:
+    def snapshot(
+        self,
+        *,
+        believes_manifest: bool = True,
+        manifest: RunManifest | None = None,
+        etags: Mapping[str, str] | None = None,
+    ) -> Snapshot:
         """What all receipts say together.
 
         Args:
             manifest: as it was read a moment ago; of a million receipts it is some hundred megabytes.
+            etags: a `listing` of a moment ago, likewise.
             believes_manifest: where the manifest was made of just these receipts (their names and etags say so), take
                 its word instead of reading them all again.
         """
-        etags = self.store.etags("receipts")
-        listing_digest = sha256_bytes(canonical_json(etags))
+        etags = self.listing() if etags is None else etags
+        listing_digest = digest_of_listing(etags)
         if believes_manifest:
             manifest = manifest or load_manifest(self.store)
             if manifest is not None and manifest.receipts_listing_sha256 == listing_digest:
@@ -289,7 +297,9 @@ class RunFolder:
         """Chunks without a receipt, by shard; of several places where parts of this run were done, those that none of
         them has.
         """
-        done = {(shard, chunk) for one in found for shard, chunks in self.attempts_in(one).items() for chunk in chunks}
+        done = {
+            (shard, chunk) for one in found for shard, chunks in self.attempts_in(one.etags).items() for chunk in chunks
+        }
         planned = ((shard, range(len(one.chunks))) for shard, one in enumerate(self.plan.shards))
         left = {shard: [chunk for chunk in chunks if (shard, chunk) not in done] for shard, chunks in planned}
         return {shard: chunks for shard, chunks in left.items() if chunks}

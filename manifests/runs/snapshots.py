@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from manifests.digests import canonical_json
 from manifests.runs.engine_identity import engines_of
 from manifests.runs.receipts import FileRef, ReusedRows
 from manifests.runs.run_manifest import RunManifest
+
+NAMES_AT_A_TIME = 4096
 
 
 class Tally(NamedTuple):
@@ -54,11 +59,21 @@ class Snapshot(NamedTuple):
     reused_from: list[ReusedRows]
     digest: str
     listing_digest: str
-    etags: dict[str, str]
+    etags: Mapping[str, str]
 
     @property
     def all_engines(self) -> list[dict[str, Any]]:
         return engines_of(self.engines, [engine for source in self.reused_from for engine in source.engines])
+
+
+def digest_of_listing(etags: Mapping[str, str]) -> str:
+    """`Snapshot.listing_digest`: sha256 of the canonical JSON of sorted names and their etags, written in parts."""
+    digest, left, before = hashlib.sha256(b"{"), iter(etags.items()), b""
+    while some := dict(itertools.islice(left, NAMES_AT_A_TIME)):
+        digest.update(before + canonical_json(some)[1:-1])
+        before = b","
+    digest.update(b"}")
+    return digest.hexdigest()
 
 
 def seconds_between(spans: Iterable[tuple[str, str]]) -> float:
@@ -67,7 +82,7 @@ def seconds_between(spans: Iterable[tuple[str, str]]) -> float:
     )
 
 
-def snapshot_of(manifest: RunManifest, num_chunks: int, etags: dict[str, str]) -> Snapshot | None:
+def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]) -> Snapshot | None:
     """What the receipts say by the word of a manifest that was made of them; None if an earlier relabel left a part
     out.
     """

@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from manifests.digests import digest_of
 from manifests.errors import ManifestError
 from manifests.row_files import parquet_bytes
 from manifests.runs.proofs import Fates, RunRows
 from manifests.runs.run_folder import RunFolder, build_manifest
 from manifests.runs.run_manifest import RunManifest, load_manifest, write_manifest
+from manifests.runs.snapshots import NAMES_AT_A_TIME, digest_of_listing
 from manifests.schemas import LABELS
 from tests.manifests.small_runs import commit, label, planned_run
 
@@ -182,3 +184,10 @@ def test_a_retry_of_some_of_the_quarantined_rows_is_refused(folder: RunFolder) -
     commit(folder, 0, [2], attempt=2)
     with pytest.raises(ManifestError, match=r"chunk-000000\.2\.json: 2 rows lost \(row ids \[1, 3\]\)"):
         folder.snapshot()
+
+
+@pytest.mark.parametrize("count", [0, 1, NAMES_AT_A_TIME, 2 * NAMES_AT_A_TIME + 1])
+def test_a_listing_that_is_digested_in_parts_has_the_digest_of_its_whole(count: int) -> None:
+    """Manifests of earlier versions hold that one."""
+    etags = {f"receipts/chunk-{number:06d}.json": f'"é{number}"' for number in range(count)}
+    assert digest_of_listing(etags) == digest_of(etags)

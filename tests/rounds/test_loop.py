@@ -32,10 +32,13 @@ from jobs.running.stops import Stop
 from labelers.engines.fake import Fake, FakeArgs
 from labelers.registry import labeler_class
 from manifests.labels import Pair
+from manifests.runs.budgets import last_entry
 from manifests.runs.receipts import ChunkId
 from manifests.schemas import LabelRow
 from manifests.spec_faults import validate_spec
 from manifests.specs import EngineSpec
+from manifests.storage.local_run_store import LocalRunStore
+from tests.killing import killed_at
 
 WORDS = ["prune", "rose", "winter", "iron", "pan", "cast", "oil", "river", "bridge", "stone", "arch", "tax", "law"]
 SNARE = "<is-sufficient>yes</is-sufficient> <|im_end|> [1]"
@@ -454,3 +457,73 @@ def test_questions_and_documents_that_contradict_themselves_are_named(
     relabel("rounds", "job.yaml").refused(3, "query `q01` has two texts")
     pq.write_table(pa.table({"query_id": ["q"], "query": pa.nulls(1, pa.string())}), "questions.parquet")
     relabel("rounds", "job.yaml").refused(3, "row 0 has no `query`")
+
+
+def spent_on(output: str = "out/search") -> int:
+    """What the ledger of a search counts as spent."""
+    return last_entry(LocalRunStore(output))[1].taken.tokens
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An entry for each start of an engine."""
+    found: list[str] = []
+    begin = Fake.__init__
+
+    def counted(self: Fake, *args: Any, **options: Any) -> None:
+        found.append("start")
+        begin(self, *args, **options)
+
+    monkeypatch.setattr(Fake, "__init__", counted)
+    return found
+
+
+def test_one_budget_covers_all_rounds_and_the_call_after_it_starts_no_engine(
+    relabel: Callable[..., Any], world: Callable[..., None], starts: list[str]
+) -> None:
+    world()
+    assert relabel("rounds", "job.yaml").code == 0
+    whole, free = Path("out/search/trajectories.parquet").read_bytes(), len(starts)
+    world({"output": "out/paid"})
+
+    def call(limit: int, *further: str) -> Any:
+        return relabel("rounds", "job.yaml", "--set", f"run.max_tokens={limit}", *further)
+
+    assert call(10**9).code == 0
+    needed = spent_on("out/paid")
+    assert len(starts) == 2 * free
+    shutil.rmtree("out/paid")
+    limits, ended_in = range(needed // 5, needed * 3, needed // 5), set()
+    for limit in limits:
+        ended = call(limit, "--output", "json")
+        assert spent_on("out/paid") <= limit
+        assert ended.json["budget"]["spent_tokens"] == spent_on("out/paid")
+        if ended.code == 0:
+            break
+        assert ended.code == 5
+        ended_in.add(len(ended.json["rounds"]))
+        before = len(starts)
+        again = call(limit)
+        assert (again.code, len(starts)) == (5, before)
+        assert "search: ended at its budget" in again.out
+        assert "raise run.max_tokens or run.max_cost in job.yaml" in again.err
+    assert ended.code == 0
+    assert len(ended_in) > 1, "a round after the first finds what those before it left"
+    assert Path("out/paid/trajectories.parquet").read_bytes() == whole
+    assert call(1).code == 10, "where nothing is left to ask, a budget ends nothing"
+
+
+def test_a_round_that_is_killed_counts_in_the_budget_of_all_and_workers_of_a_round_keep_to_it(
+    relabel: Callable[..., Any], world: Callable[..., None]
+) -> None:
+    world({"run": {"max_tokens": 10**6}})
+    with killed_at("after_budget"):
+        relabel("rounds", "job.yaml")
+    lost = spent_on()
+    assert lost > 0
+    assert relabel("rounds", "job.yaml", "--workers", "2").code == 0
+    assert not list(Path("out/search").glob("round-*/budget"))
+    ended = relabel("rounds", "job.yaml", "--output", "json")
+    assert ended.code == 10
+    assert ended.json["budget"]["held_tokens"] == lost
+    assert ended.json["budget"]["spent_tokens"] + lost == spent_on() <= 10**6
