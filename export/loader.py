@@ -1,5 +1,5 @@
-"""A bundle at work: texts in, probabilities out. In a bundle this file is `load.py`, and needs numpy, onnxruntime and
-tokenizers alone.
+"""A bundle at work: texts in, probabilities out. In a bundle this file is `load.py`, and needs numpy, onnxruntime (or,
+where it is asked for, openvino) and tokenizers alone.
 
     from load import Student
 
@@ -26,16 +26,19 @@ import os
 import secrets
 import stat
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from distill.students.query_counts import query_counts
 
 NEEDS = "A bundle needs {}: pip install numpy onnxruntime tokenizers (on a GPU: onnxruntime-gpu, never both).\n"
+NEEDS_OPENVINO = "The provider openvino needs openvino: pip install 'openvino>=2026.4,<2027' numpy tokenizers.\n"
 
 try:
     import numpy as np
@@ -53,6 +56,14 @@ PROVIDERS = {
     "tensorrt": "TensorrtExecutionProvider",
     "tensorrt_rtx": "NvTensorRTRTXExecutionProvider",
 }
+OPENVINO = "openvino"
+"""A runtime of its own on the CPU, which reads the same file in fp32; taken only where it is asked for."""
+HINTS = {"fp32": "f32", "bf16": "bf16"}
+"""What OpenVINO is told to compute in, by precision: left to itself it takes bf16 wherever the CPU has any."""
+AMX, AVX512 = "amx_bf16", "avx512_bf16"
+"""CPU flags of arithmetic in bf16. With AMX it takes a third of fp32's time; with AVX-512 alone it saves little."""
+BF16_TOLERANCE = 5e-3
+"""The largest |Δp| between bf16 and what fp32 answered at export."""
 PREFERRED = {"cpu": ("fp32", "int8", "fp16"), "cuda": ("fp16", "fp32")}
 """Precisions in the order in which they are taken where none is named."""
 SLOW_FUSIONS = {"cpu": ["SkipLayerNormFusion"]}
@@ -261,13 +272,15 @@ class Student:
     Args:
         folder: of the bundle.
         provider: `cpu`, `cuda`, `tensorrt` (an engine of this bundle, or its ONNX on CUDA where no engine fits this
-            machine), or `auto`: an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
-        precision: `fp32`, `fp16`, `int8` … as the bundle has them; by default what suits the provider.
+            machine), `openvino`, or `auto`: an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
+        precision: `fp32`, `fp16`, `int8` … as the bundle has them, of openvino `fp32` or `bf16`; by default what suits
+            the provider. That of openvino is bf16 where the CPU has AMX; where it has none, `cpu` is taken instead.
         threads: of the CPU; 0 is as many as this process may use (see `default_threads`).
         check_digests: compare the sha256 of every file first, but for files that did not change since an earlier load
             or pull did so.
     Raises:
         BundleError: a file is missing or damaged, the precision is not there, or the provider is not to be had.
+        ModuleNotFoundError: the provider's library is absent.
     """
 
     def __init__(
@@ -286,19 +299,25 @@ class Student:
         self.version = _sha256(self.folder / MANIFEST)[:VERSION_DIGITS]
         """By which it was published, unless it was given another name: the first digits of its manifest's sha256."""
         self.refused: list[str] = []
-        """Why engines that the bundle holds were not taken."""
+        """Why engines that the bundle holds, or openvino, were not taken."""
         chosen = None
+        if provider == OPENVINO:
+            provider, precision, self.refused = choose_openvino(precision, cpu_flags())
         if provider in ("auto", "tensorrt"):
             chosen, self.refused = choose_engine(self.manifest["models"], Machine.here(), precision)
-        if chosen is None:
+        if provider == OPENVINO:
+            self.provider = OPENVINO
+            chosen = choose_model(self.manifest["models"], "cpu", "fp32")
+        elif chosen is None:
             self.provider = choose_provider("cuda" if provider == "tensorrt" else provider)
             chosen = choose_model(self.manifest["models"], self.provider, precision)
         else:
             self.provider = str(chosen["flavour"])
-        self.precision = str(chosen["precision"])
+        self.precision = str(precision if provider == OPENVINO else chosen["precision"])
         self.heads: dict[str, int] = self.manifest["heads"]
         self.encoder = Encoder(self.folder, self.manifest["inputs"])
-        self.session = open_session(_file(self.folder, chosen["path"]), self.provider, threads=threads)
+        path = _file(self.folder, chosen["path"])
+        self.session = open_session(path, self.provider, precision=self.precision, threads=threads)
 
     def probabilities(
         self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS
@@ -377,25 +396,30 @@ class Checked:
 
 
 def check_answers(student: Student) -> Checked:
-    """Ask the pairs again that were sealed into a bundle, each alone, and hold the answers against the sealed ones.
+    """Ask the pairs again that were sealed into a bundle, each alone, and hold the answers against the sealed ones:
+    OpenVINO's against those of fp32, which it computes from the same file.
 
     Raises:
         BundleError: it has none, or none of this precision.
     """
     held = _json(student.folder / REFERENCE)
     models = held.get("models", {}) if held.get("format") == REFERENCE_FORMAT else {}
-    if student.precision not in models:
+    sealed_in = "fp32" if student.provider == OPENVINO else student.precision
+    if sealed_in not in models:
         known = f"answers in {', '.join(models)} alone" if models else "no reference pairs"
         raise BundleError(
             f"{student.folder}: holds {known}, so {student.precision} can't be checked. Name another precision, or "
             "export the student again."
         )
-    sealed = models[student.precision]
+    sealed = models[sealed_in]
+    tolerance = float(sealed["tolerance"])
+    if student.provider == OPENVINO and student.precision == "bf16":
+        tolerance = max(tolerance, BF16_TOLERANCE)
     found = student.probabilities([(query, document) for query, document in held["pairs"]], batch_tokens=1)
     apart = [np.abs(found[name] - np.asarray(sealed["answers"][name])).max(1) for name in student.heads]
     largest_B = np.nan_to_num(np.max(apart, axis=0), nan=np.inf)
     name = f"{student.manifest['name']} {student.version}, {student.precision} on {student.provider}"
-    return Checked(name, float(sealed["tolerance"]), largest_B.tolist())
+    return Checked(name, tolerance, largest_B.tolist())
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -462,13 +486,48 @@ def choose_provider(wish: str) -> str:
     if wish == "auto":
         return "cuda" if PROVIDERS["cuda"] in there else "cpu"
     if wish not in PROVIDERS:
-        raise BundleError(f"no provider {wish!r}; known are auto, {', '.join(PROVIDERS)}.")
+        raise BundleError(f"no provider {wish!r}; known are auto, {', '.join(PROVIDERS)}, {OPENVINO}.")
     if PROVIDERS[wish] not in there:
         raise BundleError(
             f"this onnxruntime has no {PROVIDERS[wish]} (it has {', '.join(there)}). Install onnxruntime-gpu, or take "
             "cpu."
         )
     return wish
+
+
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """What this CPU can, by Linux's names; none where the system does not tell.
+
+    Args:
+        root: where `proc` lies.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, found = line.partition(":")
+            if name.strip() == "flags":
+                return frozenset(found.split())
+    return frozenset()
+
+
+def choose_openvino(wish: str | None, flags: Collection[str]) -> tuple[str, str | None, list[str]]:
+    """Where and in what to compute when openvino was asked for: in the precision that was named, else in bf16 where the
+    CPU has AMX, else with onnxruntime.
+
+    Args:
+        wish: the precision that was named.
+        flags: of the CPU.
+    Returns:
+        Provider, precision (None: what suits the provider), and why it is not openvino.
+    Raises:
+        BundleError: openvino computes in no such precision.
+    """
+    if wish is not None and wish not in HINTS:
+        raise BundleError(f"openvino computes in {' or '.join(HINTS)}, not in {wish}. Name one of them, or take cpu.")
+    if wish is not None or AMX in flags:
+        return OPENVINO, wish or "bf16", []
+    has = f"{AVX512} alone" if AVX512 in flags else "no arithmetic in bf16"
+    why = f"openvino: no {AMX} here (this CPU has {has}), so onnxruntime answers. Name fp32 or bf16 to take openvino."
+    return "cpu", None, [why]
 
 
 @dataclass(frozen=True)
@@ -545,17 +604,22 @@ def choose_model(models: Sequence[Mapping[str, Any]], provider: str, precision: 
     return graphs[str(wished[0])]
 
 
-def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
-    """An onnxruntime session on the provider that was asked for, and on no other.
+def open_session(path: Path, provider: str, *, precision: str = "fp32", threads: int = 0) -> Any:
+    """A session on the provider that was asked for, and on no other.
 
+    Args:
+        precision: in what openvino computes; elsewhere the file says it.
     Raises:
-        BundleError: onnxruntime fell back, or can't open the model.
+        BundleError: onnxruntime fell back, openvino does not compute in that precision, or the model can't be opened.
+        ModuleNotFoundError: the provider's library is absent.
     """
+    if threads == 0 and (fewer := default_threads()) < (os.cpu_count() or 1):
+        threads = fewer  # left to itself a runtime takes all cores of the machine
+    if provider == OPENVINO:
+        return OpenVinoSession(path, precision, threads=threads)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    if threads == 0 and (fewer := default_threads()) < (os.cpu_count() or 1):
-        threads = fewer  # left to itself onnxruntime takes all cores of the machine
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     name = PROVIDERS[provider]
@@ -576,6 +640,51 @@ def open_session(path: Path, provider: str, *, threads: int = 0) -> Any:
             f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Fix its driver, or name the CPU."
         )
     return session
+
+
+class OpenVinoSession:
+    """An ONNX file in OpenVINO, asked as an onnxruntime session is, from any thread.
+
+    Args:
+        precision: `fp32` or `bf16`.
+        threads: 0 is as many as OpenVINO takes.
+    Raises:
+        BundleError: it can't be opened, or this CPU does not compute in that precision.
+        ModuleNotFoundError: openvino is absent.
+    """
+
+    def __init__(self, path: Path, precision: str, *, threads: int) -> None:
+        import openvino
+
+        settings = {
+            "INFERENCE_PRECISION_HINT": HINTS[precision],
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,  # onnxruntime pins none: two processes would share one core
+        }
+        try:
+            self._model = openvino.Core().compile_model(str(path), "CPU", settings)
+        except RuntimeError as exc:
+            raise BundleError(f"{path}: openvino can't open it: {str(exc).splitlines()[0][:300]}") from exc
+        got = self._model.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        if got != HINTS[precision]:
+            raise BundleError(f"{path}: openvino computes in {got} on this CPU, not in {HINTS[precision]}. Take fp32.")
+        self._own = threading.local()
+
+    def run(self, names: Sequence[str] | None, batch: Mapping[str, np.ndarray], _: Any = None) -> list[np.ndarray]:
+        """Outputs in the order of their names, float32 [B, K] each; all of them where none is named."""
+        if not hasattr(self._own, "request"):  # a request answers one caller at a time
+            self._own.request = self._model.create_infer_request()
+        found = self._own.request.infer(dict(batch))
+        return [found[name] for name in names or [one.name for one in self.get_outputs()]]
+
+    def get_inputs(self) -> list[SimpleNamespace]:
+        """With a `name` each."""
+        return [SimpleNamespace(name=one.get_any_name()) for one in self._model.inputs]
+
+    def get_outputs(self) -> list[SimpleNamespace]:
+        """With a `name` each."""
+        return [SimpleNamespace(name=one.get_any_name()) for one in self._model.outputs]
 
 
 def usable_cores() -> int:
@@ -811,13 +920,16 @@ def main(arguments: Sequence[str]) -> int:
         prog="load.py", description="Check that a bundle answers here as where it was made."
     )
     parser.add_argument("--check", action="store_true", required=True, help="ask the sealed reference pairs again")
-    parser.add_argument("--provider", default="auto", help=f"auto, {', '.join(PROVIDERS)}")
-    parser.add_argument("--precision", help="fp32, fp16, int8 …; by default what the provider takes")
+    parser.add_argument("--provider", default="auto", help=f"auto, {', '.join(PROVIDERS)}, {OPENVINO}")
+    parser.add_argument("--precision", help="fp32, fp16, int8, bf16 …; by default what the provider takes")
     asked = parser.parse_args(arguments)
     try:
-        checked = check_answers(Student(Path(__file__).parent, provider=asked.provider, precision=asked.precision))
+        student = Student(Path(__file__).parent, provider=asked.provider, precision=asked.precision)
+        if asked.provider == OPENVINO:
+            sys.stderr.writelines(f"{why}\n" for why in student.refused)
+        checked = check_answers(student)
     except ModuleNotFoundError as exc:
-        sys.stderr.write(NEEDS.format(exc.name))
+        sys.stderr.write(NEEDS_OPENVINO if exc.name == OPENVINO else NEEDS.format(exc.name))
         return 4
     except BundleError as exc:
         sys.stderr.write(f"{exc}\n")
