@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import ctypes
 import hashlib
+import importlib.util
 import json
 import os
 import secrets
@@ -537,12 +538,14 @@ class Machine:
     Args:
         capability: compute capability of the first GPU (`9.0`); None without one.
         tensorrt: version by flavour, as far as the library tells it (`10.9.0`).
-        providers: of this onnxruntime.
+        providers: of this onnxruntime, and openvino where it is installed.
+        flags: of the CPU.
     """
 
     capability: str | None
     tensorrt: Mapping[str, str]
     providers: Sequence[str]
+    flags: Collection[str] = ()
 
     @classmethod
     def here(cls) -> Machine:
@@ -552,7 +555,8 @@ class Machine:
         found = {
             flavour: version for flavour, names in TENSORRT_LIBRARIES.items() if (version := _tensorrt_version(names))
         }
-        return cls(_capability(), found, onnxruntime.get_available_providers())
+        more = [OPENVINO] if importlib.util.find_spec(OPENVINO) else []
+        return cls(_capability(), found, [*onnxruntime.get_available_providers(), *more], cpu_flags())
 
 
 def choose_engine(

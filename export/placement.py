@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from export.loader import PROVIDERS
+from export.loader import OPENVINO, PROVIDERS
 
 HEAVY = {
     "MatMul",
@@ -49,7 +49,7 @@ HEAVY = {
 
 def cpu_nodes(path: Path, provider: str, batch: dict[str, np.ndarray], *, threads: int) -> dict[str, int]:
     """Heavy nodes that a session on a GPU runs on the CPU: how many, by operator. Empty on the CPU itself."""
-    if provider == "cpu":
+    if provider in ("cpu", OPENVINO):
         return {}
     import onnxruntime
 

@@ -8,19 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from export.loader import BundleError, choose_provider, open_session
+from export.loader import OPENVINO, BundleError, choose_provider, open_session
 from manifests.errors import MissingExtraError
 from manifests.extras import require
 
 
 def provider_here(wish: str, *, option: str = "--provider", purpose: str = "An export") -> str:
-    """The provider that a wish means on this machine: `cpu` or `cuda` for `auto`.
+    """The provider that a wish means on this machine: `cpu` or `cuda` for `auto`; `openvino` only where it is named.
 
     Args:
-        option, purpose: for messages: where the wish comes from, and what onnxruntime is needed for.
+        option, purpose: for messages: where the wish comes from, and what the runtime is needed for.
     Raises:
-        MissingExtraError: onnxruntime, or the provider in it, is absent.
+        MissingExtraError: the runtime, or the provider in it, is absent.
     """
+    if wish == OPENVINO:
+        require(OPENVINO, extra=OPENVINO, purpose=f"{option} {OPENVINO}")
+        return wish
     require("onnxruntime", extra="cpu", purpose=purpose)
     try:
         return choose_provider(wish)

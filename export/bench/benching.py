@@ -15,6 +15,7 @@ from export.bench import memory
 from export.bench.closed_cells import measure_cells
 from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
+from export.bench.latency_comparison import Finding
 from export.bench.latency_facts import (
     LATENCY_FORMAT,
     BenchedBundle,
@@ -40,7 +41,7 @@ from export.bench.side_by_side import Against, compare_models, plan_sides
 from export.bench.specs import BenchSpec
 from export.bench.workloads import workload_of_lengths, workload_of_pairs
 from export.bundles import Bundle
-from export.loader import Encoder, Machine, default_threads
+from export.loader import OPENVINO, BundleError, Encoder, Machine, Student, check_answers, default_threads
 from export.placement import cpu_nodes
 from export.student_facts import student_facts
 from manifests.extras import require
@@ -115,6 +116,7 @@ def bench_bundle(
     comparisons, findings = compare_models(setting, list(models), against, shapes, left_out)
     machine = watch.facts()
     findings = [
+        *(finding for model in models for finding in strayed_findings(setting, model)),
         *machine_findings(machine),
         *(finding for facts in models.values() for finding in model_findings(facts, max_tokens=encoder.max_tokens)),
         *findings,
@@ -135,6 +137,24 @@ def bench_bundle(
         ),
         names,
     )
+
+
+def strayed_findings(setting: Setting, model: BenchModel) -> list[Finding]:
+    """What OpenVINO answers of the bundle's reference pairs, where that is not what was sealed at export."""
+    if model.provider != OPENVINO:
+        return []
+    student = Student(
+        setting.bundle.folder,
+        provider=OPENVINO,
+        precision=model.precision,
+        threads=setting.threads,
+        check_digests=False,
+    )
+    try:
+        checked = check_answers(student)
+    except BundleError as exc:
+        return [Finding("answers_strayed", model.name, str(exc))]
+    return [] if checked.has_passed else [Finding("answers_strayed", model.name, str(checked))]
 
 
 def measure_model(setting: Setting, model: BenchModel, cells: Sequence[Cell]) -> tuple[BenchModel, ModelLatency]:

@@ -76,6 +76,7 @@ def _measure(
     row = LatencyRow(
         provider=model.provider,
         precision=model.precision,
+        **setting.runtime_facts(model),
         model=model.path,
         preset=cell.preset,
         loop="closed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from export.bench.latency_facts import BenchFacts
+from export.loader import OPENVINO
 
 
 def latency_lines(facts: BenchFacts) -> list[str]:
@@ -36,8 +37,12 @@ def machine_line(facts: BenchFacts) -> str:
     cores = f"{threads} on {machine.usable_cores} of {machine.cores} cores"
     if machine.cpu_quota is not None:
         cores += f" with a quota of {machine.cpu_quota:g}"
+    runtimes = f"onnxruntime {machine.onnxruntime}"
+    if any(model.provider == OPENVINO for model in facts.models):
+        amx = "with" if machine.has_amx else "without"
+        runtimes += f", openvino {machine.versions.get(OPENVINO)} {amx} AMX"
     return (
-        f"Measured {facts.measured_at[:10]} on {machine.cpu}{gpu}, {cores}, onnxruntime {machine.onnxruntime}. "
+        f"Measured {facts.measured_at[:10]} on {machine.cpu}{gpu}, {cores}, {runtimes}. "
         f"Replayed lengths are of {source} ({lengths})."
     )
 

@@ -21,10 +21,18 @@ FACTS_NAME = "latency.json"
 class LatencyRow:
     """A closed-loop cell or an open-loop rate, a row of `latency.parquet`; None where a figure does not apply, or is
     not known.
+
+    Args:
+        runtime: what ran the model, with its version.
+        precision_hint: in what OpenVINO was told to compute.
+        has_amx: whether the CPU computes bf16 in AMX.
     """
 
     provider: str
     precision: str
+    runtime: str | None = None
+    precision_hint: str | None = None
+    has_amx: bool | None = None
     model: str
     preset: str
     loop: str

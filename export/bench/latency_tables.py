@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from export.bench.latency_facts import LatencyRow
 
 TABLE_NAME = "latency.parquet"
-_ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+_ARROW_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
 
 def _column(name: str, hint: Any) -> tuple[str, pa.DataType]:

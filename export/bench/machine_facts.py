@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from export.bench.gpu_queries import query_gpu
 from export.bench.measured_machine import GpuState, MeasuredGpu, MeasuredMachine
-from export.loader import cpu_quota, usable_cores
+from export.loader import AMX, cpu_flags, cpu_quota, usable_cores
 from manifests.extras import installed_versions
 
-LIBRARIES = ("relabel", "onnxruntime", "onnxruntime-gpu", "numpy", "tokenizers", "torch", "transformers")
+LIBRARIES = ("relabel", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers", "torch", "transformers")
 GPU_FIELDS = {
     "name": "name",
     "driver": "driver_version",
@@ -79,6 +79,7 @@ class MachineWatch:
             load_before=self._before.load,
             load_after=after.load,
             memory_bytes=_memory_bytes(),
+            has_amx=AMX in cpu_flags(),
             gpu=measured_gpu(self._before.gpu, after.gpu),
             system=f"{platform.system()} {platform.machine()}",
             python=platform.python_version(),

@@ -35,6 +35,7 @@ class MeasuredMachine:
     Args:
         cpu_quota: cores' worth of time that a container may take.
         threads: of the CPU that the models used.
+        has_amx: whether the CPU computes bf16 in AMX; None in figures of earlier days.
         gpu: None without one.
         versions: of the libraries that are installed.
     """
@@ -51,6 +52,7 @@ class MeasuredMachine:
     load_before: float | None
     load_after: float | None
     memory_bytes: int | None
+    has_amx: bool | None = None
     gpu: MeasuredGpu | None
     system: str
     python: str

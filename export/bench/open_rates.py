@@ -131,6 +131,7 @@ def _row(
     return LatencyRow(
         provider=model.provider,
         precision=model.precision,
+        **setting.runtime_facts(model),
         model=model.path,
         preset=preset,
         loop="open",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from export.bench.specs import BenchSpec, Preset
 from export.bench.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
-from export.loader import PROVIDERS, Machine, engine_fault
+from export.loader import AMX, AVX512, HINTS, OPENVINO, PROVIDERS, Machine, engine_fault
 from export.student_facts import EngineFile, ModelFile
 from export.token_lengths import TokenLengths
 from manifests.errors import MissingExtraError, UsageError
@@ -88,7 +88,7 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
         MissingExtraError: a provider is not to be had here, and falling back was not allowed.
         UsageError: a precision that the bundle has not.
     """
-    known = {model.precision for model in models}
+    known = {model.precision for model in models} | (set(HINTS) if OPENVINO in spec.providers else set())
     if strange := [name for name in spec.precisions if name not in known]:
         raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))}.")
     found: dict[BenchModel, None] = {}
@@ -112,6 +112,12 @@ def _models_on(models: Sequence[ModelFile], asked: str, spec: BenchSpec, machine
             f"--providers tensorrt: no engine of this bundle fits this machine ({faults}). Build one with `relabel "
             "build-engine`"
         )
+    elif asked == OPENVINO:
+        if OPENVINO in machine.providers:
+            plain = next(model for model in models if (model.format, model.precision) == ("onnx", "fp32"))
+            here = spec.precisions or (list(HINTS) if {AMX, AVX512} & set(machine.flags) else ["fp32"])
+            return [BenchModel(asked, OPENVINO, name, plain.path) for name in HINTS if name in here]
+        missing = "--providers openvino: it is not installed. Run `pip install 'relabel[openvino]'`"
     else:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
         if PROVIDERS[provider] in machine.providers:

@@ -25,15 +25,24 @@ class OnnxRunner:
     """An ONNX file, or an engine's context, on the provider that was asked for.
 
     Args:
+        precision: in what openvino computes.
         outputs: names of the outputs to ask for; all by default.
     Raises:
-        MissingExtraError: onnxruntime can't open it there, or fell back.
+        MissingExtraError: the runtime can't open it there, or fell back.
     """
 
-    def __init__(self, path: Path, provider: str, *, threads: int, outputs: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        provider: str,
+        *,
+        precision: str = "fp32",
+        threads: int,
+        outputs: Sequence[str] | None = None,
+    ) -> None:
         self._path = path
         try:
-            self._session: Any = open_session(path, provider, threads=threads)
+            self._session: Any = open_session(path, provider, precision=precision, threads=threads)
         except BundleError as exc:
             raise MissingExtraError(f"{exc} Or measure what this machine has, with --allow-fallback.") from exc
         self._quiet = _quiet()
@@ -48,7 +57,7 @@ class OnnxRunner:
         """
         try:
             found = self._session.run(self._outputs, batch, self._quiet)
-        except Exception as exc:  # onnxruntime's errors share no other class
+        except Exception as exc:  # the runtimes' errors share no other class
             rows, tokens = next(iter(batch.values())).shape
             raise ModelError(f"{self._path.name}: can't run {rows} rows of {tokens} tokens ({_reason(exc)}).") from exc
         return dict(zip(self._outputs, found, strict=True))

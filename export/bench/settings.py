@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from export.bench.latency_facts import LatencyRow
 from export.bench.plans import BenchModel, Budget
@@ -13,9 +14,10 @@ from export.bench.runners import Batch, OnnxRunner, Runner
 from export.bench.specs import BenchSpec
 from export.bench.workloads import TokenRow, Workload
 from export.bundles import Bundle
-from export.loader import BATCH_TOKENS, Encoder, length_batches
+from export.loader import AMX, BATCH_TOKENS, HINTS, OPENVINO, Encoder, cpu_flags, length_batches
 from export.student_facts import StudentFacts
 from manifests.errors import MissingExtraError
+from manifests.extras import installed_versions
 
 Say = Callable[[str], None]
 Answer = Callable[[int, int], None]
@@ -66,14 +68,28 @@ class Setting:
         """
         path = self.bundle.folder / model.path
         try:
-            return model, OnnxRunner(path, model.provider, threads=self.threads, outputs=self.heads)
+            return model, OnnxRunner(
+                path, model.provider, precision=model.precision, threads=self.threads, outputs=self.heads
+            )
         except MissingExtraError:
             if model.provider == "cpu" or not self.spec.allows_fallback:
                 raise
         self.say(f"{model.name}: not to be had here, so on the CPU")
-        return BenchModel(model.asked, "cpu", model.precision, model.path), OnnxRunner(
-            path, "cpu", threads=self.threads, outputs=self.heads
-        )
+        return BenchModel(model.asked, "cpu", model.precision, model.path), self.open_on_cpu(model.path)
+
+    def open_on_cpu(self, path: str) -> Runner:
+        """One of the bundle's graphs in onnxruntime on the CPU."""
+        return OnnxRunner(self.bundle.folder / path, "cpu", threads=self.threads, outputs=self.heads)
+
+    def runtime_facts(self, model: BenchModel) -> dict[str, Any]:
+        """Columns of a row about what ran a model: the runtime with its version, its precision hint, the CPU's AMX."""
+        is_openvino = model.provider == OPENVINO
+        here = installed_versions([OPENVINO] if is_openvino else ["onnxruntime", "onnxruntime-gpu"])
+        return {
+            "runtime": f"{OPENVINO if is_openvino else 'onnxruntime'} {next(iter(here.values()), '')}".rstrip(),
+            "precision_hint": HINTS[model.precision] if is_openvino else None,
+            "has_amx": AMX in cpu_flags(),
+        }
 
     def server(self, run: Runner, workload: Workload) -> Answer:
         """A server's work as the loader does it: tokenized where texts are known, batched by length, padded. Numbers

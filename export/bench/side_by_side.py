@@ -1,5 +1,5 @@
-"""Comparisons of a bundle's models: the smaller precisions with fp32, and each with what was named (torch eager,
-another ONNX file).
+"""Comparisons of a bundle's models: the smaller precisions with fp32, OpenVINO with onnxruntime, and each with what was
+named (torch eager, another ONNX file).
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from export.bench.findings import PLAIN
 from export.bench.latency_cards import spoken_ratio
 from export.bench.latency_comparison import ComparedModels, ComparedPair, Finding
 from export.bench.plans import COMPARISON_WEIGHT, BenchModel
-from export.bench.runners import OnnxRunner, Runner, differ_by, open_other, open_torch
+from export.bench.runners import Runner, differ_by, open_other, open_torch
 from export.bench.settings import Setting
 from export.bench.workloads import fixed_batch
+from export.loader import OPENVINO
 from export.student_facts import StudentFacts
 from manifests.errors import ManifestError, MissingExtraError, ModelError
 
 TORCH = "torch"
+ONNXRUNTIME = "onnxruntime"
+"""The side that openvino's models are compared with: the same file in onnxruntime on the CPU."""
 OVERTIME = 3.0
 """How many times its share a comparison may take to come to its rounds; more would be taken from those after it."""
 
@@ -61,14 +64,19 @@ class Against:
 
 
 def plan_sides(models: Sequence[BenchModel], against: Against) -> list[tuple[BenchModel, str]]:
-    """Every comparison but its shape: each smaller precision with fp32 on the same provider, each model with everything
-    named.
+    """Every comparison but its shape: each smaller precision with fp32 on the same provider, openvino's with
+    onnxruntime, each model with everything named.
     """
     sides = []
     for model in models:
         has_plain = any((other.provider, other.precision) == (model.provider, PLAIN) for other in models)
         sides += [
-            (model, name) for name in [*([PLAIN] if has_plain and model.precision != PLAIN else []), *against.names]
+            (model, name)
+            for name in [
+                *([PLAIN] if has_plain and model.precision != PLAIN else []),
+                *([ONNXRUNTIME] if model.provider == OPENVINO else []),
+                *against.names,
+            ]
         ]
     return sides
 
@@ -142,10 +150,11 @@ def _open_side(
 ) -> Runner:
     if other == PLAIN:
         plain = next(one for one in models if (one.provider, one.precision) == (model.provider, PLAIN))
-        return OnnxRunner(
-            setting.bundle.folder / plain.path, plain.provider, threads=setting.threads, outputs=setting.heads
-        )
+        return setting.open(plain)[1]
+    if other == ONNXRUNTIME:
+        return setting.open_on_cpu(model.path)
+    provider = "cpu" if model.provider == OPENVINO else model.provider
     if other == TORCH:
         assert against.torch is not None
-        return open_torch(against.torch, model.provider, threads=setting.threads)
-    return open_other(against.graphs[other], model.provider, setting.student.inputs.names, threads=setting.threads)
+        return open_torch(against.torch, provider, threads=setting.threads)
+    return open_other(against.graphs[other], provider, setting.student.inputs.names, threads=setting.threads)

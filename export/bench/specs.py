@@ -16,9 +16,9 @@ Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 class BenchSpec(Spec):
     """Options of `relabel bench`."""
 
-    providers: tuple[Literal["auto", "cpu", "cuda", "tensorrt"], ...] = ("auto",)
+    providers: tuple[Literal["auto", "cpu", "cuda", "tensorrt", "openvino"], ...] = ("auto",)
     """`auto` is CUDA where this onnxruntime has it, else the CPU; `tensorrt` is an engine of the bundle that fits this
-    machine.
+    machine; `openvino` is the fp32 file in OpenVINO, in fp32 and bf16.
     """
     precisions: tuple[str, ...] = ()
     """All that the bundle has by default."""

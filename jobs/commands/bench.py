@@ -35,7 +35,7 @@ BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench fi
     default="auto",
     show_default=True,
     metavar="LIST",
-    help="Of cpu, cuda, tensorrt; auto is cuda where it is.",
+    help="Of cpu, cuda, tensorrt, openvino; auto is cuda where it is.",
 )
 @click.option("--precisions", default="", metavar="LIST", help="Of those that the bundle has.  [default: all]")
 @click.option(
@@ -170,10 +170,10 @@ def _asked(target: str, options: dict[str, Any]) -> BenchFile:
         spec = validate_spec(BenchFile, spec.model_dump() | given, where="the options")
     else:
         spec = validate_spec(BenchFile, {**flags, "bundle": target}, where="the options")
-    names = [TORCH, "fp32", *(side.name or Path(side.path).stem for side in spec.against)]
+    names = [TORCH, "onnxruntime", "fp32", *(side.name or Path(side.path).stem for side in spec.against)]
     if taken := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--against: the name {taken} is taken. Give the file another: --against other=FILE")
-    named = [side.model_copy(update={"name": name}) for side, name in zip(spec.against, names[2:], strict=True)]
+    named = [side.model_copy(update={"name": name}) for side, name in zip(spec.against, names[3:], strict=True)]
     return spec.model_copy(update={"against": tuple(named)})
 
 

@@ -105,7 +105,7 @@ class ScoreOptions:
     default="auto",
     show_default=True,
     metavar="NAME",
-    help="What torch calls it: cpu, cuda, cuda:1; of a bundle cpu or cuda.",
+    help="What torch calls it: cpu, cuda, cuda:1; of a bundle cpu, cuda or openvino.",
 )
 @click.option(
     "--dtype",
@@ -195,6 +195,7 @@ def _execute(session: Session) -> RunReport:
 
         def announce(facts: EngineFacts) -> None:
             runtime = "onnxruntime" if "bundle" in facts.details else "torch"
+            runtime = "openvino" if facts.device == "openvino" else runtime
             display.say(f"student {facts.model} on {runtime} {facts.version} ({facts.device}, {facts.dtype})")
 
         return score_session(session, on_progress=display.update, on_engine=announce)

@@ -14,7 +14,19 @@ from export.bench.fastest import ChosenPrecision, choose_precision
 from export.bench.measurements import measurements_of
 from export.bundles import MANIFEST_NAME, open_bundle
 from export.contracts import LOADER
-from export.loader import PROVIDERS, BundleError, Student, check_files, length_batches
+from export.loader import (
+    AMX,
+    HINTS,
+    OPENVINO,
+    PROVIDERS,
+    BundleError,
+    Student,
+    check_answers,
+    check_files,
+    choose_openvino,
+    cpu_flags,
+    length_batches,
+)
 from export.parity_records import read_parity
 from export.sessions import provider_here
 from export.student_facts import student_facts
@@ -22,7 +34,8 @@ from jobs.score.student_identity import STUDENT, Identity
 from jobs.score.student_labeler import BundleArgs
 from manifests.asks import EngineFacts
 from manifests.digests import digest_of
-from manifests.errors import ManifestError, MissingExtraError, ModelError, UsageError
+from manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, UsageError
+from manifests.extras import installed_versions
 from manifests.phi import DEFAULT_PHI, PhiTable
 from manifests.records import plain
 
@@ -70,21 +83,32 @@ def identify_bundle(path: str) -> Identity:
 
 
 def choose(path: str, device: str, precision: str | None) -> tuple[str, ChosenPrecision]:
-    """The provider and the precision to label with, see `choose_precision`.
+    """The provider and the precision to label with, see `choose_precision`. OpenVINO computes from the file in fp32,
+    which then has to have passed its gate.
 
     Raises:
         UsageError: no such provider, or precision.
         MissingExtraError: it is not to be had here.
         ManifestError: the bundle's parity or latency is damaged.
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {device}: a bundle runs on auto, cpu or cuda.")
+    if device not in ("auto", "cpu", "cuda", OPENVINO):
+        raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
+    hint, refused = None, list[str]()
+    if device == OPENVINO:
+        try:
+            device, hint, refused = choose_openvino(precision, cpu_flags())
+        except BundleError as exc:
+            raise UsageError(f"--precision {precision}: {exc}") from exc
     provider = provider_here(device, option="--device", purpose=PURPOSE)
     bundle = open_bundle(Path(path), check_bytes=False)
     where = f"{path}/{MANIFEST_NAME}"
     measured = (facts for facts in measurements_of(bundle) if any(one.provider == provider for one in facts.models))
-    latency = next(measured, None)
-    return provider, choose_precision(read_parity(bundle.facts.get("parity"), where), latency, provider, precision)
+    parity, latency = read_parity(bundle.facts.get("parity"), where), next(measured, None)
+    if hint is not None:
+        choose_precision(parity, None, "cpu", "fp32")
+        return provider, ChosenPrecision(hint, f"this CPU has {AMX}")
+    choice = choose_precision(parity, latency, provider, precision)
+    return provider, choice._replace(reason="; ".join([choice.reason, *refused]))
 
 
 class BundleScorer:
@@ -134,9 +158,12 @@ class BundleScorer:
 def start_bundle(path: str, args: BundleArgs) -> tuple[BundleScorer, EngineFacts]:
     """Prove a bundle's bytes, open its model, and say what it is.
 
+    OpenVINO's answers are held against the reference pairs before the first label: its gate is this machine's.
+
     Raises:
-        ManifestError: a file is not the one that the manifest names.
-        MissingExtraError: onnxruntime or the provider is absent.
+        ManifestError: a file is not the one that the manifest names, or openvino is asked for and no pairs are sealed.
+        MissingExtraError: the runtime or the provider is absent.
+        GateError: openvino answers the reference pairs otherwise than at export.
     """
     identity, bundle = identify_bundle(path), open_bundle(Path(path), check_bytes=False)
     provider = provider_here(args.device, option="--device", purpose=PURPOSE)
@@ -148,17 +175,19 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleScorer, EngineFacts
         student = Student(bundle.folder, provider=provider, precision=args.precision, check_digests=False)
     except BundleError as exc:
         raise MissingExtraError(f"--device {args.device}: {exc}") from exc
-    import onnxruntime
-
+    is_openvino = provider == OPENVINO
+    if is_openvino:
+        _check_openvino(student)
     details = {
-        "runtime": PROVIDERS[provider],
+        "runtime": OPENVINO if is_openvino else PROVIDERS[provider],
+        **({"precision_hint": HINTS[student.precision], "has_amx": AMX in cpu_flags()} if is_openvino else {}),
         "bundle": bundle.version,
         "student": student_facts(bundle).lineage.student.digest,
         "manifest_sha256": identity.manifest_sha256,
     }
     facts = EngineFacts(
         STUDENT,
-        onnxruntime.__version__,
+        installed_versions([OPENVINO])[OPENVINO] if is_openvino else _onnxruntime_version(),
         identity.record.name,
         identity.digest,
         device=provider,
@@ -166,3 +195,18 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleScorer, EngineFacts
         details=details,
     )
     return BundleScorer(student, identity.record.phi, batch_tokens=args.batch_tokens), facts
+
+
+def _onnxruntime_version() -> str:
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
+def _check_openvino(student: Student) -> None:
+    try:
+        checked = check_answers(student)
+    except BundleError as exc:
+        raise ManifestError(f"--device {OPENVINO}: {exc}") from exc
+    if not checked.has_passed:
+        raise GateError(f"{checked}")

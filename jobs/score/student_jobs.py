@@ -16,6 +16,7 @@ import numpy as np
 
 from distill.students.heads import NODE_HEADS
 from distill.students.token_rows import TokenRow
+from export.loader import OPENVINO
 from jobs.planning.jobs import Job
 from jobs.planning.spec_places import Places, resolved
 from jobs.score import bundle_scorer, student_identity
@@ -53,7 +54,9 @@ class ScoreJob(Job):
             stages=stage_digests(self.labeler.probe()),
             engine={
                 "name": STUDENT,
-                "args": {key: value for key, value in args.items() if key not in engine.args.speed_only},
+                "args": {
+                    key: value for key, value in args.items() if key not in engine.args.speed_only and value is not None
+                },
             },
             model_digest=_identify(str(engine.model)).digest,
             cut={"shards": self.spec.shards, "chunk_rows": self.spec.run.chunk_rows},
@@ -135,7 +138,10 @@ def _args(request: ScoreRequest, say: Callable[[str], None]) -> StudentArgs | Bu
         provider, choice = bundle_scorer.choose(request.student, request.device, request.precision)
         if request.precision is None:
             say(f"precision {choice.precision} on {provider}: {choice.reason}")
-        return BundleArgs(batch_tokens=request.batch_tokens, device=provider, precision=choice.precision)
+        runtime = OPENVINO if provider == OPENVINO else None
+        return BundleArgs(
+            batch_tokens=request.batch_tokens, device=provider, precision=choice.precision, runtime=runtime
+        )
     if request.precision is not None:
         raise UsageError(
             f"--precision {request.precision}: {request.student} is a student, which computes in --dtype. Export it "

@@ -42,9 +42,11 @@ class BundleArgs(EngineArgs):
     batch_tokens: int = BATCH_TOKENS
     """Tokens of a batch, padding included."""
     device: str = "cpu"
-    """The provider: `cpu` or `cuda`."""
+    """The provider: `cpu`, `cuda` or `openvino`."""
     precision: str = "fp32"
-    """Of the bundle's ONNX models."""
+    """Of the bundle's ONNX models, or in what OpenVINO computes."""
+    runtime: Literal["openvino"] | None = None
+    """Where it is not onnxruntime: answers of the two differ, so a run has one of them."""
 
 
 def _declared(heads: Collection[str]) -> tuple[LabelColumn, ...]:

@@ -143,7 +143,7 @@ def test_options_of_the_other_kind_are_refused(score: Score, write_pairs: Callab
     score("--precision", "fp16", student=bundle).refused(2, "--precision fp16", "fp32, int8")
     score("--dtype", "float32", student=bundle).refused(2, "--dtype float32", "is a bundle", "--precision")
     score("--precision", "int8").refused(2, "--precision int8", "is a student", "Export it")
-    score("--device", "cuda:1", student=bundle).refused(2, "--device cuda:1", "auto, cpu or cuda")
+    score("--device", "cuda:1", student=bundle).refused(2, "--device cuda:1", "auto, cpu, cuda or openvino")
 
 
 def test_another_precision_or_size_of_batches_is_another_job(
