@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Lets DEST/current be a published bundle, with Python's standard library alone: `relabel pull` in one file to read.
 
-    python3 pull.py URL/NAME[@CHANNEL|@VERSION] DEST [--key FILE] [--keep 3] [--unhold]
+    python3 pull.py URL/NAME[@CHANNEL|@VERSION] DEST [--key FILE] [--keep 3] [--unhold] [--check-parity]
     python3 pull.py --rollback DEST [--to VERSION]
 
 URL is https://…, s3://bucket/prefix, file:///path or a path. Digests of all bytes are checked before anything serves,
 signatures by `cryptography` where --key or RELABEL_TRUST_KEY names a key; without that package such a pull ends with 4.
-The folder is the one that `relabel pull` makes, so either goes on with what the other left. Exit codes: 0 switched or
-repaired, 10 nothing new, 2 usage, 3 damaged or hostile, 4 no cryptography, 5 unsigned or downgraded, 20 run again, 75
-another pull is at work. From top to bottom: store, records, what lies in DEST, the pull itself.
+With --check-parity the new version's own load.py asks its reference pairs before the switch, in a process of its own
+that needs numpy, onnxruntime and tokenizers. The folder is the one that `relabel pull` makes, so either goes on with
+what the other left. Exit codes: 0 switched or repaired, 10 nothing new, 2 usage, 3 damaged or hostile, 4 a library is
+missing, 5 unsigned, downgraded or answering otherwise, 20 run again, 75 another pull is at work. From top to bottom:
+store, records, what lies in DEST, the pull itself.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import fcntl
 import hashlib
 import hmac
 import http.client
+import importlib.util
 import json
 import os
 import random
@@ -30,6 +33,7 @@ import shutil
 import socket
 import ssl
 import stat
+import subprocess
 import sys
 import time
 import urllib.error
@@ -41,6 +45,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DONE, USAGE, BAD, MISSING, GATE, NOTHING, AGAIN, LOCKED, STOPPED = 0, 2, 3, 4, 5, 10, 20, 75, 130
+ASKING = ("numpy", "onnxruntime", "tokenizers")
 TRIES, RETRY_S, TIMEOUT_S = 12, 120.0, 60.0
 BLOCK_BYTES, RECORD_BYTES, SPARE_BYTES = 1 << 20, 64 << 20, 16 << 20
 MANIFEST, EMPTY_SHA256 = "manifest.json", hashlib.sha256(b"").hexdigest()
@@ -690,6 +695,16 @@ def download(store: FolderStore | WebStore, file: File, target: Path, partial: P
     raise Refused(BAD, f"{store.url}/{name} ({file.path}): its bytes are not those published.")
 
 
+def check_parity(version: Path) -> None:
+    """Refuse a version that answers its reference pairs otherwise here than where it was made."""
+    print("asking the reference pairs", file=sys.stderr)
+    line = [sys.executable, str(version / "load.py"), "--check"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    code = done.returncode if done.returncode in (DONE, MISSING, GATE) else BAD
+    said = (done.stderr.strip() or f"{version}: load.py ended with {done.returncode}.").splitlines()[-1]
+    need(code == DONE, f"--check-parity: {said}", code)
+
+
 def pull(store: FolderStore | WebStore, name: str, at: str, dest: ServingFolder, options: argparse.Namespace) -> int:
     """Let DEST serve what an address names, whole; the exit code."""
     trust, state = Trust(options.key), dest.state()
@@ -712,6 +727,8 @@ def pull(store: FolderStore | WebStore, name: str, at: str, dest: ServingFolder,
             to = replace(served, folder=fetch(store, dest, noted, wanted))
         else:
             folder, manifest_sha256 = fetch(store, dest, noted, wanted), wanted.manifest_sha256
+            if options.check_parity:
+                check_parity(dest.versions / folder)
             to = Served(folder, wanted.version, wanted.sha256, manifest_sha256, wanted.channel, wanted.sequence)
         with dest.locked("switch", waits=True):
             state = dest.state() or ServingState(name)
@@ -761,11 +778,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--key", action="append", default=[], help="public ed25519 key (PEM) that must have signed")
     parser.add_argument("--keep", type=int, default=3, help="versions that stay in DEST (3)")
     parser.add_argument("--unhold", action="store_true", help="switch to what was rolled back from")
+    parser.add_argument("--check-parity", action="store_true", help="ask the reference pairs before a switch")
     parser.add_argument("--rollback", action="store_true", help="serve again what served before; takes DEST alone")
     parser.add_argument("--to", metavar="VERSION", help="with --rollback: go to this version of those kept")
     options = parser.parse_args(arguments)
-    if len(options.places) != (1 if options.rollback else 2) or (options.to and not options.rollback):
-        parser.error("give URL/NAME@CHANNEL and DEST, or --rollback and DEST; --to goes with --rollback")
+    if len(options.places) != (1 if options.rollback else 2) or (
+        options.check_parity if options.rollback else options.to
+    ):
+        parser.error("give URL/NAME@CHANNEL and DEST, or --rollback and DEST; --to goes with --rollback alone")
     options.key = options.key or list(filter(None, [os.environ.get("RELABEL_TRUST_KEY")]))
     try:
         dest = ServingFolder(Path(options.places[-1]))
@@ -775,6 +795,8 @@ def main(arguments: Sequence[str]) -> int:
         name, at, channel = last.partition("@")
         is_address = fits(name, NAME) and (fits(channel, NAME) or not at) and bool(url or not slash)
         need(is_address and 1 <= options.keep <= 1000, f"{options.places[0]}: write URL/NAME@CHANNEL.", USAGE)
+        lacking = [one for one in ASKING if options.check_parity and importlib.util.find_spec(one) is None]
+        need(not lacking, f"--check-parity needs {', '.join(lacking)}: pip install {' '.join(ASKING)}.", MISSING)
         is_vouched = not url.startswith("http://") or bool(options.key)
         need(is_vouched, "http:// proves nobody: write https://, or give --key.", USAGE)
         is_web = url.startswith(("https://", "http://", "s3://"))

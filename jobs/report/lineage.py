@@ -19,11 +19,12 @@ from manifests.digests import digest_of, sha256_bytes
 
 
 class _Given(NamedTuple):
-    """What was opened: runs by fingerprint, models by the digest of their files."""
+    """What was opened: runs by fingerprint, models by the digest of their files, bundles by that of their manifest."""
 
     runs: dict[str, RunArtifact]
     teachers: dict[str, TeacherArtifact]
     students: dict[str, StudentArtifact]
+    bundles: dict[str, BundleArtifact]
 
 
 def trace(artifacts: Iterable[Artifact]) -> Graph:
@@ -34,6 +35,7 @@ def trace(artifacts: Iterable[Artifact]) -> Graph:
         {one.plan.fingerprint: one for one in shown if isinstance(one, RunArtifact)},
         {one.digest: one for one in shown if isinstance(one, TeacherArtifact)},
         {one.digest: one for one in shown if isinstance(one, StudentArtifact)},
+        {one.manifest_sha256: one for one in shown if isinstance(one, BundleArtifact)},
     )
     for digest, teacher in given.teachers.items():
         line = f"{teacher.manifest.method}, {teacher.manifest.data.rows:,} rows"
@@ -65,6 +67,10 @@ def _student_key(digest: str) -> str:
     return f"student {digest}"
 
 
+def _bundle_key(manifest_sha256: str) -> str:
+    return f"bundle {manifest_sha256}"
+
+
 def _model_key(digest: str) -> str:
     return f"model {digest}"
 
@@ -79,7 +85,7 @@ def _trace_run(graph: Graph, run: RunArtifact, given: _Given) -> None:
     )
     for engine in run.found.engines:
         if run.is_scored:
-            _join_scorer(graph, key, engine, given.students)
+            _join_scorer(graph, key, engine, given)
         else:
             _join_teacher(graph, key, engine, given.teachers)
     for source in run.found.reused_from:
@@ -108,10 +114,18 @@ def _is_at(teacher: TeacherArtifact, reference: str) -> bool:
     return teacher.folder.resolve() == Path(reference).expanduser().resolve()
 
 
-def _join_scorer(graph: Graph, key: str, engine: dict[str, Any], students: dict[str, StudentArtifact]) -> None:
-    digest = str(engine.get("model_digest"))
-    source = graph.add(_student_key(digest), "student", str(engine.get("model", "")))
-    graph.join(source, key, True if digest in students else None)
+def _join_scorer(graph: Graph, key: str, engine: dict[str, Any], given: _Given) -> None:
+    """What labelled: a student, or a bundle with the student that it was made of."""
+    name, digest = str(engine.get("model", "")), str(engine.get("model_digest"))
+    match engine.get("details"):
+        case {"bundle": _, "manifest_sha256": str(manifest_sha256), "student": str(digest)}:
+            is_given = manifest_sha256 in given.bundles
+            bundle = graph.add(_bundle_key(manifest_sha256), "bundle", name, str(engine.get("dtype", "")))
+            graph.join(bundle, key, True if is_given else None)
+            key = bundle
+            if is_given:  # its own manifest says what it was made of
+                return
+    graph.join(graph.add(_student_key(digest), "student", name), key, True if digest in given.students else None)
 
 
 class _Origin(NamedTuple):
@@ -155,7 +169,7 @@ def _join_labels(graph: Graph, key: str, source: LearnedLabels | TrainedLabels, 
 
 def _trace_bundle(graph: Graph, bundle: BundleArtifact, given: _Given) -> None:
     precisions = ", ".join(dict.fromkeys(model.precision for model in bundle.student.models))
-    key = graph.add(f"bundle {bundle.manifest_sha256}", "bundle", bundle.name, precisions, is_given=True)
+    key = graph.add(_bundle_key(bundle.manifest_sha256), "bundle", bundle.name, precisions, is_given=True)
     lineage = bundle.student.lineage
     student = lineage.student
     is_given = student.digest in given.students

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from export import puller
 from export.bundles import open_bundle, seal_bundle
 from export.exporting import export_bundle
 from export.loader import REFERENCE, Checked, Student, check_answers
@@ -181,6 +182,41 @@ def test_a_pull_that_checks_parity_keeps_what_serves_where_answers_differ(
     assert (folder / "dest/current").resolve() != before
 
 
+def script(*arguments: str, bare: bool = False) -> subprocess.CompletedProcess[str]:
+    """`pull.py`; `bare` where nothing that was installed can be imported."""
+    line = [sys.executable, *(("-I", "-S") if bare else ()), puller.__file__, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_puller_of_one_file_checks_parity_as_relabel_pull_does(
+    relabel: Relabel, bundle: Path, strayed: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Same codes, same sentence, same version in place; without the libraries nothing is fetched."""
+    empty = resealed(bundle, tmp_path / "empty", lambda held: held.update(models={}))
+    assert relabel("publish", str(bundle), "store", "--channel", "stable").code == 0
+    done = script("store/tiny", "alone", "--check-parity", bare=True)
+    assert (done.returncode, "pip install numpy onnxruntime tokenizers" in done.stderr) == (4, True), done.stderr
+    assert not (folder / "alone/.versions").exists()
+    for made, code, said in (
+        (bundle, 0, ""),
+        (strayed, 5, "2 of 32 reference pairs are answered otherwise than at export"),
+        (empty, 3, "holds no reference pairs, so fp32 can't be checked"),
+    ):
+        assert relabel("publish", str(made), "store", "--channel", "stable").code in (0, 10)
+        ours, theirs = (
+            script("store/tiny", "alone", "--check-parity"),
+            relabel("pull", "store/tiny", "dest", "--check-parity"),
+        )
+        assert (ours.returncode, theirs.code) == (code, code), (ours, theirs)
+        assert said in ours.stderr
+        assert said in theirs.err
+        assert "Traceback" not in ours.stderr
+        places = [(folder / dest / "current").resolve().name for dest in ("alone", "dest")]
+        assert places == [open_bundle(bundle).version] * 2
+    assert relabel("verify", "alone").code == 0
+    assert script("store/tiny", "alone").returncode == 0, "it is for him to say who wants no check"
+
+
 def test_a_pull_can_not_check_a_bundle_without_reference_pairs(
     relabel: Relabel, bundle: Path, tmp_path: Path, folder: Path
 ) -> None:
@@ -192,3 +228,4 @@ def test_a_pull_can_not_check_a_bundle_without_reference_pairs(
 
 def test_a_rollback_takes_no_check(relabel: Relabel, folder: Path) -> None:
     relabel("pull", "--rollback", "dest", "--check-parity").refused(2, "--rollback takes one argument")
+    assert script("--rollback", "dest", "--check-parity").returncode == 2

@@ -23,6 +23,8 @@ from export.loader import Student
 from export.parity_records import read_parity
 from export.reference_pairs import PairsFile
 from export.specs import ExportSpec
+from jobs.report.artifacts import open_artifacts
+from jobs.report.lineage import trace
 from manifests.digests import readable_json
 from manifests.errors import UsageError
 from manifests.records import plain
@@ -202,3 +204,26 @@ def test_labels_of_a_bundle_name_the_student_that_it_was_made_of(
     details = manifest["engines"][0]["details"]
     assert details["student"] == student_digest(tiny)
     assert details["bundle"] == open_bundle(bundle).version
+
+
+def test_a_reports_lineage_leads_from_labels_to_the_bundle_that_labelled_and_to_its_student(
+    score: Score, write_pairs: Callable[..., Path], tmp_path: Path, bundle: Path
+) -> None:
+    """By the digest of its manifest: a bundle that was sealed anew is another one."""
+    write_pairs()
+    assert score(student=bundle).code == 0
+
+    def links(*places: Path | str) -> set[tuple[str, str, bool | None]]:
+        graph = trace(open_artifacts([str(place) for place in places], Storage()))
+        kind = {key: node.kind for key, node in graph.nodes.items()}
+        assert [one for one in kind.values() if one == "student"] == ["student"]
+        return {(kind[edge.source], kind[edge.target], edge.is_same) for edge in graph.edges}
+
+    alone = {("data", "scores", None), ("student", "bundle", None), ("bundle", "scores", None)}
+    assert links("out/scores") == alone
+    given = links("out/scores", bundle)
+    assert {("student", "bundle", None), ("bundle", "scores", True)} <= given
+    assert not any(source == "student" and target == "scores" for source, target, _ in given)
+    shutil.copytree(bundle, tmp_path / "sealed")
+    seal_bundle(tmp_path / "sealed", {**open_bundle(bundle).own_facts, "latency": {}})
+    assert ("bundle", "scores", None) in links("out/scores", tmp_path / "sealed")
