@@ -169,5 +169,5 @@ def _conclude(found: list[AskedRows], stage: str | None, output: str, *, is_dry:
     num_rows, num_asks = (
         sum(map(len, held)) for held in zip(*((one.rows, one.exchanges) for one in found), strict=True)
     )
-    verb = "would be asked first" if is_dry else "asked"
-    emit(result, f"{num_rows:,} rows, {num_asks:,} asks {verb} in {seconds:.1f} s; nothing was written.", output)
+    how = "would be asked first" if is_dry else f"in {seconds:.1f} s"
+    emit(result, f"{num_rows:,} row(s), {num_asks:,} ask(s) {how}; nothing was written.", output)

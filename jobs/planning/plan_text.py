@@ -18,6 +18,7 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budg
     found: Plan = opened.plan
     left_out = opened.dataset.left_out
     sizes = [shard.rows for shard in found.shards]
+    interval = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
     lies = (
         f"scattered: shards carry row ids, and together read {found.read_ratio:.1f} times the data"
         if found.is_scattered
@@ -32,7 +33,7 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budg
             *([("table", _table_text(opened.dataset.table))] if opened.dataset.table else []),
             *([("left out", left_out_text(left_out))] if left_out else []),
             ("queries", f"{found.queries:,}, {lies}"),
-            ("shards", f"{len(sizes):,} of {min(sizes):,} to {max(sizes):,} rows"),
+            ("shards", f"{len(sizes):,} of {interval} rows"),
             ("chunks", f"{found.num_chunks:,}, {chunks_open:,} open"),
             *(("distributions", _cost_text(cost)) for cost in costs),
             *([("budget", budget.text)] if budget is not None else []),

@@ -237,6 +237,7 @@ def test_a_changed_template_is_asked_with_the_same_engine_and_a_broken_one_is_sa
     assert done.code == 130
     assert len(started) == 1
     assert done.out.count("row 2: label") == 2
+    assert len(re.findall(r"1 row\(s\), 1 ask\(s\) in \d+\.\d s; nothing was written\.", done.out)) == 2
     first, second = done.out.split("nothing was written.")[:2]
     assert "Be brief. ⟦how to prune roses 2⟧" not in first
     assert "Be brief. ⟦how to prune roses 2⟧" in second
@@ -259,7 +260,7 @@ def test_a_dry_run_renders_again_and_loads_no_model(
     monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
     done = relabel("ask", "job.yaml", "--dry-run", "--edit-prompt", "prompts")
     assert done.code == 130
-    assert done.out.count("would be asked first") == 2
+    assert len(re.findall(r"\d+ row\(s\), \d+ ask\(s\) would be asked first; nothing was written\.", done.out)) == 2
     assert done.out.count("Mine: ⟦") == 1
     assert not Path("out").exists()
 

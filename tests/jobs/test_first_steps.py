@@ -207,3 +207,11 @@ def test_a_clock_that_is_off_is_told(
     monkeypatch.setattr("jobs.commands.spec_checks.time.time", lambda: 1_700_000_000.0)
     monkeypatch.setattr("jobs.commands.spec_checks._written_now", lambda *_: 1_700_000_000.0 + off_s)
     assert said in relabel("doctor", write_job(), "--output", "json").json["job"]["clock"]
+
+
+@pytest.mark.parametrize(("shards", "said"), [(2, "2 of 12 rows\n"), (4, "4 of 4 to 8 rows\n")])
+def test_a_plan_says_one_size_where_all_shards_have_it(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Any], write_job: Callable[..., str], shards: int, said: str
+) -> None:
+    write_pairs()
+    assert f"  shards         {said}" in relabel("plan", write_job({"shards": shards})).out
