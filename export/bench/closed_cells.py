@@ -12,7 +12,7 @@ from export.bench.latency_facts import LatencyRow
 from export.bench.plans import CELL_WEIGHT, BenchModel, Cell
 from export.bench.quantiles import FEWEST_SAMPLES, MS, summarize
 from export.bench.runners import Runner
-from export.bench.settings import Setting, spoken_latency
+from export.bench.settings import Setting, runtime_facts, spoken_latency
 from export.bench.workloads import fixed_batch
 from manifests.errors import ModelError
 
@@ -76,7 +76,7 @@ def _measure(
     row = LatencyRow(
         provider=model.provider,
         precision=model.precision,
-        **setting.runtime_facts(model),
+        **runtime_facts(model.provider, model.precision),
         model=model.path,
         preset=cell.preset,
         loop="closed",

@@ -14,7 +14,7 @@ from export.bench.plans import SWEEP_WEIGHT, BenchModel
 from export.bench.quantiles import MS, summarize
 from export.bench.rate_sweeps import HALVINGS, Bound, HighestRate, SweepTime, highest_rate, plan_rates, sweep
 from export.bench.runners import Runner
-from export.bench.settings import Answer, Setting, spoken_latency
+from export.bench.settings import Answer, Setting, runtime_facts, spoken_latency
 from export.bench.specs import BenchSpec, Preset
 from export.bench.workloads import SERVING_DOCUMENTS, SERVING_MS
 
@@ -131,7 +131,7 @@ def _row(
     return LatencyRow(
         provider=model.provider,
         precision=model.precision,
-        **setting.runtime_facts(model),
+        **runtime_facts(model.provider, model.precision),
         model=model.path,
         preset=preset,
         loop="open",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from export.bench.latency_facts import LatencyRow
@@ -81,16 +82,6 @@ class Setting:
         """One of the bundle's graphs in onnxruntime on the CPU."""
         return OnnxRunner(self.bundle.folder / path, "cpu", threads=self.threads, outputs=self.heads)
 
-    def runtime_facts(self, model: BenchModel) -> dict[str, Any]:
-        """Columns of a row about what ran a model: the runtime with its version, its precision hint, the CPU's AMX."""
-        is_openvino = model.provider == OPENVINO
-        here = installed_versions([OPENVINO] if is_openvino else ["onnxruntime", "onnxruntime-gpu"])
-        return {
-            "runtime": f"{OPENVINO if is_openvino else 'onnxruntime'} {next(iter(here.values()), '')}".rstrip(),
-            "precision_hint": HINTS[model.precision] if is_openvino else None,
-            "has_amx": AMX in cpu_flags(),
-        }
-
     def server(self, run: Runner, workload: Workload) -> Answer:
         """A server's work as the loader does it: tokenized where texts are known, batched by length, padded. Numbers
         wrap around.
@@ -108,6 +99,18 @@ class Setting:
                 run(encoder.collate([rows[place] for place in chosen]))
 
         return answer
+
+
+@cache
+def runtime_facts(provider: str, precision: str) -> dict[str, Any]:
+    """Columns of a row about what ran a model: the runtime with its version, its precision hint, the CPU's AMX."""
+    is_openvino = provider == OPENVINO
+    here = installed_versions([OPENVINO] if is_openvino else ["onnxruntime", "onnxruntime-gpu"])
+    return {
+        "runtime": f"{OPENVINO if is_openvino else 'onnxruntime'} {next(iter(here.values()), '')}".rstrip(),
+        "precision_hint": HINTS[precision] if is_openvino else None,
+        "has_amx": AMX in cpu_flags(),
+    }
 
 
 def spoken_latency(row: LatencyRow) -> str:
