@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
-from manifests.errors import ManifestError
-from manifests.records import LEFT_OUT, checked, fault_of
+from manifests.records import LEFT_OUT, read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +148,4 @@ def read_parity(held: Any, where: str) -> Parity:
     Raises:
         ManifestError: it is damaged; names the key.
     """
-    try:
-        return checked(Parity, held)
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: its parity is not as this relabel writes it ({fault_of(exc)}). Restore it from a copy."
-        ) from exc
+    return read_record(Parity, held, where, "its parity is not as this relabel writes it", "Restore it from a copy.")

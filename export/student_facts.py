@@ -11,9 +11,8 @@ from typing import Any
 from distill.students.student_section import KindName
 from export.bundles import MANIFEST_NAME, Bundle
 from export.token_lengths import TokenLengths
-from manifests.errors import ManifestError
 from manifests.phi import PhiTable
-from manifests.records import LEFT_OUT, checked, fault_of
+from manifests.records import LEFT_OUT, read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +189,5 @@ def read_student_facts(held: Mapping[str, Any], where: str) -> StudentFacts:
     Raises:
         ManifestError: see `student_facts`.
     """
-    try:
-        return checked(StudentFacts, held)
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: describes no student as this relabel writes it ({fault_of(exc)}). Give a bundle that `relabel "
-            "export` made."
-        ) from exc
+    what = "describes no student as this relabel writes it"
+    return read_record(StudentFacts, held, where, what, "Give a bundle that `relabel export` made.")

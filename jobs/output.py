@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
+from jobs.exits import Exit
 from manifests.secrets.redaction import redacted_values
 
 
-def emit(result: dict[str, Any], text: str, output: str) -> None:
-    """Print a result: `text` for people, `result` as one JSON object for programs."""
+def emit(result: dict[str, Any], text: str, output: str, code: int = Exit.DONE) -> int:
+    """Print a result: `text` for people, `result` as one JSON object for programs. Returns the exit code."""
     click.echo(json.dumps(redacted_values(result), ensure_ascii=False) if output == "json" else text)
+    return code
 
 
 def note(text: str) -> None:

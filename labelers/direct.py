@@ -40,11 +40,7 @@ class Direct:
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
         self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)
         self._decisions = (Decision("score", "<score>", tuple(map(str, range(options.grades)))),)
-        self._digests = prompts.digests
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
+        self.template_digests = prompts.digests
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask, whose answer holds no text but the distribution.

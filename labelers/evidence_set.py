@@ -71,11 +71,7 @@ class EvidenceSet:
         self._asks: OfOneQuery[tuple[Ask, ShownChunks]] = OfOneQuery()
         self._faults: OfOneQuery[str | None] = OfOneQuery()
         self.probe()  # a bad template fails here
-        self._digests = self._prompts.digests
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
+        self.template_digests = self._prompts.digests
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask, the same for all rows of the query; another with fewer chunks while the engine finds it too long.

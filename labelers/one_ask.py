@@ -38,15 +38,11 @@ class OneAsk:
         prompts = Prompts(BUILT_IN / self.template_set, options.templates, shared=SHARED)
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
         self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)
-        self._digests = prompts.digests
+        self.template_digests = prompts.digests
         self._format, self._decisions = AnswerFormat(tuple(sections)), tuple(decisions)
         self._reader = Reader(self._format)
         self._max_tokens = token_budget(self._format)
         self._sampling = Sampling(options.temperature, options.top_p)
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
 
     def probe(self) -> list[Ask]:
         return [self._ask(self.example)]

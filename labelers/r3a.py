@@ -95,7 +95,7 @@ class R3A:
         self._first_turns: dict[int, Turn] = {}
         for num_context in (0, _MOST_CONTEXT) if self.uses_context else (0,):
             self._first_turn(num_context)
-        self._digests = self._prompts.digests
+        self.template_digests = self._prompts.digests
         self._set_formats(options)
         # Rows of a query follow each other, so its first turn is put together once for all of them.
         self._opening = functools.lru_cache(maxsize=64)(self._build_opening)
@@ -121,10 +121,6 @@ class R3A:
         self._intent_tokens = token_budget(self._intent_format)
         self._verdict_tokens = token_budget(self._verdict_format)
         self._decisions = (Decision("score", "<score>", grades),)
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """Two asks (one with `stages: 1`), then the label.

@@ -80,15 +80,11 @@ class Review:
         self._turns = functools.lru_cache(maxsize=64)(functools.partial(_make_turns, prompts))
         for count in (0, 1):  # a bad template fails here
             self._turns(bool(count), count, count, count, bool(count))
-        self._digests = prompts.digests
+        self.template_digests = prompts.digests
         self._formats = functools.lru_cache(maxsize=256)(self._make_format)
         self._decisions = (Decision("sufficient", "<is-sufficient>", WORDS),)
         self._sampling = Sampling(options.temperature, options.top_p)
         self._asks: OfOneQuery[tuple[Ask, Shown]] = OfOneQuery()
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask, the same for all rows of the query; another with fewer documents while the engine finds it too long.

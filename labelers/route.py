@@ -83,11 +83,7 @@ class Route:
         self._system = self._prompts.turn("system", "system.j2", data=(), settings={"words": OPTION_WORDS}).message()
         self._sampling = Sampling(options.temperature, options.top_p)
         self.probe()  # a bad template fails here
-        self._digests = self._prompts.digests
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
+        self.template_digests = self._prompts.digests
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """An ask for each passage that lights other content than those before, and one for each heading unfolded.

@@ -53,16 +53,12 @@ class Variants:
         self._turn = functools.lru_cache(maxsize=64)(functools.partial(self._make_turn, prompts))
         for shape in ((False, 0), (True, 1)):  # a bad template fails here
             self._turn(*shape)
-        self._digests = prompts.digests
+        self.template_digests = prompts.digests
         queries = Lines("queries", _FEWEST, options.max_variants, options.max_text_tokens)
         self._format = AnswerFormat((Text("think", options.max_think_tokens), queries))
         self._reader = Reader(self._format)
         self._max_tokens = token_budget(self._format)
         self._sampling = Sampling(options.temperature, options.top_p)
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask, the same for all rows of the query.

@@ -71,15 +71,11 @@ class YesNo:
         self._system = prompts.turn("system", "system.j2", data=(), settings=with_think).message()
         self._user = prompts.turn("user", "user.j2", data=data, settings=with_think)
         self._data = data
-        self._digests = prompts.digests
+        self.template_digests = prompts.digests
         is_bare = options.think == "empty"
         self._stage = stage
         self._prefill = _EMPTY_THINK if is_bare else _MARKER
         self._decisions = (Decision(stage, _AFTER_THINK if is_bare else _MARKER, WORDS),)
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return self._digests
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask, whose answer holds no text but the distribution; the label is the more probable word, no among

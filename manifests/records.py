@@ -5,11 +5,14 @@ surprise later.
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+
+from manifests.errors import ManifestError
 
 RecordT = TypeVar("RecordT")
 
@@ -31,6 +34,22 @@ def checked(kind: type[RecordT], values: Any) -> RecordT:
     """
     adapter: TypeAdapter[RecordT] = _adapter(cast("Any", kind))
     return adapter.validate_python(values)
+
+
+def read_record(kind: type[RecordT], held: Any, where: str, what: str, advice: str) -> RecordT:
+    """`checked`, with a message that says what is wrong and what to do.
+
+    Args:
+        held: plain JSON values, or a file's bytes.
+        where: the file.
+        what: it then is: `not a plan`.
+    Raises:
+        ManifestError: the bytes are no JSON, or the values no such record.
+    """
+    try:
+        return checked(kind, json.loads(held) if isinstance(held, bytes) else held)
+    except ValueError as exc:
+        raise ManifestError(f"{where}: {what} ({fault_of(exc)}). {advice}") from exc
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of
+from manifests.records import checked, read_record
 
 ManifestT = TypeVar("ManifestT")
 
@@ -57,13 +57,8 @@ def read_manifest(data: bytes, where: str, cls: type[ManifestT], *, kind: str) -
     Raises:
         ManifestError: it is damaged, or of another version.
     """
-    try:
-        return checked(cls, json.loads(data))
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: not as this relabel writes a {kind}'s manifest ({fault_of(exc)}). Restore it from a copy, or "
-            "train again."
-        ) from exc
+    what = f"not as this relabel writes a {kind}'s manifest"
+    return read_record(cls, data, where, what, "Restore it from a copy, or train again.")
 
 
 def stored_manifest(data: bytes, where: str, *, kind: str) -> StoredManifest:

@@ -9,12 +9,11 @@ from typing import NamedTuple
 from manifests.digests import sha256_bytes
 from manifests.errors import InputError, ManifestError
 from manifests.records import plain
-from manifests.runs.plans import PLAN_NAME, Plan, plan_to_read
-from manifests.runs.run_folder import RunFolder
+from manifests.runs.plans import PLAN_NAME, Plan
+from manifests.runs.run_folder import RunFolder, open_planned
 from manifests.runs.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
 from manifests.storage.context import Storage
 from manifests.storage.run_store_ports import RunStore
-from manifests.storage.run_stores import open_run_store
 
 
 class ProvenRun(NamedTuple):
@@ -46,15 +45,12 @@ def open_proven_run(root: str, storage: Storage, *, allow_over_limit: bool, then
         InputError: there is no run.
         ManifestError: it is unfinished, over its limit or damaged.
     """
-    store = open_run_store(root, storage)
-    plan = plan_to_read(store)
-    if plan is None:
-        raise InputError(
-            f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder"
-            + (", or a Parquet file." if then == "distill" else ".")
-        )
+    no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder" + (
+        ", or a Parquet file." if then == "distill" else "."
+    )
+    folder = open_planned(root, storage, InputError(no_run))
+    store, plan = folder.store, folder.plan
     manifest = load_manifest(store)
-    folder = RunFolder(store, plan)
     found = folder.snapshot()
     if manifest is None or manifest.receipts_sha256 != found.digest:
         state = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from export.bench.latency_comparison import ComparedModels, Finding
 from export.bench.measured_machine import MeasuredMachine
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of
+from manifests.records import read_record
 
 LATENCY_FORMAT = 1
 FACTS_NAME = "latency.json"
@@ -183,12 +182,8 @@ def read_latency(data: bytes, where: str) -> BenchFacts:
     Raises:
         ManifestError: it is damaged, or of another make; names the key.
     """
-    try:
-        facts = checked(BenchFacts, json.loads(data))
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: not latencies as this relabel writes them ({fault_of(exc)}). Measure them again: relabel bench."
-        ) from exc
+    what, advice = "not latencies as this relabel writes them", "Measure them again: relabel bench."
+    facts = read_record(BenchFacts, data, where, what, advice)
     if facts.format != LATENCY_FORMAT:
         raise ManifestError(f"{where}: latencies of format {facts.format}; this relabel reads {LATENCY_FORMAT}.")
     return facts

@@ -118,8 +118,7 @@ def _show_refused(job: Job, row: int | None, stage: str | None, output: str) -> 
     found = [] if plan is None else list(kept_answers(RunFolder(store, plan)))
     found = [one for one in found if row in (None, one.row_id) and stage in (None, one.stage)]
     lines = [*map(ask_text.refused_text, found), f"{len(found):,} refused answers of unfinished chunks were kept."]
-    emit({"refused": [plain(one) for one in found]}, redacted("\n".join(lines)), output)
-    return Exit.DONE
+    return emit({"refused": [plain(one) for one in found]}, redacted("\n".join(lines)), output)
 
 
 def _asker(job: Job, screen: AskScreen | None, *, is_read_along: bool) -> Asker:

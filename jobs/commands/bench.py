@@ -144,8 +144,9 @@ def bench(bundle: str, output: str, **options: Any) -> int:
         "exit_code": int(code),
         "gates": [verdict.plain() for verdict in verdicts],
     }
-    emit({**about, **plain(measured.facts)}, _text(measured.facts, place, opened.version, verdicts), output)
-    return code
+    return emit(
+        {**about, **plain(measured.facts)}, _text(measured.facts, place, opened.version, verdicts), output, code
+    )
 
 
 def _asked(target: str, options: dict[str, Any]) -> BenchFile:

@@ -10,7 +10,6 @@ import click
 
 from jobs.commands.options import output_option
 from jobs.commands.pull import is_destination, show_destination
-from jobs.exits import Exit
 from jobs.output import emit, table
 from manifests.storage.context import Storage
 
@@ -37,8 +36,7 @@ def list_bundles(url: str, output: str) -> int:
     for bundle in found:
         channels = ", ".join(f"{one.channel} → {one.version} (sequence {one.sequence})" for one in bundle.channels)
         lines.append(f"  {bundle.name}  {bundle.versions} versions  {channels or 'no channel'}")
-    emit({"url": bundle_store.url, "bundles": plain(found)}, "\n".join(lines), output)
-    return Exit.DONE
+    return emit({"url": bundle_store.url, "bundles": plain(found)}, "\n".join(lines), output)
 
 
 @click.command(epilog="Example: relabel show s3://bucket/models/ecom@stable")
@@ -62,12 +60,10 @@ def show(bundle: str, output: str) -> int:
     bundle_store = open_bundle_store(address.url, Storage())
     if address.at is None:
         shown = bundle_in(bundle_store, address.name)
-        emit({"url": bundle_store.url, **plain(shown)}, _bundle_text(bundle_store.url, shown), output)
-    else:
-        found = version_in(bundle_store, address)
-        text = _version_text(f"{bundle_store.url}/{address.name}", found)
-        emit({"url": bundle_store.url, "name": address.name, **plain(found)}, text, output)
-    return Exit.DONE
+        return emit({"url": bundle_store.url, **plain(shown)}, _bundle_text(bundle_store.url, shown), output)
+    found = version_in(bundle_store, address)
+    text = _version_text(f"{bundle_store.url}/{address.name}", found)
+    return emit({"url": bundle_store.url, "name": address.name, **plain(found)}, text, output)
 
 
 def _bundle_text(url: str, found: ShownBundle) -> str:

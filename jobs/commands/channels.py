@@ -69,12 +69,12 @@ def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -
         "exit_code": int(code),
     }
     verb = "points to" if code == Exit.DONE else "points already to"
-    emit(
+    return emit(
         result,
         f"{bundle_store.url}/{moved.name}@{moved.channel}: {verb} {head.version} (sequence {head.sequence}).",
         output,
+        code,
     )
-    return code
 
 
 def _bundle_at(text: str) -> tuple[BundleStore, str]:

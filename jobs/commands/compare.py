@@ -114,5 +114,4 @@ def compare(
             file.write_text(comparison_page(found), encoding="utf-8", errors="replace")
         log_format.say(f"wrote {html}", event="page", path=html)
     result = {**plain(found), "html": html, "exit_code": int(Exit.DONE)}
-    emit(result, runs_text(found), output)
-    return Exit.DONE
+    return emit(result, runs_text(found), output)

@@ -155,8 +155,7 @@ def _end(demo: Demo, done: Sequence[Ended], seconds: float) -> int:
         text += f"\n{times_text(done)}\n\n{quality_text(result.quality or [])}\n"
     if is_whole:
         text += next_text(demo.folder, seconds, demo.choices, is_whole_way=len(demo.steps) > 1)
-    emit(plain(result), text, demo.output)
-    return code
+    return emit(plain(result), text, demo.output, code)
 
 
 def _result(demo: Demo, done: Sequence[Ended], code: Exit, seconds: float) -> DemoResult:

@@ -92,8 +92,7 @@ def doctor(spec_file: str | None, output: str) -> int:
 
         kind, found, code = checked(spec_file)
         checks[kind] = found
-    emit({**plain(facts), **checks}, _doctor_text(facts, checks), output)
-    return code
+    return emit({**plain(facts), **checks}, _doctor_text(facts, checks), output, code)
 
 
 def _machine_facts() -> MachineFacts:

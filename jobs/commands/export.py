@@ -120,8 +120,7 @@ def export(
         "was_done": done.was_done,
         "exit_code": int(code),
     }
-    emit({**result, **{key: facts[key] for key in keys}}, _text(done), output)
-    return code
+    return emit({**result, **{key: facts[key] for key in keys}}, _text(done), output, code)
 
 
 HF_OPTIONS = frozenset({"student", "to", "form", "licence", "replace", "done_ok", "output"})
@@ -150,8 +149,7 @@ def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool
     rows = [("loads with", f"{done.library}; README.md says how")]
     rows += [("left out", f"heads {', '.join(done.left_out)}")] if done.left_out else []
     result = {"path": str(done.path), "library": done.library, "left_out": done.left_out, "was_done": done.was_done}
-    emit({**result, "exit_code": int(code)}, f"{head} {done.path}\n{table(rows)}", output)
-    return code
+    return emit({**result, "exit_code": int(code)}, f"{head} {done.path}\n{table(rows)}", output, code)
 
 
 @click.command(
@@ -190,12 +188,11 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
         ("tuned for", f"{pairs} pairs of {tokens} tokens"),
         ("parity", "not compared: run it where it serves before you trust it"),
     ]
-    emit(
+    return emit(
         {"path": str(made.folder), "version": made.version, "engine": plain(engine)},
         f"The bundle is in {made.folder}\n{table(rows)}",
         output,
     )
-    return Exit.DONE
 
 
 def _reported(bundle: Bundle, student: Path) -> Bundle:

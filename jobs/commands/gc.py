@@ -68,8 +68,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
         "exit_code": int(code),
     }
     tail = "" if deletes else "\nNothing was touched. To do it: --delete"
-    emit(result, f"{bundle_store.url}\n" + table(rows) + tail, output)
-    return code
+    return emit(result, f"{bundle_store.url}\n" + table(rows) + tail, output, code)
 
 
 def _seconds(text: str) -> float:

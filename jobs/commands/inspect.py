@@ -19,14 +19,13 @@ from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError, UsageError
 from manifests.records import plain
 from manifests.runs.kept_readings import check_readings
-from manifests.runs.plans import PLAN_NAME, plan_to_read
+from manifests.runs.plans import PLAN_NAME
 from manifests.runs.receipts import FileRef
-from manifests.runs.run_folder import RunFolder
+from manifests.runs.run_folder import RunFolder, open_planned
 from manifests.runs.run_manifest import load_manifest
 from manifests.schemas import ANSWERS, LABELS
 from manifests.secrets.redaction import redacted
 from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,7 @@ def status(target: str, live: bool, day: str | None, output: str) -> int:
         _follow(folder, output)
         return Exit.DONE
     found = status_of(folder)
-    emit(plain(found), status_text(found), output)
-    return Exit.DONE
+    return emit(plain(found), status_text(found), output)
 
 
 @click.command(epilog="Example: relabel verify out/ecom")
@@ -113,8 +111,7 @@ def verify(target: str, day: str | None, output: str) -> int:
         f"{fates.num_quarantined:,} quarantined"
     )
     text = f"{folder.plan.name}: verified. {sums}, {files:,} files unchanged."
-    emit(plain(result), text, output)
-    return Exit.DONE
+    return emit(plain(result), text, output)
 
 
 def _follow(folder: RunFolder, output: str) -> None:
@@ -164,10 +161,5 @@ def _folder(target: str, day: str | None) -> RunFolder:
         root, storage = output_of(target, day=day)
     elif day is not None:
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
-    store = open_run_store(root, storage)
-    plan = plan_to_read(store)
-    if plan is None:
-        raise ManifestError(
-            f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
-        )
-    return RunFolder(store, plan)
+    no_plan = f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
+    return open_planned(root, storage, ManifestError(no_plan))

@@ -245,8 +245,7 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
     except NothingNewError as exc:
         code = Exit.DONE if work.done_ok else Exit.NOTHING_TO_DO
         log_format.note_event("end", str(exc), exit_code=int(code))
-        emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), work.output)
-        return code
+        return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), work.output, code)
     except RelabelError as exc:
         code = exit_for(exc)
         raise
@@ -265,12 +264,11 @@ def _dry_run(work: RunOptions, *, is_retry: bool) -> int:
     total, rows = session.left.rows_to_ask(), session.opened.plan.rows
     result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}
     verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
-    emit(
+    return emit(
         result,
         f"Would {verb} {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {result['output']}.",
         work.output,
     )
-    return Exit.DONE
 
 
 def open_session(

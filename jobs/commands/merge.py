@@ -57,5 +57,4 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     if merged.mixed.differences:
         lines.append(("mixed", "; ".join(merged.mixed.differences)))
     state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
-    emit(result, f"{merged.name}: {state}, {to}\n" + table(lines), output)
-    return code
+    return emit(result, f"{merged.name}: {state}, {to}\n" + table(lines), output, code)

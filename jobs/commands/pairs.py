@@ -10,7 +10,6 @@ import click
 from jobs.commands.options import FORCE_HELP, Number, output_option
 from jobs.commands.pairs_pages import chunk, tree
 from jobs.commands.pairs_similar import similar
-from jobs.exits import Exit
 from jobs.output import emit, note, table
 from manifests.storage.context import Storage
 
@@ -115,8 +114,7 @@ def cited(
     }
     lines = [("queries", f"{counts.queries:,}, {len(counts.short_queries):,} left out")]
     lines += [(kind.replace("_", " "), f"{counts.pairs[kind]:,}") for kind in KINDS]
-    emit(result, f"Wrote {rows:,} pairs to {to}\n" + table(lines), output)
-    return Exit.DONE
+    return emit(result, f"Wrote {rows:,} pairs to {to}\n" + table(lines), output)
 
 
 @pairs.command(
@@ -193,5 +191,4 @@ def context(
                 f"{counts.replaced:,} of {counts.context_documents:,} context documents of the queries, seed {seed}",
             )
         )
-    emit(result, f"Wrote {rows:,} pairs with up to {k} context documents to {to}\n" + table(lines), output)
-    return Exit.DONE
+    return emit(result, f"Wrote {rows:,} pairs with up to {k} context documents to {to}\n" + table(lines), output)

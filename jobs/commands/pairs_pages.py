@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from jobs.commands.options import FORCE_HELP, Command, output_option
-from jobs.exits import Exit
 from jobs.output import emit, note, table
 from manifests.storage.context import Storage
 
@@ -108,8 +107,7 @@ def chunk(
         ),
         ("JSON-LD", f"{counts.json_ld:,} objects"),
     ]
-    emit(result, f"Wrote {counts.pairs:,} pairs with their chunks to {to}\n" + table(lines), output)
-    return Exit.DONE
+    return emit(result, f"Wrote {counts.pairs:,} pairs with their chunks to {to}\n" + table(lines), output)
 
 
 @click.command(
@@ -144,5 +142,4 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
         ("nodes", f"{counts.structure_nodes:,} structure, {counts.content_nodes:,} content, beside the roots"),
         ("without content", f"{counts.without_content:,} documents"),
     ]
-    emit(result, f"Wrote {counts.pairs:,} pairs with their trees to {to}\n" + table(lines), output)
-    return Exit.DONE
+    return emit(result, f"Wrote {counts.pairs:,} pairs with their trees to {to}\n" + table(lines), output)

@@ -70,8 +70,9 @@ def similar(
     embedder = Embedder(found.path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
     fingerprint = compared.fingerprint(found.digest, embedder.max_tokens)
     if shard is not None and not force and compared.is_done(target, fingerprint):
-        emit({"output": target, "pairs": len(compared.rows)}, f"{target} is there already.", output)
-        return Exit.NOTHING_TO_DO
+        return emit(
+            {"output": target, "pairs": len(compared.rows)}, f"{target} is there already.", output, Exit.NOTHING_TO_DO
+        )
     if not embedder.settings.is_stated:
         note(f"{model} does not say how it pools: the mean over its tokens is taken")
     counts = compared.write(target, embedder, fingerprint)
@@ -93,5 +94,4 @@ def similar(
     lines = [("model", f"{model}, {embedder.settings.pooling} pooling, up to {embedder.max_tokens} tokens")]
     if compared.has_chunks:
         lines.append(("chunks", f"{counts.chunks:,}, {counts.similar:,} above {threshold:g}"))
-    emit(result, f"Wrote {counts.pairs:,} pairs with their cosines to {target}\n" + table(lines), output)
-    return Exit.DONE
+    return emit(result, f"Wrote {counts.pairs:,} pairs with their cosines to {target}\n" + table(lines), output)

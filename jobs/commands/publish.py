@@ -70,8 +70,7 @@ def publish(
     if done.channel is not None:
         rows.append(("channel", f"{channel} points to it (sequence {done.channel.head.sequence})"))
     state = "published" if done.has_changed else "nothing to do, all of it is there"
-    emit(result, f"{bundle_store.url}/{done.version.name}: {state}\n" + table(rows), output)
-    return code
+    return emit(result, f"{bundle_store.url}/{done.version.name}: {state}\n" + table(rows), output, code)
 
 
 def _uploaded_text(done: Any) -> str:

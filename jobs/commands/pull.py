@@ -113,8 +113,9 @@ def pull(
     with TransferDisplay() as display:
         pulled = pull_version(bundle_store, address, destination, options, display)
     code = Exit.DONE if pulled.has_switched else Exit.NOTHING_TO_DO
-    emit({**_plain_pull(pulled, destination), "exit_code": int(code)}, _pull_text(pulled, destination), output)
-    return code
+    return emit(
+        {**_plain_pull(pulled, destination), "exit_code": int(code)}, _pull_text(pulled, destination), output, code
+    )
 
 
 def _write_script(path: Path, output: str) -> int:
@@ -125,8 +126,7 @@ def _write_script(path: Path, output: str) -> int:
     LocalRunStore(path.parent).put(path.name, Path(puller.__file__).read_bytes())
     sha256 = sha256_file(path)
     text = f"{path}: written, sha256 {sha256}. Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST"
-    emit({"path": str(path), "sha256": sha256, "exit_code": 0}, text, output)
-    return Exit.DONE
+    return emit({"path": str(path), "sha256": sha256, "exit_code": 0}, text, output)
 
 
 def _watch(pull_once: Callable[[], Any], destination: Any, every_s: float, display: Any) -> Any:
@@ -164,8 +164,7 @@ def _emit_watch(watch: Any, destination: Any, output: str) -> int:
         f"{destination.folder}: serves {served}; {watch.pulls} looks, {watch.switches} switches, {watch.refused} "
         "refused or in trouble"
     )
-    emit(result, text, output)
-    return code
+    return emit(result, text, output, code)
 
 
 def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
@@ -181,12 +180,12 @@ def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
         f"{folder}: serves {served.version} {'already' if code else 'again'}, after {seconds:.2f} s. Pulls leave it "
         "so until the channel moves on (or --unhold). To take others along: relabel rollback URL/NAME CHANNEL."
     )
-    emit(
+    return emit(
         {"destination": str(folder), "version": served.version, "seconds": seconds, "exit_code": int(code)},
         text,
         output,
+        code,
     )
-    return code
 
 
 def _plain_pull(pulled: Any, destination: Any) -> dict[str, Any]:
@@ -256,12 +255,11 @@ def verify_destination(folder: Path, output: str) -> int:
         "sha256": served.version_sha256,
         "exit_code": 0,
     }
-    emit(
+    return emit(
         result,
         f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled.",
         output,
     )
-    return Exit.DONE
 
 
 def show_destination(folder: Path, output: str) -> int:
@@ -294,8 +292,7 @@ def show_destination(folder: Path, output: str) -> int:
     )
     held = [f"follows {channel} from sequence {sequence + 1} on" for channel, sequence in state.held.items()]
     rows += [("held", "; ".join(held))] if held else []
-    emit(result, f"{folder}: {state.name}\n" + table(rows), output)
-    return code
+    return emit(result, f"{folder}: {state.name}\n" + table(rows), output, code)
 
 
 def _first(rows: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:

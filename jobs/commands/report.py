@@ -82,5 +82,4 @@ def report(
     }
     shown = f"{built.rows_shown:,} of {built.rows:,} rows to browse" if built.rows_shown else "no rows to browse"
     rows = [("size", f"{len(data) / 1e6:,.2f} MB, {shown}"), ("sections", ", ".join(built.sections))]
-    emit(result, f"The report is in {to}\n{table(rows)}", output)
-    return Exit.DONE
+    return emit(result, f"The report is in {to}\n{table(rows)}", output)

@@ -140,12 +140,11 @@ def score(**options: Any) -> int:
     if work.dry_run:
         total, rows = session.left.rows_to_ask(), session.opened.plan.rows
         result = {"output": work.to, "shards": session.shards, "rows_to_ask": total, "rows": rows}
-        emit(
+        return emit(
             result,
             f"Would score {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {work.to}.",
             work.output,
         )
-        return Exit.DONE
     report = _execute(session)
     code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
     emit({**report_json(report), "exit_code": int(code)}, _text(report), work.output)

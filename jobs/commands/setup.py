@@ -59,8 +59,7 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
         target.write_text(f"# yaml-language-server: $schema={schema_file.name}\n{text}", encoding="utf-8")
     except OSError as exc:
         raise StoreError(f"{path}: can't write it ({exc.strerror}).") from exc
-    emit({"path": path, "schema": str(schema_file)}, f"Wrote {path}. {NEXT[kind]} {path}", output)
-    return Exit.DONE
+    return emit({"path": path, "schema": str(schema_file)}, f"Wrote {path}. {NEXT[kind]} {path}", output)
 
 
 def _schema_text(kind: str, *, indent: int | None = 2) -> str:
@@ -103,5 +102,6 @@ def schema(what: str, labeler: str | None, output: str) -> int:
         own = declared_columns(labeler_class(labeler), name=labeler)
         columns += [FileColumn(column.name, str(schemas.KINDS[column.kind]), column.about) for column in own]
     lines = table([(column.name, f"{column.type}  {column.about or ''}".rstrip()) for column in columns])
-    emit({"schema": what, "version": version, "columns": plain(columns)}, f"{what}, version {version}\n{lines}", output)
-    return Exit.DONE
+    return emit(
+        {"schema": what, "version": version, "columns": plain(columns)}, f"{what}, version {version}\n{lines}", output
+    )

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from jobs.commands.options import local_folder, output_option
-from jobs.exits import Exit
 from jobs.files.durable_files import check_free, written
 from jobs.output import emit
 from manifests.errors import UsageError
@@ -55,8 +54,7 @@ def export_templates(labeler: str, folder: str, job_file: str | None, force: boo
         _in_a_job(labeler, folder) if edited is None else f"{job_file} names the folder in labeler.templates."
     )
     result = {"labeler": labeler, "folder": folder, "files": list(files), "job": job_file}
-    emit(result, said, output)
-    return Exit.DONE
+    return emit(result, said, output)
 
 
 def _in_a_job(labeler: str, folder: str) -> str:

@@ -76,8 +76,7 @@ def train(
     say = teller() if is_first else lambda _: None
     if dry_run:
         estimate = estimate_teacher(spec, storage, cache_dir=cache_dir, say=say, is_timed=probe, secrets=secrets)
-        emit(plain(estimate), _estimated(estimate), output)
-        return Exit.DONE
+        return emit(plain(estimate), _estimated(estimate), output)
     with says_how_to_continue(is_first=is_first):
         report = train_teacher(
             spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first, secrets=secrets

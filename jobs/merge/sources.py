@@ -14,12 +14,11 @@ from manifests.runs.plans import (
     PLAN_NAME,
     Plan,
     ShardPlan,
-    plan_to_read,
     row_id_file,
     shard_row_ids,
 )
 from manifests.runs.recipes import recipe_differences, recipe_parts
-from manifests.runs.run_folder import RunFolder
+from manifests.runs.run_folder import RunFolder, open_planned
 from manifests.runs.run_manifest import (
     MergedSource,
     RunManifest,
@@ -30,7 +29,6 @@ from manifests.runs.snapshots import Snapshot
 from manifests.runs.spills import SpilledFiles
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import place_of
-from manifests.storage.run_stores import open_run_store
 
 
 class MergeSource(NamedTuple):
@@ -81,14 +79,11 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
         raise ConfigError("merge: an output is named twice. Name each once.")
     grouped: dict[str, list[MergeSource]] = {}
     for path in paths:
-        store = open_run_store(path, storage)
-        plan = plan_to_read(store)
-        if plan is None:
-            raise ManifestError(f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run.")
-        folder = RunFolder(store, plan)
-        manifest_sha256 = manifest_sha256_of(store)
-        source = MergeSource(path, folder, folder.snapshot(), load_manifest(store), manifest_sha256)
-        grouped.setdefault(plan.fingerprint, []).append(source)
+        no_run = f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run."
+        folder = open_planned(path, storage, ManifestError(no_run))
+        manifest_sha256 = manifest_sha256_of(folder.store)
+        source = MergeSource(path, folder, folder.snapshot(), load_manifest(folder.store), manifest_sha256)
+        grouped.setdefault(folder.plan.fingerprint, []).append(source)
     runs: list[MergedRun] = []
     first_row = first_shard = 0
     for sources in grouped.values():

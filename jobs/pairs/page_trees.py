@@ -7,6 +7,7 @@ in the paper's own example. A heading stands under the last one of a lower level
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,14 +21,14 @@ from manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, 
 _ADDED: dict[str, pa.DataType] = {DOCUMENT: TEXT, COLUMN: NODES}
 
 
+@dataclass(slots=True)
 class TreeCounts:
     """What came of it: pairs, pairs whose document has no content, and nodes by type without the roots."""
 
-    def __init__(self) -> None:
-        self.pairs = 0
-        self.without_content = 0
-        self.structure_nodes = 0
-        self.content_nodes = 0
+    pairs: int = 0
+    without_content: int = 0
+    structure_nodes: int = 0
+    content_nodes: int = 0
 
 
 def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage: Storage) -> TreeCounts:

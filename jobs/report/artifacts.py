@@ -19,7 +19,7 @@ from jobs.report.run_artifact import RunArtifact
 from jobs.report.teachers import TeacherArtifact
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
-from manifests.records import checked, fault_of
+from manifests.records import read_record
 from manifests.runs.plans import PLAN_NAME, load_plan, refuse_rounds
 from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.storage.context import Storage
@@ -128,12 +128,8 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         return RunArtifact(path, store, storage, plan, plan.name, read_if_there(store, MANIFEST_NAME))
     record, manifest = read_if_there(store, STUDENT), read_if_there(store, MANIFEST_NAME)
     if record is not None:
-        try:
-            shown = checked(ShownRecord, _object(record, f"{path}/{STUDENT}"))
-        except ValueError as exc:
-            raise ManifestError(
-                f"{path}/{STUDENT}: not a student's record ({fault_of(exc)}). Restore it, or train again."
-            ) from exc
+        file = f"{path}/{STUDENT}"
+        shown = read_record(ShownRecord, record, file, "not a student's record", "Restore it, or train again.")
         where = f"{path}/{MANIFEST_NAME}"
         says_how = manifest is not None and "kind" in _object(
             manifest, where

@@ -6,7 +6,6 @@ writes down what `auto` came to on its machine before it starts its engine, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 from jobs.planning.jobs import Job
 from labelers.engines.registry import ResolvesAuto
 from manifests.digests import readable_json
-from manifests.errors import ManifestError
-from manifests.records import checked, fault_of
+from manifests.records import read_record
 from manifests.runs.engine_identity import engine_identity
 from manifests.specs import EngineSpec
 from manifests.storage.run_store_ports import RunStore
@@ -96,10 +94,11 @@ def _of_first(store: RunStore, chosen: dict[str, str]) -> dict[str, str]:
 
 
 def _read(store: RunStore) -> AutoOptions:
-    try:
-        return checked(AutoOptions, json.loads(store.read(AUTO_NAME)))
-    except ValueError as exc:
-        raise ManifestError(
-            f"{store.root}/{AUTO_NAME}: not the options of an engine ({fault_of(exc)}). Move it away: it says what the "
-            "engine's `auto` options came to on the first worker's machine, and nothing was labelled yet."
-        ) from exc
+    return read_record(
+        AutoOptions,
+        store.read(AUTO_NAME),
+        f"{store.root}/{AUTO_NAME}",
+        "not the options of an engine",
+        "Move it away: it says what the engine's `auto` options came to on the first worker's machine, and nothing was "
+        "labelled yet.",
+    )

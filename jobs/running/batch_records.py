@@ -4,13 +4,9 @@ or a stop. They go when the run is finished.
 
 from __future__ import annotations
 
-import contextlib
-import json
-
 from manifests.batches import BatchRecord
 from manifests.digests import readable_json
-from manifests.errors import ManifestError, RelabelError
-from manifests.records import checked, fault_of, plain
+from manifests.records import plain, read_record
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_store_ports import RunStore
 
@@ -42,17 +38,6 @@ class StoredBatches:
         self._store.put(f"{FOLDER}/{record.name}.json", readable_json(plain(record)))
 
     def _read(self, name: str) -> BatchRecord:
-        try:
-            return checked(BatchRecord, json.loads(self._store.read(name)))
-        except ValueError as exc:
-            raise ManifestError(
-                f"{self._store.root}/{name}: not a batch's record ({fault_of(exc)}). Move it away; what it holds is "
-                "asked and paid for again then."
-            ) from exc
-
-
-def sweep_batches(store: RunStore) -> None:
-    """Remove them all, once a run is finished."""
-    with contextlib.suppress(OSError, RelabelError):
-        for name in store.names(FOLDER):
-            store.remove(name)
+        advice = "Move it away; what it holds is asked and paid for again then."
+        where = f"{self._store.root}/{name}"
+        return read_record(BatchRecord, self._store.read(name), where, "not a batch's record", advice)

@@ -8,7 +8,6 @@ An engine that has passed in an output is not asked again there.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -26,9 +25,9 @@ from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine
 from manifests.digests import digest_of, readable_json
 from manifests.engine_options import is_batched
-from manifests.errors import GateError, ManifestError
+from manifests.errors import GateError
 from manifests.labels import Pair
-from manifests.records import checked, fault_of
+from manifests.records import read_record
 from manifests.runs.engine_identity import engine_identity
 from manifests.runs.label_files import read_labels
 from manifests.runs.plans import shard_row_ids
@@ -246,15 +245,11 @@ def load_results(store: RunStore) -> list[CanaryResult]:
     Raises:
         ManifestError: a result is damaged.
     """
-    found = []
-    for name in store.names(FOLDER):
-        try:
-            found.append(checked(CanaryResult, json.loads(store.read(name))))
-        except (ValueError, TypeError) as exc:
-            raise ManifestError(
-                f"{store.root}/{name}: not a canary's result ({fault_of(exc)}). Move it away to have it asked again."
-            ) from exc
-    return found
+    what, advice = "not a canary's result", "Move it away to have it asked again."
+    return [
+        read_record(CanaryResult, store.read(name), f"{store.root}/{name}", what, advice)
+        for name in store.names(FOLDER)
+    ]
 
 
 def has_passed(store: RunStore, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:

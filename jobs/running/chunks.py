@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from jobs.running.counts import StageSeen
 from jobs.running.refused_answers import KeptAnswer
 from manifests.asks import Answer
 from manifests.labels import Pair
@@ -55,7 +56,7 @@ class ChunkWork:
         self.asked = len(pairs)  # rows that are not reused
         self.opened = 0
         self.is_dropped = False  # given up at a stop: nothing more is asked for it
-        self.stages: dict[str, list[int]] = {}
+        self.stages: defaultdict[str, StageSeen] = defaultdict(StageSeen)
         self.apart: list[list[int]] = []
         self.isolated_rows: dict[int, str] = {}
         self.settled_rows: dict[int, QuarantineRow] = {}
@@ -90,9 +91,10 @@ class ChunkWork:
 
     def counts(self) -> Counter[str]:
         """Rows asked and what they were asked with, named as in `Progress`; `reused` rows were not."""
-        requests, prompt, cached, output = (sum(counts[place] for counts in self.stages.values()) for place in range(4))
-        tokens = {"prompt_tokens": prompt, "cached_tokens": cached, "output_tokens": output}
-        return Counter({"pairs": self.asked, "reused": len(self.pairs) - self.asked, "requests": requests, **tokens})
+        found = Counter({"pairs": self.asked, "reused": len(self.pairs) - self.asked})
+        for seen in self.stages.values():
+            found.update(requests=seen.answers, **seen.tokens())
+        return found
 
     def statuses(self) -> Counter[str]:
         """Rows that were asked and are in, by status; rows that were reused are labels."""
@@ -102,5 +104,4 @@ class ChunkWork:
 
     def stage_counts(self) -> dict[str, dict[str, int]]:
         """Asks and tokens by stage, stages in order of name."""
-        names = ("asks", "prompt_tokens", "cached_tokens", "output_tokens")
-        return {stage: dict(zip(names, counts, strict=True)) for stage, counts in sorted(self.stages.items())}
+        return {stage: {"asks": seen.answers, **seen.tokens()} for stage, seen in sorted(self.stages.items())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -11,20 +12,21 @@ from jobs.exits import Exit
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.spec_places import absolute
 from jobs.running.allowances import AT_BUDGET, budget_so_far
-from jobs.running.batch_records import sweep_batches
+from jobs.running.batch_records import FOLDER as BATCHES
 from jobs.running.canary import load_results
 from jobs.running.live import Live
-from jobs.running.live_files import sweep_live
-from jobs.running.refused_answers import sweep_refused
+from jobs.running.live_files import FOLDER as LIVE
+from jobs.running.refused_answers import listed as refused_files
 from jobs.running.sessions import Session
 from manifests.engine_options import price_of
-from manifests.errors import GateError
+from manifests.errors import GateError, RelabelError
 from manifests.runs.budgets import BudgetState
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_estimates import plan_against_actual
 from manifests.runs.run_folder import Attempts, build_manifest
 from manifests.runs.run_manifest import OwnRunManifest, RunManifest, load_manifest, write_manifest
 from manifests.runs.snapshots import Snapshot, Tally
+from manifests.storage.run_store_ports import RunStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +136,7 @@ def conclude(session: Session) -> RunReport:
     if is_complete:
         found, was_finished_now = _finish(opened, found, manifest)
         if was_finished_now:
-            sweep_live(opened.store)
-            sweep_refused(opened.store)
-            if not session.is_retry:  # others may be at theirs, though every chunk is in
-                sweep_batches(opened.store)
+            _sweep(opened.store, has_batches=session.is_retry)
     failed = found.tally.num_quarantined / opened.plan.rows
     seen = session.left.seen if found.etags is listed else opened.folder.attempts_in(found.etags)
     progress.settle(session.own_receipts(found, seen))
@@ -206,6 +205,18 @@ def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> t
             # another look
     finally:
         lock.release()
+
+
+def _sweep(store: RunStore, *, has_batches: bool) -> None:
+    """Remove what a run needs until it is finished: what killed workers said of themselves, refused answers, batches.
+
+    Args:
+        has_batches: others may be at theirs, though every chunk is in.
+    """
+    with contextlib.suppress(OSError, RelabelError):
+        refused = [name for name, _ in refused_files(store)]
+        for name in [*store.names(LIVE), *refused, *([] if has_batches else store.names(BATCHES))]:
+            store.remove(name)
 
 
 def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:

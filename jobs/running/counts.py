@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs.running.live import Live
@@ -42,7 +42,12 @@ class StageSeen:
         self.output_tokens += answer.output_tokens
         self.output_squares += answer.output_tokens**2
 
+    def tokens(self) -> dict[str, int]:
+        """By the names that `Progress` has for them."""
+        return {name: getattr(self, name) for name in ASKED[2:]}
 
+
+@dataclass(slots=True, eq=False)
 class Progress:
     """Counts since the start, for whoever shows them; written by the loop alone.
 
@@ -51,22 +56,21 @@ class Progress:
     row counts once whoever asks it again.
     """
 
-    def __init__(self) -> None:
-        self.pairs = 0
-        self.reused = 0
-        self.statuses: Counter[str] = Counter()
-        self.requests = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.output_tokens = 0
-        self.chunks_committed = 0
-        self.chunks_lost = 0
-        self.lost: Counter[str] = Counter()
-        self.lost_statuses: Counter[str] = Counter()
-        self.engine_starts = 0
-        self.stages_seen: defaultdict[str, StageSeen] = defaultdict(StageSeen)
-        self.live = Live()
-        self.started_s = time.perf_counter()
+    pairs: int = 0
+    reused: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    chunks_committed: int = 0
+    chunks_lost: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    lost_statuses: Counter[str] = field(default_factory=Counter)
+    engine_starts: int = 0
+    stages_seen: defaultdict[str, StageSeen] = field(default_factory=lambda: defaultdict(StageSeen))
+    live: Live = field(default_factory=Live)
+    started_s: float = field(default_factory=time.perf_counter)
 
     def lose(self, work: ChunkWork) -> None:
         """Note a chunk that another worker had committed."""

@@ -130,10 +130,3 @@ def live_states(store: RunStore) -> list[WorkerState]:
             if version_of(held) == VERSION:
                 found.append(checked(WorkerState, held))
     return found
-
-
-def sweep_live(store: RunStore) -> None:
-    """Remove what killed workers left, once a run is finished."""
-    with contextlib.suppress(OSError, RelabelError):
-        for name in store.names(FOLDER):
-            store.remove(name)

@@ -429,13 +429,7 @@ class RunLoop:
                 f"the engine answered request {answer.request_id}, which was never asked or is answered already."
             )
         answer = _with_possible_counts(answer)
-        counts = flight.work.stages.get(flight.stage)
-        if counts is None:
-            counts = flight.work.stages[flight.stage] = [0, 0, 0, 0]
-        counts[0] += 1
-        counts[1] += answer.prompt_tokens
-        counts[2] += answer.cached_tokens
-        counts[3] += answer.output_tokens
+        flight.work.stages[flight.stage].add(answer, is_first=flight.is_first)
         progress = self.progress
         progress.stages_seen[flight.stage].add(answer, is_first=flight.is_first)
         progress.requests += 1

@@ -83,21 +83,14 @@ def known_answers(store: RunStore, fingerprint: str, chunk: ChunkId) -> dict[byt
 def kept_answers(folder: RunFolder) -> Iterator[RefusedAnswer]:
     """Refused answers of all chunks that are still open, by shard and chunk."""
     attempts = folder.attempts_of_all()
-    for name, chunk in _listed(folder.store):
+    for name, chunk in listed(folder.store):
         if chunk.attempt not in attempts.get(chunk.shard, {}).get(chunk.chunk, ()):
             yield from (one.refused for one in _load(folder.store, folder.plan.fingerprint, name))
 
 
 def kept_chunks(store: RunStore) -> set[ChunkId]:
     """Chunks of which there are any, from one listing."""
-    return {chunk for _, chunk in _listed(store)}
-
-
-def sweep_refused(store: RunStore) -> None:
-    """Remove them all, once a run is finished."""
-    with contextlib.suppress(OSError, RelabelError):
-        for name, _ in _listed(store):
-            store.remove(name)
+    return {chunk for _, chunk in listed(store)}
 
 
 def _load(store: RunStore, fingerprint: str, name: str) -> list[KeptAnswer]:
@@ -114,7 +107,7 @@ def _name(chunk: ChunkId) -> str:
     return f"{FOLDER}/shard-{chunk.shard:05d}/chunk-{chunk.chunk:06d}.{chunk.attempt}.json"
 
 
-def _listed(store: RunStore) -> Iterator[tuple[str, ChunkId]]:
+def listed(store: RunStore) -> Iterator[tuple[str, ChunkId]]:
     """Files by name, with their chunk; what others laid there is left alone."""
     for name in store.etags(FOLDER):
         if found := _NAME.fullmatch(name):

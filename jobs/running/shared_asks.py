@@ -5,6 +5,7 @@ and for later runs.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
@@ -63,15 +64,13 @@ class AskKeys:
         return self._last[2]
 
 
+@dataclass(slots=True, eq=False)
 class SharedAsk:
     """A shared ask: who waits for it, then its answer; and what the answer is kept under."""
 
-    __slots__ = ("answer", "kept_as", "waiters")
-
-    def __init__(self) -> None:
-        self.answer: Answer | None = None
-        self.kept_as: bytes | None = None
-        self.waiters: list[Trajectory] = []
+    answer: Answer | None = None
+    kept_as: bytes | None = None
+    waiters: list[Trajectory] = field(default_factory=list)
 
     def take_from(self, answer_cache: AnswerBook, trajectory: Trajectory) -> bool:
         """Take the answer of an earlier run, if one had it; the trajectory is the first that asks."""

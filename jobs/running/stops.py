@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from jobs.running.deadlines import Deadline
@@ -24,6 +25,7 @@ class StartStopped(BaseException):
     """
 
 
+@dataclass(slots=True, eq=False)
 class Stop:
     """Whether the run was asked to end: `drain` finishes begun chunks, `now` drops them.
 
@@ -31,14 +33,13 @@ class Stop:
         deadline: when the run must have ended; `mind` turns it into a drain early enough.
     """
 
-    def __init__(self, deadline: Deadline | None = None) -> None:
-        self.deadline = deadline
-        self.reason: str | None = None
-        self.deadline_s = math.inf
-        """When what is not finished is dropped, on `time.perf_counter`."""
-        self.is_now = False
-        self.is_starting = False
-        """Whether an engine is starting right now, so that a signal ends that at once."""
+    deadline: Deadline | None = None
+    reason: str | None = None
+    deadline_s: float = math.inf
+    """When what is not finished is dropped, on `time.perf_counter`."""
+    is_now: bool = False
+    is_starting: bool = False
+    """Whether an engine is starting right now, so that a signal ends that at once."""
 
     def drain(self, reason: str) -> None:
         """Begin no chunk any more; those begun get `DRAIN_S`, or what a deadline leaves. The first reason is kept."""

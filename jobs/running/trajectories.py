@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labelers.registry import Labeler
@@ -13,52 +13,35 @@ from manifests.labels import Label, Pair
 from manifests.specs import LabelerOptions
 
 
+@dataclass(slots=True, eq=False)
 class OpenPair:
     """A pair whose trajectories are under way; its row goes to `work.rows[index]`."""
 
-    __slots__ = ("index", "outcomes", "pair", "work")
-
-    def __init__(self, work: Any, index: int, pair: Pair) -> None:
-        self.work = work
-        self.index = index
-        self.pair = pair
-        self.outcomes: list[Trajectory] = []
+    work: Any
+    index: int
+    pair: Pair
+    outcomes: list[Trajectory] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class Trajectory:
     """One sample of a pair: the labeler's generator, the answers it was sent, and what failed on the way.
 
     `label` is set at a good end, `failure` at a bad one; `refused_as` is the last answer's status if it was unreadable.
     """
 
-    __slots__ = (
-        "answers",
-        "ask",
-        "attempt",
-        "failure",
-        "generator",
-        "label",
-        "open",
-        "output_tokens",
-        "prompt_tokens",
-        "refused_as",
-        "sample",
-        "tries",
-    )
-
-    def __init__(self, open_pair: OpenPair, sample: int) -> None:
-        self.open = open_pair
-        self.sample = sample
-        self.generator: Generator[Ask, Answer, Label] | None = None
-        self.answers: list[Answer] = []
-        self.ask: Ask | None = None
-        self.attempt = 0
-        self.tries: list[dict[str, Any]] | None = None
-        self.label: Label | None = None
-        self.failure: VerdictError | None = None
-        self.refused_as: str | None = None
-        self.prompt_tokens = 0
-        self.output_tokens = 0
+    open: OpenPair
+    sample: int
+    generator: Generator[Ask, Answer, Label] | None = None
+    answers: list[Answer] = field(default_factory=list)
+    ask: Ask | None = None
+    attempt: int = 0
+    tries: list[dict[str, Any]] | None = None
+    label: Label | None = None
+    failure: VerdictError | None = None
+    refused_as: str | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
     def begin(self, labeler: Labeler) -> bool:
         """Take the first ask. True if there is one; False if the walk has ended without."""

@@ -20,7 +20,7 @@ from distill.students.token_rows import TokenRow
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
 from jobs.running.conclusions import RunReport, conclude
-from jobs.running.counts import Progress
+from jobs.running.counts import Progress, StageSeen
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop, start_unless_stopped
 from jobs.score.bundle_scorer import start_bundle
@@ -150,7 +150,7 @@ class ScoreLoop:
         work.rows = list(rows)
         work.left = 0
         num_tokens = sum(len(row.ids) for row in tokens)
-        work.stages = {STAGE: [len(rows), num_tokens, 0, 0]}
+        work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)
         self._seconds_a_chunk = max(time.perf_counter() - started_s, 0.9 * self._seconds_a_chunk)
         progress = self.progress
         lost = Counter(row.status for row in rows if row.status != "ok")

@@ -9,7 +9,6 @@ Read on: `tokens.py` (prompts), `vllm_args.py` (options), `vllm_loop.py` (reques
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import sys
 import time
@@ -60,8 +59,6 @@ WAITING = 2
 """Requests taken in all, per request in a step: encoded and ready while others run."""
 PROBE_ROOM = 16
 """Tokens left free for a decision's marker when it is encoded apart."""
-
-logger = logging.getLogger(__name__)
 
 
 class Vllm:

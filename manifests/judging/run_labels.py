@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manifests.errors import InputError, ManifestError
-from manifests.runs.plans import PLAN_NAME, Plan, plan_to_read
+from manifests.runs.plans import PLAN_NAME, Plan
 from manifests.runs.receipts import FileRef
-from manifests.runs.run_folder import RunFolder
+from manifests.runs.run_folder import RunFolder, open_planned
 from manifests.runs.run_manifest import load_manifest
 from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
 
 _ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
 
@@ -47,20 +46,15 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
         ManifestError: the run is not finished, or over its quarantine limit, and `allow_partial` is off; or a file is
             damaged.
     """
-    store = open_run_store(root, storage)
-    plan = plan_to_read(store)
-    if plan is None:
-        raise InputError(
-            f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
-        )
-    folder = RunFolder(store, plan)
-    manifest = load_manifest(store)
+    no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
+    folder = open_planned(root, storage, InputError(no_run))
+    manifest = load_manifest(folder.store)
     found = folder.snapshot()
     num_quarantined = found.tally.num_quarantined
     notes = []
     labels, quarantine = found.labels, found.quarantine
     if manifest is None or manifest.receipts_sha256 != found.digest:
-        state = f"{found.tally.rows:,} of {plan.rows:,} rows are done"
+        state = f"{found.tally.rows:,} of {folder.plan.rows:,} rows are done"
         if manifest is not None:
             state += ", and its manifest is older than its receipts"
         if not allow_partial:
@@ -82,4 +76,4 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
                 "Complete it with `relabel retry`, or judge what is there with --allow-partial."
             )
         notes.append(f"{root} is over its quarantine limit: {share}")
-    return RunLabels(root, plan, folder, labels, quarantine, num_quarantined, notes)
+    return RunLabels(root, folder.plan, folder, labels, quarantine, num_quarantined, notes)

@@ -9,10 +9,10 @@ from typing import Any
 from manifests.errors import ManifestError
 from manifests.runs.engine_identity import engine_identity
 from manifests.runs.label_files import own_columns
-from manifests.runs.plans import PLAN_NAME, Plan, plan_to_read
+from manifests.runs.plans import PLAN_NAME, Plan
 from manifests.runs.receipts import ReusedRows
 from manifests.runs.recipes import recipe_differences, recipe_digest
-from manifests.runs.run_folder import RunFolder
+from manifests.runs.run_folder import RunFolder, open_planned
 from manifests.runs.run_manifest import manifest_sha256_of
 from manifests.runs.snapshots import Snapshot
 from manifests.schemas import (
@@ -20,7 +20,6 @@ from manifests.schemas import (
     SCHEMA_VERSION,
 )
 from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,11 @@ def open_earlier(path: str, storage: Storage) -> EarlierOutput:
     Raises:
         ManifestError: there is no plan, or a receipt is damaged.
     """
-    store = open_run_store(path, storage)
-    plan = plan_to_read(store)
-    if plan is None:
-        raise ManifestError(
-            f"reuse: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
-        )
-    folder = RunFolder(store, plan)
-    manifest_sha256 = manifest_sha256_of(store)
+    no_run = f"reuse: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
+    folder = open_planned(path, storage, ManifestError(no_run))
+    manifest_sha256 = manifest_sha256_of(folder.store)
     return EarlierOutput(
-        path, folder, folder.snapshot(), manifest_sha256, plan.parts.get("schema") in READABLE_VERSIONS
+        path, folder, folder.snapshot(), manifest_sha256, folder.plan.parts.get("schema") in READABLE_VERSIONS
     )
 
 

@@ -18,7 +18,7 @@ from manifests.digests import digest_of, readable_json, sha256_bytes
 from manifests.errors import ManifestError, StaleRunError
 from manifests.inputs.dataset import InputFile
 from manifests.phi import PhiTable
-from manifests.records import checked, fault_of, plain, version_of
+from manifests.records import checked, fault_of, plain, read_record, version_of
 from manifests.row_files import table_of
 from manifests.specs import Columns, TableFormat
 from manifests.storage.filesystems import absolute_path
@@ -113,12 +113,8 @@ def facts_of(parts: dict[str, Any]) -> PlanFacts:
     Raises:
         ManifestError: one is missing or is not what it should be.
     """
-    try:
-        return checked(PlanFacts, parts)
-    except ValueError as exc:
-        raise ManifestError(
-            f"{PLAN_NAME}: its `parts` are not a job's ({fault_of(exc)}). Restore it, or use another output folder."
-        ) from exc
+    what, advice = "its `parts` are not a job's", "Restore it, or use another output folder."
+    return read_record(PlanFacts, parts, PLAN_NAME, what, advice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,23 +19,40 @@ import numpy as np
 import pyarrow as pa
 
 from manifests.digests import sha256_bytes
-from manifests.errors import ManifestError
+from manifests.errors import ManifestError, RelabelError
 from manifests.row_files import table_of
 from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_readings import listed_readings
-from manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan
+from manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan, plan_to_read
 from manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
 from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
 from manifests.runs.run_manifest import MANIFEST_VERSION, EngineMix, RunManifest, load_manifest
 from manifests.runs.snapshots import Snapshot, Tally, digest_of_listing, seconds_between, snapshot_of
 from manifests.schemas import QUARANTINE
 from manifests.storage.concurrency import map_concurrent
+from manifests.storage.context import Storage
 from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import open_run_store
 
 RECEIPTS_KEPT = 20_000
 """Receipts that a process keeps once read (they never change): about 50 MB."""
 Attempts = Mapping[int, Mapping[int, Sequence[int]]]
 """Attempts committed, by shard and chunk."""
+
+
+def open_planned(root: str, storage: Storage, otherwise: RelabelError) -> RunFolder:
+    """An output that was planned.
+
+    Args:
+        otherwise: raised where there is no plan.
+    Raises:
+        ManifestError: the plan is damaged, or the output is that of a search in rounds.
+    """
+    store = open_run_store(root, storage)
+    plan = plan_to_read(store)
+    if plan is None:
+        raise otherwise
+    return RunFolder(store, plan)
 
 
 class RunFolder:

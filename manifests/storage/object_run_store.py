@@ -7,12 +7,11 @@ would let two workers commit one chunk, so it is refused unless the user vouches
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import socket
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from manifests.errors import StoreError
 from manifests.secrets.redaction import redacted
@@ -22,8 +21,6 @@ from manifests.storage.leases import Lease, LeaseKeeper
 from manifests.storage.objects import ConditionFailedError, Found, FsspecObjects, Objects
 from manifests.storage.retries import Retries
 from manifests.storage.run_store_ports import parts_of
-
-logger = logging.getLogger(__name__)
 
 PROBE_NAME = "leases/probe"
 """One object for all probes; it stays, so that no permission to delete is needed."""
@@ -251,16 +248,14 @@ class ObjectRunStore:
         return None
 
 
+@dataclass(slots=True)
 class _Log:
     """Lines of one part of a log, how many characters of them are written, and when they were."""
 
-    __slots__ = ("part", "text", "written", "written_s")
-
-    def __init__(self, part: int) -> None:
-        self.part = part
-        self.text = ""
-        self.written = 0
-        self.written_s = time.monotonic()
+    part: int
+    text: str = ""
+    written: int = 0
+    written_s: float = field(default_factory=time.monotonic)
 
 
 class _LookFirst:
