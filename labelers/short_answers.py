@@ -29,11 +29,8 @@ class ShortAnswers:
         self._format = AnswerFormat((JsonTexts(MOST_ANSWERS, MAX_TEXT_TOKENS),))
         self._reader = Reader(self._format)
         self.probe()  # a bad template fails here
-
-    @property
-    def template_digests(self) -> dict[str, str]:
+        self.template_digests = self._prompts.digests
         """sha256 of every prompt template, by file name."""
-        return self._prompts.digests
 
     def ask(self, query: str, evidence: Sequence[str], jsonld: Sequence[str]) -> Ask:
         """The ask for one choice.

@@ -86,19 +86,15 @@ class DecoderTexts:
         before, between, after = pieces
         has_start = tokenizer.chat_template is None or not before.startswith(tokenizer.bos_token or "\0")
         start = list(tokenizer("").input_ids) if has_start else []
-        self._pieces = (start + self._template_ids(before), self._template_ids(between), self._template_ids(after))
-        num_fixed = sum(map(len, self._pieces))
+        self.prompt_ids = (start + self._template_ids(before), self._template_ids(between), self._template_ids(after))
+        """Tokens of the prompt before the query, between query and document, and after the document."""
+        num_fixed = sum(map(len, self.prompt_ids))
         if num_fixed >= max_tokens:
             raise ConfigError(
                 f"the prompt alone has {num_fixed} tokens, max_tokens is {max_tokens}. Raise it, or shorten "
                 "student.prompt."
             )
         self._room = max_tokens - num_fixed
-
-    @property
-    def prompt_ids(self) -> tuple[list[int], list[int], list[int]]:
-        """Tokens of the prompt before the query, between query and document, and after the document."""
-        return self._pieces
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
         """Token rows; what does not fit is cut from the document's end, and from the query's where the query alone is
@@ -107,7 +103,7 @@ class DecoderTexts:
         if not pairs:
             return []
         queries, documents = zip(*pairs, strict=True)
-        before, between, after = self._pieces
+        before, between, after = self.prompt_ids
         rows = []
         for query, document in zip(self._data_ids(queries), self._data_ids(documents), strict=True):
             kept = query[: self._room]

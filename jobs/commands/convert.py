@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -158,7 +159,7 @@ def _say_table(found: Conversion, started: float, output: str) -> None:
     if found.source_format == "labels":
         lines.append(("quarantined", f"{found.quarantined:,}, which have no label"))
     text = f"Wrote {found.written:,} rows to {found.target} ({found.target_format})\n" + table(lines)
-    emit({**found.plain(), "seconds": _seconds(started)}, text, output)
+    emit({**asdict(found), "seconds": _seconds(started)}, text, output)
 
 
 def _say_trajectories(found: TrajectoryConversion, started: float, output: str) -> None:
@@ -175,7 +176,7 @@ def _say_trajectories(found: TrajectoryConversion, started: float, output: str) 
     if found.agree is not None:
         lines.append(("agree", f"at least {found.agree} of {len(found.sources)} runs"))
     text = f"Wrote {found.written:,} steps to {found.target} ({found.target_format})\n" + table(lines)
-    emit({**found.plain(), "seconds": _seconds(started)}, text, output)
+    emit({**asdict(found), "seconds": _seconds(started)}, text, output)
 
 
 def _say_left_out(notes: Iterable[str], counts: Mapping[str, int]) -> None:

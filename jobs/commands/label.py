@@ -14,7 +14,7 @@ import click
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import Command, date_option, job_options, log_option, output_option
+from jobs.commands.options import Command, date_option, job_options, log_option, output_option, together
 from jobs.estimating.estimate_text import estimate_json, estimate_text
 from jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
 from jobs.estimating.probing import probe_rates
@@ -110,27 +110,23 @@ class RunOptions:
 
 def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]:
     """The options of a command that asks; the two helps differ between a run and a retry."""
-
-    def decorate(command: Command) -> Command:
-        command = output_option(command)
-        command = click.option("--done-ok", is_flag=True, help=done_ok)(command)
-        command = click.option("-v", "--verbose", is_flag=True, help=VERBOSE_HELP)(command)
-        command = click.option("--dry-run", is_flag=True, help=dry_run)(command)
-        command = click.option("--metrics", metavar="FILE", help=METRICS_HELP)(command)
-        command = log_option(command)
-        command = click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP)(command)
-        command = click.option("--until", metavar="TIME", help=UNTIL_HELP)(command)
-        command = date_option(command)
-        command = click.option("--address", metavar="ADDRESS", help=ADDRESS_HELP)(command)
-        command = click.option(
-            "--backend", type=click.Choice(BACKENDS), default="local", show_default=True, help=BACKEND_HELP
-        )(command)
-        command = click.option("--workers", type=click.IntRange(min=1), metavar="N", help=WORKERS_HELP)(command)
-        command = click.option("--gpus", metavar="all|0,1,…", help=GPUS_HELP)(command)
-        command = click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)(command)
-        return job_options(command)
-
-    return decorate
+    return together(
+        output_option,
+        click.option("--done-ok", is_flag=True, help=done_ok),
+        click.option("-v", "--verbose", is_flag=True, help=VERBOSE_HELP),
+        click.option("--dry-run", is_flag=True, help=dry_run),
+        click.option("--metrics", metavar="FILE", help=METRICS_HELP),
+        log_option,
+        click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP),
+        click.option("--until", metavar="TIME", help=UNTIL_HELP),
+        date_option,
+        click.option("--address", metavar="ADDRESS", help=ADDRESS_HELP),
+        click.option("--backend", type=click.Choice(BACKENDS), default="local", show_default=True, help=BACKEND_HELP),
+        click.option("--workers", type=click.IntRange(min=1), metavar="N", help=WORKERS_HELP),
+        click.option("--gpus", metavar="all|0,1,…", help=GPUS_HELP),
+        click.option("--shard", metavar="I/N|auto", help=SHARD_HELP),
+        job_options,
+    )
 
 
 @click.command(epilog="Example: relabel plan job.yaml")

@@ -41,68 +41,70 @@ def given_parameters() -> dict[str, click.Parameter]:
     return {name: one for name, one in named.items() if name not in is_left}
 
 
-def output_option(command: Command) -> Command:
-    """`--output text|json`: the result on stdout; everything else goes to stderr."""
-    return click.option(
-        "--output",
-        "output",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        show_default=True,
-        help="Form of the result on stdout.",
-    )(command)
+def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Several options as one, from the last that a help shows to the first."""
+
+    def decorate(command: Command) -> Command:
+        for option in options:
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def job_options(command: Command) -> Command:
-    """The job file, and settings that win over it."""
-    command = click.option(
+output_option = click.option(
+    "--output",
+    "output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the result on stdout.",
+)
+"""`--output text|json`: the result on stdout; everything else goes to stderr."""
+
+job_options = together(
+    click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
         help="Set a key of the job file, for instance engine.seed=3. Repeatable.",
-    )(command)
-    return click.argument("job_file", metavar="JOB.YAML")(command)
+    ),
+    click.argument("job_file", metavar="JOB.YAML"),
+)
+"""The job file, and settings that win over it."""
 
+date_option = click.option(
+    "--date",
+    "day",
+    metavar="YYYY-MM-DD",
+    help="The day that ${date} in the job file means; today in UTC by default.",
+)
+"""`--date`: the day that `${date}` in the job file means."""
 
-def date_option(command: Command) -> Command:
-    """`--date`: the day that `${date}` in the job file means."""
-    return click.option(
-        "--date",
-        "day",
-        metavar="YYYY-MM-DD",
-        help="The day that ${date} in the job file means; today in UTC by default.",
-    )(command)
+log_option = click.option(
+    "--log-format",
+    type=click.Choice(log_format.FORMATS),
+    default="text",
+    show_default=True,
+    envvar=log_format.VARIABLE,
+    expose_value=False,
+    help="Form of the lines on stderr: for people, or one JSON object each.",
+)
+"""`--log-format text|json`: the form of stderr. Already in force when the command begins (see `jobs.cli`)."""
 
+grade_option = click.option(
+    "--grade", metavar="COL", help="Column of gold grades.  [default: grade, or the run's input.columns.gold]"
+)
+"""`--grade`: the column of gold grades."""
 
-def log_option(command: Command) -> Command:
-    """`--log-format text|json`: the form of stderr. Already in force when the command begins (see `jobs.cli`)."""
-    return click.option(
-        "--log-format",
-        type=click.Choice(log_format.FORMATS),
-        default="text",
-        show_default=True,
-        envvar=log_format.VARIABLE,
-        expose_value=False,
-        help="Form of the lines on stderr: for people, or one JSON object each.",
-    )(command)
-
-
-def grade_option(command: Command) -> Command:
-    """`--grade`: the column of gold grades."""
-    return click.option(
-        "--grade", metavar="COL", help="Column of gold grades.  [default: grade, or the run's input.columns.gold]"
-    )(command)
-
-
-def grade_map_option(command: Command) -> Command:
-    """`--map`: gold grades on another scale."""
-    return click.option(
-        "--map",
-        "grade_map",
-        metavar="OLD=NEW,...",
-        help="Bring gold grades to the labels' scale, say 0=0,1=1,2=2,3=2.",
-    )(command)
+grade_map_option = click.option(
+    "--map",
+    "grade_map",
+    metavar="OLD=NEW,...",
+    help="Bring gold grades to the labels' scale, say 0=0,1=1,2=2,3=2.",
+)
+"""`--map`: gold grades on another scale."""
 
 
 def duplicates_option(grades: str) -> Callable[[Command], Command]:

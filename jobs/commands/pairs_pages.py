@@ -9,30 +9,26 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import FORCE_HELP, Command, output_option
+from jobs.commands.options import FORCE_HELP, output_option, together
 from jobs.output import emit, note, table
 from manifests.storage.context import Storage
 
-
-def page_options(command: Command) -> Command:
-    """Which documents are read, as what, and where they go."""
-    for option in (
-        click.option(
-            "--column", metavar="NAME", help="Column of the documents. Default: html, document, or title and body."
-        ),
-        click.option(
-            "--format",
-            "form",
-            type=click.Choice(["html", "markdown", "wikitext", "text"]),
-            default="html",
-            show_default=True,
-            help="What the documents are.",
-        ),
-        click.option("--to", required=True, metavar="OUT", help="Parquet file to write."),
-        click.argument("pairs_file", metavar="PAIRS"),
-    ):
-        command = option(command)
-    return command
+page_options = together(
+    click.option(
+        "--column", metavar="NAME", help="Column of the documents. Default: html, document, or title and body."
+    ),
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(["html", "markdown", "wikitext", "text"]),
+        default="html",
+        show_default=True,
+        help="What the documents are.",
+    ),
+    click.option("--to", required=True, metavar="OUT", help="Parquet file to write."),
+    click.argument("pairs_file", metavar="PAIRS"),
+)
+"""Which documents are read, as what, and where they go."""
 
 
 @click.command(

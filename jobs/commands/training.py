@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import click
 
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import Command
+from jobs.commands.options import Command, together
 from jobs.planning.job_files import CACHE_VARIABLE, storage_of
 from jobs.planning.settings import Settings, SpecKind, read_settings
 from jobs.planning.spec_places import placed
@@ -24,25 +24,17 @@ LINE_EVERY_S = 15.0
 
 def training_options(product: str) -> Callable[[Command], Command]:
     """What every spec of a training takes: settings that win over it, and how to begin."""
-
-    def decorate(command: Command) -> Command:
-        for option in (
-            click.option("--restart", is_flag=True, help=f"Delete checkpoints, or a {product}, that the output holds."),
-            click.option(
-                "--resume", is_flag=True, help="Continue from the last checkpoint, or begin if there is none."
-            ),
-            click.option(
-                "--set",
-                "overrides",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Set a key of the spec, for instance train.epochs=3. Repeatable.",
-            ),
-        ):
-            command = option(command)
-        return command
-
-    return decorate
+    return together(
+        click.option("--restart", is_flag=True, help=f"Delete checkpoints, or a {product}, that the output holds."),
+        click.option("--resume", is_flag=True, help="Continue from the last checkpoint, or begin if there is none."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Set a key of the spec, for instance train.epochs=3. Repeatable.",
+        ),
+    )
 
 
 class TrainingSpec(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,6 @@ class Conversion:
     value: str
     tag: str | None
     notes: list[str]
-
-    def plain(self) -> dict[str, Any]:
-        """As `--output json` shows it."""
-        return asdict(self)
 
 
 def convert(

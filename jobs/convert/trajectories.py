@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from jobs.convert.acceptance import (
@@ -68,10 +68,6 @@ class TrajectoryConversion:
     left_out: dict[str, int] = field(default_factory=dict)
     quarantined: int = 0
     notes: list[str] = field(default_factory=list)
-
-    def plain(self) -> dict[str, Any]:
-        """As `--output json` shows it."""
-        return asdict(self)
 
 
 def convert_trajectories(

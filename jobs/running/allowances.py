@@ -4,6 +4,7 @@ against it by the most that it may be charged, and what was not spent is given b
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -192,7 +193,4 @@ def most_charge(spec: EngineSpec, ask: Ask) -> Charge:
 
 
 def _sum(charges: Iterable[Charge]) -> Charge:
-    total = Charge()
-    for one in charges:
-        total = total.plus(one)
-    return total
+    return functools.reduce(Charge.plus, charges, Charge())

@@ -46,22 +46,18 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Any, *, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._ll = require("llguidance", extra="cpu", purpose="Constrained decoding")
-        self._tokenizer = _grammar_tokenizer(tokenizer, vocab_size=vocab_size, eos_ids=list(eos_ids))
+        self.tokenizer = _grammar_tokenizer(tokenizer, vocab_size=vocab_size, eos_ids=list(eos_ids))
+        """llguidance's own view of it."""
         self._compiled: OrderedDict[tuple[AnswerFormat, str], Any] = OrderedDict()
-
-    @property
-    def tokenizer(self) -> Any:
-        """llguidance's own view of the tokenizer."""
-        return self._tokenizer
 
     @property
     def vocab_size(self) -> int:
         """Width of the masks that the matchers make."""
-        return int(self._tokenizer.vocab_size)
+        return int(self.tokenizer.vocab_size)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for in text."""
-        raw: bytes = self._tokenizer.decode_bytes([token])
+        raw: bytes = self.tokenizer.decode_bytes([token])
         return raw
 
     def matcher(self, answer_format: AnswerFormat, *, prefill: str = "", fragment_source: str | None = None) -> Any:
@@ -95,7 +91,7 @@ class GrammarCompiler:
     def _compile(self, grammar: str) -> Any:
         limits = self._ll.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
         matcher = self._ll.LLMatcher(
-            self._tokenizer, self._ll.LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits
+            self.tokenizer, self._ll.LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits
         )
         if matcher.is_error():
             raise ModelError(f"llguidance refuses the grammar of an answer format: {matcher.get_error()}")

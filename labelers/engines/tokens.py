@@ -71,17 +71,13 @@ class PromptEncoder:
         self._folds_system = self._refuses_system()
         self._anchor = self._find_anchor()
         texts = _control_texts(tokenizer)
-        self._control_ids = self._reserved_ids(texts)
+        self.control_ids = self._reserved_ids(texts)
+        """Ids that no data may give rise to."""
         longest_first = sorted(texts, key=len, reverse=True)
         # A lookahead finds overlapping strings too: "<|im_<|im_end|>end|>" hides one in another.
         self._control = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")") if texts else None
         self._skeletons: dict[tuple[Any, ...], int] = {}
         self._start_ids: list[int] = [] if self._has_template else list(tokenizer("")["input_ids"])
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        """Ids that no data may give rise to."""
-        return self._control_ids
 
     def encode(self, ask: Ask, *, max_prompt_tokens: int) -> Prompt | Overlong:
         """Encode one ask, cutting its document if that is allowed and needed."""
@@ -135,7 +131,7 @@ class PromptEncoder:
 
     def count_control(self, ids: Iterable[int]) -> int:
         """How many of `ids` are control tokens."""
-        return sum(map(self._control_ids.__contains__, ids))
+        return sum(map(self.control_ids.__contains__, ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, control tokens included."""

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,7 @@ from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import ListedFile, left_out_text, list_input
 from manifests.inputs.snapshots import TableSnapshot
 from manifests.inputs.table_input import list_table, open_table
-from manifests.labels import QUERY_AND_DOCUMENT, InputColumn, Reads
+from manifests.labels import QUERY_AND_DOCUMENT, Reads
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
@@ -132,7 +132,9 @@ def open_dataset(
             if columns is None:
                 names = look.schema.names if table is None else list(table.columns)
                 columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
-                found = reads._replace(columns=_columns_there(reads, names))
+                found = reads._replace(
+                    columns=tuple(one for one in reads.columns if one.is_required or one.name in names)
+                )
             if table is not None:
                 table.check_size(number, look.file.size_bytes)
                 table.check_columns(_read_columns(columns, found, gold=True), look.schema, path)
@@ -331,11 +333,6 @@ def _footer_bytes(tail: bytes, size: int, path: str) -> int:
             f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again."
         )
     return footer_bytes
-
-
-def _columns_there(reads: Reads, names: Sequence[str]) -> tuple[InputColumn, ...]:
-    """Of the labeler's columns those that are there, and those that must be."""
-    return tuple(one for one in reads.columns if one.is_required or one.name in names)
 
 
 def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> None:

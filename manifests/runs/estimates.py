@@ -7,6 +7,7 @@ footers, or from the text itself under `plan --exact`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -183,7 +184,4 @@ def common_prefix(one: str, other: str) -> int:
 
 
 def _sum(ranges: Iterable[Range]) -> Range:
-    total = Range.exact(0.0)
-    for one in ranges:
-        total = total.plus(one)
-    return total
+    return functools.reduce(Range.plus, ranges, Range.exact(0.0))
