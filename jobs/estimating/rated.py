@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from jobs.running.counts import StageSeen
+from jobs.running.live import StageSeen
 from jobs.running.rates import Rates
 from manifests.asks import Ask
 from manifests.runs.estimates import DEFAULT_OUTPUT_SHARE, StageEstimate

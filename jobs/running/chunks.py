@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from jobs.running.counts import StageSeen
+from jobs.running.live import StageSeen
 from jobs.running.refused_answers import KeptAnswer
 from manifests.asks import Answer
 from manifests.labels import Pair

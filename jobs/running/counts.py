@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jobs.running.live import Live
-from manifests.asks import Answer
+from jobs.running.live import Live, StageSeen
 
 if TYPE_CHECKING:
     from jobs.running.chunks import ChunkWork
@@ -18,33 +17,6 @@ if TYPE_CHECKING:
 ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
 """What asking is counted in."""
 COUNTED = (*ASKED, "reused")
-
-
-@dataclass(slots=True)
-class StageSeen:
-    """Of one stage's answers: how many, those of them to a first attempt, their tokens, and the sum of the squares of
-    the output tokens.
-    """
-
-    answers: int = 0
-    first_attempts: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    output_squares: int = 0
-
-    def add(self, answer: Answer, *, is_first: bool) -> None:
-        """Another answer."""
-        self.answers += 1
-        self.first_attempts += is_first
-        self.prompt_tokens += answer.prompt_tokens
-        self.cached_tokens += answer.cached_tokens
-        self.output_tokens += answer.output_tokens
-        self.output_squares += answer.output_tokens**2
-
-    def tokens(self) -> dict[str, int]:
-        """By the names that `Progress` has for them."""
-        return {name: getattr(self, name) for name in ASKED[2:]}
 
 
 @dataclass(slots=True, eq=False)

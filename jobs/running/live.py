@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from jobs.output import shown
-from manifests.asks import NO_WORK, EngineWork
+from manifests.asks import NO_WORK, Answer, EngineWork
 
 FIRST_ANSWERS = 16
 """So many answers of which none was accepted are worth a word: chance spoils some, and a wrong prompt all."""
@@ -37,6 +37,37 @@ class RefusedAnswer:
         """Which one it was, and the text's first line that is not empty, as a terminal may show it."""
         first = next((line for line in self.text.splitlines() if line.strip()), "") or "(no text)"
         return f"row {self.row_id}, {self.stage}, {self.status}: {_cut(self.reason)}: {_cut(first)}"
+
+
+@dataclass(slots=True)
+class StageSeen:
+    """Of one stage's answers: how many, those of them to a first attempt, their tokens, and the sum of the squares of
+    the output tokens.
+    """
+
+    answers: int = 0
+    first_attempts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    output_squares: int = 0
+
+    def add(self, answer: Answer, *, is_first: bool) -> None:
+        """Another answer."""
+        self.answers += 1
+        self.first_attempts += is_first
+        self.prompt_tokens += answer.prompt_tokens
+        self.cached_tokens += answer.cached_tokens
+        self.output_tokens += answer.output_tokens
+        self.output_squares += answer.output_tokens**2
+
+    def tokens(self) -> dict[str, int]:
+        """By the names that `Progress` has for them."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+        }
 
 
 @dataclass(slots=True)

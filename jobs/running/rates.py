@@ -19,7 +19,8 @@ from typing import Any
 
 from jobs.planning.open_runs import OpenRun
 from jobs.running.auto_options import options_begun_with
-from jobs.running.counts import Progress, StageSeen
+from jobs.running.counts import Progress
+from jobs.running.live import StageSeen
 from manifests.asks import EngineFacts
 from manifests.cpus import device_names
 from manifests.digests import digest_of

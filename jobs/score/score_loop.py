@@ -20,7 +20,8 @@ from distill.students.token_rows import TokenRow
 from jobs.running.chunks import ChunkWork
 from jobs.running.commits import CommitThreads
 from jobs.running.conclusions import RunReport, conclude
-from jobs.running.counts import Progress, StageSeen
+from jobs.running.counts import Progress
+from jobs.running.live import StageSeen
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop, start_unless_stopped
 from jobs.score.bundle_scorer import start_bundle

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.estimating.rated import first_asks_a_row, output_tokens, prefix_hit, repeats, seconds_of
-from jobs.running.counts import StageSeen
+from jobs.running.live import StageSeen
 from jobs.running.rates import Rates
 from manifests.asks import Answer
 from manifests.runs.estimates import StageEstimate
