@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.output import table
+from manifests.charges import Charge
 from manifests.runs.budgets import BudgetState, budget_of
 from manifests.runs.estimates import PlannedFigure
 from manifests.runs.kept_estimates import plan_against_actual
@@ -85,7 +86,7 @@ def status_of(folder: RunFolder) -> RunStatus:
         over_limit=manifest.over_limit if manifest else None,
         stages=tally.stages,
         plan_against_actual=plan_against_actual(folder.store, tally),
-        budget=budget_of(folder.store),
+        budget=budget_of(folder.store, Charge(sum(tally.tokens))),
         shards=_shards(folder, folder.attempts_in(found.etags)),
     )
 

@@ -14,6 +14,7 @@ from manifests.charges import Charge, CountsCharges, most_output_tokens, most_pr
 from manifests.engine_options import PaidByToken, price_of
 from manifests.errors import RelabelError
 from manifests.runs.budgets import BudgetState, Ledger, Limits, budget_of
+from manifests.runs.snapshots import Tally
 from manifests.specs import EngineSpec, RunSpec
 from manifests.storage.run_store_ports import RunStore
 from manifests.storage.run_stores import open_run_store
@@ -43,7 +44,7 @@ class Allowance:
         self._output = opened.job.spec.output
         store = ledger_store(opened)
         store.sweep("budget")
-        self._ledger = Ledger(store, limits, worker)
+        self._ledger = Ledger(store, limits, worker, _told_by_receipts(opened))
         self._taken = Charge()
         self._told = Charge()
         self._answered = Charge()
@@ -176,14 +177,24 @@ def ledger_store(opened: OpenRun) -> RunStore:
     return open_run_store(job.ledger, job.storage, single_writer=job.spec.run.single_writer)
 
 
-def budget_so_far(opened: OpenRun) -> BudgetState | None:
-    """How much of the job's budget is gone; None where it has none."""
-    return budget_of(ledger_store(opened), limits_of(opened.job.spec.run))
-
-
 def limits_of(run: RunSpec) -> Limits:
     """What a job file limits."""
     return Limits(run.max_tokens, run.max_cost)
+
+
+def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | None:
+    """How much of the job's budget is gone; None where it has none.
+
+    Args:
+        tally: of the receipts, where they were read a moment ago.
+    """
+    limits = limits_of(opened.job.spec.run)
+    return budget_of(ledger_store(opened), _told_by_receipts(opened, tally), limits) if limits.is_set else None
+
+
+def _told_by_receipts(opened: OpenRun, tally: Tally | None = None) -> Charge:
+    tokens = (tally or opened.folder.snapshot().tally).tokens
+    return Charge(sum(tokens), price_of(opened.job.spec.engine.args, *tokens) or 0.0)
 
 
 def most_charge(spec: EngineSpec, ask: Ask) -> Charge:

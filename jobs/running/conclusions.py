@@ -157,7 +157,7 @@ def conclude(session: Session) -> RunReport:
         failed_fraction=failed if is_complete else None,
         settled=session.left.num_settled() if may_settle else 0,
         stopped=session.stop.reason,
-        budget=budget_so_far(opened),
+        budget=budget_so_far(opened, found.tally),
         did=ThisExecution(
             pairs=progress.kept("pairs"),
             requests=progress.kept("requests"),
@@ -237,7 +237,7 @@ def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
         **vars(manifest),
         plan_against_actual=figures,
         variables=dict(opened.job.variables),
-        budget=budget_so_far(opened),
+        budget=budget_so_far(opened, found.tally),
     )
 
 

@@ -96,6 +96,14 @@ class BudgetEntry:
     write_id: str = ""
     version: int = field(default=VERSION)
 
+    def knowing(self, receipts: Charge) -> BudgetEntry:
+        """The same, with what receipts tell beyond it: of calls that had no budget."""
+        more = receipts.tokens - self.taken.tokens
+        if more <= 0:
+            return self
+        unknown = Charge(more, receipts.cost * more / receipts.tokens)
+        return replace(self, taken=self.taken.plus(unknown), spent=self.spent.plus(unknown))
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetState:
@@ -130,10 +138,11 @@ def _held(amount: str) -> str:
     return f", {amount} held by workers that are at work or were killed" if amount.strip("0.") else ""
 
 
-def budget_of(store: RunStore, limits: Limits | None = None) -> BudgetState | None:
+def budget_of(store: RunStore, receipts: Charge, limits: Limits | None = None) -> BudgetState | None:
     """How much of an output's budget is gone; None where it has none.
 
     Args:
+        receipts: what the output's receipts tell of.
         limits: of the job file; without it, those of the last worker that wrote.
     Raises:
         ManifestError: the ledger is damaged.
@@ -143,6 +152,7 @@ def budget_of(store: RunStore, limits: Limits | None = None) -> BudgetState | No
     number, entry = last_entry(store)
     if number == 0 and limits is None:
         return None
+    entry = entry.knowing(receipts)
     held = entry.taken.minus(entry.spent)
     cost, held_cost = round(entry.spent.cost, 9), round(held.cost, 9)
     return BudgetState(*(limits or entry.limits), entry.spent.tokens, cost, held.tokens, held_cost)
@@ -154,13 +164,16 @@ class Ledger:
     Args:
         limits: of the job file.
         worker: its name in entries.
+        receipts: what the output's receipts tell of.
     """
 
-    def __init__(self, store: RunStore, limits: Limits, worker: str) -> None:
+    def __init__(self, store: RunStore, limits: Limits, worker: str, receipts: Charge = NOTHING) -> None:
         self.limits = limits
         self._store = store
         self._worker = worker
-        self._number, self.last = last_entry(store)
+        self._receipts = receipts
+        self._number, entry = last_entry(store)
+        self.last = entry.knowing(receipts)
 
     @property
     def taken(self) -> Charge:
@@ -171,7 +184,7 @@ class Ledger:
         """See what others did since; a listing that is late changes nothing."""
         found = last_entry(self._store)
         if found[0] > self._number:
-            self._number, self.last = found
+            self._number, self.last = found[0], found[1].knowing(self._receipts)
 
     def take(self, least: Charge, wanted: Charge, *, told: Charge = NOTHING, begins: bool = False) -> Charge | None:
         """Take a share, which counts as spent from here on.

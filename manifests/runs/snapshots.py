@@ -35,6 +35,12 @@ class Tally(NamedTuple):
     def num_quarantined(self) -> int:
         return sum(self.quarantined.values())
 
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Prompt and output tokens of all stages."""
+        stages = self.stages.values()
+        return sum(one["prompt_tokens"] for one in stages), sum(one["output_tokens"] for one in stages)
+
 
 class Snapshot(NamedTuple):
     """A run's receipts as one pass found them.

@@ -196,3 +196,26 @@ def test_a_chunk_that_can_not_be_finished_is_not_begun(
     assert ended.json["labelled"] >= 8
     assert ended.json["open"]["begun_chunks"] == 0
     assert ended.json["this_run"]["in_vain"]["requests"] == 0
+
+
+def test_what_an_output_spent_without_a_budget_counts_once_it_has_one(
+    relabel: Call, write_job: Callable[..., str], spent: Spent
+) -> None:
+    without = write_job(R3A)
+    assert relabel("run", without, "--shard", "0/2").code == 0
+    before = spent.tokens
+    assert before > 2_000
+    budget = {"chunk_rows": 2, "max_tokens": before + 100}
+    assert (
+        relabel("plan", write_job({**R3A, "run": budget}), "--output", "json").json["budget"]["spent_tokens"] == before
+    )
+    refused = relabel("run", write_job({**R3A, "run": budget}), "--output", "json")
+    assert (refused.code, spent.tokens, spent.starts) == (5, before, 1)
+    assert refused.json["budget"]["spent_tokens"] == before
+    raised = write_job({**R3A, "run": {**budget, "max_tokens": before + 6_000}})
+    assert relabel("run", raised).code == 5
+    assert before < spent.tokens <= before + 6_000
+    assert spent.ledger() == spent.tokens
+    assert relabel("run", write_job(R3A)).code == 0, "a call without a budget, in between"
+    status = relabel("status", write_job(R3A), "--output", "json")
+    assert status.json["budget"]["spent_tokens"] == spent.tokens

@@ -169,7 +169,7 @@ def test_a_damaged_entry_is_named_and_nothing_is_guessed(tmp_path: Path) -> None
     store = LocalRunStore(tmp_path)
     store.put("budget/000003.json", b'{"version": 1, "taken": {"tokens": "many"}}')
     with pytest.raises(ManifestError, match=r"budget/000003\.json: not an entry of a budget"):
-        budget_of(store)
+        budget_of(store, Charge())
     store.put("budget/000004.json", b'{"version": 99}')
     with pytest.raises(ManifestError, match="version 99"):
         Ledger(store, LIMITS, "w")
