@@ -35,6 +35,8 @@ SHARED = BUILT_IN / "shared"
 rule was put.
 """
 
+_ENDLESS = (RecursionError, MemoryError)
+"""What a template that includes itself, or repeats a text without measure, ends in."""
 _EDGE = "\0"  # no text file worth the name holds it, and `_load` refuses one that does
 
 
@@ -161,10 +163,11 @@ class Prompts:
             text = self._env.get_template(file).render({**settings, **values})
         except TemplateSyntaxError as exc:
             raise ConfigError(f"{self._where(exc.name or file, exc.lineno)}: {exc.message}") from exc
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as exc:
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, *_ENDLESS) as exc:
             known = ", ".join(sorted([*settings, *data]))
             name, line = self._fault_line(exc, file)
-            raise ConfigError(f"{self._where(name, line)}: {exc}. A template may read: {known}.") from exc
+            what = str(exc).rstrip(".") or type(exc).__name__
+            raise ConfigError(f"{self._where(name, line)}: {what}. A template may read: {known}.") from exc
         pieces = text.split(_EDGE)
         strange = [key for key in pieces[1::2] if key not in keys]
         if strange or len(pieces) % 2 == 0:

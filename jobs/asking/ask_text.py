@@ -17,6 +17,8 @@ from manifests.records import plain
 from manifests.schemas import LabelRow, QuarantineRow
 
 LEGEND = "⟦ ⟧ holds what the data says; all else is the template."
+_MARKS = {ord(mark): mark.encode("unicode_escape").decode() for mark in "⟦⟧"}
+"""In the data they are spelled, so that no document ends where it does not."""
 _LEFT_OUT = {"row_id", "query_id", "doc_id", "key", "origin", "reused", "columns", "prompt_tokens", "output_tokens"}
 """Columns of a label that say nothing of what the model wrote."""
 
@@ -139,7 +141,7 @@ def _parts(message: Message) -> Iterator[dict[str, str | None]]:
 
 def _turn(message: Message) -> str:
     return "".join(
-        click.style(f"⟦{shown(text)}⟧", fg="cyan") if place % 2 else shown(text)
+        click.style(f"⟦{shown(text).translate(_MARKS)}⟧", fg="cyan") if place % 2 else shown(text)
         for place, text in enumerate(message.parts)
     )
 

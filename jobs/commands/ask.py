@@ -87,6 +87,8 @@ def ask(
         raise UsageError("--refused: shows all that was kept, or that of one --row.")
     choice = RowChoice(row, query_id, random, seed)
     job = load_job(job_file, overrides=overrides, day=day)
+    if stage is not None:
+        _check_stage(job, stage)
     if is_refused:
         return _show_refused(job, row, stage, output)
     if edited is not None and not Path(edited).is_dir():
@@ -110,6 +112,12 @@ def ask(
             overrides = (*overrides, f"labeler.templates={json.dumps(edited)}")
             again_on_change(Path(edited), lambda: put(load_job(job_file, overrides=overrides, day=day)))
     return Exit.DONE
+
+
+def _check_stage(job: Job, stage: str) -> None:
+    stages = list(dict.fromkeys(one.stage for one in job.labeler.probe()))
+    if stage not in stages:
+        raise UsageError(f"--stage {stage}: {job.spec.labeler.name} has none of that name; it has {', '.join(stages)}.")
 
 
 def _show_refused(job: Job, row: int | None, stage: str | None, output: str) -> int:
@@ -163,7 +171,8 @@ def _asked(job: Job, choice: RowChoice, asker: Asker, screen: AskScreen | None) 
 def _conclude(found: list[AskedRows], stage: str | None, output: str, *, is_dry: bool, seconds: float) -> None:
     stages = {one.ask.stage for asked in found for one in asked.exchanges}
     if stage is not None and stages and stage not in stages:
-        note(f"--stage {stage}: nothing of that name was asked; there was {', '.join(sorted(stages))}")
+        when = "is asked first: a dry run has no answers to go on from" if is_dry else "was asked"
+        note(f"--stage {stage}: nothing of that name {when}; there was {', '.join(sorted(stages))}")
     result = {"asked": [ask_text.rows_json(one, stage) for one in found], "dry_run": is_dry, "seconds": seconds}
     num_rows, num_asks = (
         sum(map(len, held)) for held in zip(*((one.rows, one.exchanges) for one in found), strict=True)

@@ -127,6 +127,8 @@ def _output(place: str, storage: Storage, *, single_writer: bool = False) -> str
             return f"{place}: not checked for conditional writes (run.single_writer)"
         return f"{place} can be written, and heeds conditions"
     there = _nearest(Path(place))
+    if not there.is_dir():
+        raise StoreError(f"{there}: a file, where the output wants a folder. Name another.")
     if not os.access(there, os.W_OK):
         raise StoreError(f"{there}: no permission to write there.")
     return f"{place} can be written"

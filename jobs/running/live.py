@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from jobs.output import shown
@@ -72,7 +73,7 @@ class StageSeen:
 
 @dataclass(slots=True)
 class Live:
-    """Of one worker, or of several together; answers that several rows share count for each.
+    """Of one worker, or of several together; an answer that several rows share counts once.
 
     Args:
         in_flight: asks that the engine has.
@@ -91,10 +92,19 @@ class Live:
     begun_rows: int = 0
     rows_in: int = 0
 
-    def refuse(self, answer: RefusedAnswer) -> None:
-        """Note an answer that could not be read."""
-        self.refused[answer.status] += 1
-        self.last_refused = answer
+    def count(self, read_as: Sequence[RefusedAnswer | None]) -> None:
+        """Count an answer.
+
+        Args:
+            read_as: of each row that it is for; None where it could be read, of which one is enough.
+        """
+        failed = [one for one in read_as if one is not None]
+        if failed:
+            self.last_refused = failed[-1]
+        if len(failed) < len(read_as):
+            self.accepted += 1
+        else:
+            self.refused[failed[-1].status] += 1
 
     def add(self, other: Live) -> None:
         """Another worker's beside this."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +58,12 @@ class WorkerState:
     def age_s(self) -> float:
         """Seconds since it was written, as far as the clocks of two machines agree."""
         return max(0.0, time.time() - datetime.fromisoformat(self.written).timestamp())
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a worker can have written it: no time that is none, no number that is none or below nothing."""
+        counts = self.seconds, self.pairs, self.requests, self.prompt_tokens, self.output_tokens
+        return self.age_s >= 0 and all(0 <= one < math.inf for one in (*counts, *self.live.work))
 
     @property
     def is_stale(self) -> bool:
@@ -121,12 +128,12 @@ def state_of(worker: str, progress: Progress) -> WorkerState:
 
 
 def live_states(store: RunStore) -> list[WorkerState]:
-    """What workers have written, by name; files of other versions, or gone by now, are left out."""
+    """What workers have written, by name; files of other versions, damaged, or gone by now, are left out."""
     found = []
     for name in store.names(FOLDER):
         data = read_if_there(store, name)
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             held = json.loads(data or b"{}")
-            if version_of(held) == VERSION:
-                found.append(checked(WorkerState, held))
+            if version_of(held) == VERSION and (state := checked(WorkerState, held)).is_possible:
+                found.append(state)
     return found

@@ -448,34 +448,42 @@ class RunLoop:
             shared.waiters = []
             self._shared.move_to_end(flight.key)
             self._shared.forget_old()
-        self._run_answered()
+        self._run_answered(answer)
 
-    def _run_answered(self) -> None:
-        runnable, live = self._runnable, self.progress.live
+    def _run_answered(self, delivered: Answer | None = None) -> None:
+        """Take rows on with the answers that they waited for.
+
+        Args:
+            delivered: the one that has just come, which counts once, whatever the number of rows that it is for.
+        """
+        runnable, read_as = self._runnable, list[RefusedAnswer | None]()
         while runnable:
             trajectory, answer = runnable.popleft()
             if trajectory.open.work.is_dropped:
                 continue
             ask, attempt = trajectory.ask, trajectory.attempt
             is_going_on = trajectory.take(answer, self.labeler, self.options)
-            if trajectory.refused_as is None:
-                live.accepted += 1
-            else:
+            refused = None
+            if trajectory.refused_as is not None:
                 assert ask is not None
-                self._refuse(trajectory, trajectory.refused_as, ask, attempt, answer)
+                refused = self._refuse(trajectory, trajectory.refused_as, ask, attempt, answer)
+            if answer is delivered:
+                read_as.append(refused)
             if is_going_on:
                 self._dispatch(trajectory)
             else:
                 self._end(trajectory)
+        if read_as:
+            self.progress.live.count(read_as)
 
-    def _refuse(self, trajectory: Trajectory, status: str, ask: Ask, attempt: int, answer: Answer) -> None:
-        """Count an answer that could not be read, and keep it until its chunk is committed."""
+    def _refuse(self, trajectory: Trajectory, status: str, ask: Ask, attempt: int, answer: Answer) -> RefusedAnswer:
+        """Keep an answer that could not be read until its chunk is committed."""
         assert trajectory.tries
         refused = RefusedAnswer(trajectory.open.pair.row_id, status=status, **trajectory.tries[-1])
-        self.progress.live.refuse(refused)
         work: ChunkWork = trajectory.open.work
         key = self._keys.key(ask, work.round, trajectory.sample, attempt)
         work.refused.append(kept_of(refused, key, answer, is_shared=ask.shared_by is not None))
+        return refused
 
     def _end(self, trajectory: Trajectory) -> None:
         open_pair = trajectory.open

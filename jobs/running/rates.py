@@ -30,6 +30,8 @@ from manifests.records import checked, fault_of, version_of
 from manifests.specs import EngineSpec
 
 RATES_VERSION = 1
+MOST = 2**53
+"""More of anything than a run counts, and as much as a float holds whole."""
 NO_RUN = "no run of this model on this device is known; `relabel plan --probe` asks a few rows"
 
 
@@ -149,5 +151,10 @@ def _file_name(key: Mapping[str, Any]) -> str:
 
 def _is_possible(rates: Rates) -> bool:
     speeds = (rates.prefill_tokens_per_s, rates.decode_tokens_per_s or 1.0)
-    counts = [number for seen in rates.stages.values() for number in asdict(seen).values()]
-    return all(math.isfinite(one) and one > 0 for one in speeds) and min(counts, default=0) >= 0 and rates.rows > 0
+    counts = [rates.rows, *(number for seen in rates.stages.values() for number in asdict(seen).values())]
+    return (
+        all(math.isfinite(one) and one > 0 for one in speeds)
+        and all(0 <= one < MOST for one in counts)
+        and rates.rows > 0
+        and all(0 < one.first_attempts <= one.answers for one in rates.stages.values())
+    )

@@ -124,11 +124,11 @@ def _locate(reference: str, cache: Path) -> Path:
     if path.is_file():
         raise ModelError(f"model {reference!r} is a file; expected {_FORMS}.")
     if colon and re.fullmatch(r"[a-z][a-z0-9+]+", scheme):
-        raise ModelError(f"model {reference!r}: no scheme {scheme!r}; expected {_FORMS}.{_hint(rest)}")
-    raise ModelError(f"model {reference!r}: there is no such directory here; expected {_FORMS}.{_hint(reference)}")
+        raise ModelError(f"model {reference!r}: no scheme {scheme!r}; expected {_FORMS}.{hub_hint(rest)}")
+    raise ModelError(f"model {reference!r}: there is no such directory here; expected {_FORMS}.{hub_hint(reference)}")
 
 
-def _hint(path: str) -> str:
+def hub_hint(path: str) -> str:
     """What a reference may have been meant as: a repository's name is a path too, and a spec's folder before it."""
     parts = path.rstrip("/").split("/")
     name = "/".join(parts[-2:])
@@ -140,7 +140,7 @@ def _hint(path: str) -> str:
 def _from_hub(reference: str, rest: str) -> Path:
     match = _HF.fullmatch(rest)
     if match is None:
-        raise ModelError(f"model {reference!r}: expected hf:org/name or hf:org/name@revision.")
+        raise ModelError(f"model {reference!r}: expected hf:org/name or hf:org/name@revision.{hub_hint(rest)}")
     hub = require("huggingface_hub", extra="cpu", purpose=f"The model {reference}")
     errors = require("huggingface_hub.errors", extra="cpu", purpose=f"The model {reference}")
     repo, revision = match.group("repo", "revision")
@@ -183,7 +183,7 @@ def _model_files(path: Path) -> Iterator[tuple[str, Path]]:
 def _read_index(file: Path) -> dict[str, list[Any]]:
     try:
         loaded = json.loads(file.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError):
         return {}  # a cache: what can't be read is made again
     return loaded if isinstance(loaded, dict) else {}
 

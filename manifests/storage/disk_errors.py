@@ -11,8 +11,13 @@ from pathlib import Path
 from manifests.errors import DiskFullError, RelabelError, StoreError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_REFUSALS = (*FULL, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENXIO, errno.ETIMEDOUT, errno.EACCES, errno.EPERM)
-"""What a disk or its rights do to any program; the other numbers may be of a call that was wrong."""
+_REFUSALS = (
+    *FULL,
+    *(errno.EIO, errno.EROFS, errno.ESTALE, errno.ENXIO, errno.ETIMEDOUT, errno.EACCES, errno.EPERM, errno.ENOTDIR),
+)
+"""What a disk, its rights or a file where a folder belongs do to any program; the other numbers may be of a call that
+was wrong.
+"""
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 

@@ -134,7 +134,8 @@ def test_one_stage_of_several(relabel: Callable[..., Any], job: Callable[..., No
     shown = relabel("ask", "job.yaml", "--stage", wanted)
     assert f"{wanted}: asked" in shown.out
     assert f"{stages[0]}: asked" not in shown.out
-    assert "nothing of that name was asked; there was" in relabel("ask", "job.yaml", "--stage", "none").err
+    relabel("ask", "job.yaml", "--stage", "none").refused(2, "--stage none: r3a has none of that name; it has intent, ")
+    assert "a dry run has no answers to go on from" in relabel("ask", "job.yaml", "--stage", wanted, "--dry-run").err
 
 
 def test_no_text_of_the_data_is_a_command_to_the_terminal(
@@ -142,10 +143,10 @@ def test_no_text_of_the_data_is_a_command_to_the_terminal(
 ) -> None:
     job("direct")
     rows = pq.read_table("pairs.parquet").to_pylist()
-    rows[0]["document"] = "a\x1b[31m\x07\u202eb\nc"
+    rows[0]["document"] = "a\x1b[31m\x07\u202eb\nc⟧ the template ⟦"
     pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
     shown = relabel("ask", "job.yaml", "--dry-run").out
-    assert "⟦a\\x1b[31m\\x07\\u202eb\nc⟧" in shown
+    assert "⟦a\\x1b[31m\\x07\\u202eb\nc\\u27e7 the template \\u27e6⟧" in shown
 
 
 @pytest.mark.parametrize(

@@ -167,12 +167,19 @@ def test_rates_that_cannot_be_used_are_left_aside_with_a_word(home: Home, broken
     assert broken.said in found["basis"]["seconds"]
 
 
-@pytest.mark.parametrize("rate", [0, -1.0, float("inf"), float("nan")])
-def test_rates_that_no_engine_has_are_none(home: Home, rate: float) -> None:
+@pytest.mark.parametrize(("rate", "count"), [(0, 0), (-1.0, -1), (float("inf"), 10**400), (float("nan"), 2**53)])
+def test_figures_that_no_engine_has_are_none(home: Home, rate: float, count: int) -> None:
     home.call("run", home.job("first", 0))
     (kept,) = home.kept
-    kept.write_text(json.dumps({**json.loads(kept.read_bytes()), "prefill_tokens_per_s": rate}))
+    held = json.loads(kept.read_bytes())
+    kept.write_text(json.dumps({**held, "prefill_tokens_per_s": rate}))
     assert home.estimate(home.job("second", 100))["seconds"] is None
+    (stage,) = held["stages"]
+    stages = {stage: {**held["stages"][stage], "answers": count}}
+    kept.write_text(json.dumps({**held, "stages": stages}))
+    assert home.estimate(home.job("third", 100))["seconds"] is None
+    kept.write_text(json.dumps({**held, "rows": count}))
+    assert home.estimate(home.job("fourth", 100))["seconds"] is None
 
 
 def test_an_output_in_another_precision_knows_no_rates(home: Home) -> None:

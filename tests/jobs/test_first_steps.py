@@ -20,8 +20,10 @@ import yaml
 
 from jobs.commands.doctor import EXTRAS, distributions_of
 from jobs.commands.setup import NEXT
+from jobs.fetching.models import fetch_model
 from manifests.errors import ModelError
 from manifests.models.references import resolve_model
+from manifests.storage.context import Storage
 from tests.jobs.test_demo import write_tiny_model
 
 
@@ -66,6 +68,13 @@ def test_a_model_s_name_that_is_refused_is_said_as_the_hub_s(folder: Path, refer
     with pytest.raises(ModelError) as refused:
         resolve_model(reference)
     assert str(refused.value).endswith(f"A model of the Hugging Face hub is written {meant}.")
+
+
+@pytest.mark.parametrize("host", ["huggingface.co", "hf.co"])
+def test_a_page_of_the_hub_is_said_as_its_model(folder: Path, host: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        fetch_model(f"https://{host}/Qwen/Qwen2.5-7B-Instruct/tree/main", Storage(), cache_dir=folder)
+    assert str(refused.value).endswith(" is written hf:Qwen/Qwen2.5-7B-Instruct.")
 
 
 def test_a_value_that_the_shell_took_for_a_file_is_explained(relabel: Callable[..., Any], folder: Path) -> None:
@@ -191,6 +200,23 @@ def test_doctor_tells_memory_providers_and_whether_student_and_teacher_could_sta
         assert done.code == 0
         assert f"{kind}: clock" in done.out
         shutil.rmtree("org")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_an_output_that_is_a_file_is_named(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    write_pairs()
+    Path("afile").touch()
+    found = relabel("doctor", write_job({"output": "afile"}), "--output", "json")
+    assert found.code == 3
+    assert found.json["job"]["output"].endswith("afile: a file, where the output wants a folder. Name another.")
+
+
+def test_a_chunk_of_the_job_that_init_writes_is_a_part_of_its_shard(relabel: Callable[..., Any], folder: Path) -> None:
+    """A stop keeps whole chunks: with one chunk a shard it would keep nothing of a first run that is slow."""
+    relabel("init")
+    assert yaml.safe_load(Path("job.yaml").read_text())["run"].get("chunk_rows") is None
 
 
 @pytest.mark.usefixtures("on_cpu")

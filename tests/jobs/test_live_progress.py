@@ -26,10 +26,32 @@ def refused(number: int, text: str = "No idea.", status: str = "format") -> Refu
 
 def test_refused_answers_are_counted_by_reason_and_the_last_one_is_kept() -> None:
     live = Live(in_flight=3, accepted=2)
-    live.refuse(refused(4))
-    live.refuse(refused(5, status="truncated"))
+    live.count([refused(4)])
+    live.count([refused(5, status="truncated")])
     assert live.answers_text() == "4 answered: 2 accepted, 2 refused (1 format, 1 truncated)"
     assert live.last_refused == refused(5, status="truncated")
+
+
+def test_an_answer_that_rows_share_counts_once_and_is_accepted_if_one_could_read_it() -> None:
+    live = Live()
+    live.count([refused(number) for number in range(FIRST_ANSWERS)])
+    assert live.answers_text() == "1 answered: 0 accepted, 1 refused (1 format)"
+    assert live.warning() is None
+    live.count([None, refused(5)])
+    assert live.answers_text() == "2 answered: 1 accepted, 1 refused (1 format)"
+    assert live.last_refused == refused(5)
+
+
+def test_the_answers_of_a_run_are_those_of_its_asks(
+    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path]
+) -> None:
+    write_pairs()
+    job = write_job({"engine": {"args": {"p_garbage": 0.3, "batch": 4}}, "labeler": {"name": "r3a"}})
+    found = relabel("run", job, "--output", "json").json
+    answers = found["answers"]
+    assert sum(answers["refused"].values()) > 0
+    assert answers["accepted"] + sum(answers["refused"].values()) == found["this_run"]["requests"]
+    assert found["this_run"]["in_vain"]["requests"] == 0
 
 
 def test_several_workers_add_up_and_survive_the_pipe() -> None:
@@ -57,9 +79,9 @@ def test_an_answer_is_shown_by_a_line_that_no_terminal_obeys(text: str, line: st
 def test_only_where_nothing_was_accepted_of_the_first_answers_a_run_says_so() -> None:
     live = Live()
     for number in range(FIRST_ANSWERS - 1):
-        live.refuse(refused(number))
+        live.count([refused(number)])
         assert live.warning() is None
-    live.refuse(refused(99, "I am a small model."))
+    live.count([refused(99, "I am a small model.")])
     assert (warning := live.warning()) is not None
     assert "none of the first 16 answers was accepted (format)" in warning
     assert warning.endswith("row 99, verdict, format: there is no <score>: I am a small model.")

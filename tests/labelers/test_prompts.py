@@ -72,6 +72,8 @@ def test_context_documents_are_listed_and_counted(tmp_path: Path) -> None:
         ("{{ query }}{{ document }}\n{% include 'scal.j2' %}", r"user.j2:2: no template 'scal.j2': known are user.j2"),
         ("{{ query }}{{ document }}\n{% include query %}", r"user.j2:2: include a file by its literal name"),
         ("{{ query }}{{ document }}\n{{ 1 // 0 }}", r"user.j2:2: "),
+        ("{{ query }}{{ document }}\n{% include 'user.j2' %}", r"user.j2:\d: maximum recursion depth exceeded"),
+        ("{{ query }}{{ document }}\n{{ 'x' * 10**18 }}", r"user.j2:2: "),
         ("{{ query }}{{ document }}\n{{ ''.__class__.__mro__ }}", r"user.j2:2: "),
     ],
 )
