@@ -72,7 +72,13 @@ class Recording:
             "sh",
             ["-c", line],
             cwd=self._folder,
-            env={**os.environ, "PATH": f"{self._folder}/bin:{os.environ['PATH']}", "TERM": "dumb", "COLUMNS": "100"},
+            env={
+                **os.environ,
+                "PATH": f"{self._folder}/bin:{os.environ['PATH']}",
+                "RELABEL_CACHE": f"{self._folder}/.cache",  # somebody new has no rates of earlier runs
+                "TERM": "dumb",
+                "COLUMNS": "100",
+            },
             encoding="utf-8",
             timeout=LONGEST_S,
             dimensions=(40, 100),
