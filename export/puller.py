@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lets DEST/current be a published bundle, with Python's standard library alone: `relabel pull` in one file to read.
+"""Lets DEST/current be a published bundle: `relabel pull` in one file, for Python 3.11 or newer without a package.
 
     python3 pull.py URL/NAME[@CHANNEL|@VERSION] DEST [--key FILE] [--keep 3] [--unhold] [--check-parity]
     python3 pull.py --rollback DEST [--to VERSION]
@@ -698,7 +698,7 @@ def download(store: FolderStore | WebStore, file: File, target: Path, partial: P
 def check_parity(version: Path) -> None:
     """Refuse a version that answers its reference pairs otherwise here than where it was made."""
     print("asking the reference pairs", file=sys.stderr)
-    line = [sys.executable, str(version / "load.py"), "--check"]
+    line = [sys.executable, "-P", str(version / "load.py"), "--check"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     code = done.returncode if done.returncode in (DONE, MISSING, GATE) else BAD
     said = (done.stderr.strip() or f"{version}: load.py ended with {done.returncode}.").splitlines()[-1]

@@ -88,7 +88,9 @@ def test_a_labeler_whose_templates_lie_elsewhere_is_refused(
     relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Elsewhere(labeler_class("direct")):  # type: ignore[misc]
-        template_digests = {"system.j2": "0" * 64}  # noqa: RUF012
+        def __init__(self, options: Any) -> None:
+            super().__init__(options)
+            self.template_digests = {"system.j2": "0" * 64}
 
     monkeypatch.setattr("labelers.template_files.labeler_class", lambda _: Elsewhere)
     from labelers.template_files import template_files

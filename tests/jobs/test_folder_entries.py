@@ -26,7 +26,7 @@ from tests.jobs.test_no_secret_shown import LEVEL, World, commands, made, world
 
 __all__ = ["made", "world"]
 LINES = {
-    "ask job_file": ("ask {job} --random 1000000 --dry-run", "{rows} rows, "),
+    "ask job_file": ("ask {job} --random 1000000 --dry-run", "{rows} row(s), "),
     "plan job_file": ("plan {job}", "rows           {rows} in {files} file(s)"),
     "run job_file": ("run {job}", "labelled     {rows}"),
     "retry job_file": ("retry {job}", "no plan there yet"),
