@@ -69,20 +69,20 @@ class Setting:
 SWEEP: dict[str, list[list[dict[str, Any]]]] = {
     "relabel": [
         [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
-        [{"epochs": 4}],
+        [{"epochs": 4}, {"epochs": 8}],
         [{"temperature": 2.0}],
     ],
     "relabel-gold": [
         [{"gold_weight": weight} for weight in (0.5, 0.9)],
-        [{"epochs": 4}],
+        [{"epochs": 4}, {"epochs": 8}],
     ],
     "st-mse": [
         [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
-        [{"epochs": 4}],
+        [{"epochs": 4}, {"epochs": 8}],
     ],
     "st-ce": [
         [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
-        [{"epochs": 4}],
+        [{"epochs": 4}, {"epochs": 8}],
     ],
 }
 """By side, stages of changes; each stage changes the best setting so far."""
