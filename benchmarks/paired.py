@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 RESAMPLES = 10_000
+Side = TypeVar("Side")
 
 
 class Ratio(NamedTuple):
@@ -35,7 +36,7 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return Ratio(statistics.median(ratios), medians[RESAMPLES * 25 // 1000], medians[RESAMPLES * 975 // 1000 - 1])
 
 
-def turns(sides: Sequence[str], round_number: int) -> list[str]:
+def turns(sides: Sequence[Side], round_number: int) -> list[Side]:
     """The order of the sides in a round: each begins as often as the others, so that a slow drift of the machine hits
     all alike.
     """

@@ -30,7 +30,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from distill.students.encoder import EncoderStudent, load_backbone
-from distill.students.logits import length_batches
+from distill.students.length_batches import length_batches
 from distill.students.score import Scorer
 from distill.students.student_record import StudentRecord
 from distill.students.students import StudentModel, load_student, student_files, write_student

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import export.loader
-from distill.students import query_counts
+from distill.students import length_batches, query_counts
 from distill.students.kinds import KINDS
 from distill.students.students import StudentModel
 from distill.students.texts import DecoderTexts
@@ -21,7 +21,11 @@ from manifests.errors import ModelError
 TOKENIZER = "tokenizer.json"
 LOADER = "load.py"
 FUTURE = "from __future__ import annotations\n"
-IMPORTED = "from distill.students.query_counts import query_counts"
+IMPORTED = {
+    "from distill.students.length_batches import batch_tokens_on, length_batches": length_batches,
+    "from distill.students.query_counts import query_counts": query_counts,
+}
+"""What the loader imports of this package, and the module whose text stands there in `load.py`."""
 
 
 def input_contract(student: StudentModel) -> InputContract:
@@ -64,9 +68,11 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
 
 
 def write_loader(folder: Path) -> None:
-    """Write `load.py`: the loader, with the text of the counts' module where it imports it here."""
-    body = inspect.getsource(query_counts).partition(FUTURE)[2].strip("\n")
-    (folder / LOADER).write_text(inspect.getsource(export.loader).replace(IMPORTED, body), encoding="utf-8")
+    """Write `load.py`: the loader, with the texts of the modules that it imports of this package."""
+    text = inspect.getsource(export.loader)
+    for line, module in IMPORTED.items():
+        text = text.replace(line, inspect.getsource(module).partition(FUTURE)[2].strip("\n"))
+    (folder / LOADER).write_text(text, encoding="utf-8")
 
 
 def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:

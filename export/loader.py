@@ -36,6 +36,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from distill.students.length_batches import batch_tokens_on, length_batches
 from distill.students.query_counts import query_counts
 
 NEEDS = "A bundle needs {}: pip install numpy onnxruntime tokenizers (on a GPU: onnxruntime-gpu, never both).\n"
@@ -77,8 +78,6 @@ TENSORRT_LIBRARIES = {
     "tensorrt": ("libnvinfer.so", "libnvinfer.so.10"),
     "tensorrt_rtx": ("libtensorrt_rtx.so", "libtensorrt_rtx.so.1"),
 }
-BATCH_TOKENS = 8192
-"""Tokens of a batch, padding included."""
 CHARACTERS_PER_TOKEN = 8
 """Characters of a long text that are tokenized at first for each token that is wanted; English
 prose has four or five.
@@ -323,19 +322,19 @@ class Student:
         self.session = open_session(path, self.provider, precision=self.precision, threads=threads)
 
     def probabilities(
-        self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS
+        self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int | None = None
     ) -> dict[str, np.ndarray]:
         """Calibrated distributions over grades.
 
         Args:
             pairs: (query, document) texts.
-            batch_tokens: tokens of a batch, padding included.
+            batch_tokens: tokens of a batch, padding included; by default what suits the provider.
         Returns:
             By head, float32 [B, K] in the order given.
         """
         rows = self.encoder.encode(pairs)
         found = {name: np.zeros((len(rows), grades), dtype=np.float32) for name, grades in self.heads.items()}
-        for places in length_batches([len(ids) for ids, _ in rows], batch_tokens):
+        for places in length_batches([len(ids) for ids, _ in rows], batch_tokens or batch_tokens_on(self.provider)):
             batch = self.encoder.collate([rows[place] for place in places])
             for name, values_BK in zip(self.heads, self.session.run(list(self.heads), batch), strict=True):
                 found[name][places] = values_BK
@@ -722,18 +721,6 @@ def default_threads(root: Path = Path("/")) -> int:
     """
     quota = cpu_quota(root)
     return usable_cores() if quota is None else max(1, min(usable_cores(), int(quota)))
-
-
-def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
-    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands
-    alone).
-    """
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    start = 0
-    while start < len(order):
-        size = max(1, batch_tokens // max(1, lengths[order[start]]))
-        yield order[start : start + size]
-        start += size
 
 
 def _capability() -> str | None:

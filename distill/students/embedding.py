@@ -7,13 +7,14 @@ Documents are hostile: text that spells a control token is encoded as the charac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 
+from distill.students.length_batches import batch_tokens_on, length_batches
 from manifests.errors import ModelError
 from manifests.extras import require
 
@@ -100,14 +101,15 @@ class Embedder:
     Args:
         folder: a model directory with safetensors, as `resolve_model` finds it.
         max_tokens: a text is cut to so many tokens; None for what the model takes.
-        batch_tokens: of a batch, padding included. Changes the last bits of a vector at most.
+        batch_tokens: of a batch, padding included; None for what suits the device. Changes the last bits of a vector at
+            most.
         device: what torch calls it; `auto` is a GPU where one is.
     Raises:
         ModelError: no encoder, or one whose vectors can't be made here.
         MissingExtraError: torch or transformers is not installed.
     """
 
-    def __init__(self, folder: Path, *, max_tokens: int | None, batch_tokens: int, device: str = "auto") -> None:
+    def __init__(self, folder: Path, *, max_tokens: int | None, batch_tokens: int | None, device: str = "auto") -> None:
         purpose = "relabel pairs similar"
         torch = require("torch", extra="cpu", purpose=purpose)
         transformers = require("transformers", extra="cpu", purpose=purpose)
@@ -123,7 +125,7 @@ class Embedder:
             raise ModelError(f"{folder}: no encoder that transformers can load: {exc}") from exc
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._module.to(self.device)
-        self._batch_tokens = batch_tokens
+        self._batch_tokens = batch_tokens or batch_tokens_on(self.device)
         limits = (
             max_tokens,
             self.settings.max_tokens,
@@ -139,7 +141,7 @@ class Embedder:
         prompt = self.settings.prompts[role]
         rows = self._token_rows([prompt + text for text in texts])
         found = np.empty((len(rows), self._module.config.hidden_size), np.float32)
-        for places in _batches(rows, self._batch_tokens):
+        for places in length_batches([len(row) for row in rows], self._batch_tokens):
             found[places] = self._vectors([rows[place] for place in places])
         return found
 
@@ -175,12 +177,3 @@ def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Po
 
     hidden_NTD = backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state
     return normalize(pool(hidden_NTD, mask_NT, pooling), dim=-1)
-
-
-def _batches(rows: Sequence[Sequence[int]], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of rows that share a batch, rows of like length together, the longest first."""
-    order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
-    while order:
-        count = max(1, batch_tokens // max(1, len(rows[order[0]])))
-        yield order[:count]
-        order = order[count:]

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distill.students.logits import BATCH_TOKENS, length_batches, softmax
+from distill.students.length_batches import batch_tokens_on, length_batches
+from distill.students.logits import softmax
 from distill.students.students import StudentModel
 from distill.students.token_rows import TokenRow, pad_multiple_for
 from manifests.errors import ModelError
@@ -49,12 +50,12 @@ class Scorer:
 
     Args:
         student: on its device, in eval mode.
-        batch_tokens: tokens of a batch, padding included.
+        batch_tokens: tokens of a batch, padding included; by default what suits the device.
     """
 
-    def __init__(self, student: StudentModel, *, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(self, student: StudentModel, *, batch_tokens: int | None = None) -> None:
         self.student = student
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = batch_tokens or batch_tokens_on(student.device)
         self._pad_multiple = pad_multiple_for(student.device)
 
     @property
@@ -82,15 +83,14 @@ class Scorer:
         """
         import torch
 
-        chosen: list[np.ndarray] = []
+        order: list[int] = []
         logits: list[dict[str, Any]] = []
         with torch.inference_mode():
             for places in length_batches([len(row.ids) for row in rows], self.batch_tokens):
                 logits.append(self._forward([rows[place] for place in places]))
-                chosen.append(places)
+                order += places
                 if not on_progress(len(places)):
                     return None
-            order = np.concatenate(chosen)
             # one transfer a head and block: a GPU is not waited for between batches
             found = {name: torch.cat([batch[name] for batch in logits]).float().cpu().numpy() for name in logits[0]}
         out = {}

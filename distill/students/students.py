@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self, cast
 import numpy as np
 
 from distill.students.kinds import KINDS
-from distill.students.logits import BATCH_TOKENS, logits_of_rows, softmax
+from distill.students.logits import logits_of_rows, softmax
 from distill.students.specs import DistillSpec
 from distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
 from distill.students.token_rows import PairTexts
@@ -118,7 +118,7 @@ class StudentModel:
     device: str
 
     def probabilities(
-        self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS
+        self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int | None = None
     ) -> dict[str, np.ndarray]:
         """Calibrated grade distributions of (query, document) pairs: by head, float32 [B, K], rows sum to 1, in the
         order given.
@@ -126,7 +126,7 @@ class StudentModel:
         logits = self.logits(pairs, batch_tokens=batch_tokens)
         return {name: softmax(values_BK / self.record.temperature.get(name, 1.0)) for name, values_BK in logits.items()}
 
-    def logits(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int = BATCH_TOKENS) -> dict[str, np.ndarray]:
+    def logits(self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int | None = None) -> dict[str, np.ndarray]:
         """Raw logits, float32 [B, K] by head, in the order given; rows of like length share a batch."""
         return logits_of_rows(
             self.module, self.texts, self.texts.encode(pairs), self.record.heads, batch_tokens=batch_tokens

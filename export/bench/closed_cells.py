@@ -66,7 +66,7 @@ def _measure(
     is_warm: bool,
     used_bytes: int | None,
 ) -> LatencyRow:
-    call, scope = _call(setting, run, cell)
+    call, scope = _call(setting, model, run, cell)
     is_watched = memory.reset_peak()
     timed = time_calls(call, seconds, is_warm=is_warm)
     peak_rss_bytes = memory.peak_rss_bytes() if is_watched else None
@@ -96,13 +96,13 @@ def _measure(
     return replace(row, pairs_per_s=mean, pairs_per_s_low=low, pairs_per_s_high=high)
 
 
-def _call(setting: Setting, run: Runner, cell: Cell) -> tuple[Callable[[int], object], str]:
+def _call(setting: Setting, model: BenchModel, run: Runner, cell: Cell) -> tuple[Callable[[int], object], str]:
     """What a cell calls, and what that covers."""
     if cell.tokens is not None:
         batch = fixed_batch(setting.encoder, cell.rows, cell.tokens)
         return lambda _: run(batch), "batch"
     if cell.preset == "table3":
-        answer = setting.server(run, setting.workload.draw(cell.rows, seed=setting.spec.seed))
+        answer = setting.server(run, setting.workload.draw(cell.rows, seed=setting.spec.seed), model.provider)
         return lambda _: answer(0, cell.rows), setting.scope
     rows = setting.workload.draw(cell.rows * REPLAYED_BATCHES, seed=setting.spec.seed).rows
     batches = [setting.encoder.collate(rows[start : start + cell.rows]) for start in range(0, len(rows), cell.rows)]

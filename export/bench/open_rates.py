@@ -57,7 +57,7 @@ def measure_sweep(setting: Setting, model: BenchModel, run: Runner, preset: Pres
     rows = SERVING_DOCUMENTS if preset == "serving" else 1
     bounds = bounds_of(spec, preset)
     requests = max(1, spec.max_batch // rows)
-    answer = setting.server(run, setting.workload)
+    answer = setting.server(run, setting.workload, model.provider)
     share_s = setting.budget.share(SWEEP_WEIGHT)
     start = time.perf_counter()
     full = time_calls(

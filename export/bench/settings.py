@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from distill.students.length_batches import batch_tokens_on, length_batches
 from export.bench.latency_facts import LatencyRow
 from export.bench.plans import BenchModel, Budget
 from export.bench.runners import Batch, OnnxRunner, Runner
 from export.bench.specs import BenchSpec
 from export.bench.workloads import TokenRow, Workload
 from export.bundles import Bundle
-from export.loader import AMX, BATCH_TOKENS, HINTS, OPENVINO, Encoder, cpu_flags, length_batches
+from export.loader import AMX, HINTS, OPENVINO, Encoder, cpu_flags
 from export.student_facts import StudentFacts
 from manifests.errors import MissingExtraError
 from manifests.extras import installed_versions
@@ -82,11 +83,11 @@ class Setting:
         """One of the bundle's graphs in onnxruntime on the CPU."""
         return OnnxRunner(self.bundle.folder / path, "cpu", threads=self.threads, outputs=self.heads)
 
-    def server(self, run: Runner, workload: Workload) -> Answer:
+    def server(self, run: Runner, workload: Workload, provider: str) -> Answer:
         """A server's work as the loader does it: tokenized where texts are known, batched by length, padded. Numbers
         wrap around.
         """
-        encoder, count = self.encoder, len(workload.rows)
+        encoder, count, batch_tokens = self.encoder, len(workload.rows), batch_tokens_on(provider)
 
         def answer(first: int, end: int) -> None:
             places = [place % count for place in range(first, end)]
@@ -95,7 +96,7 @@ class Setting:
                 rows = [workload.rows[place] for place in places]
             else:
                 rows = encoder.encode([workload.texts[place] for place in places])
-            for chosen in length_batches([len(ids) for ids, _ in rows], BATCH_TOKENS):
+            for chosen in length_batches([len(ids) for ids, _ in rows], batch_tokens):
                 run(encoder.collate([rows[place] for place in chosen]))
 
         return answer

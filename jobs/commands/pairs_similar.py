@@ -25,7 +25,12 @@ from manifests.storage.context import Storage
     "--threshold", type=Number(-1.0, 1.0), default=0.4, show_default=True, help="A chunk is similar above this cosine."
 )
 @click.option("--max-tokens", type=click.IntRange(min=8), help="Cut a text there. Default: what the model takes.")
-@click.option("--batch-tokens", type=click.IntRange(min=1), default=8192, show_default=True, help="Tokens of a batch.")
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(min=1),
+    show_default="1024 on a CPU, 8192 on a GPU",
+    help="Tokens of a batch, padding included.",
+)
 @click.option(
     "--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1."
 )
@@ -38,7 +43,7 @@ def similar(
     model: str,
     threshold: float,
     max_tokens: int | None,
-    batch_tokens: int,
+    batch_tokens: int | None,
     device: str,
     shard: str | None,
     force: bool,

@@ -52,7 +52,7 @@ class ScoreOptions:
     limit: int | None
     shards: int
     chunk_rows: int
-    batch_tokens: int
+    batch_tokens: int | None
     device: str
     dtype: str | None
     precision: str | None
@@ -95,8 +95,7 @@ class ScoreOptions:
 @click.option(
     "--batch-tokens",
     type=click.IntRange(1),
-    default=8192,
-    show_default=True,
+    show_default="1024 on a CPU, 8192 on a GPU",
     metavar="N",
     help="Tokens of a batch, padding included.",
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from distill.students.length_batches import length_batches
 from distill.students.student_record import STUDENT_NAME, StudentRecord
 from distill.students.token_rows import TokenRow
 from export.bench.fastest import ChosenPrecision, choose_precision
@@ -25,7 +26,6 @@ from export.loader import (
     check_files,
     choose_openvino,
     cpu_flags,
-    length_batches,
 )
 from export.parity_records import read_parity
 from export.sessions import provider_here

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from distill.students.heads import NODE_HEADS
+from distill.students.length_batches import batch_tokens_on
 from distill.students.token_rows import TokenRow
 from export.loader import OPENVINO
 from jobs.planning.jobs import Job
@@ -82,7 +83,7 @@ class ScoreRequest:
     limit: int | None
     shards: int
     chunk_rows: int
-    batch_tokens: int
+    batch_tokens: int | None
     device: str
     dtype: str | None = None
     precision: str | None = None
@@ -140,7 +141,10 @@ def _args(request: ScoreRequest, say: Callable[[str], None]) -> StudentArgs | Bu
             say(f"precision {choice.precision} on {provider}: {choice.reason}")
         runtime = OPENVINO if provider == OPENVINO else None
         return BundleArgs(
-            batch_tokens=request.batch_tokens, device=provider, precision=choice.precision, runtime=runtime
+            batch_tokens=request.batch_tokens or batch_tokens_on(provider),
+            device=provider,
+            precision=choice.precision,
+            runtime=runtime,
         )
     if request.precision is not None:
         raise UsageError(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator
 from typing import ClassVar, Literal
 
 from distill.students.heads import NODE_HEADS
-from distill.students.logits import BATCH_TOKENS
+from distill.students.length_batches import CPU_BATCH_TOKENS
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, Message
 from manifests.labels import Label, LabelColumn, Pair
 from manifests.specs import EngineArgs, LabelerOptions
@@ -24,8 +24,10 @@ class StudentArgs(EngineArgs):
 
     speed_only: ClassVar[frozenset[str]] = frozenset({"batch_tokens", "device"})
 
-    batch_tokens: int = BATCH_TOKENS
-    """Tokens of a batch, padding included. Changes the last bits of a score at most."""
+    batch_tokens: int | None = None
+    """Tokens of a batch, padding included; by default what suits the device. Changes the last bits of a score at
+    most.
+    """
     device: str = "auto"
     """What torch calls it; `auto` is a GPU where one is."""
     dtype: Dtype = "float32"
@@ -39,7 +41,7 @@ class BundleArgs(EngineArgs):
 
     speed_only: ClassVar[frozenset[str]] = frozenset({"device"})
 
-    batch_tokens: int = BATCH_TOKENS
+    batch_tokens: int = CPU_BATCH_TOKENS
     """Tokens of a batch, padding included."""
     device: str = "cpu"
     """The provider: `cpu`, `cuda` or `openvino`."""

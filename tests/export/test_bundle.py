@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,10 @@ def test_the_folder_is_sealed_and_says_what_it_is(bundle: Path, student: Path) -
     assert facts["made_by"]["models"]["int8"]["quantized"] == 12  # two layers of six matrices; the heads stay float
     assert facts["made_by"]["models"]["int8-static"]["calibration_batches"] > 0
     written, text = (bundle / "load.py").read_text(), Path(loader.__file__).read_text()
-    before, _, behind = text.partition(IMPORTED)
-    assert written.startswith(before)
-    assert written.endswith(behind)
+    places = [text.index(line) for line in IMPORTED]
+    assert places == sorted(places)
+    assert written.startswith(text[: places[0]])
+    assert written.endswith(text[places[-1] + len(list(IMPORTED)[-1]) :])
     nodes = [node for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name if isinstance(node, ast.Import) else node.module for node in nodes for alias in node.names}
     assert {str(name).partition(".")[0] for name in names} - sys.stdlib_module_names == {
@@ -180,6 +182,7 @@ def test_dynamic_int8_of_a_decoder_leaves_matrices_that_narrow_in_float(decoder_
     assert left == [shape for shape in whole if shape[0] > shape[1]]
 
 
+@pytest.mark.full
 def test_a_value_far_outside_the_others_before_a_matrix_that_narrows_does_not_spoil_a_decoders_int8(
     decoder: Path, graded_file: Path, tmp_path: Path
 ) -> None:
@@ -313,3 +316,19 @@ def test_tritons_view_parses_as_tritons_own_config_and_holds_the_models(bundle: 
         assert config.max_batch_size >= 32
         precision = view.partition("-")[2]
         assert (folder / "1" / "model.onnx").read_bytes() == (bundle / FILES[precision]).read_bytes()
+
+
+def test_a_cpu_is_asked_small_batches_unless_others_are_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, sizes = loader.Student(bundle), []
+
+    def run(names: list[str], batch: dict[str, Any]) -> Any:
+        sizes.append(batch["input_ids"].size)
+        return inner(names, batch)
+
+    inner = asked.session.run
+    monkeypatch.setattr(asked, "session", SimpleNamespace(run=run))
+    pairs = [("red shoe", "a red running shoe")] * 2000
+    for more, limit in (({}, 1024), ({"batch_tokens": 3000}, 3000)):
+        sizes.clear()
+        asked.probabilities(pairs, **more)
+        assert 0.9 * limit < max(sizes) <= limit

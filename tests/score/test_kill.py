@@ -78,7 +78,7 @@ def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return pairs, committed(folder / "out")
 
 
-@pytest.mark.parametrize("failpoint", ["after_labels", "after_receipt:5"])
+@pytest.mark.parametrize("failpoint", [pytest.param("after_labels", marks=pytest.mark.full), "after_receipt:5"])
 def test_a_killed_run_ends_with_the_bytes_of_one_left_alone(
     undisturbed: tuple[Path, dict[str, str]], tiny: Path, tmp_path: Path, failpoint: str
 ) -> None:

@@ -76,6 +76,29 @@ def test_a_rows_score_depends_on_no_other_row(student: StudentModel, batch_token
         assert values.dtype == np.float32
 
 
+def test_a_cpu_is_asked_small_batches_unless_others_are_named(
+    student: StudentModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def forward(**batch: Any) -> Any:
+        sizes.append(batch["input_ids"].numel())
+        return inner(**batch)
+
+    inner = student.module.forward
+    monkeypatch.setattr(student.module, "forward", forward)
+    many = PAIRS * (6000 // len(PAIRS))
+    ways = {
+        1024: [lambda: Scorer(student).score(Scorer(student).encode(many)), lambda: student.probabilities(many)],
+        3000: [lambda: scored(student, 3000, many), lambda: student.probabilities(many, batch_tokens=3000)],
+    }
+    for limit, calls in ways.items():
+        for call in calls:
+            sizes.clear()
+            call()
+            assert 0.9 * limit < max(sizes) <= limit
+
+
 def test_the_same_block_gives_the_same_bits(student: StudentModel) -> None:
     first, second = scored(student, 60), scored(student, 60)
     assert all((first[name] == second[name]).all() for name in first)
