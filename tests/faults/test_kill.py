@@ -73,6 +73,7 @@ def test_killed_at_every_failpoint_and_run_again_equals_an_undisturbed_run(
     sweep(some(schedules, short=13 if where == "local" else 3), attempt, share=0.08)
 
 
+@pytest.mark.full("s3")
 def test_killed_at_a_random_instant_and_run_again_equals_an_undisturbed_run(
     new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
 ) -> None:

@@ -17,6 +17,7 @@ from tests.faults.forks import Setup
 from tests.faults.places import ROWS, SLOW, Place
 
 
+@pytest.mark.full("s3")
 def test_two_workers_that_race_for_every_chunk_commit_each_once(
     new_place: Places, where: str, expected: dict[str, str], sweep: Sweep, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_four_workers_at_once_lose_and_double_nothing(
     sweep(range(count(full=6, short=1)), attempt, at_a_time=1)
 
 
+@pytest.mark.full("s3")
 def test_a_worker_that_sleeps_past_its_lease_and_wakes_changes_nothing(
     new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
 ) -> None:

@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -258,12 +260,18 @@ def _published(relabel: Callable[..., Any]) -> None:
 
 
 def _bundled(relabel: Callable[..., Any]) -> None:
-    """A tiny student and its bundle."""
+    """A tiny student and its bundle, exported once."""
     _taught(relabel)
-    assert relabel(*EXPORT.split()).code == 0
+    if not EXPORTED:
+        assert relabel(*EXPORT.split()).code == 0
+        EXPORTED.append(tempfile.TemporaryDirectory())
+        shutil.copytree("bundle", EXPORTED[0].name, dirs_exist_ok=True)
+    shutil.copytree(EXPORTED[0].name, "bundle", dirs_exist_ok=True)
 
 
 EXPORT = "export student --to bundle --pairs pairs.parquet --provider cpu"
+EXPORTED: list[tempfile.TemporaryDirectory[str]] = []
+"""The bundle of `EXPORT`, once it was made."""
 
 CALLS = [
     ("init new.yaml", _nothing, 0),

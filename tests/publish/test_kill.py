@@ -180,7 +180,14 @@ def command(*arguments: str | Path, failpoint: str = "") -> subprocess.Completed
     return subprocess.run(call, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("failpoint", ["during_upload", "after_objects", "after_version", "after_channel"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "during_upload",
+        "after_version",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("after_objects", "after_channel")),
+    ],
+)
 def test_a_real_publish_killed_is_ended_by_the_same_command(
     url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str
 ) -> None:
@@ -194,7 +201,14 @@ def test_a_real_publish_killed_is_ended_by_the_same_command(
     assert served_text(tmp_path / "dest") == "two"
 
 
-@pytest.mark.parametrize("failpoint", ["during_download", "before_unpacked", "before_switch", "after_switch"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "during_download",
+        "before_switch",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("before_unpacked", "after_switch")),
+    ],
+)
 def test_a_real_pull_killed_is_ended_by_the_same_command(
     url: str, tmp_path: Path, bundles: dict[str, Path], failpoint: str
 ) -> None:

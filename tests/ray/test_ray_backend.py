@@ -36,6 +36,7 @@ def start(job: Path, cluster: Any, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.full
 def test_a_poisonous_row_is_found_on_the_cluster_too_and_gpus_are_counted(cluster: Any, tmp_path: Path) -> None:
     job = write_job(tmp_path, poison=(20,), crash="kill")
     process = start(job, cluster)
@@ -87,6 +88,7 @@ def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_
     assert SECRET not in out + said
 
 
+@pytest.mark.full
 def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_driver_has(
     cluster: Any, tmp_path: Path
 ) -> None:

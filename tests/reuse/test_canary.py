@@ -213,7 +213,7 @@ def test_a_worker_that_waits_for_the_canary_of_another_still_keeps_its_deadline(
     assert not (days.out("tuesday") / "receipts").exists()
 
 
-@pytest.mark.parametrize(("more", "code"), [((), 20), (("--workers", "1"), 4)])
+@pytest.mark.parametrize(("more", "code"), [((), 20), pytest.param(("--workers", "1"), 4, marks=pytest.mark.full)])
 def test_an_engine_that_hangs_at_the_canary_ends_the_run(days: Days, more: tuple[str, ...], code: int) -> None:
     rows = rows_of(4, 5)
     days.run("monday", rows)

@@ -130,6 +130,7 @@ def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_
     assert relabel("run", job).returncode == 10
 
 
+@pytest.mark.full
 def test_a_run_killed_in_the_middle_is_taken_up_and_ends_byte_for_byte_as_an_undisturbed_one(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str]
 ) -> None:
@@ -152,7 +153,7 @@ def test_a_run_killed_in_the_middle_is_taken_up_and_ends_byte_for_byte_as_an_und
     assert {name: now[name] for name in left} == left
 
 
-@pytest.mark.parametrize("failpoint", ["before_receipt:3", "before_manifest:1"])
+@pytest.mark.parametrize("failpoint", ["before_receipt:3", pytest.param("before_manifest:1", marks=pytest.mark.full)])
 def test_killed_at_a_failpoint_and_run_again_equals_an_undisturbed_run(
     write_job: Callable[..., Path],
     relabel: Callable[..., Outcome],
@@ -169,6 +170,7 @@ def test_killed_at_a_failpoint_and_run_again_equals_an_undisturbed_run(
     assert relabel("verify", job).returncode == 0
 
 
+@pytest.mark.full
 def test_four_workers_that_race_lose_and_double_nothing(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_an_object_that_is_no_lease_is_reported(open_fresh: Callable[..., Object
         store.lock("shard-00000", "shard 0").acquire()
 
 
+@pytest.mark.full
 def test_a_cron_tick_that_meets_a_live_lease_ends_at_once_and_a_sleeper_that_wakes_replaces_doubles_and_loses_nothing(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, open_fresh: Callable[..., ObjectRunStore]
 ) -> None:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from manifests.storage.context import Storage
 from manifests.storage.object_run_store import open_object_run_store
 from tests.s3.conftest import ROWS, Outcome
@@ -35,6 +37,7 @@ def test_a_run_on_s3_takes_over_from_s3_and_two_outputs_there_are_merged_into_on
     assert relabel("verify", f"{s3}/merged").returncode == 0
 
 
+@pytest.mark.full
 def test_a_merge_on_s3_follows_a_source_that_was_retried_and_one_that_was_done_again(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_restart_for_a_url_that_is_killed_leaves_a_whole_student_or_none_and_g
     assert distill() == 10
 
 
+@pytest.mark.full
 def test_a_student_that_only_waits_to_be_copied_gives_way_to_one_that_came_meanwhile(
     student_yaml: Callable[..., Path],
     relabel: Callable[..., Outcome],

@@ -8,11 +8,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.s3.conftest import ROWS, Outcome, call, labels
 
 POISON = "size 0, for number 7"
 
 
+@pytest.mark.full
 def test_a_row_that_kills_workers_on_s3_is_set_aside_and_the_leases_of_the_dead_hold_nobody_up(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
 ) -> None:

@@ -130,6 +130,7 @@ def test_an_engine_that_hangs_at_whatever_it_is_asked_is_given_up_and_no_row_is_
     assert not (tmp_path / "out" / "quarantine").exists()
 
 
+@pytest.mark.full
 def test_a_poisonous_row_in_a_retry_is_set_aside_again_and_the_round_is_the_one_that_was_begun(tmp_path: Path) -> None:
     job = write_job(tmp_path, rows=24, poison=(9,), p_garbage=0.6, crash="kill")
     assert relabel(job, "--workers", "1")[0] == 0
@@ -155,6 +156,7 @@ def test_three_crashes_at_the_start_fail_the_run_with_the_last_words_and_the_log
     assert log.read_text().count("the engine went down") == 3
 
 
+@pytest.mark.full
 def test_an_engine_that_hangs_while_it_starts_is_given_up(tmp_path: Path) -> None:
     job = write_job(tmp_path, crash="hang_start", run={"start_timeout_s": 3.0})
     code, report, _ = relabel(job, "--workers", "1")
@@ -162,6 +164,7 @@ def test_an_engine_that_hangs_while_it_starts_is_given_up(tmp_path: Path) -> Non
     assert "did not start (run.start_timeout_s is 3)" in report["message"]
 
 
+@pytest.mark.full
 def test_where_every_row_brings_the_engine_down_the_run_fails_and_does_not_quarantine_the_input(tmp_path: Path) -> None:
     job = write_job(tmp_path, rows=30, poison=range(30), crash="kill")
     code, report, said = relabel(job, "--workers", "2")
@@ -182,6 +185,7 @@ def test_an_engine_that_fails_at_anything_blames_no_row(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "quarantine").exists()
 
 
+@pytest.mark.full
 def test_crashes_at_random_set_no_row_aside_while_commits_come_between(
     tmp_path: Path, undisturbed: dict[str, str]
 ) -> None:
@@ -282,6 +286,7 @@ def test_a_supervisor_killed_by_kill_9_leaves_no_process_behind(
     assert files(job) == undisturbed
 
 
+@pytest.mark.full
 def test_a_worker_that_is_killed_by_hand_is_started_again(tmp_path: Path, undisturbed: dict[str, str]) -> None:
     job = write_job(tmp_path, p_slow=1.0, slow_s=0.3, capacity=4)
     process = subprocess.Popen(
