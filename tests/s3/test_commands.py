@@ -260,7 +260,7 @@ def test_a_store_that_stays_down_ends_in_20_with_all_progress_kept(
     undisturbed: dict[str, str],
     through: Callable[..., seaweed.Proxy],
 ) -> None:
-    job = write_job({"run": {"store_retry_s": 1}})
+    job = write_job({"run": {"store_retry_s": 1, "lease_s": 5}})
     commits = 0
 
     def decide(exchange: seaweed.Exchange) -> str:
