@@ -2,13 +2,15 @@
 on the same weights by both: real pairs in batches of 32, one thread, processes in turns.
 
     python -m benchmarks.openvino_vs_onnxruntime BUNDLE PAIRS.parquet [--document title] [--pairs 5120] [--round 256]
-        [--hf FOLDER --onnx PYTHON --openvino PYTHON]
+        [--one-call] [--hf FOLDER --onnx PYTHON --openvino PYTHON]
 
 Each side is a process of its own that has answered once before; a round is so many pairs in batches of 32 in the order
-of the file, asked of one side after the other, the order turning. Timed is the process's CPU time from texts to
-probabilities; of a bundle's sides also the model's share, behind tokenizing and padding. The figure is the median over
-rounds of (CPU seconds of onnxruntime fp32) / (CPU seconds of the side). All answers are held against those of
-onnxruntime fp32.
+of the file, asked of one side after the other, the order turning. With --one-call a round is one call, as a program
+makes it that has many pairs: both sides sort by length, a bundle in batches of its own size, `CrossEncoder` of 32.
+
+Timed is the process's CPU time from texts to probabilities; of a bundle's sides also the model's share, behind
+tokenizing and padding. The figure is the median over rounds of (CPU seconds of onnxruntime fp32) / (CPU seconds of the
+side). All answers are held against those of onnxruntime fp32.
 
 FOLDER is what `relabel export --format hf` wrote of the bundle's student (pooling cls); the interpreters are of
 environments with `sentence-transformers[onnx]` and `[openvino]`, whose optimum packages bound transformers differently.
@@ -55,7 +57,7 @@ for line in sys.stdin:
     print(json.dumps([clock() - start, spent[0], found]), file=out, flush=True)
 """
 OURS = """
-def make(folder, provider, precision):
+def make(folder, provider, precision, batch_tokens):
     sys.path.insert(0, folder)
     from load import Student
     student = Student(folder, provider=provider, precision=precision, threads=1)
@@ -69,7 +71,7 @@ def make(folder, provider, precision):
 
     student.session = type("Timed", (), {"run": staticmethod(timed)})
     about = f"{student.precision} on {student.provider}"
-    return (lambda batch: student.probabilities(batch, batch_tokens=1 << 30)["relevance"]), about
+    return (lambda batch: student.probabilities(batch, batch_tokens=int(batch_tokens) or None)["relevance"]), about
 """
 THEIRS = """
 def make(folder, backend, hint):
@@ -85,7 +87,7 @@ def make(folder, backend, hint):
 
     def answer(batch):
         pairs, how = [tuple(pair) for pair in batch], {"apply_softmax": True, "show_progress_bar": False}
-        return model.predict(pairs, batch_size=len(batch), **how)
+        return model.predict(pairs, batch_size=32, **how)
 
     return answer, f"CrossEncoder {backend} {hint}"
 """
@@ -136,6 +138,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5120)
     parser.add_argument("--round", type=int, default=256, help="pairs of a round")
     parser.add_argument("--sides", default="cpu fp32,cpu int8,openvino fp32,openvino bf16")
+    parser.add_argument("--one-call", action="store_true", help="a round's pairs in one call")
     parser.add_argument("--hf")
     parser.add_argument("--onnx")
     parser.add_argument("--openvino")
@@ -143,8 +146,9 @@ def main() -> None:
     rows = pq.read_table(args.pairs_file).slice(0, args.pairs).to_pylist()
     columns = args.document.split("+")
     pairs = [(row["query"], "\n\n".join(row[column] or "" for column in columns)) for row in rows]
+    batch_tokens = "0" if args.one_call else str(1 << 30)  # 0: the bundle's own
     sides = {
-        name.replace("cpu", "onnxruntime"): Side(sys.executable, OURS, args.bundle, *name.split())
+        name.replace("cpu", "onnxruntime"): Side(sys.executable, OURS, args.bundle, *name.split(), batch_tokens)
         for name in args.sides.split(",")
     }
     if args.hf:
@@ -153,13 +157,14 @@ def main() -> None:
             sides[f"CrossEncoder openvino {hint}"] = Side(args.openvino, THEIRS, args.hf, "openvino", hint)
     for name, side in sides.items():
         print(f"{name}: {side.about}", flush=True)
-    batches = [pairs[start : start + BATCH] for start in range(0, len(pairs), BATCH)]
+    size = args.round if args.one_call else BATCH
+    batches = [pairs[start : start + size] for start in range(0, len(pairs), size)]
     whole: dict[str, list[float]] = {name: [] for name in sides}
     model: dict[str, list[float]] = {name: [] for name in sides}
     answers: dict[str, list[np.ndarray]] = {name: [] for name in sides}
     for side in sides.values():
         side.ask(batches)  # every width has come by: OpenVINO makes code for each
-    step = max(1, args.round // BATCH)
+    step = max(1, args.round // size)
     for number, start in enumerate(range(0, len(batches), step)):
         for name in turns(list(sides), number):
             cpu_s, model_s, found = sides[name].ask(batches[start : start + step])
