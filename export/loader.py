@@ -924,6 +924,9 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as exc:
         sys.stderr.write(NEEDS_OPENVINO if exc.name == OPENVINO else NEEDS.format(exc.name))
         return 4
+    except ImportError as exc:
+        sys.stderr.write(f"A library that is installed can't be imported: {exc}\n")
+        return 4
     except BundleError as exc:
         sys.stderr.write(f"{exc}\n")
         return 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 CPU_BATCH_TOKENS = 1024
-"""A CPU's caches hold what a model makes of no more: with 8,192 MiniLM takes 1.3 to 1.7 times the CPU time
+"""A CPU's caches hold what a model makes of no more: with 8,192 MiniLM takes 1.3 to 1.6 times the CPU time
 (benchmarks/batch_tokens_cpu_2026-11-24.md).
 """
 GPU_BATCH_TOKENS = 8192

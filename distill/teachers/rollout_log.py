@@ -119,7 +119,9 @@ class RolloutLog:
             ManifestError: a part is missing, or not as it was written.
         """
         parts = held.get("parts", {})
-        self._parts = dict(parts) if isinstance(parts, Mapping) else dict.fromkeys(parts)
+        self._parts = (
+            {name: held.get("digests", {}).get(name) for name in parts} if isinstance(parts, list) else dict(parts)
+        )
         self._pending = []
         self.edges = [list(one) for one in held.get("edges", [])]
         self.counts = RolloutCounts(**held.get("counts", {}))

@@ -77,7 +77,8 @@ class Setting:
             if model.provider == "cpu" or not self.spec.allows_fallback:
                 raise
         self.say(f"{model.name}: not to be had here, so on the CPU")
-        return BenchModel(model.asked, "cpu", model.precision, model.path), self.open_on_cpu(model.path)
+        precision = "fp32" if model.provider == OPENVINO else model.precision  # what OpenVINO rounds is the fp32 file
+        return BenchModel(model.asked, "cpu", precision, model.path), self.open_on_cpu(model.path)
 
     def open_on_cpu(self, path: str) -> Runner:
         """One of the bundle's graphs in onnxruntime on the CPU."""

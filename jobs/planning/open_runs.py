@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 from jobs.planning.jobs import Job
 from manifests.inputs.dataset import Dataset
-from manifests.runs.plans import Plan
+from manifests.runs.plans import Plan, load_plan
 from manifests.runs.readings import Readings
 from manifests.runs.run_folder import RunFolder
 from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import open_run_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +26,16 @@ class OpenRun:
     folder: RunFolder
     readings: Readings
     was_planned_now: bool
+
+
+def other_rounds(job: Job) -> Iterator[RunFolder]:
+    """The rounds of a search beside the one whose job this is, as far as they were planned; none for other jobs."""
+    if job.ledger is None:
+        return
+    for number in count(1):
+        root = f"{job.ledger}/round-{number}"
+        store = open_run_store(root, job.storage, single_writer=job.spec.run.single_writer)
+        if (plan := load_plan(store)) is None:
+            return
+        if root != job.spec.output:
+            yield RunFolder(store, plan)

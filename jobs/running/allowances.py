@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Iterable, Sequence
 
-from jobs.planning.open_runs import OpenRun
+from jobs.planning.open_runs import OpenRun, other_rounds
 from manifests.asks import Answer, Ask, Engine, Request
 from manifests.charges import Charge, CountsCharges, most_output_tokens, most_prompt_tokens
 from manifests.engine_options import PaidByToken, price_of
@@ -193,7 +193,9 @@ def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | 
 
 
 def _told_by_receipts(opened: OpenRun, tally: Tally | None = None) -> Charge:
-    tokens = (tally or opened.folder.snapshot().tally).tokens
+    tallies = [tally or opened.folder.snapshot().tally]
+    tallies += [folder.snapshot().tally for folder in other_rounds(opened.job)]
+    tokens = [sum(counts) for counts in zip(*(one.tokens for one in tallies), strict=True)]
     return Charge(sum(tokens), price_of(opened.job.spec.engine.args, *tokens) or 0.0)
 
 

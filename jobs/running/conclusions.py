@@ -136,7 +136,7 @@ def conclude(session: Session) -> RunReport:
     if is_complete:
         found, was_finished_now = _finish(opened, found, manifest)
         if was_finished_now:
-            _sweep(opened.store, has_batches=session.is_retry)
+            _sweep(opened.store, keeps_batches=session.is_retry)
     failed = found.tally.num_quarantined / opened.plan.rows
     seen = session.left.seen if found.etags is listed else opened.folder.attempts_in(found.etags)
     progress.settle(session.own_receipts(found, seen))
@@ -207,16 +207,18 @@ def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> t
         lock.release()
 
 
-def _sweep(store: RunStore, *, has_batches: bool) -> None:
+def _sweep(store: RunStore, *, keeps_batches: bool) -> None:
     """Remove what a run needs until it is finished: what killed workers said of themselves, refused answers, batches.
 
     Args:
-        has_batches: others may be at theirs, though every chunk is in.
+        keeps_batches: others may be at theirs, though every chunk is in.
     """
-    with contextlib.suppress(OSError, RelabelError):
+    failed = contextlib.suppress(OSError, RelabelError)
+    with failed:
         refused = [name for name, _ in refused_files(store)]
-        for name in [*store.names(LIVE), *refused, *([] if has_batches else store.names(BATCHES))]:
-            store.remove(name)
+        for name in [*store.names(LIVE), *refused, *([] if keeps_batches else store.names(BATCHES))]:
+            with failed:
+                store.remove(name)
 
 
 def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from jobs.running.counts import Progress
-from jobs.running.live import Live
+from jobs.running.live import MOST, Live
 from manifests.digests import readable_json
 from manifests.errors import RelabelError
 from manifests.records import checked, plain, version_of
@@ -63,7 +62,9 @@ class WorkerState:
     def is_possible(self) -> bool:
         """Whether a worker can have written it: no time that is none, no number that is none or below nothing."""
         counts = self.seconds, self.pairs, self.requests, self.prompt_tokens, self.output_tokens
-        return self.age_s >= 0 and all(0 <= one < math.inf for one in (*counts, *self.live.work))
+        return self.age_s >= 0 and all(
+            0 <= one < MOST for one in (*counts, *self.live.work, *self.live.counts, *self.statuses.values())
+        )
 
     @property
     def is_stale(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from jobs.planning.open_runs import OpenRun
 from jobs.running.auto_options import options_begun_with
 from jobs.running.counts import Progress
-from jobs.running.live import StageSeen
+from jobs.running.live import MOST, StageSeen
 from manifests.asks import EngineFacts
 from manifests.cpus import device_names
 from manifests.digests import digest_of
@@ -30,8 +30,6 @@ from manifests.records import checked, fault_of, version_of
 from manifests.specs import EngineSpec
 
 RATES_VERSION = 1
-MOST = 2**53
-"""More of anything than a run counts, and as much as a float holds whole."""
 NO_RUN = "no run of this model on this device is known; `relabel plan --probe` asks a few rows"
 
 
@@ -156,5 +154,5 @@ def _is_possible(rates: Rates) -> bool:
         all(math.isfinite(one) and one > 0 for one in speeds)
         and all(0 <= one < MOST for one in counts)
         and rates.rows > 0
-        and all(0 < one.first_attempts <= one.answers for one in rates.stages.values())
+        and all(0 <= one.first_attempts <= one.answers > 0 for one in rates.stages.values())
     )

@@ -98,10 +98,8 @@ class BudgetEntry:
 
     def knowing(self, receipts: Charge) -> BudgetEntry:
         """The same, with what receipts tell beyond it: of calls that had no budget."""
-        more = receipts.tokens - self.taken.tokens
-        if more <= 0:
-            return self
-        unknown = Charge(more, receipts.cost * more / receipts.tokens)
+        more = receipts.minus(self.taken)
+        unknown = Charge(max(0, more.tokens), max(0.0, more.cost))
         return replace(self, taken=self.taken.plus(unknown), spent=self.spent.plus(unknown))
 
 

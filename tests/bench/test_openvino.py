@@ -86,3 +86,22 @@ def test_answers_that_strayed_are_a_finding(
 
 def _strict(checked: loader.Checked) -> loader.Checked:
     return loader.Checked(checked.student, -1.0, checked.differences)
+
+
+def test_where_a_cpu_does_not_compute_bf16_the_row_of_its_stand_in_says_fp32(
+    relabel: Callable[..., Any], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+    opened = loader.open_session
+
+    def refuses(path: Path, provider: str, **options: Any) -> Any:
+        if provider == "openvino":
+            raise loader.BundleError("openvino computes in f32 on this CPU, not in bf16.")
+        return opened(path, provider, **options)
+
+    monkeypatch.setattr("export.bench.runners.open_session", refuses)
+    line = ("--seconds", "1", "--threads", "1", "--batches", "1", "--to", "results", "--output", "json")
+    done = relabel("bench", "bundle", "--providers", "openvino", "--precisions", "bf16", "--allow-fallback", *line)
+    assert done.code == 0, done
+    facts = read_latency(Path("results/latency.json").read_bytes(), "here")
+    assert [(one.provider, one.precision) for one in facts.models] == [("cpu", "fp32")]

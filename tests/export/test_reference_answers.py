@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,20 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(bundle: Path, t
     assert done.returncode == 4, done.stderr
     assert done.stderr.startswith(f"A bundle needs {missing}: pip install numpy onnxruntime tokenizers")
     assert "Traceback" not in done.stderr
+
+
+def test_a_library_that_is_broken_is_not_taken_for_a_damaged_bundle(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('libfoo.so: cannot open shared object file')")
+    done = subprocess.run(
+        [sys.executable, "-P", str(bundle / "load.py"), "--check"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stderr
+    assert "libfoo.so" in done.stderr
 
 
 def test_a_bundle_whose_bytes_changed_or_that_holds_no_answers_is_refused(

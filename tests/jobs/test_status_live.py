@@ -93,8 +93,9 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
     store.put("live/torn-1.json", b'{"version": 1, "wor')
     store.put("live/later-1.json", b'{"version": 99}')
     written = plain(state_of("odd-1", progress))
-    for key, value in (("written", "soon"), ("written", "0001-01-01"), ("seconds", float("nan")), ("pairs", -1)):
-        store.put(f"live/{key}-{value}.json", json.dumps({**written, key: value}).encode())
+    odd = {"soon": "written", "0001-01-01": "written", float("nan"): "seconds", -1: "pairs", 10**400: "pairs"}
+    for number, (value, key) in enumerate([*odd.items(), ({**written["live"], "in_flight": -7}, "live")]):
+        store.put(f"live/odd-{number}.json", json.dumps({**written, key: value}).encode())
     (found,) = live_states(store)
     assert (found.worker, found.is_stale, found.live) == ("gone-1", True, progress.live)
     done = relabel("status", "out/ecom", "--live")

@@ -527,3 +527,21 @@ def test_a_round_that_is_killed_counts_in_the_budget_of_all_and_workers_of_a_rou
     assert ended.code == 10
     assert ended.json["budget"]["held_tokens"] == lost
     assert ended.json["budget"]["spent_tokens"] + lost == spent_on() <= 10**6
+
+
+def test_what_rounds_spent_without_a_budget_counts_once_the_search_has_one(
+    relabel: Callable[..., Any], world: Callable[..., None], starts: list[str]
+) -> None:
+    world()
+    with killed_at("after_receipt", 22):
+        relabel("rounds", "job.yaml")
+    rounds = sorted(path.name for path in Path("out/search").glob("round-*"))
+    assert len(rounds) > 1
+    spent = 0
+    for name in rounds:
+        found = json.loads(relabel("status", f"out/search/{name}", "--output", "json").out)
+        spent += sum(one["prompt_tokens"] + one["output_tokens"] for one in found["stages"].values())
+    before = len(starts)
+    ended = relabel("rounds", "job.yaml", "--set", f"run.max_tokens={spent + 10}", "--output", "json")
+    assert (ended.code, len(starts)) == (5, before)
+    assert ended.json["budget"]["spent_tokens"] == spent
