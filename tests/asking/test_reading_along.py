@@ -62,7 +62,9 @@ def streamed(text: str) -> list[str]:
     return re.findall(r"── \S+: answers ─+\n(.*?)\n── \S+: answered \(", text, re.DOTALL)
 
 
-@pytest.mark.parametrize(("labeler", "asks"), [("umbrela", 1), ("r3a", 2), ("graph-grpo", 1)])
+@pytest.mark.parametrize(
+    ("labeler", "asks"), [("umbrela", 1), ("r3a", 2), pytest.param("graph-grpo", 1, marks=pytest.mark.full)]
+)
 def test_what_is_shown_while_it_is_written_is_the_raw_answer_that_is_read(
     relabel: Callable[..., Any], job: Callable[..., str], labeler: str, asks: int
 ) -> None:

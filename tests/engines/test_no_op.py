@@ -102,6 +102,7 @@ def test_nothing_to_do_imports_no_torch_and_takes_under_two_seconds(finished: st
     assert 'relabel_run_engine_starts{job="tiny",shard="all"} 0.0' in (tmp_path / "m.prom").read_text()
 
 
+@pytest.mark.full
 def test_work_to_do_does_import_torch(finished: str) -> None:
     """The other test's way of looking can see it."""
     call = [sys.executable, "-c", PROGRAM, "run", finished, "--set", f"output={finished}-other"]

@@ -51,6 +51,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return made(folder)
 
 
+@pytest.mark.full
 def test_killed_at_a_failpoint_the_same_command_ends_with_the_same_trajectories(
     expected: dict[str, str], sweep: Sweep, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ class Story:
         return f"after {verb}: {wrong}" if wrong else None
 
 
+@pytest.mark.full
 def test_whatever_becomes_of_a_job_no_query_has_rows_of_two_answers(local_place: Places, sweep: Sweep) -> None:
     seeds = [(name, seed) for seed in range(count(full=12, short=1)) for name in SHARED]
 

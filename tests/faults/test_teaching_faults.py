@@ -25,7 +25,7 @@ pytest.importorskip("trl")
 _chance = random.Random(20)
 IN_SECOND_EPOCH = {name: _chance.randrange(STEPS[name] // 2 + 1, STEPS[name]) for name in TEACHINGS}
 
-EVERY_DAY = ("grpo", "graph-grpo", "grpo-with-looks")
+EVERY_DAY = ("graph-grpo", "grpo-with-looks")
 
 
 @pytest.fixture(scope="module")

@@ -161,6 +161,7 @@ def undisturbed() -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", places("train", PLACES[:-1]))
 def test_a_training_for_a_url_that_is_killed_goes_on_and_ends_as_an_undisturbed_one(
     student_yaml: Callable[..., Path], s3: str, tmp_path: Path, place: str, undisturbed: dict[str, Any]

@@ -78,7 +78,8 @@ def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return pairs, committed(folder / "out")
 
 
-@pytest.mark.parametrize("failpoint", [pytest.param("after_labels", marks=pytest.mark.full), "after_receipt:5"])
+@pytest.mark.full
+@pytest.mark.parametrize("failpoint", ["after_labels", "after_receipt:5"])
 def test_a_killed_run_ends_with_the_bytes_of_one_left_alone(
     undisturbed: tuple[Path, dict[str, str]], tiny: Path, tmp_path: Path, failpoint: str
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_killed_run_ends_with_the_bytes_of_one_left_alone(
     assert run(line).returncode == 10
 
 
+@pytest.mark.full
 def test_a_run_that_is_asked_to_stop_commits_what_it_began_and_goes_on_to_the_same_bytes(
     undisturbed: tuple[Path, dict[str, str]], tiny: Path, tmp_path: Path
 ) -> None:

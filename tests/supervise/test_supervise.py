@@ -82,6 +82,7 @@ def test_a_small_job_on_more_workers_than_it_has_chunks_counts_each_row_once_eve
     assert f'relabel_run_in_vain_rows{{job="pool",shard="all"}} {did["in_vain"]["pairs"]:.1f}' in metrics
 
 
+@pytest.mark.full
 def test_fewer_shards_than_workers_and_a_chosen_shard_are_fine(tmp_path: Path, undisturbed: dict[str, str]) -> None:
     job = write_job(tmp_path)
     assert relabel(job, "--workers", "2", "--shard", "1/3")[0] == 0

@@ -156,6 +156,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
         assert (tmp_path / "whole/out" / name).read_bytes() == (tmp_path / "killed/out" / name).read_bytes(), name
 
 
+@pytest.mark.full
 def test_adapters_alone_learn_by_reward_beside_the_model_as_it_was_and_are_merged(
     base_dir: Path, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
