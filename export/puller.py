@@ -782,10 +782,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rollback", action="store_true", help="serve again what served before; takes DEST alone")
     parser.add_argument("--to", metavar="VERSION", help="with --rollback: go to this version of those kept")
     options = parser.parse_args(arguments)
-    if len(options.places) != (1 if options.rollback else 2) or (
-        options.check_parity if options.rollback else options.to
-    ):
+    if len(options.places) != (1 if options.rollback else 2) or (options.to and not options.rollback):
         parser.error("give URL/NAME@CHANNEL and DEST, or --rollback and DEST; --to goes with --rollback alone")
+    if options.rollback and (options.key or options.unhold or options.check_parity):
+        parser.error("--rollback takes one argument, DEST, and no other option but --to")
     options.key = options.key or list(filter(None, [os.environ.get("RELABEL_TRUST_KEY")]))
     try:
         dest = ServingFolder(Path(options.places[-1]))

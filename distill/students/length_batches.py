@@ -21,7 +21,7 @@ def batch_tokens_on(device: str) -> int:
     Args:
         device: what torch calls it, or a bundle's provider.
     """
-    return CPU_BATCH_TOKENS if device in ("cpu", "openvino") else GPU_BATCH_TOKENS
+    return CPU_BATCH_TOKENS if device.partition(":")[0] in ("cpu", "openvino") else GPU_BATCH_TOKENS
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

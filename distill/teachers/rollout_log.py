@@ -119,9 +119,8 @@ class RolloutLog:
             ManifestError: a part is missing, or not as it was written.
         """
         parts = held.get("parts", {})
-        self._parts = (
-            {name: held.get("digests", {}).get(name) for name in parts} if isinstance(parts, list) else dict(parts)
-        )
+        digests = parts if isinstance(parts, dict) else held.get("digests", {})  # older ones kept a list beside them
+        self._parts = {name: digests.get(name) for name in parts}
         self._pending = []
         self.edges = [list(one) for one in held.get("edges", [])]
         self.counts = RolloutCounts(**held.get("counts", {}))

@@ -93,10 +93,13 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
         raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))}.")
     found: dict[BenchModel, None] = {}
     for asked in spec.providers:
-        for model in _models_on(models, asked, spec, machine):
-            found[model] = None
-    if not found:
-        raise UsageError(f"--precisions {', '.join(spec.precisions)}: no such model for {', '.join(spec.providers)}.")
+        here = _models_on(models, asked, spec, machine)
+        if not here:
+            raise UsageError(
+                f"--precisions {', '.join(spec.precisions)}: no such model for {asked}. Leave it out of "
+                "--providers, or bench it by itself."
+            )
+        found.update(dict.fromkeys(here))
     return list(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from pathlib import PurePosixPath
 
 from jobs.planning.jobs import Job
 from manifests.inputs.dataset import Dataset
@@ -32,10 +33,9 @@ def other_rounds(job: Job) -> Iterator[RunFolder]:
     """The rounds of a search beside the one whose job this is, as far as they were planned; none for other jobs."""
     if job.ledger is None:
         return
-    for number in count(1):
-        root = f"{job.ledger}/round-{number}"
-        store = open_run_store(root, job.storage, single_writer=job.spec.run.single_writer)
+    for name in map("round-{}".format, count(1)):
+        store = open_run_store(f"{job.ledger}/{name}", job.storage, single_writer=job.spec.run.single_writer)
         if (plan := load_plan(store)) is None:
             return
-        if root != job.spec.output:
+        if PurePosixPath(job.spec.output).name != name:  # the folder before it may be written in two ways
             yield RunFolder(store, plan)

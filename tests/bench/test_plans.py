@@ -31,7 +31,7 @@ from export.bench.side_by_side import Against, plan_sides
 from export.bench.specs import BenchSpec
 from export.bench.workloads import draw_lengths
 from export.bundles import open_bundle
-from export.loader import Encoder, Machine
+from export.loader import OPENVINO, Encoder, Machine
 from export.placement import count_cpu_nodes, cpu_nodes
 from export.student_facts import EngineFile, ModelFile
 from export.token_lengths import TokenLengths
@@ -82,6 +82,9 @@ def test_models_are_chosen_by_provider_and_precision() -> None:
         choose_models(MODELS, spec(precisions="fp64"), CPU)
     with pytest.raises(UsageError, match="no such model"):
         choose_models(MODELS, spec(providers="cpu", precisions="fp16"), CPU)
+    beside_openvino = Machine(None, {}, ["CPUExecutionProvider", OPENVINO])
+    with pytest.raises(UsageError, match=r"no such model for openvino\. Leave it out"):
+        choose_models(MODELS, spec(providers="cpu,openvino", precisions="int8"), beside_openvino)
 
 
 def test_cells_hold_the_public_shapes_and_replayed_lengths_small_ones_first() -> None:

@@ -21,7 +21,7 @@ def test_every_row_is_in_one_batch_that_holds_no_more_than_it_may(lengths: list[
 
 @pytest.mark.parametrize(
     ("device", "tokens"),
-    [("cpu", CPU_BATCH_TOKENS), ("openvino", CPU_BATCH_TOKENS), ("cuda", GPU_BATCH_TOKENS),
+    [("cpu", CPU_BATCH_TOKENS), ("cpu:0", CPU_BATCH_TOKENS), ("openvino", CPU_BATCH_TOKENS), ("cuda", GPU_BATCH_TOKENS),
      ("cuda:1", GPU_BATCH_TOKENS), ("tensorrt", GPU_BATCH_TOKENS), ("mps", GPU_BATCH_TOKENS)],
 )  # fmt: skip
 def test_a_device_has_its_size(device: str, tokens: int) -> None:

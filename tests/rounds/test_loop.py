@@ -529,6 +529,23 @@ def test_a_round_that_is_killed_counts_in_the_budget_of_all_and_workers_of_a_rou
     assert ended.json["budget"]["spent_tokens"] + lost == spent_on() <= 10**6
 
 
+@pytest.mark.parametrize("output", ["out/search/", "./out//search", "out/../out/search", "{here}/out/./search/"])
+def test_however_an_output_is_written_a_round_that_workers_go_on_with_counts_once(
+    relabel: Callable[..., Any], world: Callable[..., None], output: str
+) -> None:
+    world({"output": output.format(here=Path.cwd())})
+    short, enough = (("--set", f"run.max_tokens={limit}") for limit in (8_000, 10**6))
+    assert relabel("rounds", "job.yaml", *short).code == 5
+    assert spent_on() > 0
+    assert relabel("rounds", "job.yaml", "--workers", "2", *enough).code == 0
+    ended = relabel("rounds", "job.yaml", "--output", "json", *enough).json
+    spent = 0
+    for path in Path("out/search").glob("round-*"):
+        found = relabel("status", str(path), "--output", "json").json
+        spent += sum(one["prompt_tokens"] + one["output_tokens"] for one in found["stages"].values())
+    assert ended["budget"]["spent_tokens"] == spent
+
+
 def test_what_rounds_spent_without_a_budget_counts_once_the_search_has_one(
     relabel: Callable[..., Any], world: Callable[..., None], starts: list[str]
 ) -> None:
