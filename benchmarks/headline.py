@@ -57,12 +57,16 @@ class Setting:
     epochs: int = 2
     temperature: float = 1.0
     gold_weight: float = 0.0
+    pooling: str = "mean"
+    head_learning_rate: float | None = None
 
     @property
     def name(self) -> str:
         """Of its files."""
         parts = [self.side, f"lr{self.learning_rate:g}", f"e{self.epochs}"]
         parts += [f"T{self.temperature:g}"] if self.temperature != 1 else []
+        parts += [self.pooling] if self.pooling != "mean" else []
+        parts += [f"h{self.head_learning_rate:g}"] if self.head_learning_rate else []
         return "-".join(parts + ([f"g{self.gold_weight:g}"] if self.gold_weight else []))
 
 
@@ -71,6 +75,7 @@ SWEEP: dict[str, list[list[dict[str, Any]]]] = {
         [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
         [{"epochs": 4}, {"epochs": 8}],
         [{"temperature": 2.0}],
+        [{"pooling": "cls"}, {"head_learning_rate": 5e-3}],
     ],
     "relabel-gold": [
         [{"gold_weight": weight} for weight in (0.5, 0.9)],
@@ -93,12 +98,13 @@ def make_spec(options: argparse.Namespace, setting: Setting) -> DistillSpec:
         "name": setting.name,
         "labels": [options.run],
         "gold": {"path": options.pairs, "grade": "grade"},
-        "student": {"kind": "encoder", "model": MODEL, "pooling": "mean"},
+        "student": {"kind": "encoder", "model": MODEL, "pooling": setting.pooling},
         "loss": {"temperature": setting.temperature, "gold_weight": setting.gold_weight},
         "train": {
             "epochs": setting.epochs,
             "batch_size": 32,
             "learning_rate": setting.learning_rate,
+            "head_learning_rate": setting.head_learning_rate,
             "max_tokens": 64,
             "precision": "bf16",
             "device": "cpu",
@@ -239,7 +245,10 @@ def settings_of(to: str, side: str) -> Iterator[tuple[float, Setting]]:
     for path in sorted(Path(to).glob("*.json")):
         held = json.loads(path.read_text())
         if held.get("side") == side:
-            yield held["dev_auc"], Setting(**{name: held[name] for name in Setting.__dataclass_fields__})
+            yield (
+                held["dev_auc"],
+                Setting(**{name: held[name] for name in Setting.__dataclass_fields__ if name in held}),
+            )
 
 
 def best_of(to: str, side: str) -> Setting:

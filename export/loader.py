@@ -104,6 +104,27 @@ class BundleError(RuntimeError):
     """The bundle, or the machine, is not what it has to be."""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """The manifest's `inputs`, as far as texts become tokens by them. A key that is unknown here is left to others."""
+
+    kind: str
+    tokenizer: str
+    max_tokens: int
+    names: Sequence[str]
+    padding_side: str
+    pad_id: int
+    pad_type_id: int
+    truncation_side: str
+    prompt: Sequence[str] = ("",)
+    prompt_ids: Sequence[list[int]] = ()
+
+    @classmethod
+    def read(cls, contract: Mapping[str, Any]) -> Inputs:
+        """Those of a manifest."""
+        return cls(**{name: contract[name] for name in cls.__dataclass_fields__ if name in contract})
+
+
 class Encoder:
     """Pairs as token ids, as the student that was exported encodes them.
 
@@ -113,13 +134,13 @@ class Encoder:
     """
 
     def __init__(self, folder: Path, contract: Mapping[str, Any]) -> None:
-        self.contract = contract
-        self.max_tokens = int(contract["max_tokens"])
-        self._opening = Opening(folder / contract["tokenizer"])
+        self.inputs = Inputs.read(contract)
+        self.max_tokens = self.inputs.max_tokens
+        self._opening = Opening(folder / self.inputs.tokenizer)
         self._tokenizer = self._opening.tokenizer
-        if contract["kind"] != "decoder":
-            side = contract["truncation_side"]
-            self._tokenizer = load_tokenizer(folder / contract["tokenizer"])
+        if self.inputs.kind != "decoder":
+            side = self.inputs.truncation_side
+            self._tokenizer = load_tokenizer(folder / self.inputs.tokenizer)
             self._tokenizer.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -136,10 +157,10 @@ class Encoder:
         texts = [_pair(row, pair) for row, pair in enumerate(pairs)]
         if not texts:
             return []
-        if self.contract["kind"] == "encoder":
+        if self.inputs.kind == "encoder":
             found = self._tokenizer.encode_batch(self._openings(texts))
             return [(one.ids, one.type_ids, self._is_cut(one)) for one in found]
-        return self._queries(texts) if self.contract["kind"] == "logistic" else self._prompts(texts)
+        return self._queries(texts) if self.inputs.kind == "logistic" else self._prompts(texts)
 
     def _is_cut(self, found: Any) -> bool:
         return len(found.ids) >= self.max_tokens and bool(found.overflowing)
@@ -149,7 +170,7 @@ class Encoder:
         first, so which one is longer must show.
         """
         wanted: dict[int, int] = {}
-        if self.contract["truncation_side"] == "right":
+        if self.inputs.truncation_side == "right":
             places = [
                 place
                 for place, (_, document) in enumerate(texts)
@@ -171,32 +192,32 @@ class Encoder:
         Args:
             width: T; the longest row by default.
         """
-        contract = self.contract
+        inputs = self.inputs
         width = width or max(len(ids) for ids, _ in rows)
-        is_left = contract["padding_side"] == "left"
+        is_left = inputs.padding_side == "left"
         lengths_B1 = np.array([[len(ids)] for ids, _ in rows])
         places_T = np.arange(width)
         mask_BT = (places_T >= width - lengths_B1 if is_left else places_T < lengths_B1).astype(np.int64)
         batch = {
-            "input_ids": _padded([ids for ids, _ in rows], width, contract["pad_id"], is_left=is_left),
+            "input_ids": _padded([ids for ids, _ in rows], width, inputs.pad_id, is_left=is_left),
             "attention_mask": mask_BT,
             "position_ids": np.maximum(mask_BT.cumsum(1) - 1, 0),
         }
         beside = [found for _, found in rows]
-        if "counts" in contract["names"]:
+        if "counts" in inputs.names:
             batch["counts"] = np.array(beside, dtype=np.int64)
         else:
-            batch["token_type_ids"] = _padded(beside, width, contract["pad_type_id"], is_left=is_left)
-        return {name: batch[name] for name in contract["names"]}
+            batch["token_type_ids"] = _padded(beside, width, inputs.pad_type_id, is_left=is_left)
+        return {name: batch[name] for name in inputs.names}
 
     def _queries(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
-        before = self.contract.get("prompt", [""])[0]
-        cut = self._opening.cut if self.contract["truncation_side"] == "right" else lambda text, _: _clean(text)
+        before = self.inputs.prompt[0]
+        cut = self._opening.cut if self.inputs.truncation_side == "right" else lambda text, _: _clean(text)
         found = self._tokenizer.encode_batch([cut(before + query, self.max_tokens) for query, _ in texts])
         return [(one.ids, query_counts(query), self._is_cut(one)) for one, (query, _) in zip(found, texts, strict=True)]
 
     def _prompts(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
-        before, between, after = self.contract["prompt_ids"]
+        before, between, after = self.inputs.prompt_ids
         room = self.max_tokens - len(before) - len(between) - len(after)
         queries, documents = ([self._opening.cut(pair[part], room) for pair in texts] for part in (0, 1))
         rows: list[tuple[list[int], list[int], bool]] = []

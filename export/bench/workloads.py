@@ -92,7 +92,7 @@ def blank_row(encoder: Encoder, length: int) -> TokenRow:
     """A row of so many tokens, all of them in the vocabulary."""
     ids, beside = encoder.encode([("a", "a")])[0]
     repeated = (ids * (length // len(ids) + 1))[:length]
-    if "counts" in encoder.contract["names"]:
+    if "counts" in encoder.inputs.names:
         return repeated, beside
     return repeated, [0] * length if beside else []
 

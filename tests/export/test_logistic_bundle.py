@@ -141,4 +141,4 @@ def test_a_tensorrt_engine_of_its_counts_is_refused_and_its_onnx_stays(
     monkeypatch.setattr(tensorrt_engines, "find_tensorrt", lambda: ("tensorrt", object()))
     monkeypatch.setattr(tensorrt_engines, "capability_here", lambda: ("a GPU", "9.0"))
     relabel("export", str(logistic), "--to", str(target), "--formats", "onnx,tensorrt").refused(4, *refused)
-    assert Student(target).encoder.contract["kind"] == "logistic"
+    assert Student(target).encoder.inputs.kind == "logistic"

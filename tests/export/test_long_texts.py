@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from export.loader import Encoder, load_tokenizer
+from export.student_facts import InputContract
+from manifests.records import plain
 from tests.faults.conftest import count
 
 PROSE = (
@@ -128,8 +130,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def contract(kind: str, max_tokens: int, side: str = "right") -> dict[str, Any]:
-    prompt = {"prompt_ids": [[5], [6], [7]]} if kind == "decoder" else {}
-    return {"kind": kind, "max_tokens": max_tokens, "tokenizer": "tokenizer.json", "truncation_side": side, **prompt}
+    found = InputContract(
+        kind="decoder" if kind == "decoder" else "encoder",
+        tokenizer="tokenizer.json",
+        max_tokens=max_tokens,
+        names=["input_ids", "attention_mask"],
+        padding_side="right",
+        pad_id=0,
+        pad_type_id=0,
+        truncation_side=side,
+        columns={},
+        prompt_ids=[[5], [6], [7]] if kind == "decoder" else None,
+    )
+    return dict(plain(found))
 
 
 @functools.cache
