@@ -75,7 +75,11 @@ SWEEP: dict[str, list[list[dict[str, Any]]]] = {
         [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
         [{"epochs": 4}, {"epochs": 8}],
         [{"temperature": 2.0}],
-        [{"pooling": "cls"}, {"head_learning_rate": 5e-3}],
+        [
+            {"pooling": "cls"},
+            {"learning_rate": 1e-4, "head_learning_rate": 2e-3},
+            {"learning_rate": 5e-5, "head_learning_rate": 2e-3},
+        ],
     ],
     "relabel-gold": [
         [{"gold_weight": weight} for weight in (0.5, 0.9)],
@@ -84,10 +88,12 @@ SWEEP: dict[str, list[list[dict[str, Any]]]] = {
     "st-mse": [
         [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
         [{"epochs": 4}, {"epochs": 8}],
+        [{"learning_rate": 5e-5}],
     ],
     "st-ce": [
         [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
         [{"epochs": 4}, {"epochs": 8}],
+        [{"learning_rate": 5e-5}],
     ],
 }
 """By side, stages of changes; each stage changes the best setting so far."""

@@ -30,6 +30,7 @@ import random
 import re
 import secrets
 import shutil
+import signal
 import socket
 import ssl
 import stat
@@ -814,4 +815,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which takes a check under way along
     sys.exit(main(sys.argv[1:]))

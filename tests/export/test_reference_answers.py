@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from export import puller
@@ -26,6 +28,7 @@ from export.reference_answers import LONGEST_CHARACTERS, choose_rows, tolerance
 from export.reference_pairs import PairSet
 from export.specs import ExportSpec, ParitySpec
 from manifests.storage.context import Storage
+from tests.publish.test_commands import until
 
 Relabel = Callable[..., Any]
 
@@ -232,6 +235,25 @@ def test_the_puller_of_one_file_checks_parity_as_relabel_pull_does(
     assert script("store/tiny", "alone").returncode == 0, "it is for him to say who wants no check"
 
 
+def test_a_puller_that_is_stopped_leaves_no_check_running(
+    relabel: Relabel, bundle: Path, folder: Path, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow"
+    shutil.copytree(bundle, slow)
+    (slow / "load.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    seal_bundle(slow, open_bundle(bundle).own_facts)
+    assert relabel("publish", str(slow), "store", "--channel", "stable").code == 0
+    puller_process = subprocess.Popen([sys.executable, "-P", puller.__file__, "store/tiny", "alone", "--check-parity"])
+    until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
+    puller_process.send_signal(signal.SIGTERM)
+    assert puller_process.wait(timeout=60) == 130
+    check = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(check) or psutil.Process(check).status() == psutil.STATUS_ZOMBIE
+    assert not (folder / "alone/current").exists()
+
+
 def test_a_pull_can_not_check_a_bundle_without_reference_pairs(
     relabel: Relabel, bundle: Path, tmp_path: Path, folder: Path
 ) -> None:
@@ -241,6 +263,8 @@ def test_a_pull_can_not_check_a_bundle_without_reference_pairs(
     assert not (folder / "dest/current").exists()
 
 
-def test_a_rollback_takes_no_check(relabel: Relabel, folder: Path) -> None:
-    relabel("pull", "--rollback", "dest", "--check-parity").refused(2, "--rollback takes one argument")
-    assert script("--rollback", "dest", "--check-parity").returncode == 2
+def test_a_rollback_takes_no_other_option(relabel: Relabel, folder: Path) -> None:
+    for strange in (("--check-parity",), ("--unhold",), ("--key", "nowhere.pem")):
+        relabel("pull", "--rollback", "dest", *strange).refused(2, said := "--rollback takes one argument")
+        assert (done := script("--rollback", "dest", *strange)).returncode == 2
+        assert said in done.stderr

@@ -459,8 +459,6 @@ def test_options_and_addresses_mean_the_same_to_both(
     damaged: Harm = lambda world: (held(world), flip(world.dest / "current/model.onnx"))  # noqa: E731
     assert both(world, damaged) == 0, "what is held is repaired as what it is"
     assert both(world, nothing, "--rollback") == 3, "there is nothing to go back to"
-    for strange in (("--check-parity",), ("--unhold",), ("--key", "nowhere.pem")):
-        assert both(world, nothing, "--rollback", *strange) == 2
 
     def pulled(world: World) -> None:
         pull_from(open_bundle_store(str(world.store), Storage()), world.dest)
