@@ -191,6 +191,7 @@ def train(setting: Setting, name: str, folder: Path, *, steps: int, **options: A
         rows=setting.rows,
         scored=each(graph_score() if name == "graph-grpo" else grade_score(0.0)),
         place=TrainingPlace(folder, 1, lambda _: None, [row.name for row in setting.rows]),
+        looks=None,
         **options,
     )
     trainer.train()
