@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from export.addresses import OBJECTS
 from export.bundles import MANIFEST_NAME
 from export.wholeness import Fault, Proof, prove
 from manifests import failpoints
@@ -136,6 +137,20 @@ class Destination:
     def write(self, state: State) -> None:
         """Make the state durable; the switch lock is held."""
         self._store.put(STATE_NAME, readable_json({"format": STATE_FORMAT, **asdict(state)}))
+
+    def refuse_foreign(self) -> None:
+        """Called before anything is written: a pull into what serves (`DEST/current`) would make it a bundle that
+        nobody loads.
+
+        Raises:
+            InputError: the folder is a bundle, a command's output or a store.
+        """
+        for name in (MANIFEST_NAME, OBJECTS):
+            if (self.folder / name).exists():
+                raise InputError(
+                    f"{self.folder}: holds {name}, so it is a bundle, an output or a store. Pull to a folder of its "
+                    f"own; programs load from {LINK} in it."
+                )
 
     def serving(self) -> Path | None:
         """The folder that serves: the link, followed; None if there is none."""

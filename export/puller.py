@@ -708,6 +708,9 @@ def check_parity(version: Path) -> None:
 
 def pull(store: FolderStore | WebStore, name: str, at: str, dest: ServingFolder, options: argparse.Namespace) -> int:
     """Let DEST serve what an address names, whole; the exit code."""
+    for held in (MANIFEST, "objects"):
+        is_free = not (dest.folder / held).exists()
+        need(is_free, f"{dest.folder}: holds {held}, so it is a bundle, an output or a store. Pull to another folder.")
     trust, state = Trust(options.key), dest.state()
     need(state is None or state.name == name, f"{dest.folder}: holds another bundle than {name}.")
     wanted = find_wanted(store, name, at, trust)

@@ -92,6 +92,7 @@ def pull(
 def _pull(
     bundle_store: BundleStore, address: Address, destination: Destination, options: PullOptions, progress: Progress
 ) -> Pulled:
+    destination.refuse_foreign()
     destination.serving()
     state = destination.state()
     if state is not None and state.name != address.name:

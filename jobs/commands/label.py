@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,6 +107,12 @@ class RunOptions:
     done_ok: bool
     verbose: bool
     output: str
+
+    def same_job(self, date: str | None) -> str:
+        """Words of a command line that name the same job: its file, what was laid over it, the date that it took."""
+        words = [] if date is None else ["--date", date]
+        words += [word for text in self.overrides for word in ("--set", text)]
+        return shlex.join([*words, *(["--"] if self.job_file.startswith("-") else []), self.job_file])
 
 
 def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]:
@@ -251,7 +258,7 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
     result = {**report_json(report), "exit_code": int(code)}
     log_format.note_event("end", verdict(report), **{key: result[key] for key in END_FIELDS})
     emit(result, report_text(report), work.output)
-    advise(report, work.job_file)
+    advise(report, work.job_file, work.same_job(session.opened.job.variables.get("date")))
     return code
 
 

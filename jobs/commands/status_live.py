@@ -58,7 +58,7 @@ class LiveStatus:
 
 
 def look(folder: RunFolder) -> LiveStatus:
-    """From one listing of receipts, the live files, and locks where no worker is heard of."""
+    """From one listing of receipts, the live files, and locks where these prove no worker."""
     plan, attempts = folder.plan, folder.attempts_of_all()
     rows_done = sum(plan.shards[shard].chunks[chunk] for shard, done in attempts.items() for chunk in done)
     states = [WorkerLine(round(one.age_s, 1), one.is_stale, one) for one in live_states(folder.store)]
@@ -71,7 +71,8 @@ def look(folder: RunFolder) -> LiveStatus:
         rows_done=rows_done,
         chunks=plan.num_chunks,
         chunks_done=sum(map(len, attempts.values())),
-        is_held=bool(heard) or any(folder.store.is_locked(shard_lock_name(number)) for number in is_open),
+        is_held=not all(state.tells_nothing for state in heard)
+        or any(folder.store.is_locked(shard_lock_name(number)) for number in is_open),
         workers=states,
         left_s=_left_s(folder, heard, plan.rows - rows_done) if heard else None,
     )

@@ -85,6 +85,7 @@ class RunReport:
         remarks: what the engine said when it started.
         engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
         budget: of the output, where the job has one.
+        is_for_run: a retry has asked all that it may, and chunks are open that only `relabel run` begins.
     """
 
     exit: Exit
@@ -106,6 +107,7 @@ class RunReport:
     remarks: list[str] = field(default_factory=list)
     engine_restarts: int | None = None
     budget: BudgetState | None = None
+    is_for_run: bool = False
 
 
 def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
@@ -247,10 +249,9 @@ def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_n
     if report.over_limit:
         return Exit.OVER_LIMIT
     planned = session.opened.plan.shards
-    is_open = any(
-        len(seen.get(shard, ())) < len(planned[shard].chunks) or session.left.todo(shard, seen)
-        for shard in session.shards
-    )
+    has_work = any(session.left.todo(shard, seen) for shard in session.shards)
+    is_open = has_work or any(len(seen.get(shard, ())) < len(planned[shard].chunks) for shard in session.shards)
+    report.is_for_run = is_open and not has_work
     report.busy_shards = busy = [shard for shard in session.busy if session.left.todo(shard, seen)]
     if busy and not session.taken:
         return Exit.LOCKED

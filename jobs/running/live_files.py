@@ -56,7 +56,11 @@ class WorkerState:
     @property
     def age_s(self) -> float:
         """Seconds since it was written, as far as the clocks of two machines agree."""
-        return max(0.0, time.time() - datetime.fromisoformat(self.written).timestamp())
+        return max(0.0, self._since_s)
+
+    @property
+    def _since_s(self) -> float:
+        return time.time() - datetime.fromisoformat(self.written).timestamp()
 
     @property
     def is_possible(self) -> bool:
@@ -69,6 +73,11 @@ class WorkerState:
     @property
     def is_stale(self) -> bool:
         return self.age_s > STALE_S
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether it proves nobody at work: stale, or so far ahead that its worker may be long gone."""
+        return abs(self._since_s) > STALE_S
 
 
 class LiveFile:

@@ -72,8 +72,9 @@ def report_text(report: RunReport) -> str:
     ]
     rows += in_vain_rows(did.in_vain)
     rows += _open_rows(report)
+    scope = "" if sum(counts["asks"] for counts in tally.stages.values()) == did.requests else " in all"
     rows += [
-        (f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out")
+        (f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out{scope}")
         for stage, counts in tally.stages.items()
     ]
     if did.canary is not None:
@@ -136,6 +137,8 @@ def verdict(report: RunReport) -> str:
             return "nothing to do"
         case Exit.GATE:
             return ENDED_AT_BUDGET
+        case _ if report.is_for_run:
+            return "partial; a retry leaves chunks alone that were never labelled"
         case _:
             return "partial; run the same command again"
 
@@ -159,24 +162,30 @@ def beyond_budget(job_file: str) -> str:
     )
 
 
-def advise(report: RunReport, job_file: str) -> None:
-    """What to do next, on stderr."""
+def advise(report: RunReport, job_file: str, same_job: str) -> None:
+    """What to do next, on stderr.
+
+    Args:
+        same_job: words of a command line that name this very job, with its overrides and its date.
+    """
     lines = []
     askable = report.tally.num_quarantined - report.settled
     if report.exit is Exit.OVER_LIMIT:
-        retry = f"; after fixing the cause: relabel retry {job_file}" if askable else ""
+        retry = f"; after fixing the cause: relabel retry {same_job}" if askable else ""
         lines.append(f"See {report.output}/quarantine{retry}. Or raise run.max_failed_fraction.")
     elif askable and report.exit is Exit.DONE:
-        lines.append(f"{askable:,} rows in {report.output}/quarantine; ask them again with: relabel retry {job_file}")
+        lines.append(f"{askable:,} rows in {report.output}/quarantine; ask them again with: relabel retry {same_job}")
     if report.exit in (Exit.DONE, Exit.OVER_LIMIT):
         lines += _settled_lines(report)
+    if report.is_for_run:
+        lines.append(f"Label them with: relabel run {same_job}")
     if report.exit is Exit.GATE:
         lines.append(beyond_budget(job_file))
     if report.busy_shards:
         lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
     if report.left.begun_chunks and report.left.refused:
         lines.append(
-            f"Refused answers of unfinished chunks are kept and not asked again; see: relabel ask {job_file} --refused"
+            f"Refused answers of unfinished chunks are kept and not asked again; see: relabel ask --refused {same_job}"
         )
     for line in lines:
         log_format.say(line, event="advice")

@@ -211,14 +211,15 @@ class Ledger:
         Args:
             given_back: what it took and did not spend; less than nothing where it spent more than it had taken.
             told: as of `take`.
-            wanted: what it ended for want of, if it did.
+            wanted: what it ended for want of. None where it found nothing more to begin: what another had ended for
+                want of is done, or is asked for again by who needs it.
         """
         self._append(
             lambda last: replace(
                 last,
                 taken=last.taken.minus(given_back),
                 spent=last.spent.plus(told),
-                wanted=last.wanted if wanted is None else wanted,
+                wanted=NOTHING if wanted is None else wanted,
             )
         )
 

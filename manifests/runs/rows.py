@@ -56,6 +56,8 @@ def read_chunks(
         InputError: a file can't be read, or holds another text than when it was read first.
         DiskFullError: no space to spill a scattered shard.
     """
+    if not pending:
+        return
     bounds = [0, *itertools.accumulate(shard.chunks)]
     spans = [(chunk, bounds[chunk], bounds[chunk + 1]) for chunk in pending]
     found = (

@@ -63,7 +63,7 @@ def test_a_stop_keeps_refused_answers_and_says_what_was_open(
     assert done.code == 20
     assert " of 3 chunks; " in done.out
     assert " begun here, " in done.out
-    assert "relabel ask job.yaml --refused" in done.err
+    assert "relabel ask --refused job.yaml" in done.err
     shown = relabel("ask", "job.yaml", "--refused", "--output", "json").json["refused"]
     assert shown
     assert {one["status"] for one in shown} <= {"format", "truncated", "refused"}

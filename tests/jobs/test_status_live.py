@@ -108,6 +108,16 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
     assert list(folder.glob("out/ecom/live/*")) == []
 
 
+def test_a_dead_worker_whose_clock_was_ahead_keeps_nobody_waiting(
+    planned: str, relabel: Callable[..., Any], store: LocalRunStore
+) -> None:
+    ahead = replace(state_of("gone-1", Progress()), written="2999-01-01T00:00:00+00:00")
+    store.put("live/gone-1.json", readable_json(plain(ahead)))
+    done = relabel("status", "out/ecom", "--live")
+    assert done.code == 0
+    assert "nobody is at it" in done.out
+
+
 def test_a_worker_just_heard_of_is_not_stale_whatever_another_machines_clock_says(store: LocalRunStore) -> None:
     state = state_of("here-1", Progress())
     assert state.age_s < STALE_S

@@ -173,3 +173,15 @@ def test_a_damaged_entry_is_named_and_nothing_is_guessed(tmp_path: Path) -> None
     store.put("budget/000004.json", b'{"version": 99}')
     with pytest.raises(ManifestError, match="version 99"):
         Ledger(store, LIMITS, "w")
+
+
+def test_what_a_worker_wanted_is_forgotten_once_another_ends_with_nothing_left_to_begin(tmp_path: Path) -> None:
+    limits, store = Limits(max_tokens=1_000), LocalRunStore(tmp_path)
+    first, second = Ledger(store, limits, "first"), Ledger(store, limits, "second")
+    assert first.take(Charge(600), Charge(600)) is not None
+    assert second.take(Charge(100), Charge(100)) is not None
+    second.settle(Charge(0), Charge(100), Charge(500))
+    later = Ledger(store, limits, "later")
+    assert later.take(Charge(10), Charge(10), begins=True) is None, "it would start an engine to end for want of 500"
+    first.settle(Charge(100), Charge(500), None)
+    assert Ledger(store, limits, "later").take(Charge(10), Charge(10), begins=True) is not None

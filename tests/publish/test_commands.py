@@ -443,3 +443,16 @@ def test_show_is_eight_lines_for_a_person_however_much_there_is(
     assert damaged.code == 3
     assert len(damaged.out.splitlines()) <= 8
     assert "damaged" in damaged.out
+
+
+def test_a_pull_into_what_serves_or_into_a_bundle_or_store_changes_nothing(
+    relabel: Relabel, store: str, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    served = tmp_path / "served"
+    assert relabel("pull", f"{store}/ecom@stable", str(served)).code == 0
+    made = bundle("one")
+    for target in (served / "current", made, Path(store)):
+        before = sorted(path for path in target.resolve().rglob("*"))
+        relabel("pull", f"{store}/ecom@stable", str(target)).refused(3, "it is a bundle, an output or a store")
+        assert sorted(path for path in target.resolve().rglob("*")) == before
+    assert relabel("verify", str(served)).code == 0

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from export import puller
-from export.bundles import seal_bundle
+from export.addresses import OBJECTS
+from export.bundles import MANIFEST_NAME, seal_bundle
 from export.destinations import Destination
 from export.publishing import roll_back
 from export.signatures import SigningKey
@@ -431,6 +432,8 @@ STATES: dict[str, tuple[Harm, int]] = {
         ],
         0,
     ),
+    "it is what serves": (lambda world: (world.dest / MANIFEST_NAME).write_text("{}"), 3),
+    "it is a store": (lambda world: (world.dest / OBJECTS).mkdir(), 3),
     "a damaged folder under the new version's name": (lambda world: (world.dest / ".versions/v2").mkdir(), 0),
 }
 

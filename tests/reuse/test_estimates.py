@@ -299,3 +299,15 @@ def test_ratio_by_hand() -> None:
     low, value, high = ratio_range([10, 10, 10], [20, 22, 18], num_to_come=3) or Range.exact(0)
     assert (value, high - value) == pytest.approx((2.0, 4.303 * 0.2 * (2 / 3) ** 0.5))
     assert value - low == pytest.approx(high - value)
+
+
+@pytest.mark.parametrize("order", ["together", "scattered"])
+def test_exact_counts_go_on_once_shards_are_done(days: Days, order: str) -> None:
+    rows = [*rows_of(8, 3), *rows_of(8, 3)]
+    if order == "together":
+        rows.sort(key=lambda row: str(row["query_id"]))
+    counted = [plan(days, "monday", rows, "--exact", shards=2)["rows_asked"][1]]
+    for shard in ("0/2", "1/2"):
+        assert days.call("run", days.folder / "monday.yaml", "--shard", shard)[0] == 0
+        counted.append(plan(days, "monday", rows, "--exact", shards=2)["rows_asked"][1])
+    assert counted[0] == 48 > counted[1] > counted[2] == 0
