@@ -107,7 +107,8 @@ def bundle_in(bundle_store: BundleStore, name: str) -> ShownBundle:
     channels = channels_of(bundle_store, name)
     if not entries and not channels:
         raise InputError(
-            f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}."
+            f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
+            f"{name} is a bundle store itself: relabel list {bundle_store.url}/{name}"
         )
     versions = [
         load_version(bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json"))

@@ -10,6 +10,7 @@ an earlier bundle at the same place are not taken for those of the present one.
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 from export.bench.latency_facts import FACTS_NAME, BenchFacts, read_latency
@@ -17,7 +18,9 @@ from export.bench.measured_machine import MeasuredMachine
 from export.bundles import Bundle
 from export.destinations import VERSIONS
 from manifests.digests import readable_json
+from manifests.errors import StoreError
 from manifests.records import plain
+from manifests.storage.disk_errors import translate_errors
 from manifests.storage.local_run_store import LocalRunStore
 
 MEASUREMENTS = "measurements"
@@ -65,6 +68,20 @@ def write_measurements(bundle: Bundle, facts: BenchFacts) -> Path:
     folder, name = measurements_folder(bundle.folder), f"{machine_name(facts.machine)}.json"
     LocalRunStore(folder).put(name, readable_json(plain(facts)))
     return folder / name
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a place for figures that can't be written, before anything is measured for it; leaves nothing there.
+
+    Raises:
+        StoreError, DiskFullError: it can't, and what to do.
+    """
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        with translate_errors("write the figures in", there), tempfile.TemporaryFile(dir=there):
+            pass
+    except StoreError as exc:
+        raise StoreError(f"{exc} Or name another folder for them: --to DIR") from exc
 
 
 def machine_name(machine: MeasuredMachine) -> str:

@@ -101,7 +101,7 @@ def bench(bundle: str, output: str, **options: Any) -> int:
     """
     from export.bench.benching import bench_bundle
     from export.bench.latency_records import check_results_folder, write_to
-    from export.bench.measurements import write_measurements
+    from export.bench.measurements import check_place, measurements_folder, write_measurements
     from export.bench.side_by_side import Against
     from export.bundle_places import put_back
     from export.bundles import open_bundle
@@ -121,6 +121,7 @@ def bench(bundle: str, output: str, **options: Any) -> int:
     place = None if spec.to is None else _local(spec.to, "--to")
     if place is not None:
         check_results_folder(place, folder)
+    check_place(place or measurements_folder(folder))
     described = student_facts(opened)
     texts = None if spec.pairs is None else _texts(spec.pairs, described, seed=spec.seed)
     measured = bench_bundle(

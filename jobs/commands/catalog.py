@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from jobs.commands.options import output_option
 from jobs.commands.pull import is_destination, show_destination
 from jobs.output import emit, table
+from manifests.errors import UsageError
 from manifests.storage.context import Storage
 
 if TYPE_CHECKING:
@@ -52,10 +54,15 @@ def show(bundle: str, output: str) -> int:
     if is_destination(bundle):
         return show_destination(Path(bundle), output)
     from export.addresses import parse_address
+    from export.bundles import MANIFEST_NAME
     from export.catalog import bundle_in, version_in
     from manifests.records import plain
     from manifests.storage.bundle_stores import open_bundle_store
 
+    if (Path(bundle) / MANIFEST_NAME).is_file():
+        raise UsageError(
+            f"{bundle}: an output, which is in no bundle store. See it: relabel report {shlex.quote(bundle)}"
+        )
     address = parse_address(bundle)
     bundle_store = open_bundle_store(address.url, Storage())
     if address.at is None:

@@ -54,8 +54,11 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
     Raises:
         InputError: a file or column is off, grades are off the scale, or no label has a grade.
         ManifestError: a run is unfinished, over its limit or damaged.
-        UsageError: options that contradict each other.
+        UsageError: options that contradict each other, or a set that is named twice.
     """
+    for path, again in itertools.combinations(paths, 2):
+        if _is_same_file(path, again):
+            raise UsageError(f"LABELS: {path} and {again} are the same set, whose rows would count twice.")
     sets = [open_set(path, options, storage) for path in paths]
     release_unused()
     golds = [gold_of(one, options, storage) for one in sets]

@@ -4,6 +4,7 @@ for.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 from jobs.planning.jobs import Job
@@ -50,7 +51,10 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     was_planned_now = False
     if plan is None:
         if not may_plan:
-            raise ManifestError(f"{job.spec.output}: no plan there yet. Run the job first: relabel run {job.where}")
+            raise ManifestError(
+                f"{job.spec.output}: no plan there yet. Run the job first, with the --set and --date that this command "
+                f"had, if any: relabel run {shlex.quote(job.where)}"
+            )
         if _holds_manifest(store) and load_plan(store) is None:  # again: another worker may have come between
             raise StaleRunError(
                 f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "

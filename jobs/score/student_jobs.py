@@ -16,7 +16,9 @@ import numpy as np
 
 from distill.students.heads import NODE_HEADS
 from distill.students.length_batches import batch_tokens_on
+from distill.students.student_record import STUDENT_NAME
 from distill.students.token_rows import TokenRow
+from export.destinations import is_destination
 from export.loader import OPENVINO
 from jobs.planning.jobs import Job
 from jobs.planning.spec_places import Places, resolved
@@ -25,7 +27,7 @@ from jobs.score.student_identity import STUDENT, Identity
 from jobs.score.student_labeler import BundleArgs, Dtype, StudentArgs, StudentLabeler, StudentOptions
 from labelers.engines.registry import EngineClass
 from labelers.registry import declared_columns
-from manifests.errors import UsageError
+from manifests.errors import ManifestError, UsageError
 from manifests.inputs.dataset import Dataset
 from manifests.labels import Pair
 from manifests.phi import PhiTable
@@ -90,7 +92,15 @@ class ScoreRequest:
 
 
 def _identify(path: str) -> Identity:
-    return bundle_scorer.identify_bundle(path) if bundle_scorer.is_bundle(path) else student_identity.identify(path)
+    if bundle_scorer.is_bundle(path):
+        return bundle_scorer.identify_bundle(path)
+    if not (Path(path) / STUDENT_NAME).exists():
+        serving = f"{path}/current" if is_destination(Path(path)) else "what serves in a folder that was pulled to"
+        raise ManifestError(
+            f"{path}: holds no {STUDENT_NAME}, so no student, and is no bundle. Give the output of `relabel distill` "
+            f"or of `relabel export`, or {serving}."
+        )
+    return student_identity.identify(path)
 
 
 def score_job(request: ScoreRequest, storage: Storage, say: Callable[[str], None] = lambda _: None) -> ScoreJob:

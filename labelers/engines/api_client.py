@@ -38,6 +38,8 @@ FAILED_IN_A_ROW = 32
 """Requests given up (or twice the concurrency, if that is more) with no answer in between: the server is to blame, not
 the rows.
 """
+LOOK_S = 0.02
+"""Between looks whether others were answered."""
 
 _RETRIED = frozenset({408, 425, 429})
 _NOT_OFFERED = frozenset({404, 405, 501})
@@ -110,6 +112,8 @@ class ApiClient:
         self._rng = random.Random()
         self._num_heard = 0
         self._num_answered = 0
+        self._num_asked = 0
+        self._num_forbidden = 0
         self._failed_in_a_row = 0
         self._forbidden_in_a_row = 0
         self._connections = Connections(args, key)
@@ -157,9 +161,13 @@ class ApiClient:
         content = _content(body)
         limit_bytes = reply_limit(body, len(content))
         most = _most(content, body)
-        found = await self._send(
-            "POST", path, content, _parsed(read), limit_bytes, is_trial=is_trial, most=most, written=written
-        )
+        self._num_asked += 1
+        try:
+            found = await self._send(
+                "POST", path, content, _parsed(read), limit_bytes, is_trial=is_trial, most=most, written=written
+            )
+        finally:
+            self._num_asked -= 1
         if not isinstance(found, Failure):
             self.costs.add(found.usage, most)
         return found
@@ -302,6 +310,8 @@ class ApiClient:
             return _Try(said, self._wanted_wait(reply))
         if status in (401, 403):
             self._forbidden_in_a_row += 1
+            if status == 403:
+                await self._hear_others()
             if (
                 status == 401
                 or self._num_answered == 0
@@ -327,6 +337,17 @@ class ApiClient:
                 "base_url."
             )
         return Failure("error", f"the server refused the request ({said})", status)
+
+    async def _hear_others(self) -> None:
+        """Wait until the server has answered somebody or refused all who ask now: the first reply may be to the one
+        request that was not liked.
+        """
+        self._num_forbidden += 1
+        try:
+            while self._num_answered == 0 and self._num_forbidden < self._num_asked:
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._num_forbidden -= 1
 
     def _deny(self, status: int) -> NoReturn:
         """The server's own words stay out: some repeat the key."""

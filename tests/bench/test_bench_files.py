@@ -63,3 +63,20 @@ def test_a_fresh_bench_file_is_read_by_its_command(relabel: Callable[..., Any], 
     flags = ("--seconds", "0.5", "--batches", "1", "--providers", "cpu", "--precisions", "fp32")
     assert relabel("bench", "bench.yaml", *flags).code == 0
     assert len(list(Path("measurements/bundle").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("place", [None, "results/of/mine"])
+def test_a_place_that_can_t_be_written_is_refused_before_anything_is_measured(
+    relabel: Callable[..., Any],
+    folder: Path,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str | None,
+) -> None:
+    def measure(*_: Any, **__: Any) -> None:
+        raise AssertionError("measured, for figures that can't be kept")
+
+    monkeypatch.setattr("export.bench.benching.bench_bundle", measure)
+    (folder / (place or "measurements").split("/")[0]).write_text("a file where a folder belongs")
+    to = [] if place is None else ["--to", place]
+    relabel("bench", str(bundle), *to).refused(3, "Not a directory", "--to DIR")

@@ -282,6 +282,15 @@ def test_several_runs_are_judged_as_one_set_where_that_is_asked_for(
     assert any("together" in note for note in found["notes"])
 
 
+def test_a_set_that_is_named_twice_is_refused_since_its_rows_would_count_twice(
+    relabel: Callable[..., Any], run: Callable[..., None], folder: Path
+) -> None:
+    run()
+    (folder / "linked").symlink_to("out/ecom")
+    for again in ("out/ecom", "./out/../out/ecom/", "linked"):
+        relabel("evaluate", "--pool", "out/ecom", again, "--qrels", "pairs.parquet").refused(2, "twice")
+
+
 def test_perfect_labels_get_one(
     relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
 ) -> None:

@@ -86,6 +86,17 @@ def test_what_a_store_holds_is_printed_golden_down_to_the_order_of_keys(
     golden("publish/store.txt", text)
 
 
+def test_showing_a_store_itself_names_the_command_that_lists_it(
+    relabel: Relabel, store: str, bundle: Callable[..., Path]
+) -> None:
+    publish_to(open_bundle_store(store, Storage()), bundle("one"))
+    refused = relabel("show", store)
+    assert refused.code == 3
+    offered = refused.err.rpartition("relabel ")[2].split()
+    assert "ecom" in relabel(*offered).out
+    relabel("show", str(bundle("two"))).refused(2, "relabel report")
+
+
 @pytest.mark.s3
 @pytest.mark.parametrize("by", ["variables", "profile"])
 def test_every_command_finds_its_store_by_the_usual_variables_or_a_profile(

@@ -228,7 +228,9 @@ def test_a_folder_that_is_no_student_is_refused(score: Score, write_pairs: Calla
     write_pairs()
     (folder / "empty").mkdir()
     score(student="empty").refused(3, "holds no student.json")
-    score(student="absent").refused(3, "holds no student.json")
+    score(student="absent").refused(3, "holds no student.json", "relabel distill", "relabel export")
+    (folder / "pulled/.versions").mkdir(parents=True)
+    score(student="pulled").refused(3, "pulled/current")
 
 
 def test_a_student_whose_training_has_not_ended_is_refused(
