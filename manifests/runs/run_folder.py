@@ -7,12 +7,8 @@ reads one narrow column of every committed file, once, when the last chunk is in
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
-import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +21,10 @@ from manifests.runs.engine_identity import engines_differ
 from manifests.runs.kept_readings import listed_readings
 from manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan, plan_to_read
 from manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
-from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, load_receipt, parse_receipt_name
+from manifests.runs.receipt_counts import ReceiptCounts
+from manifests.runs.receipts import ChunkId, FileRef, Receipt, load_receipt, parse_receipt_name
 from manifests.runs.run_manifest import MANIFEST_VERSION, EngineMix, RunManifest, load_manifest
-from manifests.runs.snapshots import Snapshot, Tally, digest_of_listing, seconds_between, snapshot_of
+from manifests.runs.snapshots import Snapshot, digest_of_listing, snapshot_of
 from manifests.schemas import QUARANTINE
 from manifests.storage.concurrency import map_concurrent
 from manifests.storage.context import Storage
@@ -194,53 +191,11 @@ class RunFolder:
                 known = snapshot_of(manifest, self.plan.num_chunks, etags)
                 if known is not None:
                     return known
-        labelled = reused = chunks_done = rows = 0
-        quarantined: Counter[str] = Counter()
-        stages: dict[str, Counter[str]] = {}
-        labels: list[FileRef] = []
-        quarantine: list[FileRef] = []
-        answers: list[FileRef] = []
-        engines: dict[str, dict[str, Any]] = {}
-        sources: dict[str, ReusedRows] = {}
-        spans: dict[str, tuple[str, str]] = {}  # by worker: its first start and last commit
-        digest = hashlib.sha256()
+        counts = ReceiptCounts()
         for receipts in self._read_chunks(etags):
-            latest = receipts[-1]
-            chunks_done += 1
-            rows += self.plan.shards[latest.shard].chunks[latest.chunk]
-            quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
-            quarantine += [latest.quarantine] if latest.quarantine else []
-            for receipt in receipts:
-                labels += [receipt.labels] if receipt.labels else []
-                answers += [receipt.answers] if receipt.answers else []
-                reused += receipt.rows_reused
-                labelled += receipt.labels.rows - receipt.rows_reused if receipt.labels else 0
-                for source in receipt.reused:
-                    key = json.dumps(asdict(replace(source, rows=0)))
-                    sources[key] = replace(source, rows=source.rows + (sources[key].rows if key in sources else 0))
-                first, last = spans.get(receipt.worker, (receipt.started, receipt.committed))
-                spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
-                if receipt.engine:
-                    engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
-                for stage, counts in receipt.stages.items():
-                    stages.setdefault(stage, Counter()).update(counts)
-                files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
-                files += [receipt.answers.sha256] if receipt.answers else []
-                digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
-        plain = {stage: dict(counts) for stage, counts in stages.items()}
-        tally = Tally(rows, labelled, reused, dict(quarantined), chunks_done, plain, seconds_between(spans.values()))
-        reused_from = list(sources.values())
-        return Snapshot(
-            tally,
-            labels,
-            quarantine,
-            answers,
-            list(engines.values()),
-            reused_from,
-            digest.hexdigest(),
-            listing_digest,
-            etags,
-        )
+            first = receipts[0]
+            counts.add_chunk(receipts, rows=self.plan.shards[first.shard].chunks[first.chunk])
+        return counts.snapshot(listing_digest, etags)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
