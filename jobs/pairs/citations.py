@@ -93,43 +93,12 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
     known = known_documents(docs, text_columns, docs_path)
 
     counts = CitationCounts()
-    sizes = answers.group_by("query_id").len()
-    counts.short_queries = sizes.filter(col("len") < rule.answers_per_query)["query_id"].sort().to_list()
-    full = answers.filter(polars.len().over("query_id") >= rule.answers_per_query)
-    used = full.sort("query_id", "answer_id").filter(
-        polars.int_range(polars.len()).over("query_id") < rule.answers_per_query
-    )
-    counts.answers_unused = full.height - used.height
-    counts.queries = used["query_id"].n_unique()
-    if not counts.queries:
-        raise InputError(
-            f"{answers_path}: no query has {rule.answers_per_query} answers (the most is {sizes['len'].max() or 0}). "
-            "Lower --answers-per-query, or generate more."
-        )
-
-    shown = id_texts(used, "candidates").unique()
-    cited = (
-        id_texts(used.with_columns(col("cited").list.unique()), "cited").group_by("query_id", "doc_id").len("cited_in")
-    )
-    counts.strange_citations = int(cited.join(shown, on=["query_id", "doc_id"], how="anti")["cited_in"].sum())
-    found = shown.join(cited, on=["query_id", "doc_id"], how="left").with_columns(
-        col("cited_in").fill_null(0).cast(polars.Int32)
-    )
-    counts.missing_documents = found.join(known, on="doc_id", how="anti").height
-    found = found.join(known, on="doc_id").with_columns(
-        kind=polars.when(col("cited_in") >= rule.cited_in).then(0).otherwise(1)
-    )
-    positives = found.filter(col("kind") == 0).select("query_id", "text_key").unique()
-    apart = found.filter(col("kind") == 1).join(positives, on=["query_id", "text_key"], how="anti")
-    counts.twins = int((found["kind"] == 1).sum()) - apart.height
-    kept = polars.concat([found.filter(col("kind") == 0), apart]).select("query_id", "doc_id", "kind", "cited_in")
-
+    full, used = _full_answers(answers, rule, counts, answers_path)
+    kept = _judged_by_citations(used, known, rule, counts)
     if rule.random_negatives:
         # what any answer of the query saw is no random document for it, an answer beyond the first M included
-        ever_shown = (
-            polars.concat([id_texts(full, "candidates"), id_texts(full, "cited")]).unique().join(known, on="doc_id")
-        )
-        drawn, counts.random_short = _draw(ever_shown, known, used["query_id"].unique().sort().to_list(), rule)
+        shown = polars.concat([id_texts(full, "candidates"), id_texts(full, "cited")]).unique().join(known, on="doc_id")
+        drawn, counts.random_short = _draw(shown, known, used["query_id"].unique().sort().to_list(), rule)
         kept = polars.concat([kept, drawn])
     kept = kept.sort("query_id", "kind", "doc_id")
     for number, kind in enumerate(KINDS):
@@ -149,7 +118,50 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
     return frame, counts
 
 
-def _draw(ever_shown: Any, known: Any, queries: Sequence[str], rule: CitationRule) -> tuple[Any, int]:
+def _full_answers(answers: Any, rule: CitationRule, counts: CitationCounts, path: str) -> tuple[Any, Any]:
+    """Answers of queries that have M or more: all of them, and each query's first M.
+
+    Raises:
+        InputError: there is no such query.
+    """
+    polars = load_polars()
+    sizes = answers.group_by("query_id").len()
+    is_short = polars.col("len") < rule.answers_per_query
+    counts.short_queries = sizes.filter(is_short)["query_id"].sort().to_list()
+    full = answers.filter(polars.len().over("query_id") >= rule.answers_per_query)
+    used = full.sort("query_id", "answer_id").filter(
+        polars.int_range(polars.len()).over("query_id") < rule.answers_per_query
+    )
+    counts.answers_unused = full.height - used.height
+    counts.queries = used["query_id"].n_unique()
+    if not counts.queries:
+        raise InputError(
+            f"{path}: no query has {rule.answers_per_query} answers (the most is {sizes['len'].max() or 0}). "
+            "Lower --answers-per-query, or generate more."
+        )
+    return full, used
+
+
+def _judged_by_citations(used: Any, known: Any, rule: CitationRule, counts: CitationCounts) -> Any:
+    """Likely positives and hard negatives: what the answers were shown, by how many of them cited it."""
+    polars = load_polars()
+    kind, pair = polars.col("kind"), ["query_id", "doc_id"]
+    shown = id_texts(used, "candidates").unique()
+    once = used.with_columns(polars.col("cited").list.unique())
+    cited = id_texts(once, "cited").group_by(pair).len("cited_in")
+    counts.strange_citations = int(cited.join(shown, on=pair, how="anti")["cited_in"].sum())
+    cited_in = polars.col("cited_in").fill_null(0).cast(polars.Int32)
+    shown = shown.join(cited, on=pair, how="left").with_columns(cited_in)
+    counts.missing_documents = shown.join(known, on="doc_id", how="anti").height
+    is_cited = polars.col("cited_in") >= rule.cited_in
+    found = shown.join(known, on="doc_id").with_columns(kind=polars.when(is_cited).then(0).otherwise(1))
+    positives, negatives = found.filter(kind == 0), found.filter(kind == 1)
+    apart = negatives.join(positives.select("query_id", "text_key").unique(), on=["query_id", "text_key"], how="anti")
+    counts.twins = negatives.height - apart.height
+    return polars.concat([positives, apart]).select(*pair, "kind", "cited_in")
+
+
+def _draw(seen_pairs: Any, known: Any, queries: Sequence[str], rule: CitationRule) -> tuple[Any, int]:
     """Random negatives: no document that the query was shown, none with the text of one, no text twice, none that is
     blank.
 
@@ -163,7 +175,7 @@ def _draw(ever_shown: Any, known: Any, queries: Sequence[str], rule: CitationRul
     ids, keys = deck["doc_id"].to_list(), deck["text_key"].to_list()
     in_deck = set(keys)
     seen: dict[str, set[int]] = {}
-    for query, key in ever_shown.select("query_id", "text_key").unique().iter_rows():
+    for query, key in seen_pairs.select("query_id", "text_key").unique().iter_rows():
         if key in in_deck:
             seen.setdefault(query, set()).add(key)
     rows: list[tuple[str, str]] = []

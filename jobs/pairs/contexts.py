@@ -123,22 +123,16 @@ def with_context(
     if corpus_path is not None:
         source_path = corpus_path
         source, text_columns = scan(corpus_path, {}, storage, has_text=True, role="--corpus")
-    with translate_polars_errors(source_path):
-        found = source.select(text=document_of(text_columns)).filter(col("text").str.strip_chars() != "").unique()
-        documents = found.with_columns(key=col("text").hash()).collect(engine="streaming")
+    documents = _distinct_documents(source, document_of(text_columns), source_path)
     queries = queries_of(pairs, pairs_path, is_given=is_given)
     if is_given:
         contexts = [context[:MOST_CONTEXT] for context in queries[COLUMN].to_list()]
     else:
-        index = Bm25Index(documents["text"].to_list())
-        best = {text: index.best(text, rule.k) for text in queries["query"].unique().to_list()}
-        contexts = [best[text] for text in queries["query"]]
+        contexts = _best_documents(documents, queries["query"], rule.k)
     replaced = 0
     if noise is not None:
-        with translate_polars_errors(pairs_path):
-            keys = pairs.select("query", key=document.hash()).unique().collect(engine="streaming")
-        judged = {query: set(group) for query, group in keys.group_by("query").agg("key").iter_rows()}
         deck = Deck(documents.select("text", "key").iter_rows(), noise, max_chars=rule.max_chars, where=source_path)
+        judged = _judged_documents(pairs, document, pairs_path)
         replaced = sum(noise.replaced(len(context)) for context in contexts)
         contexts = [
             deck.noisy(query, context, judged[query]) for query, context in zip(queries["query"], contexts, strict=True)
@@ -155,6 +149,28 @@ def with_context(
     )
     sizes = [len(context) for context in contexts]
     return frame, ContextCounts(queries.height, sizes.count(0), documents.height, sum(sizes), replaced)
+
+
+def _distinct_documents(source: Any, document: Any, path: str) -> Any:
+    """Documents that are not blank, each once: `text` and the `key` that stands for it."""
+    polars = load_polars()
+    with translate_polars_errors(path):
+        found = source.select(text=document).filter(polars.col("text").str.strip_chars() != "").unique()
+        return found.with_columns(key=polars.col("text").hash()).collect(engine="streaming")
+
+
+def _best_documents(documents: Any, queries: Any, k: int) -> list[list[str]]:
+    """Each query's best documents; a text that several queries have is looked up once."""
+    index = Bm25Index(documents["text"].to_list())
+    best = {text: index.best(text, k) for text in queries.unique().to_list()}
+    return [best[text] for text in queries]
+
+
+def _judged_documents(pairs: Any, document: Any, path: str) -> dict[str, set[int]]:
+    """Keys of the documents that the pairs have with each query."""
+    with translate_polars_errors(path):
+        keys = pairs.select("query", key=document.hash()).unique().collect(engine="streaming")
+    return {query: set(group) for query, group in keys.group_by("query").agg("key").iter_rows()}
 
 
 def queries_of(pairs: Any, path: str, *, is_given: bool = False) -> Any:
