@@ -21,8 +21,8 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn refusals of the disk into ours, whoever meets them: safetensors has an error of its own, with the system's
-    number in its text.
+    """Turn refusals of the disk into ours, whoever meets them: safetensors has an error of its own, tokenizers raises a
+    bare Exception, both with the system's number in its text.
 
     Raises:
         DiskFullError: no space is left.
@@ -33,7 +33,7 @@ def writing(folder: Path) -> Iterator[None]:
     except StoreError:  # ours already, and an OSError too
         raise
     except Exception as exc:
-        number = exc.errno if isinstance(exc, OSError) else _safetensors_errno(exc)
+        number = exc.errno if isinstance(exc, OSError) else _told_errno(exc)
         if number is None:
             raise
         if number in _FULL:
@@ -47,8 +47,9 @@ def writing(folder: Path) -> Iterator[None]:
         ) from exc
 
 
-def _safetensors_errno(exc: Exception) -> int | None:
-    found = _NUMBER.search(str(exc)) if type(exc).__name__ == "SafetensorError" else None
+def _told_errno(exc: Exception) -> int | None:
+    is_theirs = type(exc) is Exception or type(exc).__name__ == "SafetensorError"
+    found = _NUMBER.search(str(exc)) if is_theirs else None
     return int(found[1]) if found else None
 
 

@@ -57,10 +57,13 @@ def refuse_own_base(location: OutputLocation, base: ResolvedModel, *, key: str) 
         key: the spec's, that names the base.
     Raises:
         ConfigError: the model would be written over the one that it starts from; killed on the way, neither would be
-            left.
+            left. Or into it: that would change its digest, and a killed training could not go on.
     """
-    if location.folder.resolve() == base.path.resolve():
+    folder, own = location.folder.resolve(), base.path.resolve()
+    if folder == own:
         raise ConfigError(f"`output` and `{key}` are the same folder ({location.output}). Name another `output`.")
+    if own in folder.parents:
+        raise ConfigError(f"`output` ({location.output}) lies in `{key}`, the model to start from. Name another place.")
 
 
 def look(location: OutputLocation, fingerprint: str, start: Start) -> Left:

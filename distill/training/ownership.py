@@ -73,7 +73,8 @@ def note_claim(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:
 def claimed(folder: Path) -> tuple[str, bool]:
     """The fingerprint that a folder of checkpoints belongs to, if any, and whether its model replaces another one."""
     file = folder / CLAIM_NAME
-    held, _, rest = file.read_text(encoding="utf-8").partition("\n") if file.is_file() else ("", "", "")
+    text = file.read_bytes().decode(errors="replace") if file.is_file() else ""  # damaged, it is nobody's
+    held, _, rest = text.partition("\n")
     return held, rest.strip() == _REPLACING
 
 

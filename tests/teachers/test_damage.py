@@ -24,8 +24,10 @@ from distill.teachers.teaching import train_teacher
 from distill.training import checkpoints
 from distill.training.checkpointed import run_to_end
 from distill.training.looks import Looks
-from manifests.errors import ConfigError, ManifestError, ModelError
+from distill.training.output_locations import CLAIM_NAME
+from manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError, StaleRunError
 from manifests.storage.context import Storage
+from tests.killing import killed_at
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
 
 STEPS = 3
@@ -147,6 +149,55 @@ def test_damaged_rollouts_are_refused_before_a_step(
     DAMAGES[damage](part)
     with pytest.raises(ManifestError, match=rf"{part.name}: rollouts that the checkpoint names .*--restart"):
         train(tmp_path / "copy")
+
+
+@pytest.fixture
+def direct(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[..., Any]:
+    """Train on gold grades alone, by two steps with a checkpoint behind each."""
+
+    def go(start: Any = "new", **changes: Any) -> Any:
+        held = values(
+            data={"gold": {"path": str(pairs_path)}},
+            labeler={"name": "direct", "grades": 3},
+            train={"max_steps": 2, "save_every": 1},
+            **changes,
+        )
+        return train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), start=start)
+
+    return go
+
+
+def test_a_claim_that_can_not_be_read_is_nobodys(direct: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
+    with killed_at("after_training_step", 2):
+        direct()
+    (tmp_path / "out" / "checkpoints" / CLAIM_NAME).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(StaleRunError, match=r"checkpoint-000001 is of another spec.*--restart"):
+        direct("resume")
+    assert direct("restart").manifest.training.steps == 2
+
+
+def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_said(
+    direct: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizers library raises a bare Exception, with the system's number in its words alone."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
+        with pytest.raises(DiskFullError, match="--resume"):
+            direct()
+    assert direct("resume").manifest.training.steps == 2
+
+
+def test_an_output_within_the_model_to_start_from_is_refused(
+    direct: Callable[..., Any], base_dir: Path, tmp_path: Path
+) -> None:
+    """It would change that model's digest, so that a killed training could not go on."""
+    base = shutil.copytree(base_dir, tmp_path / "base")
+    with pytest.raises(ConfigError, match=r"`output` .*lies in `init`"):
+        direct(init=str(base), output=str(base / "tuned"))
 
 
 def nan_weight(folder: Path) -> None:
