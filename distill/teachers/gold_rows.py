@@ -93,12 +93,11 @@ def load_gold_rows(
             InputSpec(path=(source.path,), columns=columns), storage, reads=declared_reads(labeler, name=name)
         )
     files = [file.path for file in dataset.files]
-    trusted = {"grade": _column(source, files, source.grade, storage, grades=grades, key="data.gold.map")}
+    trusted = {"grade": _grades(source, files, storage, grades=grades)}
     if isinstance(source, GraphGold):
         for node, column in (("subject", source.subject), ("attribute", source.attribute)):
             if column is not None:
-                key = f"data.gold.{node}"
-                trusted[node] = _column(source, files, column, storage, grades=NODE_SCORES, key=key)
+                trusted[node] = _scores(source.path, files, column, storage, key=f"data.gold.{node}")
     found = GoldRows(LearnedGold(path=source.path, grade=source.grade, map=source.map))
     for number, pair in enumerate(read_pairs(dataset, np.arange(dataset.rows), readings=None)):
         gold = {node: values[number] for node, values in trusted.items()}
@@ -122,12 +121,20 @@ def load_gold_rows(
     return found
 
 
-def _column(
-    source: RewardGold, files: list[str], column: str, storage: Storage, *, grades: int, key: str
-) -> list[int | None]:
+def _grades(source: RewardGold, files: list[str], storage: Storage, *, grades: int) -> list[int | None]:
+    column = source.grade
     values = read_grades(load_gold_by_row(files, column, storage)).readable(source.path, column)
-    if column == source.grade:
-        values = mapped(values, source.map, where=f"{source.path}, column `{column}`", option=key)
-    held: list[int | None] = values.to_pylist()
-    check_scale({one for one in held if one is not None}, grades, where=f"{source.path}, `{column}`", option=key)
+    where = f"{source.path}, column `{column}`"
+    held: list[int | None] = mapped(values, source.map, where=where, option="data.gold.map").to_pylist()
+    check_scale({one for one in held if one is not None}, grades, where=where, option="data.gold.map")
+    return held
+
+
+def _scores(path: str, files: list[str], column: str, storage: Storage, *, key: str) -> list[int | None]:
+    """A node's trusted scores, which nothing maps."""
+    read = load_gold_by_row(files, column, storage, role="a node's trusted score", option=key)
+    held: list[int | None] = read_grades(read).readable(path, column).to_pylist()
+    off = sorted({one for one in held if one is not None and not 0 <= one < NODE_SCORES})
+    if off:
+        raise InputError(f"{path}, column `{column}`: score {off[0]} is off the scale 0 to {NODE_SCORES - 1} ({key}).")
     return held

@@ -54,6 +54,12 @@ class CreditSection(Spec):
     epsilon: float = Field(1e-6, ge=0.0)
     """Added to the standard deviation of a node's rewards (ours)."""
 
+    @model_validator(mode="after")
+    def _right_earns_more(self) -> CreditSection:
+        if self.match <= self.miss:
+            raise ValueError(f"match is {self.match:g} and miss {self.miss:g}; want match above miss")
+        return self
+
 
 class GraphRollouts(RolloutSection):
     """How answers are sampled and learned from."""

@@ -37,11 +37,13 @@ from distill.training.checkpointed import CheckpointedTrainer
 from distill.training.looks import Looks
 from distill.training.training_place import TrainingPlace
 from labelers.engines.checkpoints import end_ids
-from labelers.registry import Labeler, labeler_class
+from labelers.registry import Labeler, declared_reads, labeler_class
+from labelers.replays import Recalls
 from manifests.digests import digest_of
 from manifests.errors import ConfigError, InputError, ModelError
 from manifests.extras import require
 from manifests.records import fault_of
+from manifests.specs import LabelerOptions
 from manifests.storage.context import Storage
 
 
@@ -106,6 +108,7 @@ class GrpoTeacher:
     def _read_gold(self, labeler: Labeler, storage: Storage) -> GoldRows:
         assert isinstance(self._spec, GrpoSpec)
         options = self._spec.labeler
+        _check_rewardable(labeler, options)
         return load_gold_rows(
             self._spec.data.gold, labeler, options.name, self._dialogues, storage, grades=options.grades
         )
@@ -244,6 +247,20 @@ class GrpoTeacher:
             tags_earn=section.tags == "grade",
         )
         return {"scored": each(graph_score(NodeWorth(section.match, section.miss))), "credit": plan}
+
+
+def _check_rewardable(labeler: Labeler, options: LabelerOptions) -> None:
+    """Gold has a grade for each row, so each row has to be one conversation that ends in one.
+
+    Raises:
+        ConfigError: it is not, by this labeler.
+    """
+    if not options.grades or declared_reads(labeler, name=options.name).siblings or isinstance(labeler, Recalls):
+        raise ConfigError(
+            f"labeler {options.name}: its answers are not one grade for one pair, which is what is rewarded here. Take "
+            "one whose are (`r1`, `umbrela`, `r3a`, `graph-grpo`), or `method: sft`; `method: res-rag` is for "
+            "evidence-set."
+        )
 
 
 def answer_end_ids(base: TeacherBase) -> list[int]:

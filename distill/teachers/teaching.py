@@ -32,9 +32,10 @@ from distill.training.curves import write_curves
 from distill.training.making import Start, conclude, finish, look, making, refuse_own_base
 from distill.training.model_manifests import BaseModelUsed, Product
 from distill.training.output_locations import OutputLocation, output_location_of
+from distill.training.precision import precision_of
 from distill.training.reporting import check_services
 from manifests.extras import installed_versions
-from manifests.models.references import default_cache_dir, resolve_model
+from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
 from manifests.registered import imported
 from manifests.storage.context import Storage
 
@@ -86,8 +87,7 @@ def train_teacher(
     location = output_location_of(TEACHER, spec.output, storage, cache_dir=cache)
     resolved = resolve_model(spec.init, cache_dir=cache_dir)
     if is_writer:  # of several processes the others may come when the first one has begun to write
-        location.check_free()
-        refuse_own_base(location, resolved, key="init")
+        _check_place(location, resolved)
     base = check_teacher_base(spec, resolved)
     trainer = _trainer(spec, base, storage)
     if isinstance(trainer, AsksAnEngine):
@@ -137,7 +137,10 @@ def estimate_teacher(
     """
     if is_timed:  # steps of a trial are nobody's figures
         spec = spec.model_copy(update={"train": spec.train.model_copy(update={"report_to": ()})})
-    trainer = _trainer(spec, check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir)), storage)
+    location = output_location_of(TEACHER, spec.output, storage, cache_dir=cache_dir or default_cache_dir())
+    resolved = resolve_model(spec.init, cache_dir=cache_dir)
+    _check_place(location, resolved)
+    trainer = _trainer(spec, check_teacher_base(spec, resolved), storage)
     for note in trainer.notes:
         say(note)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
@@ -149,8 +152,14 @@ def estimate_teacher(
     return replace(estimate, time=measure(trainer, steps=estimate.steps, updates=updates, say=say))
 
 
+def _check_place(location: OutputLocation, init: ResolvedModel) -> None:
+    location.check_free()
+    refuse_own_base(location, init, key="init")
+
+
 def _trainer(spec: TeacherSpec, base: TeacherBase, storage: Storage) -> TeacherTrainer:
     check_services(spec.train.report_to, output=spec.output)
+    precision_of(spec.train)
     found: TeacherTrainer = imported(method_of(spec.method).trainer)(spec, base, storage)
     return found
 

@@ -72,10 +72,14 @@ class OutputLocation:
         removes checkpoints.
 
         Raises:
+            ConfigError: there is a file in its place.
             StaleRunError: it holds files of something else.
         """
         if self.url is not None:  # the folder of work is nobody else's
             return
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise ConfigError(f"`output` = {self.output}: {there} is a file. Name a folder.")
         if (
             not self.folder.is_dir()
             or (self.folder / MANIFEST_NAME).exists()

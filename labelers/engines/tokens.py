@@ -17,12 +17,15 @@ from typing import Any, Literal, NamedTuple
 from jinja2 import TemplateError
 
 from manifests.asks import DOCUMENT_FIELD, Ask, Message
-from manifests.errors import ModelError
+from manifests.errors import ConfigError, ModelError
 
 CHARS_PER_TOKEN = 8
 """How many characters of a document are looked at for each token of room, at first. English has 4 to 5; fewer tokens
 than room only means a second, longer look.
 """
+
+OWN_TEMPLATE_KWARGS = {"conversation", "tokenize", "add_generation_prompt", "continue_final_message"}
+"""Arguments of `apply_chat_template` that are no user's to say."""
 
 
 class Prompt(NamedTuple):
@@ -53,6 +56,9 @@ class PromptEncoder:
         tokenizer: a fast tokenizer of transformers.
         overlong: what to do with a prompt that is too long: cut the document, or nothing.
         chat_template_kwargs: passed to the chat template (`enable_thinking`).
+    Raises:
+        ConfigError: one of them is not the user's to say.
+        ModelError: the chat template can't render a user turn.
     """
 
     def __init__(
@@ -66,6 +72,8 @@ class PromptEncoder:
         self._backend = tokenizer.backend_tokenizer
         self._overlong = overlong
         self._template_kwargs = dict(chat_template_kwargs or {})
+        if taken := sorted(OWN_TEMPLATE_KWARGS & self._template_kwargs.keys()):
+            raise ConfigError(f"chat_template_kwargs: `{taken[0]}` is said by relabel itself. Leave it out.")
         self._has_template = bool(tokenizer.chat_template)
         self._folds_system = False
         self._folds_system = self._refuses_system()

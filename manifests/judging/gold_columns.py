@@ -52,16 +52,20 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Stor
     return [file.path for file in found.files], grade or columns.gold or "grade"
 
 
-def load_gold_by_row(files: list[str], column: str, storage: Storage) -> Column:
+def load_gold_by_row(
+    files: list[str], column: str, storage: Storage, *, role: str = "the gold grade", option: str = "--grade"
+) -> Column:
     """A column of a run's own input, in the order of row ids.
 
+    Args:
+        role, option: what it is for and what names it, for errors.
     Raises:
         InputError: it is not there.
     """
     parts: list[pa.ChunkedArray] = []
     for path in files:
         with open_parquet(path, storage) as parquet, reading(path):
-            require_column(column, parquet.schema_arrow.names, path=path, role="the gold grade", option="--grade")
+            require_column(column, parquet.schema_arrow.names, path=path, role=role, option=option)
             parts.append(read_parquet(parquet, column))
     if len({part.type for part in parts}) > 1:
         return [value for part in parts for value in part.to_pylist()]

@@ -23,6 +23,7 @@ from manifests.storage.context import Storage
 from tests.teachers.conftest import NUM_PAIRS
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
+GRAPH: dict[str, Any] = {"method": "graph-grpo", "labeler": {"name": "graph-grpo", "max_text_tokens": 8}}
 
 
 @pytest.fixture
@@ -79,14 +80,39 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
         ({"train": {"accumulation": 64}}, InputError, "a step takes 64"),
         ({"train": {"max_tokens": 64}, "labeler": {"name": "r1", "max_think_tokens": 64}}, ConfigError, "no room"),
         ({"train": {"max_tokens": 100}}, InputError, "12 whose prompt does not fit"),
+        *(
+            ({"labeler": name}, ConfigError, f"labeler {name}: .*one grade for one pair")
+            for name in ("evidence-set", "review", "route", "variants")
+        ),
+        ({**GRAPH, "credit": {"match": 1.0, "miss": 1.0}}, ConfigError, "match is 1 and miss 1; want match above miss"),
+        ({**GRAPH, "data": {"gold": {"subject": "no_such"}}}, InputError, r"no column `no_such` .*data\.gold\.subject"),
+        ({**GRAPH, "data": {"gold": {"subject": "seven"}}}, InputError, r"`seven`: score 7 is off the scale 0 to 4"),
+        ({"output": "{pairs}"}, ConfigError, "is a file"),
+        ({"output": "{pairs}/x"}, ConfigError, "is a file"),
+        ({"output": "gs://bucket/teacher"}, ConfigError, "local folders and to s3"),
+        ({"chat_template_kwargs": {"tokenize": False}}, ConfigError, "chat_template_kwargs.*`tokenize`"),
+        ({"train": {"precision": "fp16", "device": "cpu"}}, ConfigError, "fp16 is for GPUs"),
     ],
 )
 def test_what_can_not_train_is_refused_before_anything_is_loaded(
-    changes: dict[str, Any], error: type[Exception], words: str, estimate: Callable[..., Any]
+    changes: dict[str, Any],
+    error: type[Exception],
+    words: str,
+    estimate: Callable[..., Any],
+    pairs_path: Path,
+    tmp_path: Path,
 ) -> None:
     small = {"batch_size": 4, "accumulation": 2, "max_tokens": 4000}
-    with pytest.raises(error, match=words):
-        estimate(**{**changes, "train": {**small, **changes.get("train", {})}})
+    held = {**changes, "train": {**small, **changes.get("train", {})}}
+    if "data" in changes:
+        table = pq.read_table(pairs_path).append_column("seven", pa.array([7] * NUM_PAIRS))
+        pq.write_table(table, tmp_path / "seven.parquet")
+        held["data"] = {"gold": {**changes["data"]["gold"], "path": str(tmp_path / "seven.parquet")}}
+    if "output" in changes:
+        held["output"] = changes["output"].replace("{pairs}", str(pairs_path))
+    with pytest.raises(error, match=words) as refused:
+        estimate(**held)
+    assert "--grade" not in str(refused.value)
 
 
 def test_coefficients_want_a_second_update(estimate: Callable[..., Any]) -> None:
