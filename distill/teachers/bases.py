@@ -132,10 +132,12 @@ def merged(model: Any) -> Any:
     return (model if merge is None else merge()).cpu().eval()
 
 
-def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
+def write_model(folder: Path, model: Any, base: TeacherBase) -> None:
     """Write a directory that `engine.model` takes: weights as safetensors, config, tokenizer and chat template."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
+    base.tokenizer.save_pretrained(folder)
+    if hasattr(base.config, "use_cache"):  # a Trainer turns it off, and other libraries would write answers without
+        model.config.use_cache = base.config.use_cache
     model.save_pretrained(folder)
     open_to_readers(folder)
 

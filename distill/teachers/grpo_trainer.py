@@ -6,7 +6,7 @@ TRL's hooks are private; `trl==1.16.*` is pinned, and tests/teachers/test_grpo_t
 normaliser and loss this equals its plain GRPO bit for bit. Overridden, and why: `rollout_func` (the labeler's turns),
 `_calculate_rewards` (format judged on token ids), `_generate_and_score_completions` (the population's σ; what the loss
 needs travels with the batch through TRL's shuffling), `_compute_loss` (its figures by row), `_get_train_sampler` (an
-order that a resumed second epoch repeats). Credit by node is `grpo_credit_trainer.py`'s.
+order that a resumed second epoch repeats), `_send_telemetry`. Credit by node is `grpo_credit_trainer.py`'s.
 """
 
 # N prompts, G rollouts of a prompt, B = N·G
@@ -212,6 +212,9 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
     def may_stop(self) -> bool:
         """Behind the last update on the same rollouts: those are not kept in checkpoints."""
         return bool(self.state.global_step % self.num_iterations == 0)
+
+    def _send_telemetry(self) -> None:
+        """TRL's ping of the Hub: a training tells nobody of itself but the services of `train.report_to`."""
 
     def own_state(self) -> dict[str, Any]:
         return {"log": self._log_of_rollouts.state(self.state.global_step)}

@@ -107,7 +107,7 @@ def train_teacher(
         trained = trainer.train(location.checkpoints, say)
 
         def write(folder: Path) -> TeacherManifest:
-            write_model(folder, trained.model, base.tokenizer)
+            write_model(folder, trained.model, base)
             write_curves(folder, trained.outcome.curve, title=spec.name)
             trained.write_more(folder)
             manifest = _manifest(spec, base, trainer, trained, fingerprint)

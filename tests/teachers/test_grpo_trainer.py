@@ -112,6 +112,17 @@ def test_a_graph_cut_to_its_grade_is_grpo_bit_for_bit(fresh: Any, tokenizer: Any
     assert furthest(plain, cut) == 0
 
 
+def test_a_training_tells_nobody_of_itself(
+    fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL's trainers send a ping to the Hub when they are made, but for CI."""
+    sent: list[Any] = []
+    monkeypatch.setattr("trl.trainer.base_trainer.send_telemetry", lambda *found, **_: sent.append(found))
+    monkeypatch.delenv("CI", raising=False)
+    make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path)
+    assert sent == []
+
+
 def test_the_order_of_prompts_follows_from_seed_and_epoch() -> None:
     def order(epoch: int, seed: int = 3) -> list[int]:
         sampler = EpochSampler(range(20), mini_repeat_count=1, batch_size=2, seed=seed)

@@ -37,6 +37,7 @@ def direct(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[
 
 def test_a_teacher_of_gold_grades_labels_and_is_judged_at_once(
     direct: Callable[..., dict[str, Any]],
+    base_dir: Path,
     pairs_path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -51,6 +52,8 @@ def test_a_teacher_of_gold_grades_labels_and_is_judged_at_once(
     out = tmp_path / "out"
     assert not list(out.glob("*.bin"))
     assert not (out / "checkpoints").exists()
+    was, is_now = (json.loads((folder / "config.json").read_text()) for folder in (base_dir, out))
+    assert is_now == was  # a Trainer turns the cache of keys and values off while it trains
     data = (out / "manifest.json").read_bytes()
     assert readable_json(plain(read_teacher_manifest(data, "here"))) == data
     first = json.loads(data)
