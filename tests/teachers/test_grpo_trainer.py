@@ -18,9 +18,9 @@ trl = pytest.importorskip("trl")
 from datasets import Dataset  # noqa: E402
 
 from distill.teachers.advantages import group_advantages  # noqa: E402
-from distill.teachers.grpo_arguments import EpochSampler  # noqa: E402
+from distill.teachers.grpo_arguments import EpochSampler, grpo_arguments  # noqa: E402
 from distill.teachers.grpo_credit import EDGES, Credit, CreditPlan  # noqa: E402
-from distill.teachers.grpo_spec import VllmSection  # noqa: E402
+from distill.teachers.grpo_spec import RolloutSection, VllmSection  # noqa: E402
 from distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
 from distill.teachers.rollouts import Rollout  # noqa: E402
 from distill.teachers.scores import GoldRow, Score  # noqa: E402
@@ -28,6 +28,7 @@ from distill.teachers.spec_files import read_teacher_spec  # noqa: E402
 from distill.teachers.teaching import train_teacher  # noqa: E402
 from distill.teachers.vllm_rollouts import vllm_arguments  # noqa: E402
 from distill.training.checkpointed import run_to_end  # noqa: E402
+from distill.training.sections import TrainingSection  # noqa: E402
 from manifests.storage.context import Storage  # noqa: E402
 from tests.killing import Killed, killed_at  # noqa: E402
 from tests.teachers.conftest import plain_values, relabel  # noqa: E402
@@ -254,6 +255,46 @@ def test_coefficients_learn_from_the_second_update_on(
     assert trainer.curve.series("train", "alpha_r>s")[-1] == (4, alpha["r>s"])
     assert dict(trainer.curve.series("train", "node_reward_q_s")).keys() == {1, 3}  # where answers were sampled
     assert trainer.curve.series("train", "reward") == trainer.curve.series("train", "node_reward_r")
+
+
+@pytest.mark.parametrize(("norm", "left"), [(10.0, 1 - 0.1 * 0.5), (1.0, 1 - 0.1 / math.sqrt(10))])
+def test_coefficients_are_pulled_back_by_a_rate_and_a_norm_of_their_own(
+    norm: float, left: float, fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all rollouts earn alike, nothing is left but λ‖w - w₀‖²: its slope at w = 1 is 2λ on each of ten edges."""
+    plan = CreditPlan(Credit(), learning_rate=0.1, decay=0.25, max_grad_norm=norm)
+    torch.nn.init.ones_(plan.credit.logits)
+    options = graph_options(monkeypatch, tmp_path) | {
+        "credit": plan,
+        "score_of": lambda rollout, row: Score(1.0, (1.0, 1.0, 1.0)),
+        "args": arguments(tmp_path, steps=1, optim="sgd"),
+    }
+    make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options).train()
+    assert plan.credit.logits.tolist() == pytest.approx([left] * len(EDGES), abs=1e-6)
+
+
+def test_trl_is_told_what_the_spec_says(tmp_path: Path) -> None:
+    settings = TrainingSection(batch_size=4, accumulation=3, learning_rate=0.25, device="cpu")
+    rollouts = RolloutSection(group=6, updates=5, clip=0.1, beta=0.3, temperature=0.7, top_p=0.9)
+    told = grpo_arguments(settings, rollouts, tmp_path, max_answer_tokens=9)
+    wanted = {
+        "num_generations": 6, "num_iterations": 5, "steps_per_generation": 3, "epsilon": 0.1, "epsilon_high": None,
+        "beta": 0.3, "temperature": 0.7, "top_p": 0.9, "max_completion_length": 9, "learning_rate": 0.25,
+        "loss_type": "grpo", "use_bias_correction_kl": False, "disable_dropout": True,
+        "importance_sampling_level": "token", "mask_truncated_completions": False,
+    }  # fmt: skip
+    assert {name: getattr(told, name) for name in wanted} == wanted
+
+
+def test_the_divergence_is_in_the_curve(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
+    fresh.save_pretrained(tmp_path / "model")  # the reference is loaded from where the model was
+    policy = type(fresh).from_pretrained(tmp_path / "model")
+    args = arguments(tmp_path, updates=1, steps=2, beta=0.1)
+    trainer = make_trainer(policy, tokenizer, tmp_path, args=args)
+    trainer.train()
+    values = dict(trainer.curve.series("train", "kl"))
+    assert values[1] == pytest.approx(0, abs=1e-6)
+    assert values[2] > 1e-6
 
 
 def test_what_was_stopped_goes_on_bit_for_bit_over_an_epochs_end(
