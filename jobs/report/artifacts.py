@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from distill.students.student_manifest import StudentManifest, read_student_manifest
 from distill.teachers.teacher_manifest import read_teacher_manifest
+from distill.training.output_locations import CHECKPOINTS, CLAIM_NAME
 from export.bundles import read_manifest
 from export.parity_records import Parity, read_parity
 from export.student_facts import StudentFacts, read_student_facts
@@ -144,6 +145,11 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         facts, _ = read_manifest(manifest, f"{path}/{MANIFEST_NAME}")
         return BundleArtifact(path, store, facts, sha256_bytes(manifest), str(facts["name"]))
     refuse_rounds(store)
+    if read_if_there(store, f"{CHECKPOINTS}/{CLAIM_NAME}") is not None:
+        raise InputError(
+            f"{path}: a training that is not finished. A report takes what it leaves at its end; until then its lines "
+            "and the services of train.report_to show the curve. One that was stopped goes on with --resume."
+        )
     raise InputError(
         f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no teacher's or bundle's "
         f"{MANIFEST_NAME}. Give an output of `relabel run`, `score`, `train`, `distill` or `export`."

@@ -29,7 +29,8 @@ LEAST: dict[str, dict[str, Any]] = {
             "grpo",
             {
                 "rollouts.group": 16, "rollouts.clip": 0.2, "rollouts.beta": 0, "rollouts.temperature": 1,
-                "rollouts.top_p": 1, "rollouts.updates": 1, "train.learning_rate": 5e-7, "prompts_per_step": 32, "near": 0,
+                "rollouts.top_p": 1, "rollouts.updates": 1, "train.learning_rate": 5e-7, "prompts_per_step": 32,
+                "near": 0,
             },
         ),
         (
