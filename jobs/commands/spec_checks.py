@@ -9,7 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from distill.students.gold import in_words_of_the_spec
+from distill.students.sources import GoldSource
 from distill.students.specs import DistillSpec
+from distill.teachers.res_rag_spec import EvidenceGold
 from distill.teachers.spec_files import read_teacher_spec, teacher_keys
 from jobs.commands.training import TrainingSpec, open_spec
 from jobs.exits import Exit, exit_for
@@ -19,8 +22,9 @@ from jobs.planning.jobs import Job
 from jobs.planning.settings import JOB, SpecKind
 from jobs.planning.spec_places import resolved
 from jobs.planning.spec_yaml import read_spec_file
-from manifests.errors import ManifestError, RelabelError, StoreError
+from manifests.errors import ConfigError, ManifestError, RelabelError, StoreError
 from manifests.extras import require
+from manifests.inputs.input_files import list_files
 from manifests.models.references import resolve_model
 from manifests.runs.run_manifest import load_manifest
 from manifests.spec_faults import validate_spec
@@ -30,8 +34,8 @@ from manifests.storage.run_stores import open_run_store
 
 STEPS = {
     "job": ("spec", "input", "model", "engine", "output", "clock"),
-    "student": ("spec", "labels", "model", "packages", "output", "clock"),
-    "teacher": ("spec", "runs", "model", "packages", "output", "clock"),
+    "student": ("spec", "labels", "gold", "model", "packages", "output", "clock"),
+    "teacher": ("spec", "runs", "gold", "model", "packages", "output", "clock"),
 }
 """By kind of spec, its checks in order."""
 NEAR_S = 2.0
@@ -43,6 +47,8 @@ def checked(spec_file: str) -> tuple[str, dict[str, str], Exit]:
     kind, found = "job", dict[str, str]()
     try:
         values = read_spec_file(spec_file, beginning=JOB.beginning, keys=JOB.fields)
+        if "bundle" in values:
+            raise ConfigError(f"{spec_file}: a bench file: `relabel bench {spec_file}` checks it before it measures.")
         kind = "student" if "student" in values else "teacher" if "method" in values else "job"
         outcomes = {"job": _job, "student": _student, "teacher": _teacher}[kind](spec_file)
         for step in STEPS[kind]:
@@ -69,6 +75,7 @@ def _student(spec_file: str) -> Iterator[str]:
     spec = resolved(validate_spec(DistillSpec, opened.settings.values, where=opened.where), opened.settings.places)
     yield "fine"
     yield _labels([source.path for source in spec.labels], opened.storage)
+    yield _gold("gold", spec.gold, opened.storage)
     yield _model(spec.student.model, opened)
     require("torch", extra="cpu", purpose="relabel distill")
     yield "torch is here"
@@ -80,7 +87,9 @@ def _teacher(spec_file: str) -> Iterator[str]:
     opened = open_spec(spec_file, (), SpecKind("teacher", teacher_keys(), "train.epochs=3", ""))
     spec = resolved(read_teacher_spec(opened.settings.values, where=opened.where), opened.settings.places)
     yield "fine"
-    yield _labels([source.path for source in getattr(getattr(spec, "data", None), "runs", ())], opened.storage)
+    data = getattr(spec, "data", None)
+    yield _labels([source.path for source in getattr(data, "runs", ())], opened.storage)
+    yield _gold("data.gold", getattr(data, "gold", None), opened.storage)
     yield _model(spec.init, opened)
     needed = ["torch"] if spec.method == "sft" else ["torch", "trl"]
     for name in needed:
@@ -110,6 +119,15 @@ def _labels(places: list[str], storage: Storage) -> str:
             raise ManifestError(f"{place}: no finished run lies there. `relabel status {place}` says what is open.")
         said.append(f"{place} has {manifest.rows.labelled + manifest.rows.reused:,} labels")
     return ", ".join(said) or "none; gold is all there is"
+
+
+def _gold(key: str, source: GoldSource | EvidenceGold | None, storage: Storage) -> str:
+    """Whether gold lies where it is said to; what is in it the training reads."""
+    if source is None:
+        return "none"
+    with in_words_of_the_spec(key):
+        list_files(source.path, storage)
+    return f"{source.path} is there"
 
 
 def _model(reference: str, opened: TrainingSpec) -> str:

@@ -203,6 +203,38 @@ def test_doctor_tells_memory_providers_and_whether_student_and_teacher_could_sta
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("kind", ["student", "teacher"])
+def test_doctor_misses_the_gold_that_a_spec_names(relabel: Callable[..., Any], folder: Path, kind: str) -> None:
+    """That of `relabel init --kind teacher`, for one: it was called fine, and the training refused it."""
+    gold = {"path": "gold.parquet", "grade": "grade"}
+    specs: dict[str, Any] = {
+        "student": {
+            "labels": [],
+            "gold": gold,
+            "loss": {"gold_weight": 1.0},
+            "student": {"kind": "encoder", "model": "base"},
+        },
+        "teacher": {"method": "sft", "init": "base", "labeler": {"name": "direct"}, "data": {"gold": gold}},
+    }
+    Path("spec.yaml").write_text(yaml.safe_dump({"name": "s", **specs[kind], "output": "out/s"}))
+    write_tiny_model(Path("base"))
+    done = relabel("doctor", "spec.yaml", "--output", "json")
+    assert done.code == 3
+    key = {"student": "gold.path", "teacher": "data.gold.path"}[kind]
+    assert f"`{key}` gold.parquet: no such file or folder" in done.json[kind]["gold"]
+    Path("gold.parquet").touch()
+    assert relabel("doctor", "spec.yaml", "--output", "json").json[kind]["gold"].endswith("gold.parquet is there")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_doctor_says_what_it_does_not_read(relabel: Callable[..., Any], folder: Path) -> None:
+    assert relabel("init", "--kind", "bench").code == 0
+    done = relabel("doctor", "bench.yaml")
+    assert done.code == 3
+    assert "bench.yaml: a bench file: `relabel bench bench.yaml` checks it" in done.out
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_an_output_that_is_a_file_is_named(
     relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
 ) -> None:
