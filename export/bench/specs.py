@@ -79,7 +79,7 @@ class BenchFile(BenchSpec):
     require: tuple[str, ...] = ()
     """Gates: exit 5 unless they hold. `cpu.int8/fp32.1x128.ratio<=0.7`."""
     to: PathText | None = None
-    """Write the results there and leave the bundle as it is."""
+    """Write the results there, with a table and plots; by default the figures lie beside the bundle."""
 
 
 def bench_schema() -> Schema:

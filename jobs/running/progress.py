@@ -1,5 +1,5 @@
-"""What is seen of a run while it goes on: bars on a terminal, a line a minute elsewhere, JSON objects on request.
-Always on stderr.
+"""What is seen of a run while it goes on: bars on a terminal, a line a minute elsewhere (more often until it is known
+how long the run takes), JSON objects on request. Always on stderr.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ class Display:
             rates = f"{self._rates(now)} · ETA {left_text(self._left_s(now))}"
             self._bars.update(self._task, completed=self._rows_done(), rates=rates)
         else:
-            self._next_s = now + LINE_EVERY_S
-            parts = (self._rates(now), *self._inside(now), f"ETA {left_text(self._left_s(now))}")
+            left = self._left_s(now)
+            self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
+            parts = (self._rates(now), *self._inside(now), f"ETA {left_text(left)}")
             line = f"{self._rows_done():,} of {self._total:,} pairs · {' · '.join(parts)}"
             self.say(line, event="progress", **self._counts(now))
 

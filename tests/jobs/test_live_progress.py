@@ -122,3 +122,21 @@ def test_a_line_of_progress_tells_slow_from_refused(
     assert " prompt + " in err
     assert ("last refused: row 3, verdict, format: there is no <score>: No idea." in err) is verbose
     assert err.endswith("ETA unknown\n")
+
+
+def test_lines_come_soon_until_one_could_tell_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that takes 14 s to start had a first line of zeros, and the next one a minute later."""
+    now, progress, lines_at = [100.0], Progress(), list[float]()
+    monkeypatch.setattr(progress_module.time, "perf_counter", lambda: now[0])
+    progress.started_s = now[0]
+    with Display(progress, 24) as display:
+        for second in range(200):
+            now[0] = 100.0 + second
+            if second == 40:
+                progress.pairs = 2
+            display.update()
+            if "pairs/s" in capsys.readouterr().err:
+                lines_at.append(second)
+    assert lines_at == [15, 30, 45, 105, 165]
