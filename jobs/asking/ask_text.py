@@ -19,6 +19,8 @@ from manifests.schemas import LabelRow, QuarantineRow
 LEGEND = "⟦ ⟧ holds what the data says; all else is the template."
 _MARKS = {ord(mark): mark.encode("unicode_escape").decode() for mark in "⟦⟧"}
 """In the data they are spelled, so that no document ends where it does not."""
+_CUT = "the end of the document above was cut off before it was asked: too long for model or max_prompt_tokens"
+"""What is on the screen is the whole ask; an engine cuts its tokens."""
 _LEFT_OUT = {"row_id", "query_id", "doc_id", "key", "origin", "reused", "columns", "prompt_tokens", "output_tokens"}
 """Columns of a label that say nothing of what the model wrote."""
 
@@ -54,6 +56,8 @@ def answer_text(exchange: HeardAsk, *, is_text_shown: bool = False) -> str:
     assert answer is not None
     tokens = f"{answer.prompt_tokens:,} + {answer.output_tokens:,} tokens"
     lines = [ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds or 0:.1f} s)")]
+    if "document_truncated" in answer.flags:
+        lines.append(_CUT)
     if answer.text and not is_text_shown:
         lines.append(shown(answer.text))
     if answer.detail:

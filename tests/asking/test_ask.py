@@ -103,6 +103,18 @@ def test_a_query_s_rows_are_asked_once_where_the_labeler_sees_them_together(
     assert sum(len(one["asks"]) for one in found) == (1 if is_together else 3)
 
 
+def test_a_prompt_that_was_cut_before_it_was_asked_is_said_to_be(
+    relabel: Callable[..., Any], job: Callable[..., None]
+) -> None:
+    """The whole document is on the screen; the model saw its start."""
+    job("direct")
+    said = "the end of the document above was cut off before it was asked: too long for model or max_prompt_tokens"
+    assert said not in relabel("ask", "job.yaml", "--row", "2").out
+    asked = relabel("ask", "job.yaml", "--row", "2", "--output", "json").json["asked"][0]["asks"][0]
+    job("direct", max_prompt_tokens=asked["answer"]["prompt_tokens"] - 1)
+    assert said in relabel("ask", "job.yaml", "--row", "2").out
+
+
 def test_the_text_tells_template_from_data_and_says_how_sure_the_model_was(
     relabel: Callable[..., Any], job: Callable[..., None]
 ) -> None:
