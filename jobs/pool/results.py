@@ -14,7 +14,7 @@ class Results:
     """What workers did, beside what the progress counts.
 
     Args:
-        taken, busy: shards that they worked on, and shards that others held.
+        taken, busy: shards that they worked on, and shards that others held, themselves among them.
         remarks: each once, in the order they came.
         engine_start_s: the longest start of an engine.
         costs: of engines that are paid for, together.
@@ -44,7 +44,7 @@ class Results:
     def report(self, session: Session) -> RunReport:
         """Conclude the run, with what the workers did in it."""
         session.taken = sorted(self.taken)
-        session.busy = sorted(self.busy & set(session.left.open_shards()))
+        session.busy = sorted((self.busy - self.taken) & set(session.left.open_shards()))
         report = conclude(session)
         report.engine_start_s = self.engine_start_s
         report.remarks = list(self.remarks)

@@ -144,6 +144,7 @@ def test_two_workers_of_one_command_keep_to_it_together(relabel: Call, write_job
     assert ended.code == 5
     told = sum(stage["prompt_tokens"] + stage["output_tokens"] for stage in ended.json["stages"].values())
     assert 0 < told <= ended.json["budget"]["spent_tokens"] <= 9_000
+    assert ended.json["busy_shards"] == [], "one worker's shard is no other process's, once both have ended"
     assert relabel("run", job, "--workers", "2", "--set", "run.max_tokens=1000000").code == 0
 
 
