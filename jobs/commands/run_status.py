@@ -8,7 +8,7 @@ from typing import Literal
 
 from jobs.output import table
 from manifests.charges import Charge
-from manifests.runs.budgets import BudgetState, budget_of
+from manifests.runs.budgets import BudgetState, ByReceipts, budget_of
 from manifests.runs.estimates import PlannedFigure
 from manifests.runs.kept_estimates import plan_against_actual
 from manifests.runs.run_folder import RunFolder
@@ -86,7 +86,7 @@ def status_of(folder: RunFolder) -> RunStatus:
         over_limit=manifest.over_limit if manifest else None,
         stages=tally.stages,
         plan_against_actual=plan_against_actual(folder.store, tally),
-        budget=budget_of(folder.store, Charge(sum(tally.tokens))),
+        budget=budget_of(folder.store, ByReceipts(Charge(sum(tally.tokens)), Charge(sum(tally.tokens_beyond_budget)))),
         shards=_shards(folder, folder.attempts_in(found.etags)),
     )
 

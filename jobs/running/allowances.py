@@ -13,7 +13,7 @@ from manifests.asks import Answer, Ask, Engine, Request
 from manifests.charges import Charge, CountsCharges, most_output_tokens, most_prompt_tokens
 from manifests.engine_options import PaidByToken, price_of
 from manifests.errors import RelabelError
-from manifests.runs.budgets import BudgetState, Ledger, Limits, budget_of
+from manifests.runs.budgets import BudgetState, ByReceipts, Ledger, Limits, budget_of
 from manifests.runs.snapshots import Tally
 from manifests.specs import EngineSpec, RunSpec
 from manifests.storage.run_store_ports import RunStore
@@ -105,8 +105,8 @@ class Allowance:
             most = self._flying.pop(answer.request_id, None)
             if most is not None:
                 self._held = self._held.minus(most) if self._flying else self._gone
-                tokens = answer.prompt_tokens, answer.output_tokens
-                self._answered = self._answered.plus(Charge(sum(tokens), price_of(self._spec.args, *tokens) or 0.0))
+                charge = _charge_of(self._spec, answer.prompt_tokens, answer.output_tokens)
+                self._answered = self._answered.plus(charge)
 
     def may_begin(self, rows: int, rows_begun: int, rows_done: int) -> bool:
         """Whether what is left is likely to finish a chunk, by what the rows before it took.
@@ -192,17 +192,24 @@ def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | 
     return budget_of(ledger_store(opened), _told_by_receipts(opened, tally), limits) if limits.is_set else None
 
 
-def _told_by_receipts(opened: OpenRun, tally: Tally | None = None) -> Charge:
+def _told_by_receipts(opened: OpenRun, tally: Tally | None = None) -> ByReceipts:
     tallies = [tally or opened.folder.snapshot().tally]
     tallies += [folder.snapshot().tally for folder in other_rounds(opened.job)]
-    tokens = [sum(counts) for counts in zip(*(one.tokens for one in tallies), strict=True)]
-    return Charge(sum(tokens), price_of(opened.job.spec.engine.args, *tokens) or 0.0)
+    spec = opened.job.spec.engine
+    return ByReceipts(
+        _sum(_charge_of(spec, *one.tokens) for one in tallies),
+        _sum(_charge_of(spec, *one.tokens_beyond_budget) for one in tallies),
+    )
 
 
 def most_charge(spec: EngineSpec, ask: Ask) -> Charge:
     """What an ask takes at most, of an engine that does not know better: one that cuts a prompt by its own tokens."""
     prompt, output = min(most_prompt_tokens(ask), spec.max_prompt_tokens), most_output_tokens(ask)
-    return Charge(prompt + output, price_of(spec.args, prompt, output) or 0.0)
+    return _charge_of(spec, prompt, output)
+
+
+def _charge_of(spec: EngineSpec, prompt_tokens: int, output_tokens: int) -> Charge:
+    return Charge(prompt_tokens + output_tokens, price_of(spec.args, prompt_tokens, output_tokens) or 0.0)
 
 
 def _sum(charges: Iterable[Charge]) -> Charge:

@@ -75,6 +75,21 @@ class Limits(NamedTuple):
 NO_LIMITS = Limits()
 
 
+class ByReceipts(NamedTuple):
+    """What an output's receipts tell of.
+
+    Args:
+        total: of all calls.
+        beyond: of those that had no budget, which no worker told the ledger.
+    """
+
+    total: Charge = NOTHING
+    beyond: Charge = NOTHING
+
+
+UNTOLD = ByReceipts()
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetEntry:
     """The budget as it stands after one worker's change.
@@ -85,6 +100,8 @@ class BudgetEntry:
         taken: spent, or in the hands of a worker that is at work or was killed.
         spent: what workers have told of that.
         wanted: what the last worker that ended for want of it had wanted; nothing where one has begun since.
+        counted: what is in it of calls that had no budget. None in entries of an earlier relabel, whose receipts do not
+            say which those are.
         write_id: drawn for this one write, so that its bytes are nobody else's.
     """
 
@@ -93,14 +110,18 @@ class BudgetEntry:
     taken: Charge = NOTHING
     spent: Charge = NOTHING
     wanted: Charge = NOTHING
+    counted: Charge | None = None
     write_id: str = ""
     version: int = field(default=VERSION)
 
-    def knowing(self, receipts: Charge) -> BudgetEntry:
-        """The same, with what receipts tell beyond it: of calls that had no budget."""
-        more = receipts.minus(self.taken)
-        unknown = Charge(max(0, more.tokens), max(0.0, more.cost))
-        return replace(self, taken=self.taken.plus(unknown), spent=self.spent.plus(unknown))
+    def knowing(self, receipts: ByReceipts) -> BudgetEntry:
+        """The same, with what receipts tell beyond it: of calls that had no budget, and what tokens cost by prices that
+        were named later.
+        """
+        counted = receipts.beyond if self.counted is None else self.counted
+        unknown = receipts.beyond.above(counted)
+        more = unknown.plus(receipts.total.above(self.taken.plus(unknown)))
+        return replace(self, taken=self.taken.plus(more), spent=self.spent.plus(more), counted=counted.plus(unknown))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +157,10 @@ def _held(amount: str) -> str:
     return f", {amount} held by workers that are at work or were killed" if amount.strip("0.") else ""
 
 
-def budget_of(store: RunStore, receipts: Charge, limits: Limits | None = None) -> BudgetState | None:
+def budget_of(store: RunStore, receipts: ByReceipts, limits: Limits | None = None) -> BudgetState | None:
     """How much of an output's budget is gone; None where it has none.
 
     Args:
-        receipts: what the output's receipts tell of.
         limits: of the job file; without it, those of the last worker that wrote.
     Raises:
         ManifestError: the ledger is damaged.
@@ -162,10 +182,9 @@ class Ledger:
     Args:
         limits: of the job file.
         worker: its name in entries.
-        receipts: what the output's receipts tell of.
     """
 
-    def __init__(self, store: RunStore, limits: Limits, worker: str, receipts: Charge = NOTHING) -> None:
+    def __init__(self, store: RunStore, limits: Limits, worker: str, receipts: ByReceipts = UNTOLD) -> None:
         self.limits = limits
         self._store = store
         self._worker = worker

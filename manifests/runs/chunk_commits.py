@@ -34,6 +34,7 @@ class ChunkFacts(NamedTuple):
     answers: Sequence[AnswerRow] = ()
     reused: Sequence[ReusedRows] = ()
     reused_answers: int = 0
+    in_budget: bool = False
     execution: str = ""
 
 
@@ -93,6 +94,7 @@ def commit_chunk(
         reused=list(facts.reused),
         reused_answers=facts.reused_answers,
         write_id=secrets.token_hex(8),
+        in_budget=facts.in_budget,
         execution=facts.execution,
     )
     failpoints.hit("before_receipt")

@@ -27,6 +27,8 @@ class ReceiptCounts:
         self._sources: dict[str, ReusedRows] = {}
         self._spans: dict[str, tuple[str, str]] = {}
         """By worker: its first start and last commit."""
+        self._in_budget = 0, 0
+        """Prompt and output tokens."""
         self._digest = hashlib.sha256()
 
     def add_chunk(self, receipts: Sequence[Receipt], *, rows: int) -> None:
@@ -68,6 +70,9 @@ class ReceiptCounts:
             self._engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
         for stage, counts in receipt.stages.items():
             self._stages.setdefault(stage, Counter()).update(counts)
+            if receipt.in_budget:
+                prompt, output = self._in_budget
+                self._in_budget = prompt + counts["prompt_tokens"], output + counts["output_tokens"]
 
     def snapshot(self, listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
         """All that was counted, as found under these names and etags."""
@@ -79,6 +84,7 @@ class ReceiptCounts:
             self._chunks,
             {stage: dict(counts) for stage, counts in self._stages.items()},
             seconds_between(self._spans.values()),
+            self._in_budget,
         )
         return Snapshot(
             tally,

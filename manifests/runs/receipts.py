@@ -90,6 +90,7 @@ class Receipt:
         reused: rows of `labels` that were reused, by the output that they came from.
         reused_answers: shared answers that were reused.
         epoch: of the lease that its writer held; 0 for a local lock, and for a helper, which holds none.
+        in_budget: what was asked is counted in the ledger, `budget/`.
         execution: drawn for the command that the writer worked for; all workers of one command share it.
         write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its
             own receipt by it.
@@ -119,6 +120,7 @@ class Receipt:
     write_id: str = ""
     replaces: bool = False
     merged_from: MergedFrom | None = None
+    in_budget: bool = False
     execution: str = ""
     version: int = field(default=RECEIPT_VERSION)
 
@@ -146,6 +148,7 @@ _NO_CONTENT = frozenset(
         "epoch",
         "started",
         "committed",
+        "in_budget",
         "write_id",
         "replaces",
         "merged_from",

@@ -51,6 +51,7 @@ class RunManifest:
     Args:
         receipts_sha256, receipts_listing_sha256: of the receipts' contents, and of what a listing shows of them.
         engines: all that are behind the labels; `engines_asked` are those that were asked here.
+        tokens_in_budget: prompt and output tokens that the ledger of a budget has counted.
         provenance: the plan's parts.
         readings: digests of what was read of the input, by name.
         merged_from: of a merged output.
@@ -71,6 +72,7 @@ class RunManifest:
     over_limit: bool
     stages: dict[str, dict[str, int]] | None = None
     worker_seconds: float | None = None
+    tokens_in_budget: tuple[int, int] | None = field(default=None, metadata=LEFT_OUT)
     engines: list[dict[str, Any]] | None = None
     engines_asked: list[dict[str, Any]] | None = None
     mixed: EngineMix = EngineMix()

@@ -20,7 +20,8 @@ class Tally(NamedTuple):
     """What a run's receipts add up to.
 
     `labelled` counts labels that were asked, `reused` those reused; `quarantined` counts rows by their latest
-    status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up.
+    status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up. `in_budget` are
+    prompt and output tokens that the ledger of a budget has counted.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class Tally(NamedTuple):
     chunks_done: int
     stages: dict[str, dict[str, int]]
     worker_seconds: float = 0.0
+    in_budget: tuple[int, int] = (0, 0)
 
     @property
     def num_quarantined(self) -> int:
@@ -40,6 +42,12 @@ class Tally(NamedTuple):
         """Prompt and output tokens of all stages."""
         stages = self.stages.values()
         return sum(one["prompt_tokens"] for one in stages), sum(one["output_tokens"] for one in stages)
+
+    @property
+    def tokens_beyond_budget(self) -> tuple[int, int]:
+        """Likewise, of calls that had no budget."""
+        (prompt, output), counted = self.tokens, self.in_budget
+        return prompt - counted[0], output - counted[1]
 
 
 class Snapshot(NamedTuple):
@@ -111,6 +119,7 @@ def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]
         num_chunks,
         manifest.stages,
         manifest.worker_seconds,
+        manifest.tokens_in_budget or (0, 0),
     )
     return Snapshot(
         tally,

@@ -11,8 +11,8 @@ import pytest
 
 from labelers.engines.fake import Fake
 from manifests.asks import Answer, Request
-from manifests.charges import most_output_tokens, most_prompt_tokens
-from manifests.runs.budgets import last_entry
+from manifests.charges import Charge, most_output_tokens, most_prompt_tokens
+from manifests.runs.budgets import Ledger, Limits, last_entry
 from manifests.storage.local_run_store import LocalRunStore
 from tests.jobs.conftest import Outcome
 
@@ -220,3 +220,30 @@ def test_what_an_output_spent_without_a_budget_counts_once_it_has_one(
     assert relabel("run", write_job(R3A)).code == 0, "a call without a budget, in between"
     status = relabel("status", write_job(R3A), "--output", "json")
     assert status.json["budget"]["spent_tokens"] == spent.tokens
+
+
+def test_a_call_without_a_budget_counts_whole_beside_the_share_of_a_worker_that_was_killed(
+    relabel: Call, write_job: Callable[..., str], spent: Spent
+) -> None:
+    """It counted only as far as it went beyond the share, which might have been spent to the last token."""
+    with_budget = {**R3A, "run": {"chunk_rows": 2, "max_tokens": 1_000_000}}
+    assert relabel("run", write_job(with_budget), "--shard", "0/4").code == 0
+    killed = Ledger(LocalRunStore("out/ecom"), Limits(1_000_000), "killed").take(Charge(9_000), Charge(9_000))
+    assert killed is not None
+    share, before = killed.tokens, spent.tokens
+    assert relabel("run", write_job(R3A), "--shard", "1/4").code == 0
+    assert 0 < spent.tokens - before < share
+    assert relabel("status", "out/ecom", "--output", "json").json["budget"] == {
+        "max_tokens": 1_000_000,
+        "max_cost": None,
+        "spent_tokens": spent.tokens,
+        "spent_cost": 0.0,
+        "held_tokens": share,
+        "held_cost": 0.0,
+    }
+    assert relabel("run", write_job(with_budget), "--shard", "2/4").code == 0
+    assert spent.ledger() == spent.tokens + share
+    assert relabel("run", write_job(R3A)).code == 0, "and once more, to the manifest"
+    assert relabel("plan", write_job(with_budget), "--output", "json").json["budget"]["spent_tokens"] == spent.tokens
+    budget = relabel("status", "out/ecom", "--output", "json").json["budget"]
+    assert (budget["spent_tokens"], budget["held_tokens"]) == (spent.tokens, share)

@@ -18,6 +18,8 @@ from manifests.errors import ManifestError
 from manifests.runs.budgets import (
     LARGEST_SHARE,
     SMALLEST_SHARE,
+    BudgetEntry,
+    ByReceipts,
     Ledger,
     Limits,
     budget_of,
@@ -169,7 +171,7 @@ def test_a_damaged_entry_is_named_and_nothing_is_guessed(tmp_path: Path) -> None
     store = LocalRunStore(tmp_path)
     store.put("budget/000003.json", b'{"version": 1, "taken": {"tokens": "many"}}')
     with pytest.raises(ManifestError, match=r"budget/000003\.json: not an entry of a budget"):
-        budget_of(store, Charge())
+        budget_of(store, ByReceipts())
     store.put("budget/000004.json", b'{"version": 99}')
     with pytest.raises(ManifestError, match="version 99"):
         Ledger(store, LIMITS, "w")
@@ -185,3 +187,22 @@ def test_what_a_worker_wanted_is_forgotten_once_another_ends_with_nothing_left_t
     assert later.take(Charge(10), Charge(10), begins=True) is None, "it would start an engine to end for want of 500"
     first.settle(Charge(100), Charge(500), None)
     assert Ledger(store, limits, "later").take(Charge(10), Charge(10), begins=True) is not None
+
+
+def test_what_receipts_tell_is_taken_in_once_and_never_falls_below_their_sum() -> None:
+    """Of calls without a budget, whole; of all calls, what later prices make of tokens that cost nothing before."""
+    begun = BudgetEntry(taken=Charge(500), spent=Charge(100), counted=Charge())
+    receipts = ByReceipts(Charge(300, 3.0), Charge(200, 2.0))
+    known = begun.knowing(receipts)
+    assert (known.taken, known.spent) == (Charge(700, 3.0), Charge(300, 3.0))
+    assert known.knowing(receipts) == known
+    assert known.knowing(ByReceipts(Charge(150, 1.0), Charge(50, 0.5))) == known, "of a worker that looked earlier"
+    assert known.knowing(ByReceipts(Charge(340, 3.4), Charge(240, 2.4))).taken == Charge(740, 3.4)
+
+
+def test_an_entry_of_an_earlier_relabel_takes_receipts_in_by_their_sum() -> None:
+    """Whose receipts do not say whether they had a budget."""
+    old = BudgetEntry(taken=Charge(500), spent=Charge(400))
+    all_of_them = ByReceipts(Charge(520), Charge(520))
+    assert old.knowing(all_of_them).taken == Charge(520)
+    assert old.knowing(all_of_them).knowing(ByReceipts(Charge(600), Charge(550))).taken == Charge(600)
