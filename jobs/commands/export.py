@@ -102,7 +102,7 @@ def export(
     folder = _student(student, storage)
     done = export_bundle(
         folder,
-        _local(to, "--to"),
+        _place(to),
         spec,
         storage,
         pairs=source,
@@ -139,7 +139,7 @@ def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool
 
     done = export_to_hub_folder(
         _student(student, Storage()),
-        _local(to, "--to"),
+        _place(to),
         licence=licence,
         is_replacing=is_replacing,
         say=lambda line: click.echo(line, err=True),
@@ -175,7 +175,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     from export.tensorrt_engines import build_into
     from manifests.records import plain
 
-    made = build_into(_local(bundle, "BUNDLE"), _local(to, "--to"), precision=precision, capability=capability)
+    made = build_into(_local(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
     engine = student_facts(made).models[-1]
     assert isinstance(engine, EngineFile)  # the one that was built now
     _, (pairs, tokens), _ = engine.profile
@@ -220,6 +220,18 @@ def _local(path: str, name: str) -> Path:
     if "://" in path:
         raise UsageError(f"{name} {path}: a local folder is wanted; `relabel publish` carries bundles on.")
     return Path(path)
+
+
+def _place(to: str) -> Path:
+    """The folder to make; that behind a link, which stays.
+
+    Raises:
+        UsageError: it is a URL, or has no name beside which a new one could be made.
+    """
+    folder = _local(to, "--to")
+    if not folder.name:
+        raise UsageError(f"--to {to!r}: name a folder of its own, such as out/bundle: it is made beside its place.")
+    return folder.resolve() if folder.is_symlink() else folder
 
 
 def _text(done: Any) -> str:

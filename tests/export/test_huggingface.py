@@ -151,6 +151,26 @@ def test_the_same_again_is_nothing_to_do_and_nothing_else_is_replaced(
     assert (folder / "mine/thesis.txt").is_file()
 
 
+@pytest.mark.parametrize("form", ["hf", "bundle"])
+@pytest.mark.parametrize("place", ["", ".", "/"])
+def test_a_place_without_a_name_is_refused(
+    relabel: Relabel, student: Path, folder: Path, form: str, place: str
+) -> None:
+    """What is made takes its place by a rename, beside which nothing could be made."""
+    relabel("export", str(student), "--to", place, "--format", form).refused(2, f"--to {place!r}", "folder of its own")
+
+
+def test_a_link_is_followed_and_stays_one(relabel: Relabel, student: Path, folder: Path) -> None:
+    (folder / "disk").mkdir()
+    (folder / "hf").symlink_to("disk/hf")
+    line = ("export", str(student), "--to", "hf", "--format", "hf")
+    assert relabel(*line).code == 0
+    assert relabel(*line, "--licence", "MIT", "--replace").code == 0
+    assert (folder / "hf").is_symlink()
+    assert (folder / "disk/hf/modules.json").is_file()
+    assert sorted(path.name for path in folder.glob(".*")) == []
+
+
 def test_what_no_class_there_can_say_is_refused(relabel: Relabel, decoder: Path, student: Path, folder: Path) -> None:
     relabel("export", str(decoder), "--to", "hf", "--format", "hf").refused(3, "kind decoder", "bundle")
     relabel("export", str(student), "--to", "hf", "--format", "hf", "--precisions", "int8").refused(
