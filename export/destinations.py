@@ -272,12 +272,9 @@ class Destination:
             InputError: there is none; says what is kept.
             ManifestError: what is kept is not whole.
         """
+        self._pulled()  # before a lock makes a folder of what is none
         with translate_errors("roll back in", self.folder), self.switching():
-            state = self.reconciled()
-            if state is None or not state.served:
-                raise InputError(
-                    f"{self.folder}: no version was pulled here. Pull one: relabel pull URL/NAME {self.folder}."
-                )
+            state = self._pulled()
             place = self._place_to_go_back_to(state, to)
             target = state.served[place]
             path = self.path_of(target)
@@ -290,6 +287,14 @@ class Destination:
             left = replace(state, served=state.served[place:], held=held)
             self.switch(left, target, keep=len(left.served))
             return target
+
+    def _pulled(self) -> State:
+        state = self.reconciled()
+        if state is None or not state.served:
+            raise InputError(
+                f"{self.folder}: no version was pulled here. Pull one: relabel pull URL/NAME {self.folder}."
+            )
+        return state
 
     def _place_to_go_back_to(self, state: State, to: str | None) -> int:
         """Where it is in `state.served`."""

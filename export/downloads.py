@@ -123,7 +123,7 @@ class _Download:
 
     def run(self) -> int:
         """Bring all files in; returns the bytes that came over."""
-        with translate_errors("make the folder", self._building):
+        with translate_errors("make", self._building):
             self._building.mkdir(parents=True, exist_ok=True)
             self._partial.mkdir(parents=True, exist_ok=True)
         self._remove_strangers()
@@ -131,7 +131,7 @@ class _Download:
         self._check_space(missing)
         for file in missing:
             target = self._building / file.path
-            with translate_errors("make the folder", target.parent):
+            with translate_errors("make", target.parent):
                 target.parent.mkdir(parents=True, exist_ok=True)
             if not (self._link(file, target) or self._take(file, target)):
                 self._fetch(file, target)

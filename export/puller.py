@@ -412,6 +412,13 @@ class ServingFolder:
         unknown = Served(serving.name, serving.name.partition("~")[0], "", found.sha256 if found else "", None, None)
         return replace(state, served=(unknown, *state.served)) if found else state
 
+    def pulled(self) -> ServingState:
+        """What is remembered, where anything was pulled."""
+        state = self.state()
+        if state is None or not state.served:
+            raise Refused(BAD, f"{self.folder}: no version was pulled here.")
+        return state
+
     def path_of(self, served: Served) -> Path:
         return self.versions / served.folder
 
@@ -747,10 +754,9 @@ def pull(store: FolderStore | WebStore, name: str, at: str, dest: ServingFolder,
 
 def roll_back(dest: ServingFolder, to: str | None) -> int:
     """Let the version serve that did before, without network; none that a channel left by a rollback, unless named."""
+    dest.pulled()  # before a lock makes a folder of what is none
     with dest.locked("switch", waits=True):
-        state = dest.state()
-        need(state is not None and bool(state.served), f"{dest.folder}: no version was pulled here.")
-        state, was = state or ServingState(""), dest.serving()
+        state, was = dest.pulled(), dest.serving()
         bad = {sha256 for one in state.left.values() for sha256 in one}
         fits = [
             place
@@ -792,13 +798,15 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--rollback takes one argument, DEST, and no other option but --to")
     options.key = options.key or list(filter(None, [os.environ.get("RELABEL_TRUST_KEY")]))
     try:
+        need(bool(options.places[-1]), "DEST is empty: a variable that is not set?", USAGE)
         dest = ServingFolder(Path(options.places[-1]))
         if options.rollback:
             return roll_back(dest, options.to)
         url, slash, last = options.places[0].rstrip("/").rpartition("/")
         name, at, channel = last.partition("@")
         is_address = fits(name, NAME) and (fits(channel, NAME) or not at) and bool(url or not slash)
-        need(is_address and 1 <= options.keep <= 1000, f"{options.places[0]}: write URL/NAME@CHANNEL.", USAGE)
+        need(is_address, f"{options.places[0]}: write URL/NAME@CHANNEL.", USAGE)
+        need(1 <= options.keep <= 1000, f"--keep {options.keep}: write 1 to 1000.", USAGE)
         lacking = [one for one in ASKING if options.check_parity and importlib.util.find_spec(one) is None]
         need(not lacking, f"--check-parity needs {', '.join(lacking)}: pip install {' '.join(ASKING)}.", MISSING)
         is_vouched = not url.startswith("http://") or bool(options.key)

@@ -143,10 +143,12 @@ def local_folder(text: str, what: str) -> Path:
     """A folder on this machine.
 
     Raises:
-        UsageError: it is a URL.
+        UsageError: it is a URL, or empty.
     """
     if "://" in text:
         raise UsageError(f"{text}: {what} is a folder on this machine.")
+    if not text:
+        raise UsageError(f"{what} is empty: a variable that is not set?")
     return Path(text)
 
 

@@ -387,6 +387,10 @@ STATES: dict[str, tuple[Harm, int]] = {
         ),
         0,
     ),
+    "the versions are a link to nothing": (
+        lambda world: swap(world.dest / ".versions", lambda path: path.symlink_to("/nowhere/else")),
+        3,
+    ),
     "no state": (lambda world: (world.dest / ".pull.json").unlink(), 0),
     **{
         f"the state {text!r}": (lambda world, text=text: (world.dest / ".pull.json").write_text(text), 3)
@@ -482,6 +486,46 @@ def test_options_and_addresses_mean_the_same_to_both(
     assert both(world, rotten, "--rollback") == 3
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10})())
     assert both(world, nothing) == 20
+
+
+def test_a_wrong_option_is_named_and_an_empty_place_is_none(
+    relabel: Relabel,
+    worlds: dict[str, World],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An empty place is a variable of a script that nobody set: the working directory is not what was meant."""
+    monkeypatch.chdir(tmp_path)
+    address = f"{worlds['nobody'].store}/ecom"
+    for line, said in (
+        ([address, "dest", "--keep", "0"], "--keep 0: write 1 to 1000"),
+        ([address, ""], "DEST is empty"),
+        (["--rollback", ""], "DEST is empty"),
+    ):
+        assert puller.main(line) == 2
+        assert said in capsys.readouterr().err
+    for start in (address, "--rollback"):
+        relabel("pull", start, "").refused(2, "DEST is empty")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_said_in_a_sentence(
+    relabel: Relabel, worlds: dict[str, World], tmp_path: Path
+) -> None:
+    (tmp_path / ".versions").symlink_to("/nowhere/else")
+    relabel("pull", f"{worlds['nobody'].store}/ecom", str(tmp_path)).refused(3, "can't make it (File exists)")
+
+
+def test_a_rollback_of_what_was_never_pulled_writes_nothing(
+    relabel: Relabel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "typo", tmp_path / "empty"):
+        relabel("pull", "--rollback", str(place)).refused(3, "no version was pulled here")
+        assert puller.main(["--rollback", str(place)]) == 3
+        assert "no version was pulled here" in capsys.readouterr().err
+    assert [*tmp_path.rglob("*")] == [tmp_path / "empty"]
 
 
 def test_of_two_pulls_the_second_ends_in_75(both: Both, worlds: dict[str, World]) -> None:
