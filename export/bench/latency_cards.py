@@ -99,7 +99,7 @@ def rate_rows(facts: BenchFacts) -> list[list[str]]:
         ]
     ]
     for model in facts.models:
-        for row in model.open:
+        for row in model.told_rates:
             held = [slo for slo in model.slo if (slo.preset, slo.highest_rate) == (row.preset, row.offered_rate)]
             mark = "".join(f" (highest with {slo.figure} ≤ {slo.slo_ms:g} ms)" for slo in held)
             pairs = "1 pair" if row.rows == 1 else f"{row.rows} pairs"

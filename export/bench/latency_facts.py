@@ -80,6 +80,11 @@ class LatencyRow:
         return f"{self.provider} {self.precision}"
 
     @property
+    def is_told(self) -> bool:
+        """Whether it had samples enough to be told of, or shows a queue that only grew."""
+        return self.mean_ms is not None or self.p50_ms is not None or bool(self.unanswered)
+
+    @property
     def requests(self) -> int:
         """Those that came in an open loop."""
         return self.warm_up + self.samples
@@ -129,7 +134,12 @@ class ModelLatency:
     @property
     def told(self) -> list[LatencyRow]:
         """Cells that had samples enough to be told of."""
-        return [row for row in self.closed if row.mean_ms is not None or row.p50_ms is not None]
+        return [row for row in self.closed if row.is_told]
+
+    @property
+    def told_rates(self) -> list[LatencyRow]:
+        """Rates likewise."""
+        return [row for row in self.open if row.is_told]
 
 
 @dataclass(frozen=True)

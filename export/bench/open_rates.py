@@ -12,7 +12,16 @@ from export.bench.latency import time_calls
 from export.bench.latency_facts import BoundedRate, LatencyRow
 from export.bench.plans import SWEEP_WEIGHT, BenchModel
 from export.bench.quantiles import MS, summarize
-from export.bench.rate_sweeps import HALVINGS, Bound, HighestRate, SweepTime, highest_rate, plan_rates, sweep
+from export.bench.rate_sweeps import (
+    FEWEST_REQUESTS,
+    HALVINGS,
+    Bound,
+    HighestRate,
+    SweepTime,
+    highest_rate,
+    plan_rates,
+    sweep,
+)
 from export.bench.runners import Runner
 from export.bench.settings import Answer, Setting, runtime_facts, spoken_latency
 from export.bench.specs import BenchSpec, Preset
@@ -69,7 +78,7 @@ def measure_sweep(setting: Setting, model: BenchModel, run: Runner, preset: Pres
 
     def measure(rate: float) -> LatencyRow:
         offered = offer_rate(spec, answer, rate, time_left.seconds(rate), rows=rows, requests=requests, batch_s=batch_s)
-        point = _row(setting, model, preset, rate, offered, rows=rows, requests=requests)
+        point = rate_row(setting, model, preset, rate, offered, rows=rows, requests=requests)
         setting.say(f"{model.name} {point.cell} at {rate:,.1f}/s: {spoken_latency(point)}")
         return point
 
@@ -122,12 +131,20 @@ def offer_rate(
     return OfferedRate(served, min(int(np.searchsorted(arrival_s, seconds * WARM_UP_SHARE)), len(arrival_s) - 1))
 
 
-def _row(
+def rate_row(
     setting: Setting, model: BenchModel, preset: Preset, rate: float, offered: OfferedRate, *, rows: int, requests: int
 ) -> LatencyRow:
+    """How a model fared at one rate; without figures where fewer requests came than tell anything.
+
+    Args:
+        rows: pairs of a request.
+        requests: of a micro-batch, at most.
+    """
     served, warm_up = offered
+    is_told = len(served.latency_s) >= FEWEST_REQUESTS
     answered = len(served.latency_s) - served.unanswered
-    answered_rate = answered / served.seconds if served.seconds else None
+    answered_rate = answered / served.seconds if is_told and served.seconds else None
+    kept_s = served.latency_s[warm_up:]
     return LatencyRow(
         provider=model.provider,
         precision=model.precision,
@@ -145,8 +162,8 @@ def _row(
         offered_rate=rate,
         answered_rate=answered_rate,
         max_wait_ms=setting.spec.max_wait_ms,
-        mean_batch=answered / served.batches if served.batches else None,
+        mean_batch=answered / served.batches if is_told and served.batches else None,
         seconds=served.seconds,
         pairs_per_s=answered_rate and answered_rate * rows,
-        **summarize(served.latency_s[warm_up:]),
+        **(summarize(kept_s) if is_told else {"samples": len(kept_s)}),
     )

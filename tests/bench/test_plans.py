@@ -7,6 +7,7 @@ import json
 import platform
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export.bench.arrivals import OpenLoopTimes
 from export.bench.comparisons import ratio_of, take_turns
 from export.bench.figure_names import measured_figures, planned_figures
 from export.bench.findings import comparison_findings, machine_findings, model_findings
 from export.bench.latency import time_calls
-from export.bench.latency_cards import comparison_rows
+from export.bench.latency_cards import comparison_rows, rate_rows
 from export.bench.latency_comparison import ComparedPair
 from export.bench.latency_facts import BoundedRate, LatencyRow
 from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
 from export.bench.machine_facts import MachineWatch, gpu_state
 from export.bench.measured_machine import GpuState
 from export.bench.memory import device_bytes
+from export.bench.open_rates import OfferedRate, rate_row
 from export.bench.plans import BenchModel, Budget, Cell, choose_models, plan_cells
 from export.bench.side_by_side import Against, plan_sides
 from export.bench.specs import BenchSpec
@@ -305,6 +308,23 @@ def test_findings_are_reported_for_what_they_are() -> None:
     missed = of(slo=[bounded(preset="serving", figure="mean")])["slo_missed"]
     assert missed == "serving: no rate that was tried keeps mean under 5 ms with enough requests to tell."
     assert "slo_missed" not in of(slo=[bounded(highest_rate=3.0)])
+
+
+@pytest.mark.parametrize(("requests", "is_told"), [(1, False), (19, False), (20, True)])
+def test_a_rate_at_which_few_requests_came_states_no_figure_and_is_left_out_of_texts(
+    requests: int, is_told: bool
+) -> None:
+    """One request in a short time is `142 answered/s` where 57 were offered."""
+    setting = SimpleNamespace(spec=BenchSpec(), scope="tokens", threads=1)
+    served = OpenLoopTimes(np.full(requests, 0.01), batches=requests, seconds=0.007 * requests)
+    model = BenchModel("cpu", "cpu", "fp32", "model.onnx")
+    row = rate_row(setting, model, "grid", 57.0, OfferedRate(served, 0), rows=1, requests=32)  # type: ignore[arg-type]
+    figures = (row.mean_ms, row.answered_rate, row.pairs_per_s, row.mean_batch, row.max_ms)
+    assert [figure is not None for figure in figures] == [is_told] * len(figures)
+    assert (row.samples, row.offered_rate) == (requests, 57.0)
+    grown = replace(row, unanswered=3)
+    shown = rate_rows(bench_facts(models=[model_facts(open=[row, grown])]))[1:]
+    assert len(shown) == is_told + 1, "a queue that only grew is told of"
 
 
 def test_an_int8_that_is_slower_than_fp32_is_said() -> None:
