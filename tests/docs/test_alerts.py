@@ -91,13 +91,28 @@ def test_the_rules_of_the_page_are_those_of_the_file_and_name_metrics_that_a_run
     text = RULES.read_text()
     assert text in (DOCS / "scheduling.md").read_text(), "docs/scheduling.md shows other rules"
     (group,) = yaml.safe_load(text)["groups"]
-    assert {key for rule in group["rules"] for key in rule} == {"alert", "expr", "annotations"}
-    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) == 2
+    assert {key for rule in group["rules"] for key in rule} == {"alert", "expr", "for", "annotations"}
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) == 3
     known = written(tmp_path, 0)
     for rule in group["rules"]:
         assert metrics_in(rule["expr"]) <= set(known), rule["alert"]
         for name in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
             assert name in ("job", "shard")
+
+
+def test_a_job_that_never_succeeded_is_an_alert_too(tmp_path: Path) -> None:
+    """Before a first success there is no time of one, so that no time since it can be too long; and a run whose engine
+    crashes every night ends in 20, which waits for nobody.
+    """
+    rules = {one["alert"]: one for one in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]}
+    never = rules["RelabelNeverDone"]
+    has, lacks = never["expr"].split(" unless ")
+    names = set(written(tmp_path, Exit.PARTIAL))
+    assert metrics_in(rules["RelabelNotDone"]["expr"]).isdisjoint(names), "it is blind here"
+    assert has in names
+    assert lacks not in names
+    assert lacks in written(tmp_path, Exit.DONE)
+    assert never["for"] == "2d"
 
 
 def test_a_code_is_an_alert_exactly_where_it_waits_for_a_person(tmp_path: Path) -> None:
