@@ -64,7 +64,8 @@ _TRANSFORMERS = [
 ]
 _MODULES = [
     "The folder holds modules (Transformer, Pooling, Dense) and no config at its top, so that transformers' Auto",
-    "classes refuse it: they would put a random head on the encoder.",
+    "classes refuse it: they would put a random head on the encoder. While it loads, transformers may report",
+    "`pooler.*` MISSING, newly initialized: the encoder's own pooler, which nothing here asks.",
 ]
 
 

@@ -24,10 +24,12 @@ def pem_of(source: str, what: str) -> tuple[str, bytes]:
     no harm.
 
     Raises:
-        ConfigError: neither a PEM text nor what could be the path of one; what it is is not shown, since it may be a
-            key.
+        ConfigError: empty, or neither a PEM text nor what could be the path of one; what it is is not shown, since it
+            may be a key.
     """
     text = source.strip(_AROUND)
+    if not text:
+        raise ConfigError(f"{what}: is empty: a variable that is not set?")
     if _PEM_START in text:
         keep_secret(text, what)
         return what, text.replace("\\r", "").replace("\\n", "\n").encode()

@@ -166,7 +166,7 @@ sign_key_option = click.option(
 def _signing_key(source: str | None) -> SigningKey | None:
     from export.signatures import SigningKey
 
-    return SigningKey(source) if source else None
+    return None if source is None else SigningKey(source)
 
 
 TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -171,3 +172,16 @@ def test_without_cryptography_an_unsigned_bundle_goes_all_the_way_and_a_key_says
         done = call(*arguments)
         assert done.returncode == 4, done.stderr
         assert "relabel[sign]" in done.stderr
+
+
+def test_an_empty_key_is_refused_and_not_taken_for_none(
+    relabel: Callable[..., Any], tmp_path: Path, bundle: Callable[..., Path]
+) -> None:
+    """`--sign-key "$KEY"` where nobody set KEY: what should be signed goes nowhere unsigned."""
+    relabel("publish", str(bundle("one")), str(tmp_path / "store"), "--sign-key", "").refused(
+        3, "the signing key: is empty"
+    )
+    assert not (tmp_path / "store").exists()
+    relabel("pull", f"{tmp_path}/store/ecom", str(tmp_path / "dest"), "--key", "").refused(
+        3, "the public key: is empty"
+    )
