@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, set_seed
 
@@ -84,8 +84,7 @@ class StudentTraining:
         if resume_from is not None:
             self._resume(resume_from)
         try:
-            # one process stops behind a step, with a checkpoint; several would stop behind different ones
-            with draining() if self.accelerator.num_processes == 1 else nullcontext():
+            with draining():
                 self._train()
             self._reporter.send(self.curve)
         finally:
@@ -94,15 +93,25 @@ class StudentTraining:
 
     def _train(self) -> None:
         every_look, every_save = self._settings.eval_every, self._settings.save_every
-        is_over = self._is_done
+        is_over, is_stopped = self._is_done, False
         upcoming = self._feed.rows_of_steps(self.step, self.last_step)
         while not is_over:
             self._take_step(next(upcoming))
             if self.step == self.last_step or self._is_due(every_look):
                 self._look()
-            is_over = self._is_done or is_stop_wished()
+            is_stopped = self._is_stop_wished()
+            is_over = self._is_done or is_stopped
             if is_over or self.best_step == self.step or self._is_due(every_save):
                 self._save()
+        # the first process may still be writing, and a launcher stops all where one has ended
+        self.accelerator.wait_for_everyone()
+        if is_stopped:
+            raise KeyboardInterrupt
+
+    def _is_stop_wished(self) -> bool:
+        """Whether a signal came to any of the processes, which all stop behind the same step."""
+        wished = torch.tensor(is_stop_wished(), dtype=torch.float32, device=self.accelerator.device)
+        return bool(self.accelerator.reduce(wished))
 
     def _is_due(self, every: int | None) -> bool:
         """Whether it is time behind this step: once in so many, or once an epoch."""
@@ -178,7 +187,6 @@ class StudentTraining:
         held.restore_random(checkpoint)
 
     def _outcome(self) -> Outcome:
-        self.accelerator.wait_for_everyone()  # the first process may still be writing the best step
         if self.best_step is not None:
             best = checkpoints.best_checkpoint(self._place.folder, self.best_step)
             checkpoints.load_weights(self.module, best / checkpoints.WEIGHTS)

@@ -2,8 +2,9 @@
 PLAN.json`.
 
 The plan is a list of entries: `spec`, and if wanted `start`, `die_at` (`after_training_step:5`: at its fifth hit),
-`copies` (a folder that becomes the output before it starts) and `disagrees` (the second process sees other figures on
-dev). Each process writes what it saw to `seen-<rank>.json` beside the plan.
+`copies` (a folder that becomes the output before it starts), `signal_at` (the second process alone gets SIGTERM at that
+step) and `disagrees` (the second process sees other figures on dev). Each process writes what it saw to
+`seen-<rank>.json` beside the plan.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +25,7 @@ import distill.students.distilling
 from distill.students.specs import DistillSpec
 from distill.students.training import StudentTraining
 from manifests import failpoints
+from manifests.interruptions import forget_interruptions, on_signal
 from manifests.records import plain
 from manifests.spec_faults import validate_spec
 from manifests.storage.context import Storage
@@ -79,6 +82,11 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         )
         return outcome
 
+    def say(line: str) -> None:
+        said.append(line)
+        if not is_first and line.startswith(f"step {entry.get('signal_at')} of"):
+            on_signal(signal.SIGTERM, None)
+
     def upside_down(*args: Any) -> dict[str, float]:
         return {name: -value for name, value in whole_dev(*args).items()}
 
@@ -90,12 +98,15 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         if is_first and "copies" in entry:
             shutil.copytree(entry["copies"], spec.output)
         report = distill.students.distilling.distill(
-            spec, Storage(), start=entry.get("start", "new"), say=said.append, is_writer=is_first
+            spec, Storage(), start=entry.get("start", "new"), say=say, is_writer=is_first
         )
         seen["metrics"] = plain(report.manifest.metrics)
     except Killed:
         seen["died"] = True
+    except KeyboardInterrupt:
+        seen["stopped"] = True
     finally:
+        forget_interruptions()
         StudentTraining.run, failpoints.hit = whole_train, whole_hit  # type: ignore[method-assign]
         distill.students.distilling.dev_figures = whole_dev
     return {**seen, "said": said}

@@ -97,6 +97,9 @@ def both(
         "killed ddp": entry("killed ddp", strategy="ddp", die_at="after_training_step:5"),
         "resumed": entry("resumed", start="resume", copies=str(folder / "killed")),
         "resumed by ddp": entry("resumed by ddp", strategy="ddp", start="resume", copies=str(folder / "killed")),
+        "signalled": entry("signalled", signal_at=3),
+        "signalled ddp": entry("signalled ddp", strategy="ddp", signal_at=3),
+        "gone on": entry("gone on", start="resume", copies=str(folder / "signalled")),
         "not written": entry("written later", die_at="before_model"),
         "written later": entry("written later", start="resume"),
     }
@@ -158,6 +161,19 @@ def test_a_killed_training_with_shards_resumes_to_the_same_curve_and_weights_bit
     assert curve(folder / "resumed") == curve(folder / "encoder")
     assert same_weights(folder / "resumed", folder / "encoder")
     assert not (folder / "resumed" / "checkpoints").exists()
+
+
+@pytest.mark.full
+def test_a_signal_to_one_process_ends_all_behind_the_same_step_with_a_checkpoint(both: tuple[Path, Seen]) -> None:
+    """At a step where none was due."""
+    folder, seen = both
+    for name in ("signalled", "signalled ddp"):
+        assert all(one.get("stopped") for one in seen[name]), seen[name]
+        kept = checkpoints.list_checkpoints(folder / name / "checkpoints")
+        assert [checkpoints.step_of(path) for path in kept] == [2, 3]
+    assert "resuming from checkpoint-000003" in seen["gone on"][0]["said"]
+    assert curve(folder / "gone on") == curve(folder / "encoder")
+    assert same_weights(folder / "gone on", folder / "encoder")
 
 
 @pytest.mark.full
