@@ -132,6 +132,7 @@ class BudgetState:
         max_tokens, max_cost: None is no limit.
         spent_tokens, spent_cost: what workers have told of.
         held_tokens, held_cost: in the hands of workers that are at work, or lost with one that was killed.
+        wanted_tokens, wanted_cost: the most that what comes next may take, where a worker ended for want of it.
     """
 
     max_tokens: int | None
@@ -140,21 +141,26 @@ class BudgetState:
     spent_cost: float
     held_tokens: int
     held_cost: float
+    wanted_tokens: int = 0
+    wanted_cost: float = 0.0
 
     @property
     def text(self) -> str:
         """For people, in a phrase."""
         parts = []
         if self.max_tokens is not None:
-            parts.append(f"{self.spent_tokens:,} of {self.max_tokens:,} tokens spent" + _held(f"{self.held_tokens:,}"))
+            shown = f"{self.spent_tokens:,} of {self.max_tokens:,} tokens spent"
+            parts.append(shown + _beside(f"{self.held_tokens:,}", f"{self.wanted_tokens:,}"))
         if self.max_cost is not None:
             shown = f"{self.spent_cost:,.4f} of {self.max_cost:,.4f} in money spent"
-            parts.append(shown + _held(f"{self.held_cost:,.4f}"))
+            parts.append(shown + _beside(f"{self.held_cost:,.4f}", f"{self.wanted_cost:,.4f}"))
         return "; ".join(parts)
 
 
-def _held(amount: str) -> str:
-    return f", {amount} held by workers that are at work or were killed" if amount.strip("0.") else ""
+def _beside(held: str, wanted: str) -> str:
+    """What there is to say of amounts that are not nothing."""
+    said = f", {held} held by workers that are at work or were killed" if held.strip("0.") else ""
+    return said + (f", what comes next may take up to {wanted}" if wanted.strip("0.") else "")
 
 
 def budget_of(store: RunStore, receipts: ByReceipts, limits: Limits | None = None) -> BudgetState | None:
@@ -172,8 +178,10 @@ def budget_of(store: RunStore, receipts: ByReceipts, limits: Limits | None = Non
         return None
     entry = entry.knowing(receipts)
     held = entry.taken.minus(entry.spent)
-    cost, held_cost = round(entry.spent.cost, 9), round(held.cost, 9)
-    return BudgetState(*(limits or entry.limits), entry.spent.tokens, cost, held.tokens, held_cost)
+    limits = limits or entry.limits
+    wanted = NOTHING if limits.hold(entry.taken.plus(entry.wanted)) else entry.wanted
+    costs = [round(one.cost, 9) for one in (entry.spent, held, wanted)]
+    return BudgetState(*limits, entry.spent.tokens, costs[0], held.tokens, costs[1], wanted.tokens, costs[2])
 
 
 class Ledger:

@@ -68,12 +68,15 @@ def test_a_run_ends_at_its_budget_and_so_does_the_next_before_an_engine_is_start
     assert first.code == 5
     assert ENDED in first.out
     assert "raise run.max_tokens or run.max_cost in job.yaml" in first.err
+    assert "of 9,000 tokens spent, what comes next may take up to " in first.out
     assert 4_000 < spent.tokens <= 9_000
     assert spent.ledger() == spent.tokens, "a worker that ends by itself tells what it spent"
     assert spent.starts == 1
+    left = 9_000 - spent.tokens
     for _ in range(2):
         again = relabel("run", job, "--output", "json")
         assert again.code == 5
+        assert again.json["budget"]["wanted_tokens"] > left, "why it ended with some of it left"
         assert again.json["budget"]["spent_tokens"] == spent.tokens
         assert again.json["labelled"] > 0
     assert spent.starts == 1
@@ -240,6 +243,8 @@ def test_a_call_without_a_budget_counts_whole_beside_the_share_of_a_worker_that_
         "spent_cost": 0.0,
         "held_tokens": share,
         "held_cost": 0.0,
+        "wanted_tokens": 0,
+        "wanted_cost": 0.0,
     }
     assert relabel("run", write_job(with_budget), "--shard", "2/4").code == 0
     assert spent.ledger() == spent.tokens + share
