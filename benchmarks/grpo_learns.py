@@ -168,19 +168,21 @@ def _formatted(setting: Setting, name: str, rng: random.Random) -> tuple[list[in
     return prompt + rollout.completion_ids, [False] * len(prompt) + rollout.is_own
 
 
-def train(setting: Setting, name: str, folder: Path, *, steps: int, **options: Any) -> Any:
-    """GRPO, two steps on each 16 rollouts of 16 prompts; the trainer, with its curve."""
+def train(
+    setting: Setting, name: str, folder: Path, *, steps: int, group: int = 16, rate: float = RATE, **options: Any
+) -> Any:
+    """GRPO, two steps on each group's rollouts of 16 prompts; the trainer, with its curve."""
     from distill.teachers.grpo_arguments import grpo_arguments
     from distill.teachers.grpo_credit_trainer import CreditTrainer
     from distill.teachers.grpo_trainer import RolloutTrainer
 
     settings = TrainingSection(
-        max_steps=steps, batch_size=256, learning_rate=RATE, schedule="constant", warmup=0, device="cpu",
+        max_steps=steps, batch_size=16 * group, learning_rate=rate, schedule="constant", warmup=0, device="cpu",
         precision="fp32",
     )  # fmt: skip
     most = setting.dialogues.max_answer_tokens
     args = grpo_arguments(
-        settings, RolloutSection(group=16, updates=2), folder, max_answer_tokens=min(most, 64), save_strategy="no"
+        settings, RolloutSection(group=group, updates=2), folder, max_answer_tokens=min(most, 64), save_strategy="no"
     )
     trainer_class = CreditTrainer if "credit" in options else RolloutTrainer
     trainer = trainer_class(

@@ -1,5 +1,6 @@
-"""GRPO learns: a tiny model that knows the format alone finds out which word of a document means which grade. Takes a
-minute and more, so it is run with `RELABEL_FAULTS=full`; `benchmarks/grpo_learns.py` shows the whole curve.
+"""GRPO learns: a tiny model that knows the format alone finds out which word of a document means which grade. The whole
+of it takes a minute and more, so it is run with `RELABEL_FAULTS=full`; every day a half of it is.
+`benchmarks/grpo_learns.py` shows the whole curve.
 """
 
 from __future__ import annotations
@@ -21,3 +22,16 @@ def test_the_mean_reward_rises(name: str, least: float, tmp_path: Path) -> None:
     rewards = [value for _, value in train(setting, name, tmp_path, steps=60).curve.series("train", "reward")]
     assert sum(rewards[:3]) / 3 < 0.5
     assert sum(rewards[-3:]) / 3 > least
+
+
+def test_the_mean_reward_doubles_with_half_of_the_rollouts(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    from benchmarks.grpo_learns import make_setting, show_format, train
+
+    setting = make_setting("r1", tmp_path)
+    show_format(setting, "r1", steps=100, batch=16)
+    trainer = train(setting, "r1", tmp_path, steps=60, group=8, rate=2e-3)
+    rewards = [value for _, value in trainer.curve.series("train", "reward")]
+    first, last = sum(rewards[:3]) / 3, sum(rewards[-5:]) / 5
+    assert first < 0.45
+    assert last > 0.65, rewards

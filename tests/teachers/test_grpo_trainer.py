@@ -19,8 +19,9 @@ from datasets import Dataset  # noqa: E402
 
 from distill.teachers.advantages import group_advantages  # noqa: E402
 from distill.teachers.grpo_arguments import EpochSampler, grpo_arguments  # noqa: E402
-from distill.teachers.grpo_credit import EDGES, Credit, CreditPlan  # noqa: E402
+from distill.teachers.grpo_credit import EDGES, TEMPLATE, Credit, CreditPlan  # noqa: E402
 from distill.teachers.grpo_spec import RolloutSection, VllmSection  # noqa: E402
+from distill.teachers.rollout_files import NODES  # noqa: E402
 from distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
 from distill.teachers.rollouts import Rollout  # noqa: E402
 from distill.teachers.scores import GoldRow, Score  # noqa: E402
@@ -255,6 +256,45 @@ def test_coefficients_learn_from_the_second_update_on(
     assert trainer.curve.series("train", "alpha_r>s")[-1] == (4, alpha["r>s"])
     assert dict(trainer.curve.series("train", "node_reward_q_s")).keys() == {1, 3}  # where answers were sampled
     assert trainer.curve.series("train", "reward") == trainer.curve.series("train", "node_reward_r")
+
+
+@pytest.mark.parametrize(("average", "tags_earn"), [("node", False), ("token", True)])
+def test_tokens_take_their_nodes_advantage_by_the_average_and_the_tags_that_the_spec_names(
+    average: Any, tags_earn: bool, fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = CreditPlan(Credit(), average=average, tags_earn=tags_earn)
+    trainer = make_trainer(
+        copy.deepcopy(fresh), tokenizer, tmp_path, **graph_options(monkeypatch, tmp_path) | {"credit": plan}
+    )
+    named: list[int] = []  # what tags belong to
+    segments = [[0, 0, 1, TEMPLATE], [3, 3, 3, 0], [2, 2, 2, 2], [0, 1, 2, 3]]
+    left = iter(segments)
+
+    def segments_of(*_: Any, template: int) -> list[int]:
+        named.append(template)
+        return next(left)
+
+    monkeypatch.setattr("distill.teachers.grpo_credit_trainer.segments_of", segments_of)
+    monkeypatch.setattr(trainer, "_generate_single_turn", lambda contexts, *_: ([[5, 6, 7, 8]] * len(contexts), None))
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        "distill.teachers.grpo_trainer.RolloutTrainer._loss",
+        lambda self, model, inputs: seen.append(inputs["advantages"]) or inputs["advantages"].sum(),
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    base = [(1.0, 1.0, 1.0), (1.0, -1.0, 1.0), (-1.0, -1.0, 1.0), (1.0, 1.0, 1.0)]
+    monkeypatch.setattr(trainer, "_scored", lambda rollouts, rows: [Score(one[0], one) for one in base])
+    trainer._compute_loss(trainer.model, trainer._generate_and_score_completions([{"prompt": 0}] * 4))
+    assert named == [NODES.index("r") if tags_earn else TEMPLATE] * 4
+    node_GV = plan.credit.advantages(torch.tensor([base]))[0].tolist()
+    for row, ids in enumerate(segments):
+        # a mean within nodes, then over seven of them, of four tokens
+        weights = [4 / (7 * ids.count(one)) if average == "node" else 1 for one in ids]
+        wanted = [
+            0 if one == TEMPLATE else node_GV[row][one] * weight for one, weight in zip(ids, weights, strict=True)
+        ]
+        assert seen[0][row].tolist() == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize(("norm", "left"), [(10.0, 1 - 0.1 * 0.5), (1.0, 1 - 0.1 / math.sqrt(10))])
