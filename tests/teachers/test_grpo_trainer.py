@@ -214,6 +214,21 @@ def test_the_divergence_is_k3_with_its_own_gradient(idle: Any, monkeypatch: pyte
     torch.testing.assert_close(logp.grad, 0.5 * (1 - gap.exp()) / 3)
 
 
+def test_answers_of_like_length_are_written_together_and_come_back_in_their_order(
+    idle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+
+    def write(contexts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
+        seen.append([len(one) for one in contexts])
+        return [[len(one)] for one in contexts], None
+
+    monkeypatch.setattr(idle, "_generate_single_turn", write)
+    monkeypatch.setattr(idle, "_at_once", 2)
+    assert idle._write([[0] * length for length in (3, 9, 1, 7, 5)]) == [[3], [9], [1], [7], [5]]
+    assert seen == [[9, 7], [5, 3], [1]]
+
+
 def graph_options(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
     """Options that let a random model's rollouts have nodes and node rewards."""
     from distill.teachers import grpo_credit_trainer
