@@ -430,9 +430,10 @@ def check_answers(student: Student) -> Checked:
     sealed_in = "fp32" if student.provider == OPENVINO else student.precision
     if sealed_in not in models:
         known = f"answers in {', '.join(models)} alone" if models else "no reference pairs"
+        advice = "Name another precision, or export" if models else "Export"
         raise BundleError(
-            f"{student.folder}: holds {known}, so {student.precision} can't be checked. Name another precision, or "
-            "export the student again."
+            f"{student.folder}: holds {known}, so {student.precision} can't be checked. {advice} the student again "
+            "(`reference_pairs` says how many are sealed)."
         )
     sealed = models[sealed_in]
     tolerance = float(sealed["tolerance"])

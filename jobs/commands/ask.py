@@ -91,6 +91,8 @@ def ask(
         _check_stage(job, stage)
     if is_refused:
         return _show_refused(job, row, stage, output)
+    if edited is not None and Path(edited).is_file():
+        raise UsageError(f"--edit-prompt {edited}: a file. Name the folder of the templates.")
     if edited is not None and not Path(edited).is_dir():
         raise UsageError(
             f"--edit-prompt {edited}: no such folder. It is made by `relabel templates export {job.spec.labeler.name} "

@@ -80,7 +80,7 @@ def pull(
     a channel left by a rollback, unless --to names it.
     """
     if script is not None:
-        if arguments:
+        if arguments or rollback or keys or watch is not None or to is not None or unhold or check or check_parity:
             raise click.UsageError("--script stands alone: relabel pull --script pull.py")
         return _write_script(local_folder(script, "--script"), output)
     if rollback:
@@ -123,7 +123,12 @@ def _write_script(path: Path, output: str) -> int:
     from manifests.digests import sha256_file
     from manifests.storage.local_run_store import LocalRunStore
 
-    LocalRunStore(path.parent).put(path.name, Path(puller.__file__).read_bytes())
+    data = Path(puller.__file__).read_bytes()
+    if path.is_dir():
+        raise click.UsageError(f"--script {path}: is a folder. Name the file: {path}/pull.py")
+    if path.exists() and not path.read_bytes().startswith(data[: data.index(b":")]):
+        raise click.UsageError(f"--script {path}: is there and is no pull.py. Name another file.")
+    LocalRunStore(path.parent).put(path.name, data)
     sha256 = sha256_file(path)
     text = f"{path}: written, sha256 {sha256}. Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST"
     return emit({"path": str(path), "sha256": sha256, "exit_code": 0}, text, output)

@@ -256,6 +256,7 @@ def test_a_dry_run_renders_again_and_loads_no_model(
 ) -> None:
     job("direct", "fake")
     relabel("ask", "job.yaml", "--edit-prompt", "prompts").refused(2, "relabel templates export direct prompts")
+    relabel("ask", "job.yaml", "--edit-prompt", "job.yaml").refused(2, "a file. Name the folder of the templates")
     relabel("templates", "export", "direct", "prompts")
     monkeypatch.setattr("jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
     editor = Editor(replaces("prompts/user.j2", "{{ query }}", "Mine: {{ query }}"), wait)

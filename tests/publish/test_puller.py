@@ -567,12 +567,22 @@ def test_what_one_pulled_the_other_goes_on_with(relabel: Relabel, worlds: dict[s
     assert Destination(world.dest).state() is not None
 
 
+def test_the_script_is_not_written_over_another_file(relabel: Relabel, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: mine")
+    relabel("pull", "--script", str(tmp_path / "job.yaml")).refused(2, "job.yaml: is there and is no pull.py")
+    assert (tmp_path / "job.yaml").read_text() == "name: mine"
+    relabel("pull", "--script", str(tmp_path)).refused(2, "is a folder")
+    relabel("pull", "--script", str(tmp_path / "pull.py"), "--check").refused(2, "--script stands alone")
+    assert not (tmp_path / "pull.py").exists()
+
+
 def test_it_runs_where_nothing_is_installed_and_without_cryptography_pulls_nothing_that_should_be_signed(
     relabel: Relabel, worlds: dict[str, World], keys: dict[str, Path], tmp_path: Path
 ) -> None:
     world = copied(worlds["ours"], tmp_path / "world")
     assert relabel("pull", "--script", str(tmp_path / "pull.py")).code == 0
     assert (tmp_path / "pull.py").read_bytes() == SCRIPT.read_bytes()
+    assert relabel("pull", "--script", str(tmp_path / "pull.py")).code == 0, "over an earlier one"
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-I", "-S", str(tmp_path / "pull.py"), *arguments]
