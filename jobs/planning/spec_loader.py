@@ -94,6 +94,25 @@ class SpecLoader(yaml.SafeLoader):
             lines[key] = line
         return node
 
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put in the place of `<<` the keys that it brings: a mapping's own win over them, an earlier source's over a
+        later one's. PyYAML 6.0.4's takes the first of two equal keys, so that a source brings what it has overridden.
+        """
+        brought: dict[Any, tuple[Any, Any]] = {}
+        own: dict[Any, tuple[Any, Any]] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag != f"{_TAG}merge":
+                own[self.construct_object(key_node)] = key_node, value_node
+                continue
+            for source in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
+                if not isinstance(source, yaml.MappingNode):
+                    problem = "`<<` takes a mapping or a list of mappings"
+                    raise yaml.constructor.ConstructorError(None, None, problem, source.start_mark)
+                self.flatten_mapping(source)
+                for pair in source.value:
+                    brought.setdefault(self.construct_object(pair[0]), pair)
+        node.value = [*{**brought, **own}.values()]
+
     def plain_value(self, node: yaml.ScalarNode) -> Any:
         """A null, truth or number of the core schema, by its tag."""
         text = self.construct_scalar(node)

@@ -212,6 +212,21 @@ def test_an_override_that_refers_to_itself_is_refused(write_job: Callable[..., s
     assert "*a is used inside its own value" in refusal_of(write_job(), overrides=["engine.args=&a {x: *a}"])
 
 
+def test_of_equal_keys_the_nearest_wins_a_mappings_own_before_its_sources_in_their_order() -> None:
+    text = "one: &one {a: 1, b: 1}\ntwo: &two {<<: *one, a: 2, c: 2}\nthree: {c: 3, <<: [*two, *one], d: 3}\n"
+    assert parse_yaml(text) == {
+        "one": {"a": 1, "b": 1},
+        "two": {"a": 2, "b": 1, "c": 2},
+        "three": {"a": 2, "b": 1, "c": 3, "d": 3},
+    }
+
+
+@pytest.mark.parametrize("source", ["3", "[{a: 1}, 3]", "x"])
+def test_what_is_merged_has_to_be_a_mapping(folder: Path, source: str) -> None:
+    (folder / "job.yaml").write_text(f"name: x\nengine: {{<<: {source}}}\n")
+    assert "`<<` takes a mapping or a list of mappings" in refusal_of("job.yaml")
+
+
 def test_aliases_of_an_ordinary_spec_are_taken_in_any_order_of_use(folder: Path) -> None:
     text = "b: &b {a: 1, c: 3}\nx: {y: &m {<<: *b, a: 2}}\ntop: {<<: *m, d: *b}\nlist: [*m, *m]\n"
     merged = {"a": 2, "c": 3}
