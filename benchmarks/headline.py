@@ -1,18 +1,22 @@
 """A teacher's labels of all pairs, the student that is trained on them, and sentence-transformers' CrossEncoder on the
 same labels: judged by trusted grades on queries that nobody trained on.
 
-    python -m benchmarks.headline train RUN PAIRS.parquet --to FOLDER [--only SIDE,…] [--threads 1]
+    python -m benchmarks.headline train RUN PAIRS.parquet --to FOLDER [--only SIDE,…] [--more RUN] [--threads 1]
     python -m benchmarks.headline judge RUN PAIRS.parquet --to FOLDER
+    python -m benchmarks.headline speed RUN PAIRS.parquet --to EMPTY_FOLDER
 
 RUN is a finished run of `direct` over PAIRS, whose `grade` is the trusted one on the same scale. `train` goes through
 the settings of each side in `SWEEP` and keeps for each, in FOLDER, its distributions on dev and test and its figures on
 dev alone; what is there already is left. A side's second and third stages start from the setting that was best on dev
 in the stage before, so that no choice looks at test. `judge` takes each side's best on dev and says what it does on
-test, with intervals over queries.
+test, with intervals over queries. Sides with `more` in their names learn from the labels of `--more` too, say of what
+`benchmarks.queries_from_titles` made.
 
 All sides start from the same weights and see the same rows: batch 32, 64 tokens, AdamW, bf16, a linear schedule and a
-tenth of warm-up. The figure is the mean over cuts j of the area under the ROC curve of P(grade ≥ j) (of the score
-itself where a side has one score alone) for grades ≥ j.
+tenth of warm-up. `speed` trains an epoch of each, three times in turns, and says rows a second, by the clock of the
+training alone. The figure is the mean over cuts j of the area under the ROC curve of P(grade ≥ j) (of the score
+itself where a side has one score alone) for grades ≥ j; beside it the same of the expected grade, which is what a
+single score is to be compared with.
 """
 
 from __future__ import annotations
@@ -70,39 +74,24 @@ class Setting:
         return "-".join(parts + ([f"g{self.gold_weight:g}"] if self.gold_weight else []))
 
 
+RATES = [{"learning_rate": rate} for rate in (1e-4, 2e-4)]
 SWEEP: dict[str, list[list[dict[str, Any]]]] = {
-    "relabel": [
-        [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
-        [{"epochs": 4}, {"epochs": 8}],
-        [{"temperature": 2.0}],
-        [
-            {"pooling": "cls"},
-            {"learning_rate": 1e-4, "head_learning_rate": 2e-3},
-            {"learning_rate": 5e-5, "head_learning_rate": 2e-3},
-        ],
-    ],
-    "relabel-gold": [
-        [{"gold_weight": weight} for weight in (0.5, 0.9)],
-        [{"epochs": 4}, {"epochs": 8}],
-    ],
-    "st-mse": [
-        [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
-        [{"epochs": 4}, {"epochs": 8}],
-        [{"learning_rate": 5e-5}],
-    ],
-    "st-ce": [
-        [{"learning_rate": rate} for rate in (1e-4, 2e-4, 4e-4)],
-        [{"epochs": 4}, {"epochs": 8}],
-        [{"learning_rate": 5e-5}],
-    ],
+    "relabel": [RATES, [{"epochs": 4}], [{"epochs": 8}]],
+    "relabel-gold": [[{"gold_weight": 0.5, "epochs": epochs} for epochs in (2, 4)]],
+    "st-mse": [RATES, [{"epochs": 4}], [{"epochs": 8}]],
+    "st-ce": [RATES, [{"epochs": 4}], [{"epochs": 8}]],
+    "relabel-more": [[{"epochs": epochs} for epochs in (4, 6)]],
+    "relabel-more-gold": [[{"gold_weight": 0.5, "epochs": epochs} for epochs in (2, 3)]],
 }
 """By side, stages of changes; each stage changes the best setting so far."""
+BASES = {"relabel-gold": "relabel", "relabel-more": "relabel", "relabel-more-gold": "relabel-gold"}
+"""Sides whose first stage changes the best setting of another."""
 
 
 def make_spec(options: argparse.Namespace, setting: Setting) -> DistillSpec:
     values: dict[str, Any] = {
         "name": setting.name,
-        "labels": [options.run],
+        "labels": [options.run, *([options.more] if "more" in setting.side else [])],
         "gold": {"path": options.pairs, "grade": "grade"},
         "student": {"kind": "encoder", "model": MODEL, "pooling": setting.pooling},
         "loss": {"temperature": setting.temperature, "gold_weight": setting.gold_weight},
@@ -202,11 +191,11 @@ def ordered(probs_NK: np.ndarray) -> np.ndarray:
 
 
 def mean_auc(probs_NK: np.ndarray, gold_N: np.ndarray, weight_N: np.ndarray | None = None) -> float:
-    """Mean over the cuts that gold has both sides of, by scikit-learn."""
-    areas = []
-    for cut in range(1, 4):
-        score_N = probs_NK[:, cut:].sum(1) if probs_NK.shape[1] > 1 else probs_NK[:, 0]
-        areas.append(roc_auc_score(gold_N >= cut, score_N, sample_weight=weight_N))
+    """Mean over the cuts of the area of P(grade ≥ cut), by scikit-learn; of the score itself where there is but one."""
+    cuts = range(1, 4)
+    scores = [probs_NK[:, cut:].sum(1) if probs_NK.shape[1] > 1 else probs_NK[:, 0] for cut in cuts]
+    areas = [roc_auc_score(gold_N >= cut, score_N, sample_weight=weight_N)
+             for cut, score_N in zip(cuts, scores, strict=True)]  # fmt: skip
     return float(np.mean(areas))
 
 
@@ -230,7 +219,12 @@ def train(options: argparse.Namespace) -> None:
                 answers, rows_per_s = side(make_spec(options, setting), setting, examples)
             dev, test = answers(DEV), answers(TEST)
             np.savez(held.with_suffix(".npz"), dev=dev, test=test)
-            figures = {"dev_auc": mean_auc(dev, dev_gold), "rows_per_s": rows_per_s, "whole_cpu_s": clock.cpu}
+            figures = {
+                "dev_auc": mean_auc(dev, dev_gold),
+                "dev_auc_by_grade": mean_auc(ordered(dev)[:, None], dev_gold),
+                "rows_per_s": rows_per_s,
+                "whole_cpu_s": clock.cpu,
+            }
             held.write_text(json.dumps({**asdict(setting), **figures}))
         print(held.read_text(), flush=True)
         return float(json.loads(held.read_text())["dev_auc"])
@@ -238,13 +232,35 @@ def train(options: argparse.Namespace) -> None:
     for name, stages in SWEEP.items():
         if options.only and name not in options.only.split(","):
             continue
-        best = replace(best_of(options.to, "relabel"), side=name) if name == "relabel-gold" else Setting(name)
+        if "more" in name and options.more is None:
+            continue
+        base = BASES.get(name)
+        best = replace(best_of(options.to, base), side=name) if base else Setting(name)
         known: dict[Setting, float] = {}
         for stage in stages:
             for change in stage:
                 setting = replace(best, **change)
                 known[setting] = tried(setting)
             best = max(known, key=lambda one: known[one])
+
+
+def speed(options: argparse.Namespace) -> None:
+    fetch_model(MODEL, Storage())
+    examples = load_examples(make_spec(options, Setting("relabel")), Storage())
+    found: dict[str, list[float]] = {"relabel": [], "st-ce": [], "st-mse": []}
+    for turn in range(3):
+        for name in sorted(found, reverse=turn % 2 == 1):
+            setting = Setting(name, epochs=1)
+            spec = make_spec(options, setting)
+            spec = spec.model_copy(update={"output": f"{spec.output}-turn-{turn}"})
+            side = by_relabel if name == "relabel" else by_sentence_transformers
+            found[name].append(side(spec, setting, examples)[1])
+            print(json.dumps({"side": name, "rows_per_s": round(found[name][-1], 1)}), flush=True)
+    for name in ("st-ce", "st-mse"):
+        ratios = np.array(found["relabel"]) / np.array(found[name])
+        print(
+            json.dumps({"relabel over": name, "by turn": ratios.round(3).tolist(), "median": float(np.median(ratios))})
+        )
 
 
 def settings_of(to: str, side: str) -> Iterator[tuple[float, Setting]]:
@@ -290,25 +306,33 @@ def judge(options: argparse.Namespace) -> None:
     )
     drawn = [np.bincount(rng.integers(num_queries, size=num_queries), minlength=num_queries)[query_N]
              for _ in range(RESAMPLES)]  # fmt: skip
-    areas = {name: [mean_auc(probs[is_labelled], gold_N[is_labelled], weight[is_labelled]) for weight in drawn]
+    gold, drawn = gold_N[is_labelled], [weight_N[is_labelled] for weight_N in drawn]
+    by_cut = {name: probs_NK[is_labelled] for name, probs_NK in sides.items()}
+    for name, probs_NK in by_cut.items():
+        by_query = ndcg_by_query(ordered(probs_NK), gold, query_N[is_labelled])
+        print(json.dumps({"side": name, "ndcg@10": round(float(np.nanmean(by_query)), 4)}))
+    compare("P(grade >= j)", by_cut, gold, drawn)
+    compare("expected grade", {name: ordered(held)[:, None] for name, held in by_cut.items()}, gold, drawn)
+
+
+def compare(by: str, sides: dict[str, np.ndarray], gold_N: np.ndarray, drawn: list[np.ndarray]) -> None:
+    """Areas of each side and of what it has of its teacher's, and gaps between the others, over draws of queries."""
+    whole = {name: mean_auc(probs, gold_N) for name, probs in sides.items()}
+    areas = {name: np.array([mean_auc(probs, gold_N, weight_N) for weight_N in drawn])
              for name, probs in sides.items()}  # fmt: skip
-    teacher = mean_auc(sides["teacher"][is_labelled], gold_N[is_labelled])
-    for name, probs_NK in sides.items():
-        auc = mean_auc(probs_NK[is_labelled], gold_N[is_labelled])
-        share = (np.array(areas[name]) - 0.5) / (np.array(areas["teacher"]) - 0.5)
-        by_query = ndcg_by_query(ordered(probs_NK)[is_labelled], gold_N[is_labelled], query_N[is_labelled])
+    for name, auc in whole.items():
+        share = (areas[name] - 0.5) / (areas["teacher"] - 0.5)
         print(json.dumps({
+            "by": by,
             "side": name,
             "auc": round(auc, 4),
             "auc_interval": interval(areas[name]),
-            "of_teacher": round((auc - 0.5) / (teacher - 0.5), 4),
+            "of_teacher": round((auc - 0.5) / (whole["teacher"] - 0.5), 4),
             "of_teacher_interval": interval(share),
-            "ndcg@10": round(float(np.nanmean(by_query)), 4),
         }), flush=True)  # fmt: skip
-    for one, other in itertools.combinations(list(sides)[1:], 2):
-        gap = np.array(areas[one]) - np.array(areas[other])
-        print(json.dumps({"side": one, "against": other, "auc_gap": round(float(np.median(gap)), 4),
-                          "interval": interval(gap)}))  # fmt: skip
+    for one, other in itertools.combinations([name for name in sides if name != "teacher"], 2):
+        print(json.dumps({"by": by, "side": one, "against": other, "auc_gap": round(whole[one] - whole[other], 4),
+                          "interval": interval(areas[one] - areas[other])}))  # fmt: skip
 
 
 def interval(values: Any) -> list[float]:
@@ -317,16 +341,17 @@ def interval(values: Any) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["train", "judge"])
+    parser.add_argument("command", choices=["train", "judge", "speed"])
     parser.add_argument("run")
     parser.add_argument("pairs")
     parser.add_argument("--to", required=True)
     parser.add_argument("--only", default="")
+    parser.add_argument("--more")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     Path(options.to).mkdir(parents=True, exist_ok=True)
-    {"train": train, "judge": judge}[options.command](options)
+    {"train": train, "judge": judge, "speed": speed}[options.command](options)
 
 
 if __name__ == "__main__":
