@@ -158,7 +158,7 @@ def test_unknown_name_lists_the_known_and_the_nearest(
         ("a: &a {b: 1}\nc: {<<: *a, <<: *a}\n", ("line 2", "the key `<<` is given twice")),
         ("a: &a 1\nb: &a 2\n", ("line 2", "duplicate anchor")),
         ("a: *b\n", ("line 1", "undefined alias")),
-        ("a: {<<: 3}\n", ("line 1", "expected a mapping")),
+        ("a: {<<: 3}\n", ("line 1", "`<<` takes a mapping")),
         ("shards: !!bool yes please\n", ("line 1", "is not of type bool")),
         ("shards: !!timestamp 2020-01-01\n", ("line 1", "could not determine a constructor")),
         ("shards: !!binary aGk=\n", ("line 1", "could not determine a constructor")),
