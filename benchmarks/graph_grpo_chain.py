@@ -4,13 +4,15 @@ top of that grade better?
 
     python benchmarks/graph_grpo_chain.py PAIRS.parquet MODEL_DIR --to OUT [--traces 400] [--test 100]
         [--learning-rate 3e-4] [--precision auto] [--masks 0 0.5] [--grpo-steps 0] [--grpo-minutes 60]
-        [--grpo-rate 1e-5] [--skip-untrained]
+        [--grpo-rate 1e-5] [--skip-untrained] [--epochs 2] [--on-traces]
 
 PAIRS has the columns query_id, query, doc_id, title and grade (0 to 3), taken to three grades: 0; 1 and 2; 3. Queries
 are split by a seed. A rule writes the traces: query and title are taken apart by their words, scores follow from the
 words they share, the grade from the scores (φ). They come through `relabel run` from a local server that answers by
 that rule, so what is learned is a proven run's, as it would be from a large teacher. Prompts are short ones of this
 file (`labeler.templates`): the built-in ones take three times as long on a CPU.
+
+With `--on-traces` the answers are to the traces' own rows: whether so few can be learned by heart.
 
 Answers on the test rows are greedy, from token ids, read by the labeler's own reader. Bounds: 95 %, bootstrap over
 queries; differences are paired by row. What n can show at a power of 0.8 is 2.8 standard errors of the difference:
@@ -72,6 +74,8 @@ def main() -> None:
     parser.add_argument("--grpo-minutes", type=float, default=60.0, help="then it is stopped, and judged as it is")
     parser.add_argument("--grpo-rate", type=float, default=1e-5)
     parser.add_argument("--skip-untrained", action="store_true", help="it writes up to the limit: minutes")
+    parser.add_argument("--epochs", type=float, default=2)
+    parser.add_argument("--on-traces", action="store_true")
     asked = parser.parse_args()
     asked.to.mkdir(parents=True, exist_ok=True)
     test = prepare(asked)
@@ -86,7 +90,7 @@ def main() -> None:
 
 
 def prepare(asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """Writes templates and pairs: for traces, for rewards, and for the test, whose rows are returned."""
+    """Writes templates and pairs: for traces, for rewards, and for the test; returns the rows that are answered."""
     templates = asked.to / "templates"
     templates.mkdir(exist_ok=True)
     (templates / "system.j2").write_text(SYSTEM)
@@ -107,7 +111,7 @@ def prepare(asked: argparse.Namespace) -> list[dict[str, Any]]:
         columns = ("query_id", "query", "doc_id", "document", "grade")
         table = pa.Table.from_pylist([{column: row[column] for column in columns} for row in drawn[name]])
         pq.write_table(table, asked.to / f"{name}.parquet")
-    return drawn["test"]
+    return drawn["traces" if asked.on_traces else "test"]
 
 
 def evenly(rows: list[dict[str, Any]], count: int, rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -115,7 +119,7 @@ def evenly(rows: list[dict[str, Any]], count: int, rng: np.random.Generator) -> 
     found = []
     for grade in range(3):
         some = [row for row in rows if row["grade"] == grade]
-        found += [some[place] for place in rng.permutation(len(some))[: count // 3]]
+        found += [some[place] for place in rng.permutation(len(some))[: (count + grade) // 3]]
     return sorted(found, key=lambda row: row["query_id"])
 
 
@@ -218,7 +222,7 @@ def taught(asked: argparse.Namespace, run: Path, mask: float) -> Path:
         "init": str(asked.model),
         "data": {"runs": [str(run)]},
         "train": {
-            "epochs": 2,
+            "epochs": asked.epochs,
             "batch_size": 8,
             "learning_rate": asked.learning_rate,
             "precision": asked.precision,

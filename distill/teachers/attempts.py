@@ -15,8 +15,18 @@ from distill.training import checkpoints, sharding
 from distill.training.checkpointed import CheckpointedTrainer, run_to_end
 from distill.training.memory import halving
 from distill.training.outcomes import Outcome
+from distill.training.precision import is_on_cpu
+from distill.training.sections import TrainingSection
 from manifests.cpus import usable_cores
 from manifests.errors import TrainingError
+
+
+def set_threads(train: TrainingSection) -> None:
+    """One below the cores: a thread that a step waits for must not wait for others. Those who say fewer are taken at
+    their word.
+    """
+    if is_on_cpu(train):
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
 
 
 def train_to_end(
@@ -44,9 +54,7 @@ def train_to_end(
         instead="Teachers are not sharded: take it out, or set it to plain multi-GPU with `method: sft`; where memory "
         "is short, train adapters alone (`lora: {}`)."
     )
-    if spec.train.device == "cpu" or not torch.cuda.is_available():
-        # one thread a step waits for is one that must not wait for others; those who say fewer are taken at their word
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
+    set_threads(spec.train)
 
     def attempt(halvings: int) -> tuple[Any, Outcome]:
         trainer = build(halvings)

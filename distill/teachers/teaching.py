@@ -16,6 +16,7 @@ from typing import Any
 from distill.students.students import student_files
 from distill.teachers.bases import TeacherBase, check_teacher_base, write_model
 from distill.teachers.cards import render_card
+from distill.teachers.expected_time import expected_time
 from distill.teachers.fingerprints import fingerprint_of
 from distill.teachers.methods import method_of
 from distill.teachers.specs import TeacherSpec
@@ -140,12 +141,13 @@ def estimate_teacher(
     location = output_location_of(TEACHER, spec.output, storage, cache_dir=cache_dir or default_cache_dir())
     resolved = resolve_model(spec.init, cache_dir=cache_dir)
     _check_place(location, resolved)
-    trainer = _trainer(spec, check_teacher_base(spec, resolved), storage)
+    base = check_teacher_base(spec, resolved)
+    trainer = _trainer(spec, base, storage)
     for note in trainer.notes:
         say(note)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
     if not is_timed:
-        return estimate
+        return replace(estimate, time=expected_time(spec, base, estimate))
     if isinstance(trainer, AsksAnEngine):
         trainer.take_secrets(secrets)
     updates = getattr(getattr(spec, "rollouts", None), "updates", 1)

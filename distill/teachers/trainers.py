@@ -32,10 +32,10 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """How long a training would take at the pace of its first steps, in seconds; looks at dev left out.
+    """How long a training would take, in seconds; looks at dev left out.
 
     Args:
-        steps: that were timed.
+        steps: that were timed; 0 where it is told by what the device computes a second (`expected_time.py`).
         seconds: at their mean pace; `least` and `most` at that of the fastest and the slowest stretch.
     """
 

@@ -22,9 +22,11 @@ from jobs.fetching.models import fetch_model
 from jobs.output import clock_text, emit, table
 from jobs.planning.settings import SpecKind, read_secrets
 from jobs.planning.spec_places import resolved
+from jobs.running.forecast import left_text
 from manifests.engine_options import KeepsModels
 from manifests.errors import UsageError
 from manifests.records import plain
+from manifests.runs.ranges import Range
 
 if TYPE_CHECKING:
     from distill.teachers.res_rag_spec import GeneratorSpec
@@ -38,8 +40,8 @@ BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers holds some 
 @click.command(epilog="Example: relabel train teacher.yaml --resume")
 @click.argument("spec_file", metavar="TEACHER.YAML")
 @training_options("teacher")
-@click.option("--dry-run", is_flag=True, help="Say rows, tokens, steps and memory; train nothing.")
-@click.option("--probe", is_flag=True, help="With --dry-run: train a few steps as well, to tell the time.")
+@click.option("--dry-run", is_flag=True, help="Say rows, tokens, steps, memory and time; train nothing.")
+@click.option("--probe", is_flag=True, help="With --dry-run: train a few steps as well, to tell the time closer.")
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the teacher is there already.")
 @output_option
 def train(
@@ -76,7 +78,9 @@ def train(
     say = teller() if is_first else lambda _: None
     if dry_run:
         estimate = estimate_teacher(spec, storage, cache_dir=cache_dir, say=say, is_timed=probe, secrets=secrets)
-        return emit(plain(estimate), _estimated(estimate), output)
+        return emit(
+            plain(estimate), _estimated(estimate, "rollouts" if hasattr(spec, "rollouts") else "examples"), output
+        )
     with says_how_to_continue(is_first=is_first):
         report = train_teacher(
             spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first, secrets=secrets
@@ -99,11 +103,11 @@ def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None)
     return generator
 
 
-def _estimated(estimate: TrainingEstimate) -> str:
+def _estimated(estimate: TrainingEstimate, learned: str) -> str:
     left_out = "".join(f"; left out: {count:,} {reason}" for reason, count in estimate.dropped.items())
     looks = f"; {estimate.look_tokens:,} more in looks at dev" if estimate.look_tokens else ""
     rows = [
-        ("rows", f"{estimate.rows:,}, {estimate.examples:,} examples{left_out}"),
+        ("rows", f"{estimate.rows:,}, {estimate.examples:,} {learned}{left_out}"),
         ("steps", f"{estimate.steps:,}"),
         ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers{looks}"),
         ("memory", f"{estimate.memory_bytes / 2**30:.1f} GiB, and what the layers keep of a batch"),
@@ -115,6 +119,9 @@ def _estimated(estimate: TrainingEstimate) -> str:
 def _time(time: TrainingTime | None) -> str:
     if time is None:
         return "not known; --probe trains a few steps to tell it"
+    if not time.steps:
+        shown = left_text(Range(time.least, time.seconds, time.most))
+        return f"{shown} by what this device computes a second; --probe trains a few steps to tell it closer"
     shown, least, most = (clock_text(seconds) for seconds in (time.seconds, time.least, time.most))
     return f"{shown} at the pace of {time.steps} first steps ({least} to {most}), looks at dev left out"
 

@@ -321,7 +321,8 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
     assert (said["rows"], said["examples"], said["steps"]) == (12, 14, 12)
     assert said["tokens"] > said["answer_tokens"] > 0
     assert said["memory_bytes"] > 0
-    assert "time" not in said
+    assert said["time"]["steps"] == 0
+    assert 0 < said["time"]["least"] < said["time"]["seconds"] < said["time"]["most"]
     assert not (tmp_path / "out").exists()
     assert relabel("train", str(tmp_path / "teacher.yaml"), "--dry-run", "--probe", "--output", "json") == 0
     time = json.loads(capsys.readouterr().out)["time"]
