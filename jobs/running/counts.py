@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs.running.live import Live, StageSeen
+from jobs.running.others import Others
 
 if TYPE_CHECKING:
     from jobs.running.chunks import ChunkWork
@@ -42,6 +43,7 @@ class Progress:
     engine_starts: int = 0
     stages_seen: defaultdict[str, StageSeen] = field(default_factory=lambda: defaultdict(StageSeen))
     live: Live = field(default_factory=Live)
+    others: Others = field(default_factory=Others)
     started_s: float = field(default_factory=time.perf_counter)
 
     def lose(self, work: ChunkWork) -> None:
@@ -49,6 +51,7 @@ class Progress:
         self.chunks_lost += 1
         self.lost.update(work.counts())
         self.lost_statuses.update(work.statuses())
+        self.others.committed_first(work.id, len(work.pairs))
 
     def kept(self, name: str) -> int:
         """One of the counts without what was asked in vain."""

@@ -73,6 +73,18 @@ def left_s(total: int, done: DoneSoFar, expected: Expected | None) -> Range | No
     return min(found, key=lambda one: (one.high + 1) / (one.low + 1), default=None)
 
 
+def at_pace(rows: int, pairs_per_s: float, *, seen: int) -> Range:
+    """Seconds that rows take at a pace that so many rows tell."""
+    return Range.exact(rows / pairs_per_s) * _error(seen)
+
+
+def together(one: Range | None, other: Range | None) -> Range | None:
+    """Seconds for work that two share, of what it takes each of them alone; None is one who does none of it."""
+    if one is None or other is None:
+        return one or other
+    return Range(*(a * b / (a + b) if a and b else 0.0 for a, b in zip(one, other, strict=True)))
+
+
 def _by_rows(total: int, done: DoneSoFar) -> Range:
     """What is under way counts by its share of the work, where the engine tells; else it may be as good as done, or as
     good as not begun.

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from jobs import log_format
 from jobs.running.counts import ASKED, Progress
-from jobs.running.forecast import DoneSoFar, Expected, left_s, left_text
+from jobs.running.forecast import DoneSoFar, Expected, at_pace, left_s, left_text, together
 from jobs.streams import redacted_streams
 from manifests.records import plain
 from manifests.runs.ranges import Range
@@ -55,7 +55,7 @@ class Display:
     """Shows a run's counts and warnings. `update` may be called as often as one likes.
 
     Args:
-        total: pairs that this execution will ask.
+        total: pairs that were open when this execution began; it asks those that no other worker does.
         expected: what a pair takes, for the time before any is done.
         shows_refused: whether the last refused answer is shown, too.
     """
@@ -113,17 +113,22 @@ class Display:
         if self._bars is not None:
             self._next_s = now + DRAW_EVERY_S
             self._bars.lines = self._inside(now)
-            rates = f"{self._rates(now)} · ETA {left_text(self._left_s(now))}"
+            rates = f"{' · '.join((*self._by_others(), self._rates(now)))} · ETA {left_text(self._left_s(now))}"
             self._bars.update(self._task, completed=self._rows_done(), rates=rates)
         else:
             left = self._left_s(now)
             self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
             parts = (self._rates(now), *self._inside(now), f"ETA {left_text(left)}")
-            line = f"{self._rows_done():,} of {self._total:,} pairs · {' · '.join(parts)}"
+            done = ", ".join((f"{self._rows_done():,} of {self._total:,} pairs", *self._by_others()))
+            line = f"{done} · {' · '.join(parts)}"
             self.say(line, event="progress", **self._counts(now))
 
     def _rows_done(self) -> int:
-        return self._progress.kept("pairs") + self._progress.kept("reused")
+        return self._progress.kept("pairs") + self._progress.kept("reused") + self._progress.others.rows
+
+    def _by_others(self) -> tuple[str, ...]:
+        rows = self._progress.others.rows
+        return (f"{rows:,} by other workers",) if rows else ()
 
     def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
         """A line above the bars; the fields are in the JSON form alone."""
@@ -138,6 +143,7 @@ class Display:
         return {
             **{name: progress.kept(name) for name in ASKED if name != "cached_tokens"},
             "reused": progress.kept("reused"),
+            "by_others": progress.others.rows,
             "pairs_to_ask": self._total,
             "statuses": dict(progress.kept_statuses),
             "in_vain": progress.in_vain(),
@@ -169,11 +175,18 @@ class Display:
         return prompt, max(work.decoded_tokens, progress.output_tokens)
 
     def _left_s(self, now: float) -> Range | None:
+        others = self._progress.others
+        rows, pairs_per_s = max(0, self._total - self._rows_done()), others.pairs_per_s()
+        theirs = None if pairs_per_s is None else at_pace(rows, pairs_per_s, seen=others.rows)
+        return together(self._left_alone_s(now), theirs)
+
+    def _left_alone_s(self, now: float) -> Range | None:
+        """Where others commit nothing more."""
         progress, live = self._progress, self._progress.live
         answered = progress.prompt_tokens - progress.cached_tokens + progress.output_tokens
         reused = progress.kept("reused")
         return left_s(
-            max(0, self._total - reused),
+            max(0, self._total - reused - progress.others.rows),
             DoneSoFar(
                 now - progress.started_s,
                 progress.kept("pairs"),

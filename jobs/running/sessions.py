@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -50,6 +50,12 @@ LOOK_EVERY_S = 5.0
 request to a store.
 """
 LOOK_AT_DISK_EVERY_S = 0.2
+LOOK_AT_ALL_EVERY_S = 30.0
+"""How often such a look is at all shards, seconds for each request that it takes a store: what is said of the progress
+counts what others do there.
+"""
+NAMES_LISTED = 1000
+"""Names that a store lists in one request."""
 CHOOSE_EVERY_S = 1.0
 """Between two tries to choose chunks to help with, where none was worth it, seconds: each is a few
 requests to a store.
@@ -110,8 +116,9 @@ class Session:
         self._next_choice_s = -math.inf
         self._elsewhere: dict[int, list[int]] = {}
         self._looked_s = -math.inf
+        self._looked_at_all_s = time.monotonic()
         self._claim_looks: dict[int, tuple[float, set[int]]] = {}
-        self._looks: dict[int, tuple[float, dict[int, list[int]]]] = {}
+        self._looks: dict[int, tuple[float, Mapping[int, Sequence[int]]]] = {}
 
     @functools.cached_property
     def helping(self) -> Helping:
@@ -139,7 +146,7 @@ class Session:
                 logger.info("%s", exc)
                 self.busy.append(shard)
                 continue
-            todo = self.left.todo(shard)
+            todo = self.left.todo(shard, {shard: self._attempts(shard)})
             if not todo:  # its last holder finished between the look and the lock
                 lock.release()
                 continue
@@ -166,7 +173,8 @@ class Session:
                 if not self.helping.rows_in_hand:
                     return True
                 some = self.helping.choose(shard, still_open[shard])
-                if some and (now := self.left.todo(shard)) and (some := [chunk for chunk in some if chunk in now]):
+                now = self.left.todo(shard, {shard: self._attempts(shard)}) if some else {}
+                if some := [chunk for chunk in some if chunk in now]:
                     self._reached = shard, dict.fromkeys(some, 1)
                     if shard not in self.taken:
                         self.taken.append(shard)
@@ -185,7 +193,7 @@ class Session:
         """Open chunks of shards that others hold and that this worker has not at hand."""
         now = time.monotonic()
         if now - self._looked_s >= self._look_every_s or not self._elsewhere:
-            seen = self.opened.folder.attempts_of_all() if self.busy else {}
+            seen = self._attempts_of_all() if self.busy else {}
             self._looked_s = now
             self._elsewhere = {shard: found for shard in self.busy if (found := list(self.left.todo(shard, seen)))}
         return self._elsewhere
@@ -254,9 +262,27 @@ class Session:
         now = time.monotonic()
         looked_s, done = self._looks.setdefault(shard, (now, {}))
         if now - looked_s > self._look_every_s:
-            done = self.opened.folder.attempts(shard)
+            done = self._attempts(shard)
             self._looks[shard] = now, done
         return attempt in done.get(chunk, ())
+
+    def _attempts(self, shard: int) -> Mapping[int, Sequence[int]]:
+        """What is committed of a shard, looked up now; what others did of it is counted."""
+        folder, requests = self.opened.folder, 1 + self.opened.plan.num_chunks // NAMES_LISTED
+        is_due = time.monotonic() - self._looked_at_all_s > LOOK_AT_ALL_EVERY_S * requests
+        if is_due and len(self.shards) > 1:
+            return self._attempts_of_all().get(shard, {})
+        done = folder.attempts(shard)
+        self.progress.others.saw(shard, self.left.done_since(shard, done))
+        return done
+
+    def _attempts_of_all(self) -> Attempts:
+        """The same of all shards."""
+        seen = self.opened.folder.attempts_of_all()
+        self._looked_at_all_s = time.monotonic()
+        for shard in self.shards:
+            self.progress.others.saw(shard, self.left.done_since(shard, seen.get(shard, {})))
+        return seen
 
     def _claimed_now(self, shard: int) -> set[int]:
         """Chunks of a shard of ours that helpers are at; looked up now and then."""
@@ -281,6 +307,7 @@ class Session:
             self._locks.pop(shard).release()
 
     def _begin(self, chunk: ChunkId, pairs: list[Pair], settled: Mapping[int, QuarantineRow]) -> ChunkWork:
+        self.progress.others.begins(chunk)
         work = ChunkWork(chunk, pairs, self.keys.keys(pairs))
         work.settled_rows = {index: settled[pair.row_id] for index, pair in enumerate(pairs) if pair.row_id in settled}
         if self.reuse is not None:

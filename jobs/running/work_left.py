@@ -5,11 +5,11 @@ quarantined rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jobs.planning.open_runs import OpenRun
 from manifests.errors import StoreUnreachableError
-from manifests.runs.receipts import Receipt
+from manifests.runs.receipts import ChunkId, Receipt
 from manifests.runs.run_folder import Attempts
 from manifests.schemas import LABELS, QuarantineRow
 
@@ -44,6 +44,17 @@ class WorkLeft:
         if not self.is_retry and sum(map(len, found.values())) == self.opened.plan.num_chunks:
             self.whole = etags
         return found
+
+    def done_since(self, shard: int, now: Mapping[int, Sequence[int]]) -> dict[ChunkId, int]:
+        """Rows of the chunks of a shard that were open at the first look and are committed now.
+
+        Args:
+            now: attempts by chunk, as somebody has just seen them. Those of a retry are no news: nobody helps with one.
+        """
+        if self.is_retry:
+            return {}
+        before, rows = self.seen.get(shard, {}), self.opened.plan.shards[shard].chunks
+        return {ChunkId(shard, chunk): rows[chunk] for chunk in now if chunk not in before}
 
     def rows_to_ask(self) -> int:
         """Rows of the chunks to work on, as they were at the first look."""

@@ -1,0 +1,154 @@
+"""Several workers at one run: the line of each counts what the others have committed, once, and its ETA takes their
+pace into account.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.commands.label import open_session
+from jobs.running import others as others_module
+from jobs.running import progress as progress_module
+from jobs.running import sessions
+from jobs.running.chunks import ChunkWork
+from jobs.running.counts import Progress
+from jobs.running.forecast import together
+from jobs.running.labeling import label
+from jobs.running.others import KEPT_S, LEAST_NEWS, Others
+from jobs.running.progress import Display
+from manifests.labels import Pair
+from manifests.runs.ranges import Range
+from manifests.runs.receipts import ChunkId
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    for module in (others_module, progress_module):
+        monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def chunks(rows: dict[int, int]) -> dict[ChunkId, int]:
+    return {ChunkId(0, chunk): count for chunk, count in rows.items()}
+
+
+def begun(number: int, rows: int = 4) -> ChunkWork:
+    return ChunkWork(ChunkId(0, number), [Pair(row, "q", "shoe", "d", "a shoe") for row in range(rows)])
+
+
+def test_a_chunk_counts_once_whoever_commits_it() -> None:
+    progress = Progress()
+    first, second = begun(0), begun(1)
+    for work in (first, second):
+        progress.others.begins(work.id)
+        progress.pairs += len(work.pairs)
+    progress.others.saw(0, chunks({0: 4, 5: 3}))
+    assert (progress.kept("pairs"), progress.others.rows) == (8, 3), "chunk 0 is ours, or counts once it is lost"
+    progress.lose(second)
+    assert (progress.kept("pairs"), progress.others.rows) == (4, 7)
+    progress.others.saw(0, chunks({0: 4, 1: 4, 5: 3}))
+    assert (progress.kept("pairs"), progress.others.rows) == (4, 7)
+    progress.others.saw(1, {ChunkId(1, 0): 2})
+    assert progress.others.rows == 9
+
+
+def test_the_pace_of_others_is_that_of_late_and_fades_once_they_are_gone(clock: list[float]) -> None:
+    others = Others()
+    assert others.pairs_per_s() is None
+    for minute in range(1, 31):
+        clock[0] = 1000.0 + 60 * minute
+        others.saw(0, chunks(dict.fromkeys(range(minute), 120)))
+    assert others.pairs_per_s() == pytest.approx(2.0)
+    paces = []
+    for _ in range(40):  # killed: its chunks come no more, and this worker goes on looking
+        clock[0] += 60
+        others.saw(0, chunks(dict.fromkeys(range(30), 120)))
+        paces.append(others.pairs_per_s() or 0.0)
+    assert paces == sorted(paces, reverse=True)
+    assert paces[int(KEPT_S / 60)] <= 1.0
+    assert paces[-1] < 0.5
+
+
+def test_commits_that_come_seldom_still_tell_a_pace(clock: list[float]) -> None:
+    others = Others()
+    for number in range(1, LEAST_NEWS + 9):
+        clock[0] += 3 * KEPT_S
+        others.saw(0, chunks(dict.fromkeys(range(number), 90)))
+    assert others.pairs_per_s() == pytest.approx(90 / (3 * KEPT_S))
+
+
+def test_two_at_one_pace_take_half_as_long_as_one() -> None:
+    hour = Range(1800.0, 3600.0, 7200.0)
+    assert together(hour, hour) == Range(900.0, 1800.0, 3600.0)
+    assert together(hour, None) == together(None, hour) == hour
+    assert together(None, None) is None
+    assert together(Range.exact(0.0), Range.exact(0.0)) == Range.exact(0.0)
+
+
+def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of four equal workers said `249 of 1,000 pairs … ETA 300 s` with four pairs left."""
+    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    progress = Progress(pairs=249)
+    progress.statuses["ok"] = 249
+    progress.started_s = clock[0]
+    clock[0] += 100.0
+    progress.others.saw(0, chunks(dict.fromkeys(range(249), 3)))
+    with Display(progress, 1000) as display:
+        display.update()
+    err = capsys.readouterr().err
+    assert err.startswith("996 of 1,000 pairs, 747 by other workers · 2.5 pairs/s · 0 quarantined · ")
+    assert err.endswith("ETA 0 s\n")
+
+
+def test_a_worker_learns_of_the_others_from_the_listings_that_it_makes_anyway(
+    folder: Path,
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    relabel: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another worker's receipts of both shards appear once the first chunk is begun."""
+    write_pairs()
+    job = write_job({"shards": 2})
+    assert relabel("plan", job).code == 0
+    assert relabel("run", job, "--set", "output=out/other").code == 0
+    monkeypatch.setattr(sessions, "LOOK_EVERY_S", -1.0)
+    monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", -1.0)
+    theirs = {"shard-00000/chunk-000002.json", "shard-00001/chunk-000001.json"}
+    true = sessions.Session._begin
+    shown: list[tuple[int, int]] = []
+
+    def begin(self: sessions.Session, chunk: ChunkId, pairs: Any, settled: Any) -> ChunkWork:
+        for name in theirs:
+            _take_over(folder, name)
+        shown.append((self.progress.kept("pairs"), self.progress.others.rows))
+        return true(self, chunk, pairs, settled)
+
+    monkeypatch.setattr(sessions.Session, "_begin", begin)
+    session = open_session(job)
+    total = session.left.rows_to_ask()
+    report = label(session)
+    assert total == session.progress.kept("pairs") + session.progress.others.rows == 24
+    assert session.progress.others.rows == 8
+    assert shown[1][1] == 8, "the second look, of both shards"
+    assert report.did.pairs == 16, "the end is about this call"
+
+
+def _take_over(folder: Path, name: str) -> None:
+    """Copy a chunk of the other output here, its receipt last."""
+    mine, other = folder / "out/ecom", folder / "out/other"
+    receipt = json.loads((other / "receipts" / name).read_bytes())
+    for kind in ("labels", "quarantine", "answers"):
+        if (file := receipt.get(kind)) is not None:
+            (mine / file["path"]).parent.mkdir(parents=True, exist_ok=True)
+            (mine / file["path"]).write_bytes((other / file["path"]).read_bytes())
+    (mine / "receipts" / name).parent.mkdir(parents=True, exist_ok=True)
+    (mine / "receipts" / name).write_bytes((other / "receipts" / name).read_bytes())
