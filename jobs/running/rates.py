@@ -30,7 +30,9 @@ from manifests.records import checked, fault_of, version_of
 from manifests.specs import EngineSpec
 
 RATES_VERSION = 1
-NO_RUN = "no run of this model on this device is known; `relabel plan --probe` asks a few rows"
+PROBE_TELLS = "`relabel plan --probe` asks a few rows"
+BATCHES = "batches are answered hours later, at no rate of their own"
+NO_RUN = f"no run of this model on this device is known; {PROBE_TELLS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Rates:
     def basis(self) -> str:
         """Where a figure comes from, in words."""
         what = "this model's last run on this device" if self.source == "run" else "a probe"
-        return f"{what} ({self.rows:,} rows, {self.measured[:16].replace('T', ' ')})"
+        return f"{what} ({self.rows:,} rows, {self.measured[:16].replace('T', ' ')} UTC)"
 
 
 def rates_of(opened: OpenRun, facts: EngineFacts, progress: Progress, *, source: str) -> Rates | None:
@@ -92,18 +94,25 @@ def rates_of(opened: OpenRun, facts: EngineFacts, progress: Progress, *, source:
 
 
 def keep_rates(opened: OpenRun, rates: Rates | None) -> None:
-    """Keep them for estimates to come, in place of earlier ones; a cache that can't be written is no reason to end."""
+    """Keep them for estimates to come, in place of earlier ones, but no probe's in place of a run's that can be used; a
+    cache that can't be written is no reason to end.
+    """
     folder = _folder(opened.job.spec.engine)
-    if rates is not None and folder is not None:
+    if rates is None or folder is None:
+        return
+    held = load_rates(opened)[0] if rates.source == "probe" else None
+    if held is None or held.source == "probe":
         with contextlib.suppress(OSError):
             write_json(folder / _file_name(rates.key), asdict(rates))
 
 
 def load_rates(opened: OpenRun) -> tuple[Rates | None, str]:
     """What is known of this job's model, labeler and device, and where from; where nothing is, why, in words."""
-    folder = _folder(opened.job.spec.engine)
+    engine = opened.job.spec.engine
+    folder = _folder(engine)
     if folder is None:
-        return None, NO_RUN
+        is_late = is_batched(engine.args)
+        return None, BATCHES if is_late else f"rates of engine {engine.name} are not kept; {PROBE_TELLS}"
     key = _key(opened)
     path = folder / _file_name(key)
     try:

@@ -132,6 +132,30 @@ def test_a_probe_measures_and_leaves_the_output_with_a_plan_alone(home: Home) ->
     assert again["seconds"] == [0, 0, 0]
 
 
+def test_what_a_run_told_stays_whatever_is_probed_later_unless_it_was_in_another_precision(home: Home) -> None:
+    """A probe of 16 rows took the place of what a run of millions had told."""
+    args = {"cache_dir": str(home.cache), "device": "cpu", "num_threads": 1}
+    home.call("run", home.job("first", 0, args=args))
+    (kept,) = home.kept
+    of_run = kept.read_bytes()
+    path = home.job("second", 100, args=args)
+    known = home.estimate(path)["seconds"]
+    assert home.estimate(path, "--probe")["basis"]["seconds"].startswith("a probe (16 rows, 2")
+    assert kept.read_bytes() == of_run
+    found = home.estimate(path)
+    assert found["seconds"] == known
+    when = json.loads(of_run)["measured"][:16].replace("T", " ")
+    assert found["basis"]["seconds"] == f"this model's last run on this device (24 rows, {when} UTC)"
+    dtype = json.loads(of_run)["dtype"]
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    kept.write_text(json.dumps({**json.loads(of_run), "dtype": other}))
+    (home.folder / "out/second/engine.json").write_text(json.dumps({"version": 1, "resolved": {"dtype": dtype}}))
+    probed = home.estimate(path, "--probe")
+    assert home.estimate(path)["seconds"] == probed["seconds"]
+    home.call("run", path)
+    assert json.loads(kept.read_bytes())["source"] == "run"
+
+
 def test_a_probe_asks_whole_queries_where_the_labeler_sees_them(home: Home) -> None:
     found = home.estimate(home.job("probed", 0, labeler="review"), "--probe")
     assert found["basis"]["seconds"].startswith("a probe (")
@@ -219,3 +243,4 @@ def test_batches_are_not_probed(home: Home) -> None:
     }
     path.write_text(json.dumps(spec))
     assert "answered hours later" in home.call("plan", path, "--probe", code=2)["message"]
+    assert home.estimate(path)["basis"]["seconds"] == "batches are answered hours later, at no rate of their own"

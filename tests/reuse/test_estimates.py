@@ -186,7 +186,7 @@ def test_cost_is_seconds_times_the_price_and_not_known_without_them(days: Days) 
     found = plan(days, "monday", rows, cost_per_gpu_hour=3.6)
     assert (found["seconds"], found["cost"]) == (None, None)
     text = CliRunner().invoke(relabel, ["plan", str(days.job("monday", rows))], standalone_mode=False).stdout
-    assert "seconds      not known (no run of this model on this device is known; `relabel plan --probe` asks" in text
+    assert "seconds      not known (rates of engine fake are not kept; `relabel plan --probe` asks" in text
     assert days.call("run", days.job("monday", rows), "--shard", "0/2")[0] == 0
     found = plan(days, "monday", rows, cost_per_gpu_hour=3.6)
     assert found["cost"] == pytest.approx([second / 1000 for second in found["seconds"]], abs=1e-5)
