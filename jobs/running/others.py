@@ -4,6 +4,7 @@ anyway; and their pace of late.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -12,9 +13,11 @@ from collections.abc import Mapping
 from manifests.runs.receipts import ChunkId
 
 KEPT_S = 300.0
-"""How far back their pace looks: over several commits, and soon over the last ones of a worker that was killed."""
+"""How far back their pace looks: over several commits, and soon past those of one of them that was killed."""
 LEAST_NEWS = 4
 """So many looks that brought news tell the pace, however long ago they were."""
+GONE_AFTER = 2.0
+"""They are gone once nothing came for so many times as long as ever lay between two commits of late."""
 
 
 class Others:
@@ -64,8 +67,12 @@ class Others:
             self._news.popleft()
 
     def pairs_per_s(self) -> float | None:
-        """What all of them together commit a second of late, or None while nothing tells."""
+        """What all of them together commit a second of late, or None while nothing tells: they have not begun, or are
+        silent for so long that they are gone.
+        """
         with self._guard:
-            since_s, before = self._news[0]
+            (since_s, before), times_s = self._news[0], [when_s for when_s, _ in self._news]
             rows, seconds = self.rows - before, self._looked_s - since_s
-        return rows / seconds if rows > 0 and seconds > 0 else None
+            silent_s = self._looked_s - times_s[-1]
+        longest_s = max((later - sooner for sooner, later in itertools.pairwise(times_s)), default=0.0)
+        return rows / seconds if rows > 0 and seconds > 0 and silent_s <= GONE_AFTER * longest_s else None
