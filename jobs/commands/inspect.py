@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -53,11 +54,11 @@ class VerifiedRun:
 @output_option
 def status(target: str, live: bool, day: str | None, output: str) -> int:
     """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
-    folder = _folder(target, day)
+    folder, engine = _opened(target, day)
     if live:
         _follow(folder, output)
         return Exit.DONE
-    found = status_of(folder)
+    found = status_of(folder, engine)
     return emit(plain(found), status_text(found), output)
 
 
@@ -76,7 +77,7 @@ def verify(target: str, day: str | None, output: str) -> int:
     """
     if is_destination(target):
         return verify_destination(Path(target), output)
-    folder = _folder(target, day)
+    folder, _ = _opened(target, day)
     found = folder.snapshot(believes_manifest=False)
     fates = folder.prove(found, check_bytes=True)
     for labels in found.labels:
@@ -155,11 +156,12 @@ def _check_labels(folder: RunFolder, file: FileRef) -> None:
             raise ManifestError(f"{where}: holds a distribution that does not sum to 1.")
 
 
-def _folder(target: str, day: str | None) -> RunFolder:
-    root, storage = target, Storage()
+def _opened(target: str, day: str | None) -> tuple[RunFolder, Any]:
+    """A run's folder, and the plain values of its engine if a job file was given."""
+    root, storage, engine = target, Storage(), None
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
-        root, storage = output_of(target, day=day)
+        root, storage, engine = output_of(target, day=day)
     elif day is not None:
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
     no_plan = f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
-    return open_planned(root, storage, ManifestError(no_plan))
+    return open_planned(root, storage, ManifestError(no_plan)), engine

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jobs.output import table
+from jobs.planning.job_files import priced_args
 from manifests.charges import Charge
+from manifests.engine_options import price_of
 from manifests.runs.budgets import BudgetState, ByReceipts, budget_of
 from manifests.runs.estimates import PlannedFigure
 from manifests.runs.kept_estimates import plan_against_actual
 from manifests.runs.run_folder import RunFolder
 from manifests.runs.run_manifest import load_manifest
+from manifests.specs import EngineArgs
 from manifests.storage.run_stores import shard_lock_name
 
 SHARDS_SHOWN = 20
@@ -40,6 +43,7 @@ class RunStatus:
         stages: asks and tokens of each stage.
         plan_against_actual: None if nothing was estimated.
         budget: None where the job has none.
+        cost: of the tokens of what is committed, in the currency of the prices; None unless both are known.
     """
 
     name: str
@@ -58,18 +62,22 @@ class RunStatus:
     stages: dict[str, dict[str, int]]
     plan_against_actual: list[PlannedFigure] | None
     budget: BudgetState | None
+    cost: float | None
     shards: list[ShardStatus]
 
 
-def status_of(folder: RunFolder) -> RunStatus:
+def status_of(folder: RunFolder, engine: Any = None) -> RunStatus:
     """Read from receipts and locks.
 
+    Args:
+        engine: plain values of the job's engine, for its prices; without them those of the manifest count.
     Raises:
         ManifestError: one of a run's files is damaged.
     """
     plan, manifest = folder.plan, load_manifest(folder.store)
     found = folder.snapshot(manifest=manifest)
     tally = found.tally
+    args = priced_args(engine or (manifest.spec.get("engine") if manifest else None))
     return RunStatus(
         name=plan.name,
         output=folder.store.root,
@@ -86,9 +94,16 @@ def status_of(folder: RunFolder) -> RunStatus:
         over_limit=manifest.over_limit if manifest else None,
         stages=tally.stages,
         plan_against_actual=plan_against_actual(folder.store, tally),
-        budget=budget_of(folder.store, ByReceipts(Charge(sum(tally.tokens)), Charge(sum(tally.tokens_beyond_budget)))),
+        budget=budget_of(
+            folder.store, ByReceipts(_charge(args, tally.tokens), _charge(args, tally.tokens_beyond_budget))
+        ),
+        cost=None if args is None else price_of(args, *tally.tokens),
         shards=_shards(folder, folder.attempts_in(found.etags)),
     )
+
+
+def _charge(args: EngineArgs | None, tokens: tuple[int, int]) -> Charge:
+    return Charge(sum(tokens), 0.0 if args is None else price_of(args, *tokens) or 0.0)
 
 
 def _shards(folder: RunFolder, attempts: Mapping[int, Mapping[int, list[int]]]) -> list[ShardStatus]:
@@ -119,6 +134,8 @@ def status_text(run: RunStatus) -> str:
         rows.append(("against plan", _against_text(run.plan_against_actual)))
     if run.budget is not None:
         rows.append(("budget", run.budget.text))
+    if run.cost is not None and (run.budget is None or run.budget.max_cost is None):
+        rows.append(("cost", f"{run.cost:,.4f} in money for the tokens of what is committed"))
     open_shards = [shard for shard in run.shards if shard.state != "done"]
     rows.append(("shards", f"{len(run.shards) - len(open_shards):,} of {len(run.shards):,} done"))
     rows += [

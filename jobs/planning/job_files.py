@@ -7,11 +7,12 @@ Then `${date}` and `${env.NAME}` are resolved in whatever string is there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.fetching.templates import local_templates
 from jobs.planning.jobs import Job
@@ -20,13 +21,13 @@ from jobs.planning.settings import read_secrets, read_settings
 from jobs.planning.spec_places import Places, path_of, placed, resolved
 from labelers.engines.registry import engine_class
 from labelers.registry import labeler_class
-from manifests.engine_options import names_prices
-from manifests.errors import ConfigError
+from manifests.engine_options import PaidByToken, names_prices
+from manifests.errors import ConfigError, RelabelError
 from manifests.runs.fingerprints import is_plan_of
 from manifests.runs.plans import PLAN_NAME, load_plan
 from manifests.secrets.secret_names import STORAGE_KEY
 from manifests.spec_faults import validate_spec
-from manifests.specs import EngineSpec, JobSpec, PathMark
+from manifests.specs import EngineArgs, EngineSpec, JobSpec, PathMark
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 
@@ -65,8 +66,16 @@ def load_job(
     )
 
 
-def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage]:
-    """Where a job lives and how that is reached, for commands that need no more of it.
+class JobPlace(NamedTuple):
+    """Where a job lives, how that is reached, and the plain values of its engine."""
+
+    output: str
+    storage: Storage
+    engine: Any
+
+
+def output_of(path: str, *, day: str | None = None) -> JobPlace:
+    """What commands need that look at a job's output alone.
 
     Raises:
         ConfigError, UsageError: see `load_job`.
@@ -74,12 +83,23 @@ def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage]:
     settings = read_settings(path, day=day)
     if old_place(settings.values, settings.places, marks=(PLAN_NAME,)) is not None:
         job = load_job(path, day=day)
-        return job.spec.output, job.storage
+        return JobPlace(job.spec.output, job.storage, job.spec.engine.model_dump(mode="json"))
     storage = storage_of(settings.values, where=path)
     output = settings.values.get("output", "")
     if not isinstance(output, str) or not output:
         raise ConfigError(f"{path}: `output` is missing")
-    return path_of(output, PathMark.PATH, settings.places, ("output",)), storage
+    where = path_of(output, PathMark.PATH, settings.places, ("output",))
+    return JobPlace(where, storage, settings.values.get("engine"))
+
+
+def priced_args(engine: Any) -> EngineArgs | None:
+    """An engine's options by its plain values, of a job file or a manifest; None where they do not name both prices, or
+    can't be read here.
+    """
+    with contextlib.suppress(RelabelError, AttributeError, KeyError, TypeError):
+        if all(engine["args"].get(name) is not None for name in PaidByToken.__annotations__):
+            return validate_spec(engine_class(engine["name"]).Args, engine["args"], where="engine.args")
+    return None
 
 
 def _holds_its_plan(job: Job) -> bool:

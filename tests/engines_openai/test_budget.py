@@ -179,3 +179,66 @@ def test_cost_by_tokens_is_in_the_plan(serve: Any, write_job: Any, capsys: Any) 
     ]
     assert (low, value, high) == pytest.approx(tuple(at), rel=0.01)
     assert Path("out/plan.json").exists()
+
+
+def status(target: str, capsys: Any, *more: str) -> Any:
+    capsys.readouterr()
+    assert relabel("status", target, *more) == 0
+    out = capsys.readouterr().out
+    return json.loads(out) if more else out
+
+
+def test_status_says_what_calls_without_a_budget_have_cost(serve: Any, write_job: Any, capsys: Any) -> None:
+    """Only where a job had `run.max_cost` did it say anything of money."""
+    till = Till(r3a)
+    job = priced(serve(till), write_job)
+    assert relabel("plan", job) == 0
+    assert status(job, capsys, "--output", "json")["cost"] == 0.0
+    assert run(job, capsys=capsys)[0] == 0
+    cost = status(job, capsys, "--output", "json")["cost"]
+    tokens = status(job, capsys, "--output", "json")["stages"].values()
+    assert cost == pytest.approx(sum(2.0 * one["prompt_tokens"] + 8.0 * one["output_tokens"] for one in tokens) / 1e6)
+    assert 0.8 * till.money < cost <= till.money, "all but what the engine asked at its start"
+    assert f"  cost          {cost:,.4f} in money for the tokens of what is committed" in status(job, capsys)
+    assert status("out", capsys, "--output", "json")["cost"] == cost, "a finished output names the prices itself"
+
+
+def test_status_says_nothing_of_money_where_there_is_no_price_or_the_budget_says_it(
+    serve: Any, write_job: Any, capsys: Any
+) -> None:
+    server = serve(r3a)
+    limited = priced(server, write_job, max_cost=1.0)
+    assert run(limited, capsys=capsys)[0] == 0
+    text = status(limited, capsys)
+    assert "in money spent" in text
+    assert "  cost  " not in text
+    assert status(limited, capsys, "--output", "json")["cost"] > 0
+    free = str(write_job(server))
+    for target in (free, "out"):
+        Path("out/manifest.json").unlink(missing_ok=True)
+        assert status(target, capsys, "--output", "json")["cost"] is None
+        assert "  cost  " not in status(target, capsys)
+
+
+def test_the_budget_that_status_says_knows_the_money_of_later_calls_without_one(
+    serve: Any, write_job: Any, capsys: Any
+) -> None:
+    """It knew their tokens alone: `run` with the budget again said more than `status` a moment before."""
+    till = Till(dear)
+    server = serve(till)
+    assert run(priced(server, write_job, max_cost=0.08), capsys=capsys)[0] == 5
+    job = priced(server, write_job)
+    assert run(job, capsys=capsys)[0] == 0
+    said = status(job, capsys, "--output", "json")["budget"]
+    assert said["spent_cost"] == pytest.approx(till.money, rel=0.1)
+    assert run(priced(server, write_job, max_cost=5.0), capsys=capsys)[1]["budget"]["spent_cost"] == said["spent_cost"]
+    assert status("out", capsys, "--output", "json")["budget"]["spent_cost"] == said["spent_cost"]
+
+
+def test_one_price_of_two_tells_no_cost(serve: Any, write_job: Any, capsys: Any) -> None:
+    job = priced(serve(r3a), write_job)
+    assert run(job, capsys=capsys)[0] == 0
+    Path(job).write_text(
+        Path(job).read_text().replace("price_per_million_output: 8.0\n", "price_per_million_output: \n")
+    )
+    assert status(job, capsys, "--output", "json")["cost"] is None

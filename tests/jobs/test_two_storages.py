@@ -91,7 +91,7 @@ def test_a_job_that_is_loaded_later_changes_nothing_for_an_earlier_one(write: Ca
     assert red.open_dataset().rows == ROWS["red"]
     assert blue.open_dataset().rows == ROWS["blue"]
     assert [(job.storage.retry_s, job.storage.lease_s) for job in (red, blue)] == [(7.0, 11.0), (120.0, 60.0)]
-    place, storage = output_of(red.where)
+    place, storage, _ = output_of(red.where)
     assert (place, storage.options_of("vault")) == ("vault://data/out", {"key": KEYS["red"]})
 
 
