@@ -4,7 +4,9 @@ It raises KeyboardInterrupt wherever the program is just then. A library may swa
 of it (as Python does where a C extension is being imported), and what is made goes on as something else than an
 undisturbed call makes. So whoever puts a made thing in its place asks here first.
 
-Whoever can come to a good end soon takes the first signal as a wish (`draining`); the second one raises.
+Whoever can come to a good end soon takes the first signal as a wish (`draining`); the second one raises. But where a
+launcher passes signals on, the first alone counts: who stops the launcher often signals its processes too, so that each
+gets it again, and the launcher itself kills those that take too long.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ from types import FrameType
 _came = threading.Event()  # one for the process, as signals are
 _wish = threading.Event()
 _is_draining = threading.Event()
+_has_launcher = threading.Event()
 
 
 def on_signal(_number: int, _frame: FrameType | None) -> None:
     """The handler of a signal that interrupts.
 
     Raises:
-        KeyboardInterrupt: but for the first signal while somebody drains.
+        KeyboardInterrupt: but for the first signal while somebody drains, and for what a launcher repeats.
     """
+    # no time tells a repetition: it waits for the end of whatever torch is at, as long as a step
+    if _has_launcher.is_set() and (_wish.is_set() or _came.is_set()):
+        return
     if _is_draining.is_set() and not _wish.is_set():
         _wish.set()
         return
@@ -63,7 +69,12 @@ def is_stop_wished() -> bool:
     return _wish.is_set()
 
 
-def forget_interruptions() -> None:
-    """Begin anew, where a command does."""
+def forget_interruptions(*, has_launcher: bool = False) -> None:
+    """Begin anew, where a command does.
+
+    Args:
+        has_launcher: another process passes signals on to this one, and ends it.
+    """
     _came.clear()
     _wish.clear()
+    (_has_launcher.set if has_launcher else _has_launcher.clear)()

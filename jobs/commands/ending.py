@@ -11,10 +11,13 @@ from manifests.interruptions import check_interrupted, forget_interruptions, on_
 
 
 @contextlib.contextmanager
-def sigterm_ends() -> Iterator[None]:
+def sigterm_ends(*, has_launcher: bool = False) -> Iterator[None]:
     """Let SIGTERM raise KeyboardInterrupt while the block runs, as Ctrl-C does; without it Python ends at once and
     tidies nothing. An error that a library makes of it leaves the block as KeyboardInterrupt; where one swallows it,
     `check_interrupted` raises it again before anything is put in its place.
+
+    Args:
+        has_launcher: see `forget_interruptions`.
     """
     if threading.current_thread() is not threading.main_thread():  # no other may set a handler
         yield
@@ -22,7 +25,7 @@ def sigterm_ends() -> Iterator[None]:
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell says to what it starts in the background
         numbers.append(signal.SIGINT)
-    forget_interruptions()
+    forget_interruptions(has_launcher=has_launcher)
     earlier = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield

@@ -20,6 +20,8 @@ from manifests.errors import UsageError
 from manifests.storage.context import Storage
 
 LINE_EVERY_S = 15.0
+LAUNCHER_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""torchrun, and accelerate by it, set it for the processes that they start."""
 
 
 def training_options(product: str) -> Callable[[Command], Command]:
@@ -68,7 +70,7 @@ def open_spec(spec_file: str, overrides: tuple[str, ...], kind: SpecKind) -> Tra
 def says_how_to_continue(*, is_first: bool) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the training; the first process says how it goes on."""
     try:
-        with sigterm_ends():
+        with sigterm_ends(has_launcher=LAUNCHER_VARIABLE in os.environ):
             yield
     except KeyboardInterrupt:
         if is_first:

@@ -15,9 +15,10 @@ import pytest
 from distill.training.checkpoints import commit
 from export.bundle_places import switch
 from jobs.commands.ending import sigterm_ends
+from jobs.commands.training import says_how_to_continue
 from jobs.files.durable_files import written
 from jobs.running.stops import StartStopped, Stop, start_unless_stopped
-from manifests.interruptions import check_interrupted
+from manifests.interruptions import check_interrupted, draining, is_stop_wished
 from manifests.storage.context import Storage
 
 
@@ -89,6 +90,46 @@ def test_the_next_command_begins_anew(tmp_path: Path, number: int) -> None:
     with written(str(tmp_path / "a"), Storage()) as file:
         file.write_text("whole")
     assert (tmp_path / "a").read_text() == "whole"
+
+
+def drain(number: int, *, times: int, done: list[str]) -> None:
+    with says_how_to_continue(is_first=False), draining():
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+        assert is_stop_wished()
+        done.append("checkpoint")
+
+
+def tidy(number: int, *, done: list[str]) -> None:
+    with says_how_to_continue(is_first=False):
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)
+            done.append("tidied")
+
+
+def test_where_a_launcher_repeats_it_a_signal_is_no_impatience(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Systemd and Slurm signal torchrun and its processes, and torchrun passes on what it got: the second signal cut
+    the drain short, and no checkpoint was left.
+    """
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        drain(number, times=3, done=done)
+    with pytest.raises(KeyboardInterrupt):
+        tidy(number, done=done)
+    assert done == ["checkpoint", "tidied"]
+
+
+def test_without_a_launcher_the_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        drain(number, times=1, done=done)
+    with pytest.raises(KeyboardInterrupt):
+        drain(number, times=2, done=done)
+    assert done == ["checkpoint"]
 
 
 def test_signals_are_as_they_were_afterwards(number: int) -> None:
