@@ -328,7 +328,13 @@ def execute(
     total = session.left.rows_to_ask()
     expected = _expected(session) if total else None
     with (
-        Display(session.progress, total, expected=expected, shows_refused=shows_refused) as display,
+        Display(
+            session.progress,
+            total,
+            before=session.left.rows_before(),
+            expected=expected,
+            shows_refused=shows_refused,
+        ) as display,
         stopping(stop, display.say),
     ):
         if metrics is not None:

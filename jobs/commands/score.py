@@ -189,7 +189,8 @@ def _execute(session: Session) -> RunReport:
     from jobs.score.score_loop import score as score_session
 
     stop = session.stop
-    with Display(session.progress, session.left.rows_to_ask()) as display, stopping(stop, display.say):
+    total, before = session.left.rows_to_ask(), session.left.rows_before()
+    with Display(session.progress, total, before=before) as display, stopping(stop, display.say):
 
         def announce(facts: EngineFacts) -> None:
             runtime = "onnxruntime" if "bundle" in facts.details else "torch"

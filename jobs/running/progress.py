@@ -56,15 +56,23 @@ class Display:
 
     Args:
         total: pairs that were open when this execution began; it asks those that no other worker does.
+        before: pairs of the same shards that were committed by then.
         expected: what a pair takes, for the time before any is done.
         shows_refused: whether the last refused answer is shown, too.
     """
 
     def __init__(
-        self, progress: Progress, total: int, *, expected: Expected | None = None, shows_refused: bool = False
+        self,
+        progress: Progress,
+        total: int,
+        *,
+        before: int = 0,
+        expected: Expected | None = None,
+        shows_refused: bool = False,
     ) -> None:
         self._progress = progress
         self._total = total
+        self._before = before
         self._expected = expected
         self._shows_refused = shows_refused
         self._has_warned = False
@@ -82,7 +90,9 @@ class Display:
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bars.add_task("labeling", total=total, rates="the engine is starting")
+            self._task = self._bars.add_task(
+                "labeling", total=before + total, completed=before, rates="the engine is starting"
+            )
 
     def __enter__(self) -> Display:
         if self._bars is not None:
@@ -114,12 +124,14 @@ class Display:
             self._next_s = now + DRAW_EVERY_S
             self._bars.lines = self._inside(now)
             rates = f"{' · '.join((*self._by_others(), self._rates(now)))} · ETA {left_text(self._left_s(now))}"
-            self._bars.update(self._task, completed=self._rows_done(), rates=rates)
+            self._bars.update(self._task, completed=self._before + self._rows_done(), rates=rates)
         else:
             left = self._left_s(now)
             self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
             parts = (self._rates(now), *self._inside(now), f"ETA {left_text(left)}")
-            done = ", ".join((f"{self._rows_done():,} of {self._total:,} pairs", *self._by_others()))
+            done = ", ".join(
+                (f"{self._before + self._rows_done():,} of {self._before + self._total:,} pairs", *self._by_others())
+            )
             line = f"{done} · {' · '.join(parts)}"
             self.say(line, event="progress", **self._counts(now))
 

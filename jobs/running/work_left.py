@@ -56,6 +56,11 @@ class WorkLeft:
         before, rows = self.seen.get(shard, {}), self.opened.plan.shards[shard].chunks
         return {ChunkId(shard, chunk): rows[chunk] for chunk in now if chunk not in before}
 
+    def rows_before(self) -> int:
+        """Rows of these shards that were committed at the first look; at a retry, which goes over them, none."""
+        planned = self.opened.plan.shards
+        return 0 if self.is_retry else sum(planned[shard].rows for shard in self.shards) - self.rows_to_ask()
+
     def rows_to_ask(self) -> int:
         """Rows of the chunks to work on, as they were at the first look."""
         folder = self.opened.folder

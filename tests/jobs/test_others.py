@@ -110,6 +110,27 @@ def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
     assert err.endswith("ETA 0 s\n")
 
 
+def test_what_was_committed_before_a_call_counts_so_that_all_workers_say_the_same(
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    relabel: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that came a second later said `of 312 pairs` beside one that said `of 320`."""
+    write_pairs()
+    job = write_job({"shards": 2, "engine": {"args": {"batch": 4}}})
+    assert relabel("run", job, "--shard", "0/2").code == 0
+    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    done = relabel("run", job)
+    lines = [line for line in done.err.splitlines() if " pairs · " in line]
+    assert lines
+    assert all(" of 24 pairs · " in line for line in lines)
+    assert lines[-1].startswith("24 of 24 ")
+    assert "12 pairs in" in done.out, "the end is about this call"
+    mine = relabel("run", write_job({"shards": 2, "output": "out/mine"}), "--shard", "1/2").err
+    assert " of 12 pairs · " in mine, "the shards that it is at"
+
+
 def test_a_worker_learns_of_the_others_from_the_listings_that_it_makes_anyway(
     folder: Path,
     write_pairs: Callable[..., Path],
