@@ -14,6 +14,7 @@ from distill.students.bases import build_module
 from distill.students.collator import Collator
 from distill.students.examples import Examples, balance_weights
 from distill.students.feed import Feed
+from distill.students.heads import remark_on_nodes
 from distill.students.objective import Objective
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TRAIN
@@ -82,13 +83,26 @@ def _attempt(
         training = StudentTraining(accelerator, module, objective, feed, settings, place)
         if is_compiled:
             compile_layers(module, max_tokens=settings.max_tokens)
+        remarks = _remarks(inputs, training.last_step)
+        for remark in remarks:
+            inputs.say(remark)
         outcome = training.run(resume_from=checkpoints.last_checkpoint(folder, inputs.say))
         trained = accelerator.unwrap_model(module, keep_fp32_wrapper=False)  # judged as it will answer: in float32
         if sharding.is_sharded(module):
             trained = build_module(spec, inputs.base, inputs.record)
             sharding.copy_trained(module, trained)
         accelerator.free_memory()
+    outcome.notes[:0] = remarks
     return trained, outcome, feed.plan
+
+
+def _remarks(inputs: TrainingInputs, steps: int) -> list[str]:
+    """On heads for nodes; an encoder's, which begin at nothing."""
+    settings = inputs.spec.train
+    if inputs.spec.student.kind != "encoder":
+        return []
+    rate = settings.head_learning_rate or settings.learning_rate
+    return remark_on_nodes(inputs.examples.heads, steps=steps, learning_rate=rate)
 
 
 def _feed(
