@@ -16,7 +16,7 @@ from distill.students.bases import check_base, make_record, texts_of
 from distill.students.calibrating import fitted_temperatures, judged_logits
 from distill.students.cards import render_card
 from distill.students.example_rows import load_examples
-from distill.students.fingerprints import fingerprint_of
+from distill.students.fingerprints import record_of
 from distill.students.gate_checks import check_gates, check_stopping, judged_gates
 from distill.students.kinds import KINDS
 from distill.students.logits import softmax
@@ -123,10 +123,11 @@ def distill(
         location.check_free()
         refuse_own_base(location, resolved, key="student.model")
     examples = load_examples(spec, storage)
-    fingerprint = fingerprint_of(spec, examples, resolved.digest)
-    left = look(location, fingerprint, start)
+    training = record_of(spec, examples, resolved)
+    fingerprint = training.fingerprint
+    left = look(location, training, start)
     if left.found is not None:
-        left = conclude(location, left, fingerprint, start, is_writer=is_writer)
+        left = conclude(location, left, training, start, is_writer=is_writer)
         assert left.found is not None
         manifest = read_student_manifest(left.found.data, left.found.where)
         return _report(spec, location, manifest, was_done=left.done is not None)
@@ -144,7 +145,7 @@ def distill(
     work = _Work(spec, base, record, examples, tokens, texts, location.checkpoints, say, notes)
     if not is_writer:
         return _report(spec, location, _manifest(work, _train(work), fingerprint), was_done=False)
-    with making(location, fingerprint, start):
+    with making(location, training, start):
         trained = _train(work)
         manifest = finish(location, fingerprint, lambda folder: _write(work, trained, folder, fingerprint))
     return _report(spec, location, manifest, was_done=False)
@@ -158,9 +159,8 @@ def holds_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None
         RelabelError: they can't be read.
     """
     location = _location(spec, storage, cache_dir)
-    fingerprint = fingerprint_of(
-        spec, load_examples(spec, storage), resolve_model(spec.student.model, cache_dir=cache_dir).digest
-    )
+    model = resolve_model(spec.student.model, cache_dir=cache_dir)
+    fingerprint = record_of(spec, load_examples(spec, storage), model).fingerprint
     there = location.local_manifest()
     is_finished = there is not None and there.fingerprint == fingerprint
     return is_finished or claimed(location.checkpoints)[0] == fingerprint

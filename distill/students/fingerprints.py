@@ -10,7 +10,9 @@ import numpy as np
 from distill.students.examples import Examples
 from distill.students.specs import DistillSpec
 from distill.students.student_manifest import STUDENT_MANIFEST_VERSION
+from distill.training.unfinished import TrainingRecord, training_record
 from manifests.digests import canonical_json, digest_of
+from manifests.models.references import ResolvedModel
 
 SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy", "report_to")
 NOT_IN_FINGERPRINT: dict[str, Any] = {
@@ -20,14 +22,14 @@ NOT_IN_FINGERPRINT: dict[str, Any] = {
 }
 
 
-def fingerprint_of(spec: DistillSpec, examples: Examples, model_digest: str) -> str:
-    """Digest of all that the student follows from: the spec's choices, the data itself, the model."""
+def record_of(spec: DistillSpec, examples: Examples, model: ResolvedModel) -> TrainingRecord:
+    """All that the student follows from: the spec's choices, the data itself, the model; and the digest of that."""
     plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
     if spec.train.head_learning_rate is None:  # students of versions without the key are this spec's, too
         del plain["train"]["head_learning_rate"]
-    return digest_of(
-        {"spec": plain, "data": _data_digest(examples), "model": model_digest, "version": STUDENT_MANIFEST_VERSION}
-    )
+    data = _data_digest(examples)
+    fingerprint = digest_of({"spec": plain, "data": data, "model": model.digest, "version": STUDENT_MANIFEST_VERSION})
+    return training_record("student", spec, fingerprint, model, data)
 
 
 def _data_digest(examples: Examples) -> str:

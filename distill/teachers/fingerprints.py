@@ -9,7 +9,9 @@ from distill.teachers.teacher_manifest import (
     TEACHER_MANIFEST_VERSION,
 )
 from distill.teachers.trainers import TeacherTrainer
+from distill.training.unfinished import TrainingRecord, training_record
 from manifests.digests import digest_of
+from manifests.models.references import ResolvedModel
 
 SPEED_ONLY = ("device", "keep_checkpoints", "gradient_checkpointing", "report_to")
 NOT_IN_FINGERPRINT: dict[str, Any] = {
@@ -20,13 +22,14 @@ NOT_IN_FINGERPRINT: dict[str, Any] = {
 """What data, labeler and generator are, the digest of the data says; the model, its own digest."""
 
 
-def fingerprint_of(spec: TeacherSpec, trainer: TeacherTrainer, model_digest: str) -> str:
-    """Digest of all that the teacher follows from: the spec's choices, the data itself, the model."""
-    return digest_of(
+def record_of(spec: TeacherSpec, trainer: TeacherTrainer, model: ResolvedModel) -> TrainingRecord:
+    """All that the teacher follows from: the spec's choices, the data itself, the model; and the digest of that."""
+    fingerprint = digest_of(
         {
             "spec": spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT),
             "data": trainer.digest,
-            "model": model_digest,
+            "model": model.digest,
             "version": TEACHER_MANIFEST_VERSION,
         }
     )
+    return training_record("teacher", spec, fingerprint, model, trainer.digest)

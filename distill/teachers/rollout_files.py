@@ -35,6 +35,21 @@ EDGE_SCHEMA = pa.schema(
 )
 
 
+PARTS = "rollouts"
+"""Folder beside the checkpoints, with all rollouts up to each of them."""
+
+
+def parts_of(held: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts that a checkpoint names, by name their sha256; None in what relabel 0.1 wrote.
+
+    Args:
+        held: what it keeps of the rollouts.
+    """
+    parts = held.get("parts", {})
+    digests = parts if isinstance(parts, dict) else held.get("digests", {})  # older ones kept a list beside them
+    return {name: digests.get(name) for name in parts}
+
+
 class RolloutRow(NamedTuple):
     """One row of `ROLLOUTS_NAME`, in the order of `ROLLOUT_SCHEMA`, and the columns of the training's method."""
 

@@ -16,14 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.teachers.rollout_files import EDGE_SCHEMA, EDGES_NAME, ROLLOUT_SCHEMA, ROLLOUTS_NAME
+from distill.teachers.rollout_files import EDGE_SCHEMA, EDGES_NAME, PARTS, ROLLOUT_SCHEMA, ROLLOUTS_NAME, parts_of
 from distill.teachers.rollouts import Rollout
 from distill.teachers.scores import Score
 from distill.training.disk_errors import sync_files, writing
 from manifests.digests import first_changed, sha256_file
 from manifests.errors import ManifestError
-
-PARTS = "rollouts"
 
 
 @dataclass
@@ -118,9 +116,7 @@ class RolloutLog:
         Raises:
             ManifestError: a part is missing, or not as it was written.
         """
-        parts = held.get("parts", {})
-        digests = parts if isinstance(parts, dict) else held.get("digests", {})  # older ones kept a list beside them
-        self._parts = {name: digests.get(name) for name in parts}
+        self._parts = parts_of(held)
         self._pending = []
         self.edges = [list(one) for one in held.get("edges", [])]
         self.counts = RolloutCounts(**held.get("counts", {}))

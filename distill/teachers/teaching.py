@@ -17,7 +17,7 @@ from distill.students.students import student_files
 from distill.teachers.bases import TeacherBase, check_teacher_base, write_model
 from distill.teachers.cards import render_card
 from distill.teachers.expected_time import expected_time
-from distill.teachers.fingerprints import fingerprint_of
+from distill.teachers.fingerprints import record_of
 from distill.teachers.methods import method_of
 from distill.teachers.specs import TeacherSpec
 from distill.teachers.step_times import measure
@@ -93,10 +93,11 @@ def train_teacher(
     trainer = _trainer(spec, base, storage)
     if isinstance(trainer, AsksAnEngine):
         trainer.take_secrets(secrets)
-    fingerprint = fingerprint_of(spec, trainer, resolved.digest)
-    left = look(location, fingerprint, start)
+    training = record_of(spec, trainer, resolved)
+    fingerprint = training.fingerprint
+    left = look(location, training, start)
     if left.found is not None:
-        left = conclude(location, left, fingerprint, start, is_writer=is_writer)
+        left = conclude(location, left, training, start, is_writer=is_writer)
         assert left.found is not None
         manifest = read_teacher_manifest(left.found.data, left.found.where)
         return TeacherReport(manifest, left.done is not None, location.output)
@@ -104,7 +105,7 @@ def train_teacher(
     if not is_writer:
         trained = trainer.train(location.checkpoints, say)
         return TeacherReport(_manifest(spec, base, trainer, trained, fingerprint), False, location.output)
-    with making(location, fingerprint, start):
+    with making(location, training, start):
         trained = trainer.train(location.checkpoints, say)
 
         def write(folder: Path) -> TeacherManifest:

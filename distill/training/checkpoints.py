@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from distill.training.checkpoint_folders import DIGESTS as DIGESTS
+from distill.training.checkpoint_folders import STATE as STATE
+from distill.training.checkpoint_folders import checkpoint_name as checkpoint_name
+from distill.training.checkpoint_folders import damaged, join_tensors
+from distill.training.checkpoint_folders import list_checkpoints as list_checkpoints
+from distill.training.checkpoint_folders import step_of as step_of
 from distill.training.disk_errors import open_to_readers, sync_files
 from distill.training.sharding import cut, own_parameters, trained_parameters, whole
 from manifests.digests import first_changed, sha256_file
@@ -34,22 +39,7 @@ from manifests.interruptions import check_interrupted
 from manifests.records import fault_of
 from manifests.storage.local_run_store import sync_folder
 
-_NAME = re.compile(r"checkpoint-(\d+)")
-WEIGHTS, OPTIMIZER, RANDOM, STATE = "weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
-DIGESTS = "digests.json"
-
-
-def checkpoint_name(step: int) -> str:
-    """Name of a step's checkpoint; sorts by step."""
-    return f"checkpoint-{step:06d}"
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
+WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
 
 
 def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -99,18 +89,6 @@ def check_digests(checkpoint: Path) -> None:
         raise damaged(checkpoint, fault_of(exc)) from exc
     if bad is not None:
         raise damaged(checkpoint, f"{bad} is missing, or not as it was written")
-
-
-def damaged(checkpoint: Path, fault: str) -> ManifestError:
-    """What a checkpoint that can't be gone on with is refused with."""
-    return ManifestError(f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before.")
-
-
-def step_of(checkpoint: Path) -> int:
-    """The optimizer step that a checkpoint was written after."""
-    match = _NAME.fullmatch(checkpoint.name)
-    assert match is not None
-    return int(match[1])
 
 
 def commit(scratch: Path, final: Path) -> None:
@@ -188,18 +166,6 @@ def split_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> An
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TypeError(f"{path}: a {type(value).__name__} can't be written to a checkpoint")
-
-
-def join_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """What `split_tensors` took apart; tuples come back as lists."""
-    (kind, inner), *_ = value.items()
-    if kind == "tensor":
-        return tensors[inner]
-    if kind == "dict":
-        return {key: join_tensors(one, tensors) for key, one in inner}
-    if kind == "list":
-        return [join_tensors(one, tensors) for one in inner]
-    return inner
 
 
 def save_state(folder: Path, values: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from distill.training.disk_errors import sync_files, writing
 from distill.training.model_manifests import StoredManifest
 from distill.training.output_locations import OutputLocation
 from distill.training.ownership import claim, claimed, finished, note_claim, tidy
+from distill.training.unfinished import TrainingRecord
 from manifests import failpoints
 from manifests.digests import readable_json
 from manifests.errors import ConfigError, StaleRunError
@@ -66,7 +67,7 @@ def refuse_own_base(location: OutputLocation, base: ResolvedModel, *, key: str) 
         raise ConfigError(f"`output` ({location.output}) lies in `{key}`, the model to start from. Name another place.")
 
 
-def look(location: OutputLocation, fingerprint: str, start: Start) -> Left:
+def look(location: OutputLocation, record: TrainingRecord, start: Start) -> Left:
     """See what an earlier call left.
 
     Raises:
@@ -74,16 +75,16 @@ def look(location: OutputLocation, fingerprint: str, start: Start) -> Left:
     """
     # here first: what is delivered between the two looks is found by the second
     here = location.local_manifest() if location.url else None
-    waiting = finished(here, fingerprint, start, location, str(location.folder))
-    is_ours = claimed(location.checkpoints) == (fingerprint, True) and (start == "resume" or waiting is not None)
+    waiting = finished(here, record, start, location, str(location.folder))
+    is_ours = claimed(location.checkpoints) == (record.fingerprint, True) and (start == "resume" or waiting is not None)
     done = location.manifest()
     if is_ours and done is not None and (waiting is None or done.data != waiting.data):
         done = None  # the one that a --restart is to replace: it was killed, and goes on
-    done = finished(done, fingerprint, start, location, location.output)
+    done = finished(done, record, start, location, location.output)
     return Left(done, waiting, is_replacing=is_ours or start == "restart")
 
 
-def conclude(location: OutputLocation, left: Left, fingerprint: str, start: Start, *, is_writer: bool) -> Left:
+def conclude(location: OutputLocation, left: Left, record: TrainingRecord, start: Start, *, is_writer: bool) -> Left:
     """End without training: the model is where it belongs, or only waits here to be copied there.
 
     Args:
@@ -93,12 +94,12 @@ def conclude(location: OutputLocation, left: Left, fingerprint: str, start: Star
     """
     if left.waiting is None:
         if is_writer:
-            tidy(location, fingerprint)
+            tidy(location, record.fingerprint)
         return left
     if not is_writer:
         return left
     with location.locked():
-        now = look(location, fingerprint, start)  # again: somebody may have had the lock until now
+        now = look(location, record, start)  # again: somebody may have had the lock until now
         if now.found is None:
             raise StaleRunError(
                 f"{location.folder}: another call started over there meanwhile. Try again when it has ended."
@@ -111,7 +112,7 @@ def conclude(location: OutputLocation, left: Left, fingerprint: str, start: Star
 
 
 @contextmanager
-def making(location: OutputLocation, fingerprint: str, start: Start) -> Iterator[None]:
+def making(location: OutputLocation, record: TrainingRecord, start: Start) -> Iterator[None]:
     """Hold the place while a model is trained and written there; then bring it to where it goes.
 
     Raises:
@@ -119,13 +120,13 @@ def making(location: OutputLocation, fingerprint: str, start: Start) -> Iterator
         StaleRunError: another call finished this model meanwhile, or checkpoints of another one are there.
     """
     with location.locked() as make_sure:
-        left = look(location, fingerprint, start)  # again: somebody may have finished one meanwhile
+        left = look(location, record, start)  # again: somebody may have finished one meanwhile
         if left.found is not None:
             raise StaleRunError(
                 f"{location.output}: another call finished this {location.product.kind} meanwhile. The same command "
                 "again finds it."
             )
-        claim(location, fingerprint, start, is_replacing=left.is_replacing)
+        claim(location, record, start, is_replacing=left.is_replacing)
         yield
         make_sure()
         location.deliver(is_replacing=left.is_replacing)

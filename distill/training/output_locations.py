@@ -236,8 +236,12 @@ def output_location_of(product: Product, output: str, storage: Storage, *, cache
         raise ConfigError(
             f"`output` = {output}: names a whole bucket. Name a folder in it, which the {product.kind} then owns."
         )
-    folder = cache_dir / "training" / hashlib.sha256(url.encode()).hexdigest()[:24]
-    return OutputLocation(product, output, folder, storage, url)
+    return OutputLocation(product, output, work_folder(url, cache_dir=cache_dir), storage, url)
+
+
+def work_folder(url: str, *, cache_dir: Path) -> Path:
+    """Where a model that goes to a URL is trained."""
+    return cache_dir / "training" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:24]
 
 
 def _take(lease: Lock) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from distill.training.disk_errors import writing
 from distill.training.model_manifests import StoredManifest
 from distill.training.output_locations import CLAIM_NAME, OutputLocation
+from distill.training.unfinished import TrainingRecord, note_record
 from manifests.errors import LockHeldError, StaleRunError
 from manifests.runs.run_manifest import MANIFEST_NAME
 
@@ -16,7 +17,7 @@ _REPLACING = "restart"
 
 
 def finished(
-    held: StoredManifest | None, fingerprint: str, start: str, location: OutputLocation, where: str
+    held: StoredManifest | None, record: TrainingRecord, start: str, location: OutputLocation, where: str
 ) -> StoredManifest | None:
     """The manifest that is there, if it is this very training's.
 
@@ -25,16 +26,16 @@ def finished(
     """
     if held is None or start == "restart":
         return None
-    if held.fingerprint != fingerprint:
+    if held.fingerprint != record.fingerprint:
         raise StaleRunError(
             f"{where}: holds a {location.product.kind} of another spec, model or data (fingerprint "
-            f"{held.fingerprint[:12]}, this one's is {fingerprint[:12]}). Name another `output`, or replace it with "
-            "--restart."
+            f"{held.fingerprint[:12]}, this one's is {record.fingerprint[:12]}). Name another `output`, or replace it "
+            "with --restart."
         )
     return held
 
 
-def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacing: bool) -> None:
+def claim(location: OutputLocation, record: TrainingRecord, start: str, *, is_replacing: bool) -> None:
     """Make the checkpoints' folder ours, or say whose it is.
 
     Args:
@@ -57,11 +58,12 @@ def claim(location: OutputLocation, fingerprint: str, start: str, *, is_replacin
         raise StaleRunError(
             f"{folder}: an unfinished training left {left[-1]}. Continue with --resume, or start over with --restart."
         )
-    if left and held != fingerprint:
+    if left and held != record.fingerprint:
         raise StaleRunError(
             f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or start over with --restart."
         )
-    note_claim(folder, fingerprint, is_replacing=is_replacing)
+    note_claim(folder, record.fingerprint, is_replacing=is_replacing)
+    note_record(folder, record)
 
 
 def note_claim(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:

@@ -1,8 +1,9 @@
-"""`report`: one page about label runs, teachers, students and bundles."""
+"""`report`: one page about label runs, trainings, teachers, students and bundles."""
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import os
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
@@ -50,10 +51,11 @@ def report(
     """Write one self-contained HTML page: what ran, what came of it, and the labels to browse.
 
     PATH is the output of a run, of `score`, `train`, `distill` or `export`, or several of them: then the page shows how
-    they are related, and runs side by side. The page needs no network, and shows documents as text.
-    docs/report.md lists its sections.
+    they are related, and runs side by side. A training that is under way or was stopped is shown as far as its last
+    checkpoint. The page needs no network, and shows documents as text. docs/report.md lists its sections.
     """
     from jobs.files.durable_files import written
+    from jobs.planning.job_files import CACHE_VARIABLE
     from jobs.report.building import build_report
     from jobs.report.gold import GoldChoice, gold_files
     from jobs.report.targets import check_target
@@ -64,10 +66,14 @@ def report(
     name = PurePosixPath(to).name
     if not name or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
-    storage = Storage()
+    storage, cache = Storage(), os.environ.get(CACHE_VARIABLE)
     check_target(to, (*paths, *gold_files(gold)), storage, force=force)
     built = build_report(
-        paths, storage, gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns), max_rows=max_rows
+        paths,
+        storage,
+        gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns),
+        max_rows=max_rows,
+        cache_dir=Path(cache) if cache else None,
     )
     data = built.html.encode("utf-8", "replace")
     with written(to, storage) as file:
@@ -78,8 +84,16 @@ def report(
         "sections": built.sections,
         "rows": built.rows,
         "rows_shown": built.rows_shown,
+        "unfinished": [
+            {"path": one.path, "step": one.reached.step, "written": one.reached.written.isoformat()}
+            for one in built.unfinished
+        ],
         "exit_code": int(Exit.DONE),
     }
     shown = f"{built.rows_shown:,} of {built.rows:,} rows to browse" if built.rows_shown else "no rows to browse"
     rows = [("size", f"{len(data) / 1e6:,.2f} MB, {shown}"), ("sections", ", ".join(built.sections))]
+    rows += [
+        ("not finished", f"{one.path}: its training is not finished; shown as of {one.when}")
+        for one in built.unfinished
+    ]
     return emit(result, f"The report is in {to}\n{table(rows)}", output)

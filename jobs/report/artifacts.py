@@ -1,5 +1,5 @@
-"""What a report is about: label runs, teachers, students and bundles, opened from a folder or URL, each
-known by what lies in it.
+"""What a report is about: label runs, teachers, students, bundles and trainings that are not finished, opened from a
+folder or URL, each known by what lies in it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 from distill.students.student_manifest import StudentManifest, read_student_manifest
 from distill.teachers.teacher_manifest import read_teacher_manifest
-from distill.training.output_locations import CHECKPOINTS, CLAIM_NAME
 from export.bundles import read_manifest
 from export.parity_records import Parity, read_parity
 from export.student_facts import StudentFacts, read_student_facts
 from jobs.report.run_artifact import RunArtifact
 from jobs.report.teachers import TeacherArtifact
+from jobs.report.trainings import TrainingArtifact, replacing_training, unfinished_training
 from manifests.digests import digest_of, sha256_bytes
 from manifests.errors import InputError, ManifestError, UsageError
 from manifests.records import read_record
@@ -81,15 +81,21 @@ class BundleArtifact:
         return read_parity(held, f"{self.path}/{MANIFEST_NAME}") if held else None
 
 
-Artifact: TypeAlias = RunArtifact | TeacherArtifact | StudentArtifact | BundleArtifact
+Artifact: TypeAlias = RunArtifact | TeacherArtifact | StudentArtifact | BundleArtifact | TrainingArtifact
 
 
-def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list[Artifact]:
-    """Open every path; two of one name are distinguished by their paths.
+def open_artifacts(
+    paths: tuple[str, ...] | list[str], storage: Storage, *, cache_dir: Path | None = None
+) -> list[Artifact]:
+    """Open every path; two of one name are distinguished by their paths. Beside a model stands the training that is to
+    replace it, as far as that has come.
 
+    Args:
+        cache_dir: where models that go to a URL are trained; None for the default.
     Raises:
         UsageError: one place twice, however it is spelled.
-        InputError: a path holds none of the four.
+        InputError: a path holds nothing that a report knows.
+        TransientError: a training that has written no checkpoint yet.
         ManifestError: what it holds is damaged.
     """
     seen: dict[str, str] = {}
@@ -100,8 +106,12 @@ def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list
                 f"PATH: {path} is given twice" + (f", as {seen[place]} too." if seen[place] != path else ".")
             )
         seen[place] = path
-    found = [open_artifact(path, storage) for path in paths]
-    for kind in (RunArtifact, TeacherArtifact, StudentArtifact, BundleArtifact):
+    found: list[Artifact] = []
+    for path in paths:
+        found.append(open_artifact(path, storage, cache_dir=cache_dir))
+        if isinstance(found[-1], TeacherArtifact | StudentArtifact):
+            found += replacing_training(path, cache_dir=cache_dir)
+    for kind in (RunArtifact, TeacherArtifact, StudentArtifact, BundleArtifact, TrainingArtifact):
         same = [one for one in found if isinstance(one, kind)]
         names = [one.name for one in same]
         for one in same:
@@ -110,11 +120,14 @@ def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list
     return found
 
 
-def open_artifact(path: str, storage: Storage) -> Artifact:
+def open_artifact(path: str, storage: Storage, *, cache_dir: Path | None = None) -> Artifact:
     """What lies at a path.
 
+    Args:
+        cache_dir: where models that go to a URL are trained; None for the default.
     Raises:
         InputError: nothing that a report knows.
+        TransientError: a training that has written no checkpoint yet.
         ManifestError: it is damaged.
     """
     if (not is_url(path) or scheme_of(path) in ("file", "local")) and Path(place_of(path)).is_file():
@@ -127,7 +140,11 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         plan = load_plan(store)
         assert plan is not None
         return RunArtifact(path, store, storage, plan, plan.name, read_if_there(store, MANIFEST_NAME))
-    record, manifest = read_if_there(store, STUDENT), read_if_there(store, MANIFEST_NAME)
+    manifest = read_if_there(store, MANIFEST_NAME)
+    # first: the files of a model that is being written are not whole yet
+    if manifest is None and (training := unfinished_training(path, cache_dir=cache_dir)) is not None:
+        return training
+    record = read_if_there(store, STUDENT)
     if record is not None:
         file = f"{path}/{STUDENT}"
         shown = read_record(ShownRecord, record, file, "not a student's record", "Restore it, or train again.")
@@ -145,11 +162,6 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         facts, _ = read_manifest(manifest, f"{path}/{MANIFEST_NAME}")
         return BundleArtifact(path, store, facts, sha256_bytes(manifest), str(facts["name"]))
     refuse_rounds(store)
-    if read_if_there(store, f"{CHECKPOINTS}/{CLAIM_NAME}") is not None:
-        raise InputError(
-            f"{path}: a training that is not finished. A report takes what it leaves at its end; until then its lines "
-            "and the services of train.report_to show the curve. One that was stopped goes on with --resume."
-        )
     raise InputError(
         f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no teacher's or bundle's "
         f"{MANIFEST_NAME}. Give an output of `relabel run`, `score`, `train`, `distill` or `export`."

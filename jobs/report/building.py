@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact, open_artifacts
@@ -29,6 +30,7 @@ from jobs.report.sections_teachers import rollouts_section
 from jobs.report.sections_work import cost_section, plan_section, throughput_section
 from jobs.report.tallies import LabelTally, read_labelled, read_quarantined, tally_labels, texts_of
 from jobs.report.teachers import TeacherArtifact
+from jobs.report.trainings import TrainingArtifact
 from manifests.errors import InputError, MissingExtraError, RelabelError
 from manifests.storage.context import Storage
 
@@ -42,12 +44,14 @@ class BuiltPage:
     Args:
         sections: names of those that it has, in order; `labels` is the browser.
         rows_shown, rows: that the browser shows, and that there are.
+        unfinished: trainings that are shown as far as they went.
     """
 
     html: str
     sections: list[str]
     rows_shown: int
     rows: int
+    unfinished: list[TrainingArtifact]
 
 
 def build_report(
@@ -57,8 +61,9 @@ def build_report(
     gold: GoldChoice | None = None,
     max_rows: int = MAX_ROWS,
     is_inside_bundle: bool = False,
+    cache_dir: Path | None = None,
 ) -> BuiltPage:
-    """Report on label runs, teachers, students and bundles.
+    """Report on label runs, trainings, teachers, students and bundles.
 
     Args:
         paths: folders or URLs, in any mix.
@@ -66,16 +71,19 @@ def build_report(
         max_rows: most rows of the labels browser; 0 leaves it out.
         is_inside_bundle: the page will be one of the bundle's own files, so that it says neither where things lie nor
             which version the bundle is, nor what it does not hold yet.
+        cache_dir: where models that go to a URL are trained; None for the default.
     Raises:
+        TransientError: a training has written no checkpoint yet.
         UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
         MissingExtraError: gold grades were named, and the packages that judge by them are not here.
     """
-    artifacts = open_artifacts(list(paths), storage)
+    artifacts = open_artifacts(list(paths), storage, cache_dir=cache_dir)
     choice = gold or GoldChoice()
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     students = [one for one in artifacts if isinstance(one, StudentArtifact)]
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
     teachers = [one for one in artifacts if isinstance(one, TeacherArtifact)]
+    trainings = [one for one in artifacts if isinstance(one, TrainingArtifact)]
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
     browser = _browser(runs, tallies, choice) if max_rows and any(tally.num_chosen for tally in tallies) else None
     rows = browser.rows if browser is not None else []
@@ -102,8 +110,8 @@ def build_report(
         throughput_section(tallied),
         plan_section(tallied),
         cost_section(tallied),
-        training_section([*teachers, *students]),
-        rollouts_section(teachers, has_texts=max_rows > 0),
+        training_section([*teachers, *students, *trainings]),
+        rollouts_section([*teachers, *trainings], has_texts=max_rows > 0),
         student_section(students, has_comparison=has_comparison),
         parity_section(bundles),
         latency_section(bundles),
@@ -112,7 +120,7 @@ def build_report(
         sections.append(_absent_section({section.name for section in sections if section.blocks}, artifacts, unused))
     page = Page(_title(artifacts), _subtitle(artifacts), sections, browser)
     names = [section.name for section in sections if section.blocks] + (["labels"] if browser is not None else [])
-    return BuiltPage(render_page(page), names, len(rows), sum(tally.num_rows for tally in tallies))
+    return BuiltPage(render_page(page), names, len(rows), sum(tally.num_rows for tally in tallies), trainings)
 
 
 def render_report(
@@ -216,7 +224,12 @@ def _subtitle(artifacts: Sequence[Artifact]) -> str:
         (sum(run.is_scored for run in runs), "student's scores"),
         *(
             (sum(isinstance(one, kind) for one in artifacts), name)
-            for kind, name in ((TeacherArtifact, "teacher"), (StudentArtifact, "student"), (BundleArtifact, "bundle"))
+            for kind, name in (
+                (TeacherArtifact, "teacher"),
+                (StudentArtifact, "student"),
+                (BundleArtifact, "bundle"),
+                (TrainingArtifact, "unfinished training"),
+            )
         ),
     ]
     said = [f"{count} {name}{'' if count == 1 or name.endswith('scores') else 's'}" for count, name in parts if count]

@@ -54,7 +54,7 @@ def trace(artifacts: Iterable[Artifact]) -> Graph:
             _trace_trained(graph, _model_key(one.digest), origin, given)
         elif isinstance(one, StudentArtifact):
             _trace_trained(graph, _student_key(one.digest), _origin_of(one), given)
-        else:
+        elif isinstance(one, BundleArtifact):
             _trace_bundle(graph, one, given)
     return graph
 

@@ -1,4 +1,4 @@
-"""The section that says what ran: each run, student and bundle with its origin."""
+"""The section that says what ran: each run, training, model and bundle with its origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Section, S
 from jobs.report.run_artifact import RunArtifact
 from jobs.report.sections_runs import DIGITS
 from jobs.report.sections_teachers import teacher_facts, teacher_notes
+from jobs.report.sections_trainings import training_facts, training_notes
 from jobs.report.teachers import TeacherArtifact
+from jobs.report.trainings import TrainingArtifact
 
 
 def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Section:
@@ -22,11 +24,14 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
         has_places: say where each thing lies, and a bundle's version.
     """
     notes = teacher_notes([one for one in artifacts if isinstance(one, TeacherArtifact)])
+    notes += training_notes([one for one in artifacts if isinstance(one, TrainingArtifact)])
     cards = [
         _run_facts(one)
         if isinstance(one, RunArtifact)
         else teacher_facts(one, digits=DIGITS)
         if isinstance(one, TeacherArtifact)
+        else training_facts(one, digits=DIGITS)
+        if isinstance(one, TrainingArtifact)
         else _student_facts(one, has_places=has_places)
         if isinstance(one, StudentArtifact)
         else _bundle_facts(one, has_places=has_places)
@@ -44,6 +49,8 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
 def _spec_of(one: Artifact) -> dict[str, Any]:
     if isinstance(one, RunArtifact):
         return one.spec
+    if isinstance(one, TrainingArtifact):
+        return {} if one.record is None else one.record.spec
     if isinstance(one, StudentArtifact | TeacherArtifact):
         return {} if one.manifest is None else one.manifest.spec
     held = one.facts.get("spec")

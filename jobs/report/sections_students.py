@@ -17,6 +17,7 @@ from jobs.report.plot_style import SERIES
 from jobs.report.plots import draw_lines
 from jobs.report.plotted import Line
 from jobs.report.teachers import TeacherArtifact
+from jobs.report.trainings import TrainingArtifact
 from manifests.errors import ManifestError
 from manifests.metrics.registry import title_of
 
@@ -24,7 +25,7 @@ POINTS = 400
 """Most points of a curve that is drawn; its download has all."""
 
 
-def training_section(trained: Sequence[StudentArtifact | TeacherArtifact]) -> Section:
+def training_section(trained: Sequence[StudentArtifact | TeacherArtifact | TrainingArtifact]) -> Section:
     """Losses and rewards by step, and figures on dev."""
     blocks: list[Block] = []
     for one in trained:
@@ -48,7 +49,7 @@ def _shown(value: object) -> Cell:
     return value if isinstance(value, int) else str(value)
 
 
-def _curves(one: StudentArtifact | TeacherArtifact) -> list[Block]:
+def _curves(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> list[Block]:
     """Figures of training, a drawing for each kind of figure, and one of what was measured on dev."""
     points = _points(one)
     trained = list(dict.fromkeys(name for _, split, name, _ in points if split == "train"))
@@ -96,7 +97,9 @@ def _title(panel: str) -> str:
     return "Training loss" if panel == LOSS_PANEL else f"Training, {panel}"
 
 
-def _points(one: StudentArtifact | TeacherArtifact) -> list[tuple[int, str, str, float]]:
+def _points(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> list[tuple[int, str, str, float]]:
+    if isinstance(one, TrainingArtifact):
+        return one.reached.curve
     try:
         data = one.store.read(CURVES_NAME)
     except FileNotFoundError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ from distill.teachers.methods import METHODS
 from distill.teachers.rollout_files import NODES, RolloutRow
 from jobs.report.blocks import Block, Cell, Code, Facts, Fold, Paragraph, Section, Side, Table
 from jobs.report.teachers import TeacherArtifact
+from jobs.report.trainings import TrainingArtifact
 from manifests.secrets.redaction import shortened
 
 SHOWN = 3
@@ -64,7 +66,7 @@ def teacher_notes(teachers: Sequence[TeacherArtifact]) -> list[Block]:
     return [Paragraph(f"{one.name}: {note}", "warn") for one in teachers for note in one.manifest.notes]
 
 
-def rollouts_section(teachers: Sequence[TeacherArtifact], *, has_texts: bool) -> Section:
+def rollouts_section(teachers: Sequence[TeacherArtifact | TrainingArtifact], *, has_texts: bool) -> Section:
     """Answers of the training: best, worst and drawn ones, each with its reward.
 
     Args:
@@ -78,11 +80,9 @@ def rollouts_section(teachers: Sequence[TeacherArtifact], *, has_texts: bool) ->
     return Section("rollouts", "Rollouts", blocks)
 
 
-def _rollouts(one: TeacherArtifact, *, has_texts: bool) -> Iterator[Block]:
-    file = one.rollouts()
-    if file is None or not file.metadata.num_rows:
-        return
-    rewards = file.read(columns=["reward"]).column(0).to_numpy(zero_copy_only=False)
+def _rollouts(one: TeacherArtifact | TrainingArtifact, *, has_texts: bool) -> Iterator[Block]:
+    held = [file.read(columns=["reward"]).column(0).to_numpy(zero_copy_only=False) for file in one.rollouts()]
+    rewards = np.concatenate([np.empty(0), *held])
     known = np.flatnonzero(~np.isnan(rewards))  # a rollout that was dropped has none
     if not len(known):
         return
@@ -91,7 +91,7 @@ def _rollouts(one: TeacherArtifact, *, has_texts: bool) -> Iterator[Block]:
         "equal ones in seeded order, and some that were drawn; the prompt's row is its number in the gold file."
     )
     chosen = {title: known[places].tolist() for title, places in _chosen(rewards[known]).items()}
-    rows = _rows(file, [place for places in chosen.values() for place in places])
+    rows = _rows(one.rollouts(), [place for places in chosen.values() for place in places])
     for title, places in chosen.items():
         for place in places:
             yield Fold(_summary(title, rows[place]), list(_rollout(rows[place], has_texts=has_texts)))
@@ -107,10 +107,10 @@ def _chosen(rewards: np.ndarray) -> dict[str, list[int]]:
     return {"Best": best, "Worst": worst, "Drawn": others}
 
 
-def _rows(file: pq.ParquetFile, places: Collection[int]) -> dict[int, RolloutRow]:
-    """Whole rows by their place, read in one pass of small batches: a file may hold more texts than memory does."""
+def _rows(files: Iterable[pq.ParquetFile], places: Collection[int]) -> dict[int, RolloutRow]:
+    """Whole rows by their place, read in one pass of small batches: files may hold more texts than memory does."""
     found, start = {}, 0
-    for batch in file.iter_batches(batch_size=BATCH_ROWS):
+    for batch in itertools.chain.from_iterable(file.iter_batches(batch_size=BATCH_ROWS) for file in files):
         for place in places:
             if start <= place < start + len(batch):
                 found[place] = RolloutRow.of(batch.slice(place - start, 1).to_pylist()[0])

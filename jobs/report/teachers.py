@@ -49,8 +49,8 @@ class TeacherArtifact:
                 files[name] = sha256_bytes(data)
         return digest_of_files(files)
 
-    def rollouts(self) -> pq.ParquetFile | None:
-        """All that it wrote while it was trained by reinforcement; None where there was none.
+    def rollouts(self) -> list[pq.ParquetFile]:
+        """All that it wrote while it was trained by reinforcement, in one file; none where there was none.
 
         Raises:
             ManifestError: the file can't be read.
@@ -59,12 +59,17 @@ class TeacherArtifact:
             source: Any = None if self.folder is None else self.folder / ROLLOUTS_NAME
             found = pq.ParquetFile(io.BytesIO(self.store.read(ROLLOUTS_NAME)) if source is None else source)
         except FileNotFoundError:
-            return None
+            return []
         except (pa.ArrowException, OSError) as exc:
             raise self._unreadable() from exc
-        if any(field not in found.schema_arrow for field in ROLLOUT_SCHEMA):  # a method may have further columns
+        if not is_rollouts(found):
             raise self._unreadable()
-        return found
+        return [found]
 
     def _unreadable(self) -> ManifestError:
         return ManifestError(f"{self.path}/{ROLLOUTS_NAME}: not readable as rollouts. Restore the folder from a copy.")
+
+
+def is_rollouts(file: pq.ParquetFile) -> bool:
+    """Whether a file has the columns of rollouts; a method may have further ones."""
+    return all(field in file.schema_arrow for field in ROLLOUT_SCHEMA)

@@ -23,14 +23,13 @@ from distill.teachers.teacher_manifest import (
 )
 from distill.training.curves import CURVE_SCHEMA
 from distill.training.model_manifests import BaseModelUsed
-from distill.training.output_locations import CHECKPOINTS, CLAIM_NAME
 from jobs.report.artifacts import open_artifacts
 from jobs.report.building import build_report
 from jobs.report.lineage import trace
 from jobs.report.sections_lineage import changes
 from jobs.report.teachers import TeacherArtifact
 from manifests.digests import sha256_file
-from manifests.errors import InputError, ManifestError
+from manifests.errors import ManifestError
 from manifests.records import plain
 from manifests.storage.context import Storage
 from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
@@ -208,14 +207,6 @@ def test_rollouts_that_are_damaged_are_refused_by_name(teacher: Path) -> None:
     (teacher / ROLLOUTS_NAME).write_bytes(b"PAR1")
     with pytest.raises(ManifestError, match=r"rollouts\.parquet: not readable as rollouts"):
         build_report([str(teacher)], Storage())
-
-
-def test_a_training_that_is_not_finished_is_told_from_what_no_report_takes(folder: Path) -> None:
-    checkpoints = folder / "teacher" / CHECKPOINTS
-    checkpoints.mkdir(parents=True)
-    (checkpoints / CLAIM_NAME).write_text("f" * 64)
-    with pytest.raises(InputError, match=r"teacher: a training that is not finished.*train\.report_to"):
-        build_report([str(folder / "teacher")], Storage())
 
 
 def test_hostile_rollouts_and_names_run_nowhere(folder: Path, open_page: Callable[..., Any]) -> None:

@@ -1,0 +1,52 @@
+"""Checkpoints as folders: how they are called, which are there, and their plain values, for whoever reads them without
+torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manifests.errors import ManifestError
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+STATE, DIGESTS = "state.json", "digests.json"
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of a step's checkpoint; sorts by step."""
+    return f"checkpoint-{step:06d}"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step that a checkpoint was written after."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match is not None
+    return int(match[1])
+
+
+def damaged(checkpoint: Path, fault: str) -> ManifestError:
+    """What a checkpoint that can't be gone on with is refused with."""
+    return ManifestError(f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before.")
+
+
+def join_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
+    """What `checkpoints.split_tensors` took apart; tuples come back as lists."""
+    (kind, inner), *_ = value.items()
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "dict":
+        return {key: join_tensors(one, tensors) for key, one in inner}
+    if kind == "list":
+        return [join_tensors(one, tensors) for one in inner]
+    return inner

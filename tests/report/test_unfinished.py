@@ -1,0 +1,240 @@
+"""A training that is under way or was stopped, on the page: as far as its last whole checkpoint goes, said to be
+unfinished, and left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill.teachers.rollout_log import RolloutLog
+from distill.training import unfinished
+from distill.training.checkpoint_folders import DIGESTS, STATE
+from distill.training.model_manifests import BaseModelUsed
+from distill.training.output_locations import CHECKPOINTS
+from distill.training.ownership import note_claim
+from distill.training.training_place import TrainingPlace
+from distill.training.unfinished import RECORD_NAME, TrainingRecord, note_record
+from jobs.report.building import build_report
+from manifests.errors import ManifestError
+from manifests.storage.context import Storage
+from manifests.storage.file_locks import FileLock
+from tests.report.conftest import BAITS
+from tests.report.test_sections import csv_of
+from tests.report.test_teachers import forge_teacher, rollout
+
+torch = pytest.importorskip("torch")
+WRITTEN = 1_790_000_000  # 2026-09-21 14:13:20 UTC
+FINGERPRINT = "f" * 64
+
+
+def forge_training(
+    folder: Path,
+    *,
+    steps: Iterable[int] = (2, 4),
+    name: str = "tuned",
+    texts: tuple[str, ...] = ("<score>1</score>",),
+    figures: tuple[str, ...] = ("loss", "reward"),
+    is_replacing: bool = False,
+) -> Path:
+    """An output whose training wrote checkpoints behind these steps, by the code that writes them, and goes on."""
+    from distill.training.step_state import StepState, write_checkpoint
+
+    checkpoints = folder / CHECKPOINTS
+    checkpoints.mkdir(parents=True)
+    note_claim(checkpoints, FINGERPRINT, is_replacing=is_replacing)
+    spec = {"name": name, "method": "grpo", "labeler": {"name": "r1"}, "train": {"max_steps": 9}}
+    base = BaseModelUsed("hf:org/base", "e" * 64, "qwen2")
+    note_record(checkpoints, TrainingRecord(1, "teacher", "0.1.0", FINGERPRINT, base, "d" * 64, spec))
+    log, curve = RolloutLog(checkpoints), []
+    place = TrainingPlace(checkpoints, 2, lambda _: None, [])
+    done = 0
+    for step in steps:
+        for one in range(done + 1, step + 1):
+            curve += [(one, "train", figure, one / 10) for figure in figures]
+            log._pending.append(rollout(one, text=texts[one % len(texts)]))
+        done = step
+        curve.append((step, "dev", "reward", step / 10))
+        optimizer = {"state": {0: {"exp_avg": torch.zeros(2)}}}
+        state = StepState(optimizer=optimizer, curve=list(curve), own={"log": log.state(step), "logits": torch.ones(2)})
+        write_checkpoint(place, step, torch.nn.Linear(2, 2), state, is_writer=True)
+        os.utime(checkpoints / f"checkpoint-{step:06d}" / STATE, (WRITTEN + step, WRITTEN + step))
+    half = checkpoints / f".part-checkpoint-{done + 2:06d}"
+    half.mkdir()
+    (half / STATE).write_text("{")
+    return folder
+
+
+def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file, with its bytes and the time of its last change."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_a_training_under_way_is_shown_as_far_as_its_last_whole_checkpoint(
+    folder: Path, relabel: Callable[..., Any]
+) -> None:
+    out = forge_training(folder / "out")
+    lock = FileLock(out / CHECKPOINTS / "train.lock", "the teacher")
+    lock.acquire()
+    try:
+        before = tree(out)
+        done = relabel("report", "out", "--to", "page.html", "--output", "json")
+        assert tree(out) == before
+        said = relabel("report", "out", "--to", "page.html")
+    finally:
+        lock.release()
+    assert done.code == said.code == 0
+    assert done.json["sections"] == ["ran", "training", "rollouts"]
+    assert done.json["unfinished"] == [{"path": "out", "step": 4, "written": "2026-09-21T14:13:24+00:00"}]
+    assert "out: its training is not finished; shown as of step 4, written 2026-09-21 14:13:24 UTC" in said.out
+    html = (folder / "page.html").read_text()
+    for words in (
+        "This training is not finished",
+        "step 4",
+        "2026-09-21 14:13:24 UTC",
+        "hf:org/base",
+        "1 unfinished training",
+        "max_steps: 9",
+    ):
+        assert words in html, words
+    assert "Best: reward 0.400" in html
+    rows = csv_of(html, "curves-train-tuned-not-finished.csv")[1:]
+    assert [row[0] for row in rows] == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    assert [row[2] for row in csv_of(html, "curves-dev-tuned-not-finished.csv")[1:]] == ["0.2", "0.4"]
+    assert html == build_report(["out"], Storage()).html
+
+
+def test_rollouts_that_no_whole_checkpoint_names_are_not_shown(folder: Path) -> None:
+    out = forge_training(folder / "out", steps=(2, 4))
+    shutil.rmtree(out / CHECKPOINTS / "checkpoint-000004")  # killed after the rollouts' part, before the checkpoint
+    (out / CHECKPOINTS / "rollouts" / "step-000004.parquet").write_bytes(b"PAR1 and half of it")
+    html = build_report([str(out)], Storage()).html
+    assert "2 answers" in html
+    assert "Best: reward 0.200" in html
+
+
+def test_without_a_checkpoint_there_is_nothing_to_show_yet(folder: Path, relabel: Callable[..., Any]) -> None:
+    forge_training(folder / "out", steps=())
+    refused = relabel("report", "out", "--to", "page.html")
+    assert refused.code == 20
+    for words in ("out: a training that has written no checkpoint yet", "train.save_every", "--resume"):
+        assert words in refused.err
+    assert not (folder / "page.html").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"dict": [["curve", {"value": 3}]]}'])
+def test_a_checkpoint_that_is_not_what_was_written_is_refused_by_name(folder: Path, data: bytes) -> None:
+    out = forge_training(folder / "out")
+    last = out / CHECKPOINTS / "checkpoint-000004"
+    (last / STATE).write_bytes(data)
+    with pytest.raises(ManifestError, match=r"checkpoint-000004: a damaged checkpoint .*Remove it"):
+        build_report([str(out)], Storage())
+    (last / DIGESTS).unlink()  # as relabel 0.1 left it
+    with pytest.raises(ManifestError, match=r"checkpoint-000004: a damaged checkpoint"):
+        build_report([str(out)], Storage())
+    (last / STATE).unlink()
+    with pytest.raises(ManifestError, match=r"checkpoint-000004: a damaged checkpoint"):
+        build_report([str(out)], Storage())
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "pipe"])
+def test_rollouts_that_are_not_what_the_checkpoint_names_are_refused(folder: Path, damage: str) -> None:
+    out = forge_training(folder / "out")
+    part = out / CHECKPOINTS / "rollouts" / "step-000002.parquet"
+    data = part.read_bytes()
+    part.unlink()
+    if damage == "cut":
+        part.write_bytes(data[:-9])
+    elif damage == "pipe":
+        os.mkfifo(part)
+    with pytest.raises(ManifestError, match=r"step-000002\.parquet: .*missing, or not as they were written"):
+        build_report([str(out)], Storage())
+
+
+@pytest.mark.parametrize("name", ["../../secret.parquet", "/etc/passwd", ".."])
+def test_rollouts_are_looked_for_in_their_own_folder_alone(folder: Path, name: str) -> None:
+    out = forge_training(folder / "out")
+    last = out / CHECKPOINTS / "checkpoint-000004"
+    (last / STATE).write_text((last / STATE).read_text().replace("step-000002.parquet", name))
+    (last / DIGESTS).unlink()
+    with pytest.raises(ManifestError, match="a damaged checkpoint"):
+        build_report([str(out)], Storage())
+
+
+def test_a_checkpoint_that_goes_while_it_is_read_leaves_the_next_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training writes on: an old checkpoint is removed once there are newer ones."""
+    out = forge_training(folder / "out")
+    whole, lists = unfinished.list_checkpoints, []
+
+    def listed(place: Path) -> list[Path]:
+        lists.append(place)
+        return [place / "checkpoint-000001"] if len(lists) == 1 else whole(place)
+
+    monkeypatch.setattr(unfinished, "list_checkpoints", listed)
+    assert "step 4" in build_report([str(out)], Storage()).html
+    assert len(lists) == 2
+
+
+def test_a_model_that_is_being_written_is_no_finished_one(folder: Path) -> None:
+    """Killed, or just now, between the last step and the manifest."""
+    out = forge_training(folder / "out")
+    (out / "student.json").write_text("{")
+    (out / "curves.parquet").write_bytes(b"PAR1")
+    assert "This training is not finished" in build_report([str(out)], Storage()).html
+
+
+def test_a_model_and_the_training_that_is_to_replace_it_are_both_shown(folder: Path) -> None:
+    teacher = forge_teacher(folder / "teacher", rollouts=[rollout(number) for number in range(9)])
+    forge_training(folder / "begun", is_replacing=True).joinpath(CHECKPOINTS).rename(teacher / CHECKPOINTS)
+    built = build_report([str(teacher)], Storage())
+    assert "1 teacher, 1 unfinished training" in built.html
+    assert built.unfinished[0].reached.step == 4
+    shutil.rmtree(teacher / CHECKPOINTS)
+    whole = forge_training(folder / "whole").joinpath(CHECKPOINTS).rename(teacher / CHECKPOINTS)
+    assert not build_report([str(teacher)], Storage()).unfinished, "killed while it removed the checkpoints"
+    assert whole.is_dir()
+
+
+@pytest.mark.parametrize("data", [None, b"", b"[]", b"\xff", b'{"fingerprint": "of another"}'])
+def test_what_is_trained_is_left_out_where_its_record_is_missing_or_anothers(folder: Path, data: bytes | None) -> None:
+    """Checkpoints of relabel 0.1 have no record."""
+    out = forge_training(folder / "out")
+    file = out / CHECKPOINTS / RECORD_NAME
+    file.unlink() if data is None else file.write_bytes(data)
+    html = build_report([str(out)], Storage()).html
+    assert "out (not finished)" in html
+    assert "hf:org/base" not in html
+    assert "Best: reward 0.400" in html
+
+
+def test_texts_of_a_page_without_rows_are_left_out_here_too(folder: Path) -> None:
+    out = forge_training(folder / "out", texts=("a text of its own",))
+    assert "a text of its own" in build_report([str(out)], Storage()).html
+    assert "a text of its own" not in build_report([str(out)], Storage(), max_rows=0).html
+
+
+def test_hostile_texts_of_a_training_under_way_run_nowhere(folder: Path, open_page: Callable[..., Any]) -> None:
+    out = forge_training(
+        folder / "out", steps=(9, 21), name=BAITS[0], texts=BAITS, figures=("reward", *(f"z{bait}" for bait in BAITS))
+    )
+    path = folder / "report.html"
+    path.write_text(build_report([str(out)], Storage()).html, encoding="utf-8", errors="replace")
+    assert all(bait not in path.read_text() for bait in BAITS[:3])
+    page, seen = open_page(path)
+    for fold in page.locator("details").all():
+        fold.evaluate("one => one.open = true")
+    assert page.evaluate("'pwned' in window") is False
+    assert seen.all == []
+    assert page.locator("iframe, img, link, object, embed").count() == 0
+    assert page.locator("[onerror], [onload], [style], a[href^='javascript:']").count() == 0
+    assert BAITS[1] in page.locator("main").inner_text()
