@@ -16,7 +16,7 @@ from distill.students.bases import check_base, make_record, texts_of
 from distill.students.calibrating import fitted_temperatures, judged_logits
 from distill.students.cards import render_card
 from distill.students.example_rows import load_examples
-from distill.students.fingerprints import record_of
+from distill.students.fingerprints import NOT_IN_FINGERPRINT, record_of
 from distill.students.gate_checks import check_gates, check_stopping, judged_gates
 from distill.students.kinds import KINDS
 from distill.students.logits import softmax
@@ -48,7 +48,7 @@ from manifests.storage.context import Storage
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
 
-STUDENT = Product("student", "distill")
+STUDENT = Product("student", "distill", "student.model", ("labels", "gold"), NOT_IN_FINGERPRINT)
 
 Say = Callable[[str], None]
 

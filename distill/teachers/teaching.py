@@ -17,7 +17,7 @@ from distill.students.students import student_files
 from distill.teachers.bases import TeacherBase, check_teacher_base, write_model
 from distill.teachers.cards import render_card
 from distill.teachers.expected_time import expected_time
-from distill.teachers.fingerprints import record_of
+from distill.teachers.fingerprints import NOT_IN_FINGERPRINT, record_of
 from distill.teachers.methods import method_of
 from distill.teachers.specs import TeacherSpec
 from distill.teachers.step_times import measure
@@ -40,7 +40,7 @@ from manifests.models.references import ResolvedModel, default_cache_dir, resolv
 from manifests.registered import imported
 from manifests.storage.context import Storage
 
-TEACHER = Product("teacher", "train")
+TEACHER = Product("teacher", "train", "init", ("data", "labeler", "generator"), NOT_IN_FINGERPRINT)
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
 
 Say = Callable[[str], None]

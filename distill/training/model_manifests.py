@@ -5,8 +5,9 @@ spec.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from manifests.errors import ManifestError
 from manifests.records import checked, read_record
@@ -20,10 +21,17 @@ class Product(NamedTuple):
     Args:
         kind: `student`; as manifests and messages have it.
         command: the one that trains it, `distill`.
+        model_key: of its spec, that names the model to start from.
+        data_keys: that name what is learned from.
+        undecided: keys on which its fingerprint does not hang, or only through digests of data and model; as pydantic
+            excludes them.
     """
 
     kind: str
     command: str
+    model_key: str
+    data_keys: tuple[str, ...]
+    undecided: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

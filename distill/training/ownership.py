@@ -6,10 +6,11 @@ import contextlib
 import shutil
 from pathlib import Path
 
+from distill.training.changes import changes, manifest_changes
 from distill.training.disk_errors import writing
 from distill.training.model_manifests import StoredManifest
 from distill.training.output_locations import CLAIM_NAME, OutputLocation
-from distill.training.unfinished import TrainingRecord, note_record
+from distill.training.unfinished import TrainingRecord, note_record, read_training_record
 from manifests.errors import LockHeldError, StaleRunError
 from manifests.runs.run_manifest import MANIFEST_NAME
 
@@ -27,10 +28,11 @@ def finished(
     if held is None or start == "restart":
         return None
     if held.fingerprint != record.fingerprint:
+        changed = manifest_changes(held.data, record, location.product)
+        known = "; ".join(changed) or f"fingerprint {held.fingerprint[:12]}, this one's is {record.fingerprint[:12]}"
         raise StaleRunError(
-            f"{where}: holds a {location.product.kind} of another spec, model or data (fingerprint "
-            f"{held.fingerprint[:12]}, this one's is {record.fingerprint[:12]}). Name another `output`, or replace it "
-            "with --restart."
+            f"{where}: holds a {location.product.kind} of another spec, model or data ({known}). Name another "
+            "`output`, or replace it with --restart."
         )
     return held
 
@@ -54,13 +56,17 @@ def claim(location: OutputLocation, record: TrainingRecord, start: str, *, is_re
                 shutil.rmtree(path)
     held, _ = claimed(folder)
     left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
+    if left and held != record.fingerprint:
+        begun = read_training_record(folder, held)
+        changed = [] if begun is None else changes(begun.spec, begun.model, begun.data, record, location.product)
+        known = f" ({'; '.join(changed)})" if changed else ""
+        raise StaleRunError(
+            f"{folder}: {left[-1]} is of another spec, model or data{known}. Restore what changed and give --resume, "
+            "name another `output`, or start over with --restart, which deletes it."
+        )
     if left and start == "new":
         raise StaleRunError(
             f"{folder}: an unfinished training left {left[-1]}. Continue with --resume, or start over with --restart."
-        )
-    if left and held != record.fingerprint:
-        raise StaleRunError(
-            f"{folder}: {left[-1]} is of another spec, model or data. Restore those, or start over with --restart."
         )
     note_claim(folder, record.fingerprint, is_replacing=is_replacing)
     note_record(folder, record)

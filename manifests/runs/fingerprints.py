@@ -97,10 +97,16 @@ def _settings(parts: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in parts.items() if key != "inputs"}
 
 
-def differences(was: Any, now: Any, path: str = "") -> Iterator[str]:
+def differences(was: Any, now: Any) -> Iterator[str]:
     """What differs between two plain values, a phrase each, by the path of keys to it."""
+    for path, before, after in differing(was, now):
+        yield f"{path}: was {json.dumps(before)}, is {json.dumps(after)}"
+
+
+def differing(was: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """What differs between two plain values: the path of keys to it, and both."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in sorted({*was, *now}):
-            yield from differences(was.get(key), now.get(key), f"{path}.{key}" if path else key)
+            yield from differing(was.get(key), now.get(key), f"{path}.{key}" if path else key)
     elif was != now:
-        yield f"{path}: was {json.dumps(was)}, is {json.dumps(now)}"
+        yield path, was, now
