@@ -199,7 +199,7 @@ class Generator:
         folder = self._folder / key[:2]
         held = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
         scratch = folder / f".{key}.{os.getpid()}"
-        with writing(folder):
+        with writing(folder, None):
             folder.mkdir(parents=True, exist_ok=True)
             scratch.write_text(json.dumps(held), encoding="utf-8")
             scratch.replace(folder / f"{key}.json")

@@ -98,7 +98,7 @@ class RolloutLog:
         if self._folder is not None and self._pending:
             name = f"step-{step:06d}.parquet"
             self._folder.mkdir(parents=True, exist_ok=True)
-            with writing(self._folder):
+            with writing(self._folder, self._folder.parent):
                 (self._folder / name).write_bytes(_parquet(pa.Table.from_pylist(self._pending, schema=self._schema)))
                 sync_files(self._folder, name)
             self._parts[name] = sha256_file(self._folder / name)

@@ -28,6 +28,14 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
+def how_it_goes_on(checkpoints: Path) -> str:
+    """What is kept of a training that ends early, and what to do, as a message says it."""
+    kept = list_checkpoints(checkpoints)
+    if kept:
+        return f"{kept[-1].name} is kept: --resume goes on from it."
+    return "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume begins anew."
+
+
 def step_of(checkpoint: Path) -> int:
     """The optimizer step that a checkpoint was written after."""
     match = _NAME.fullmatch(checkpoint.name)

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from distill.training.checkpoint_folders import how_it_goes_on
 from manifests.errors import DiskFullError, StoreError
 from manifests.storage.local_run_store import sync_folder
 
@@ -20,10 +21,12 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path, checkpoints: Path | None) -> Iterator[None]:
     """Turn refusals of the disk into ours, whoever meets them: safetensors has an error of its own, tokenizers raises a
     bare Exception, both with the system's number in its text.
 
+    Args:
+        checkpoints: folder of the training's, for the message; None where it is not known.
     Raises:
         DiskFullError: no space is left.
         StoreError: anything else that the operating system says.
@@ -36,15 +39,11 @@ def writing(folder: Path) -> Iterator[None]:
         number = exc.errno if isinstance(exc, OSError) else _told_errno(exc)
         if number is None:
             raise
+        kept = "--resume goes on from the last checkpoint, if there is one."
+        kept = kept if checkpoints is None else how_it_goes_on(checkpoints)
         if number in _FULL:
-            raise DiskFullError(
-                f"{folder}: no space left to write it. The last whole checkpoint is kept; free some space and continue "
-                "with --resume."
-            ) from exc
-        raise StoreError(
-            f"{folder}: can't be written ({exc}). The last whole checkpoint is kept: fix this and continue with "
-            "--resume."
-        ) from exc
+            raise DiskFullError(f"{folder}: no space left to write it. Free some space. {kept}") from exc
+        raise StoreError(f"{folder}: can't be written ({exc}). Fix this. {kept}") from exc
 
 
 def _told_errno(exc: Exception) -> int | None:

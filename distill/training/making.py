@@ -143,7 +143,7 @@ def finish(location: OutputLocation, fingerprint: str, write: Callable[[Path], M
     (folder / MANIFEST_NAME).unlink(missing_ok=True)
     if location.url is None:  # nothing is left to be replaced: the next manifest here is this model's
         note_claim(location.checkpoints, fingerprint, is_replacing=False)
-    with writing(folder):
+    with writing(folder, location.checkpoints):
         manifest = write(folder)
         sync_files(folder)
     check_interrupted()

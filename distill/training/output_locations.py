@@ -224,11 +224,9 @@ def output_location_of(product: Product, output: str, storage: Storage, *, cache
     Raises:
         ConfigError: a URL that no model can go to.
     """
-    scheme, _, rest = output.partition("://")
-    if is_url(output) and scheme.lower() in ("file", "local"):
-        return OutputLocation(product, output, Path(rest), storage)
-    if not is_url(output):
-        return OutputLocation(product, output, Path(output), storage)
+    folder = training_folder(output, cache_dir=cache_dir)
+    if not is_url(output) or scheme_of(output) in ("file", "local"):
+        return OutputLocation(product, output, folder, storage)
     url = output.rstrip("/")
     if scheme_of(url) != "s3":
         raise ConfigError(f"`output` = {output}: {product.kind}s go to local folders and to s3://. Name one of these.")
@@ -236,12 +234,17 @@ def output_location_of(product: Product, output: str, storage: Storage, *, cache
         raise ConfigError(
             f"`output` = {output}: names a whole bucket. Name a folder in it, which the {product.kind} then owns."
         )
-    return OutputLocation(product, output, work_folder(url, cache_dir=cache_dir), storage, url)
+    return OutputLocation(product, output, folder, storage, url)
 
 
-def work_folder(url: str, *, cache_dir: Path) -> Path:
-    """Where a model that goes to a URL is trained."""
-    return cache_dir / "training" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:24]
+def training_folder(output: str, *, cache_dir: Path) -> Path:
+    """Where a model is trained: in its output, or in the cache where that is at a URL."""
+    scheme, _, rest = output.partition("://")
+    if not is_url(output):
+        return Path(output)
+    if scheme.lower() in ("file", "local"):
+        return Path(rest)
+    return cache_dir / "training" / hashlib.sha256(output.rstrip("/").encode()).hexdigest()[:24]
 
 
 def _take(lease: Lock) -> None:

@@ -74,7 +74,7 @@ def claim(location: OutputLocation, record: TrainingRecord, start: str, *, is_re
 
 def note_claim(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:
     """Write whose checkpoints these are."""
-    with writing(folder):
+    with writing(folder, folder):
         (folder / CLAIM_NAME).write_text(fingerprint + "\n" + f"{_REPLACING}\n" * is_replacing, encoding="utf-8")
 
 

@@ -76,7 +76,7 @@ def write_checkpoint(
     """
     final = place.folder / checkpoints.checkpoint_name(step)
     scratch = place.folder / f".part-{final.name}"
-    with writing(place.folder):
+    with writing(place.folder, place.folder):
         if not is_writer:
             checkpoints.save_weights(module, None)
             return

@@ -63,7 +63,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     spec = read(settings.places) if before is None else where_it_lives(before, read, settings.places, holds=is_there)
     is_first = is_first_process()
     say = teller() if is_first else lambda _: None
-    with says_how_to_continue(is_first=is_first):
+    with says_how_to_continue(spec.output, cache_dir, is_first=is_first):
         report = train(spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:

@@ -81,7 +81,7 @@ def train(
         return emit(
             plain(estimate), _estimated(estimate, "rollouts" if hasattr(spec, "rollouts") else "examples"), output
         )
-    with says_how_to_continue(is_first=is_first):
+    with says_how_to_continue(spec.output, cache_dir, is_first=is_first):
         report = train_teacher(
             spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first, secrets=secrets
         )

@@ -17,6 +17,7 @@ from jobs.planning.job_files import CACHE_VARIABLE, storage_of
 from jobs.planning.settings import Settings, SpecKind, read_settings
 from jobs.planning.spec_places import placed
 from manifests.errors import UsageError
+from manifests.models.references import default_cache_dir
 from manifests.storage.context import Storage
 
 LINE_EVERY_S = 15.0
@@ -67,14 +68,23 @@ def open_spec(spec_file: str, overrides: tuple[str, ...], kind: SpecKind) -> Tra
 
 
 @contextlib.contextmanager
-def says_how_to_continue(*, is_first: bool) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the training; the first process says how it goes on."""
+def says_how_to_continue(output: str, cache_dir: Path | None, *, is_first: bool) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the training; the first process says how it goes on.
+
+    Args:
+        output: of the spec.
+        cache_dir: where models that go to a URL are trained; None for the default.
+    """
+    from distill.training.checkpoint_folders import how_it_goes_on
+    from distill.training.output_locations import CHECKPOINTS, training_folder
+
     try:
         with sigterm_ends(has_launcher=LAUNCHER_VARIABLE in os.environ):
             yield
     except KeyboardInterrupt:
         if is_first:
-            click.echo("The last whole checkpoint is kept. Continue with the same command and --resume.", err=True)
+            folder = training_folder(output, cache_dir=cache_dir or default_cache_dir())
+            click.echo(how_it_goes_on(folder / CHECKPOINTS), err=True)
         raise
 
 

@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 
 from distill.teachers.rollout_files import PARTS, parts_of
 from distill.training.checkpoint_folders import checkpoint_name, damaged
-from distill.training.output_locations import CHECKPOINTS, CLAIM_NAME, work_folder
+from distill.training.output_locations import CHECKPOINTS, CLAIM_NAME, training_folder
 from distill.training.ownership import claimed
 from distill.training.unfinished import StepReached, TrainingRecord, read_step_reached, read_training_record
 from jobs.report.teachers import is_rollouts
 from manifests.errors import ManifestError, TransientError
 from manifests.models.references import default_cache_dir
-from manifests.storage.filesystems import is_url, place_of, scheme_of
 
 UNFINISHED = "(not finished)"
 
@@ -118,6 +117,4 @@ def replacing_training(path: str, *, cache_dir: Path | None = None) -> list[Trai
 
 
 def _checkpoints(path: str, cache_dir: Path | None) -> Path:
-    is_here = not is_url(path) or scheme_of(path) in ("file", "local")
-    cache = cache_dir if cache_dir is not None else default_cache_dir()
-    return (Path(place_of(path)) if is_here else work_folder(path, cache_dir=cache)) / CHECKPOINTS
+    return training_folder(path, cache_dir=cache_dir or default_cache_dir()) / CHECKPOINTS

@@ -234,8 +234,12 @@ def test_a_checkpoint_that_the_disk_refuses_is_no_fault_of_ours(
         raise SafetensorError(f"Error while serializing: I/O error: refused (os error {number})")
 
     monkeypatch.setattr("distill.training.checkpoints.save_file", refuse)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=says) as found:
         run(train=SHORT)
+    assert "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume" in str(
+        found.value
+    )
+    assert "kept" not in str(found.value)
 
 
 def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
@@ -245,7 +249,7 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("distill.students.distilling.write_curves", refuse)
-    with pytest.raises(DiskFullError, match="--resume"):
+    with pytest.raises(DiskFullError, match=r"Free some space\. checkpoint-\d+ is kept: --resume goes on from it"):
         run(train=SHORT)
     monkeypatch.undo()
     assert not run(start="resume", train=SHORT).was_done
@@ -274,8 +278,35 @@ def test_a_training_that_is_asked_to_stop_says_how_to_go_on(
         process.wait()
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert "--resume" in said
-    assert list(folder.glob("checkpoint-*"))
+    assert f"{max(path.name for path in folder.glob('checkpoint-*'))} is kept: --resume goes on from it." in said
+
+
+@pytest.mark.parametrize("command", ["distill", "train"])
+def test_a_training_that_is_stopped_before_its_first_checkpoint_says_that_none_is_kept(
+    spec: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    from jobs.cli import main
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("distill.students.distilling.distill", stop)
+    monkeypatch.setattr("distill.teachers.teaching.train_teacher", stop)
+    values = spec(train=SHORT)
+    if command == "train":
+        values = {"name": "t", "method": "sft", "init": values["student"]["model"], "output": values["output"]}
+        values |= {"data": {"runs": ["out/run"]}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(SystemExit) as end:
+        main([command, str(tmp_path / "spec.yaml")])
+    assert end.value.code == 130
+    said = capsys.readouterr().err
+    assert "No checkpoint was written yet, and nothing is lost but the steps since the start" in said
+    assert "kept" not in said
 
 
 def test_the_same_labels_twice_are_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
