@@ -14,6 +14,7 @@ from distill.students.specs import DistillSpec
 from distill.students.student_record import STUDENT_VERSION, StudentRecord
 from distill.students.students import make_texts, module_class
 from distill.students.token_rows import PairTexts
+from distill.training.adapters import check_targets
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
@@ -53,7 +54,8 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
 
     Raises:
         ModelError: it is of the other kind, or has no tokenizer.
-        ConfigError: `train.max_tokens` is over its limit, or it is a student of the other kind.
+        ConfigError: `train.max_tokens` is over its limit, `student.lora.targets` names layers that it does not have, or
+            it is a student of the other kind.
     """
     transformers = require("transformers", extra="cpu", purpose="relabel distill")
     require("accelerate", extra="cpu", purpose="relabel distill")
@@ -77,6 +79,8 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
             f"model {reference!r} (a {config.model_type}) {is_what}, and student.kind is {spec.student.kind}. "
             f"Set student.kind to what it is, or name another model."
         )
+    if spec.student.lora is not None:
+        check_targets(config, spec.student.lora, key="student.lora", reference=reference)
     limit = _limit(config, tokenizer)
     if limit is not None and spec.train.max_tokens > limit:
         raise ConfigError(

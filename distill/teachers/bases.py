@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.teachers.specs import TeacherSpec
-from distill.training.adapters import adapted
+from distill.training.adapters import adapted, check_targets
 from distill.training.disk_errors import open_to_readers
 from labelers.engines.checkpoints import cache_bytes, count_parameters, end_ids, load_tokenizer
 from labelers.engines.tokens import PromptEncoder
@@ -52,7 +52,7 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
 
     Raises:
         ModelError: it is no causal language model, or has no fast tokenizer.
-        ConfigError: `train.max_tokens` is over its limit.
+        ConfigError: `train.max_tokens` is over its limit, or `lora.targets` names layers that it does not have.
         MissingExtraError: a package is absent.
     """
     library = require("transformers", extra="train", purpose=PURPOSE)
@@ -76,6 +76,8 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
         raise ModelError(
             f"`init` {resolved.reference!r}: a {config.model_type} writes no answers; want a causal language model."
         )
+    if spec.lora is not None:
+        check_targets(config, spec.lora, key="lora", reference=resolved.reference)
     tokenizer = load_tokenizer(library, resolved)
     context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or spec.train.max_tokens)
     if spec.train.max_tokens > context:

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from distill.training.sections import LoraSpec
-from manifests.errors import ModelError
+from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
+
+
+def check_targets(config: Any, lora: LoraSpec, *, key: str, reference: str) -> None:
+    """Look whether the model has the layers that are to be adapted; its config says it, no weights are loaded. peft
+    itself refuses only where none is found.
+
+    Args:
+        key: the spec's, for errors.
+        reference: the model's, for errors.
+    Raises:
+        ConfigError: one of them is no layer of the model.
+        ModelError: the config describes no model.
+    """
+    if not lora.targets:
+        return
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            modules = dict(AutoModelForCausalLM.from_config(copy.deepcopy(config)).named_modules())
+    except (ValueError, TypeError, RuntimeError) as exc:
+        raise ModelError(f"model {reference!r}: its config.json describes no model that can be built.") from exc
+    layers = {name for name, module in modules.items() if getattr(getattr(module, "weight", None), "ndim", 0) > 1}
+    for target in lora.targets:
+        found = {name for name in modules if name == target or name.endswith(f".{target}")}
+        if found and found <= layers:
+            continue
+        fault = f"{target} of {reference!r} is no single layer of weights"
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+        raise ConfigError(
+            f"{key}.targets: {fault if found else f'no layer of {reference!r} is called {target}'}; there are {known}. "
+            "Name some of these, or leave `targets` out to adapt every linear layer but the output matrix."
+        )
 
 
 def adapted(lm: Any, lora: LoraSpec, *, seed: int, key: str, extra: str) -> Any:

@@ -322,3 +322,13 @@ def test_the_same_labels_twice_are_refused(run: Callable[..., Any], tmp_path: Pa
 def test_half_precision_without_a_gpu_is_refused_and_not_silently_single(run: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"fp16 is for GPUs.*bf16"):
         run(train={**SHORT, "precision": "fp16"})
+
+
+def test_adapters_of_layers_that_a_decoder_does_not_have_are_refused_before_anything_is_encoded(
+    run: Callable[..., Any], decoder_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.setattr("distill.students.distilling.texts_of", lambda *_: pytest.fail("texts were encoded"))
+    student = {"kind": "decoder", "model": str(decoder_dir()), "lora": {"targets": ["q_proj", "v_porj"]}}
+    with pytest.raises(ConfigError, match=r"student\.lora\.targets: .*called v_porj; there are down_proj, .*v_proj"):
+        run(student=student, train=SHORT)

@@ -23,7 +23,7 @@ from distill.teachers.rollouts import Dialogues
 from distill.teachers.sft_examples import Example
 from distill.teachers.sft_trainer import IGNORED, MaskedCollator, answer_loss
 from distill.teachers.spec_files import read_teacher_spec
-from distill.teachers.teaching import train_teacher
+from distill.teachers.teaching import estimate_teacher, train_teacher
 from distill.training import checkpoints
 from labelers.engines.tokens import PromptEncoder
 from labelers.registry import labeler_class
@@ -238,8 +238,39 @@ def test_adapters_alone_are_trained_resumed_and_merged(
         umbrela(train=TRAIN, lora=lora)
     torch.manual_seed(6)
     assert same_weights(umbrela("resume", train=TRAIN, lora=lora).place, alone.place)
-    with pytest.raises(ModelError, match=r"lora: .*no_such_layer"):
-        umbrela("restart", lora={"targets": ["no_such_layer"]})
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (["no_such_layer"], r"no layer of .* is called no_such_layer; there are down_proj, .*v_proj"),
+        (["q_proj", "proj"], r"is called proj; there are"),  # peft adapts the rest and says nothing
+        (["layers.0.self_attn.q_proj", "1.self_attn.q_porj"], r"is called 1\.self_attn\.q_porj; there are"),
+        (["self_attn"], r"self_attn .*is no single layer of weights; there are"),
+        (["input_layernorm"], r"input_layernorm .*is no single layer of weights; there are"),
+    ],
+)
+def test_adapters_of_layers_that_the_model_does_not_have_are_refused_by_a_dry_run(
+    values: Callable[..., dict[str, Any]], pairs_path: Path, targets: list[str], words: str
+) -> None:
+    pytest.importorskip("peft")
+    held = values(
+        labeler={"name": "direct", "grades": 3}, data={"gold": {"path": str(pairs_path)}}, lora={"targets": targets}
+    )
+    spec = read_teacher_spec(held, where="teacher.yaml")
+    with pytest.raises(ConfigError, match=rf"lora\.targets: .*{words}"):
+        estimate_teacher(spec, Storage())
+    with pytest.raises(ConfigError, match=words):
+        train_teacher(spec, Storage())
+
+
+def test_adapters_of_layers_that_there_are_pass_a_dry_run(
+    values: Callable[..., dict[str, Any]], pairs_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    held = values(labeler={"name": "direct", "grades": 3}, data={"gold": {"path": str(pairs_path)}})
+    for lora in ({}, {"targets": ["q_proj", "layers.1.mlp.up_proj", "model.layers.0.self_attn.v_proj"]}):
+        assert estimate_teacher(read_teacher_spec({**held, "lora": lora}, where="teacher.yaml"), Storage()).steps
 
 
 def test_a_loss_that_is_no_number_names_the_rows_and_a_full_disk_and_a_lack_of_memory_are_said(
