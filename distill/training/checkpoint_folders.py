@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 from manifests.errors import ManifestError
 
 _NAME = re.compile(r"checkpoint-(\d+)")
-STATE, DIGESTS = "state.json", "digests.json"
+WEIGHTS, OPTIMIZER, RANDOM, STATE = "weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
+DIGESTS = "digests.json"
 
 
 def checkpoint_name(step: int) -> str:
@@ -41,6 +43,18 @@ def step_of(checkpoint: Path) -> int:
     match = _NAME.fullmatch(checkpoint.name)
     assert match is not None
     return int(match[1])
+
+
+def digests_of(checkpoint: Path) -> dict[str, str | None]:
+    """sha256 of a checkpoint's files, by name; None for those of relabel up to 0.1, which noted none.
+
+    Raises:
+        OSError, ValueError, AttributeError: they can't be read.
+    """
+    file = checkpoint / DIGESTS
+    if not file.exists():
+        return dict.fromkeys((WEIGHTS, OPTIMIZER, RANDOM, STATE))
+    return dict(json.loads(file.read_text(encoding="utf-8")).items())
 
 
 def damaged(checkpoint: Path, fault: str) -> ManifestError:

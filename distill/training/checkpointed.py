@@ -18,6 +18,8 @@ from distill.training.outcomes import Outcome
 from distill.training.step_state import StepState, write_checkpoint
 from manifests.interruptions import draining
 
+STATE_OF_TRAINER = "trainer_state.json"
+
 
 class CheckpointedTrainer(MeasuredTrainer):
     """A Trainer that writes, finds and names things as this project does. Arguments are MeasuredTrainer's."""
@@ -69,7 +71,7 @@ class CheckpointedTrainer(MeasuredTrainer):
             state,
             is_writer=is_writer,
             best=best,
-            write_more=lambda folder: self.state.save_to_json(str(folder / "trainer_state.json")),
+            write_more=lambda folder: self.state.save_to_json(str(folder / STATE_OF_TRAINER)),
         )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -107,8 +109,14 @@ class CheckpointedTrainer(MeasuredTrainer):
     def adopt_if_finished(self, checkpoint: Path) -> bool:
         """Take over a checkpoint after which there is nothing left to train; False if there is. Trainer itself would do
         one step more.
+
+        Raises:
+            ManifestError: it is damaged.
         """
-        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        try:
+            self.state = TrainerState.load_from_json(str(checkpoint / STATE_OF_TRAINER))
+        except (OSError, ValueError, TypeError) as exc:
+            raise checkpoints.damaged(checkpoint, f"{STATE_OF_TRAINER} is missing, or can't be read") from exc
         self._take(StepState.load(checkpoint))
         if self.state.global_step < self.state.max_steps and self.stopped_by() is None:
             return False

@@ -26,9 +26,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distill.training.checkpoint_folders import DIGESTS as DIGESTS
+from distill.training.checkpoint_folders import OPTIMIZER, digests_of, join_tensors
+from distill.training.checkpoint_folders import RANDOM as RANDOM
 from distill.training.checkpoint_folders import STATE as STATE
+from distill.training.checkpoint_folders import WEIGHTS as WEIGHTS
 from distill.training.checkpoint_folders import checkpoint_name as checkpoint_name
-from distill.training.checkpoint_folders import damaged, join_tensors
+from distill.training.checkpoint_folders import damaged as damaged
 from distill.training.checkpoint_folders import list_checkpoints as list_checkpoints
 from distill.training.checkpoint_folders import step_of as step_of
 from distill.training.disk_errors import open_to_readers, sync_files
@@ -38,8 +41,6 @@ from manifests.errors import ManifestError, TrainingError
 from manifests.interruptions import check_interrupted
 from manifests.records import fault_of
 from manifests.storage.local_run_store import sync_folder
-
-WEIGHTS, OPTIMIZER, RANDOM = "weights.safetensors", "optimizer.safetensors", "random.safetensors"
 
 
 def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -76,15 +77,14 @@ def write_digests(folder: Path) -> None:
 
 
 def check_digests(checkpoint: Path) -> None:
-    """Read every byte of a checkpoint. One of relabel up to 0.1 has no digests, and is taken as it is.
+    """Read every byte of a checkpoint. One of relabel up to 0.1 has no digests, and is taken as it is, if all its files
+    are there.
 
     Raises:
         ManifestError: a file is missing, or not as it was written.
     """
-    if not (checkpoint / DIGESTS).exists():
-        return
     try:
-        bad = first_changed(checkpoint, json.loads((checkpoint / DIGESTS).read_text(encoding="utf-8")))
+        bad = first_changed(checkpoint, digests_of(checkpoint))
     except (OSError, ValueError, AttributeError) as exc:
         raise damaged(checkpoint, fault_of(exc)) from exc
     if bad is not None:

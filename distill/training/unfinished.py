@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from distill.training.checkpoint_folders import DIGESTS, STATE, damaged, join_tensors, list_checkpoints, step_of
+from distill.training.checkpoint_folders import STATE, damaged, digests_of, join_tensors, list_checkpoints, step_of
 from distill.training.curves import Point
 from distill.training.model_manifests import BaseModelUsed
 from manifests.digests import readable_json, sha256_bytes
@@ -113,7 +113,7 @@ def read_step_reached(checkpoints: Path) -> StepReached | None:
             return _read(kept[-1])
         except FileNotFoundError as exc:
             if look == LOOKS - 1:
-                raise damaged(kept[-1], f"{STATE} is missing") from exc
+                raise damaged(kept[-1], f"{exc.args[0]} is missing") from exc
     raise AssertionError("the last look returns or raises")
 
 
@@ -123,15 +123,15 @@ def _read(checkpoint: Path) -> StepReached:
     Raises:
         FileNotFoundError: it is going, or was never whole.
     """
-    digests = checkpoint / DIGESTS
-    file = checkpoint / STATE
-    if not file.is_file():  # a pipe would be waited for
-        raise FileNotFoundError(file)
     try:
-        with file.open("rb") as handle:
+        digests = digests_of(checkpoint)
+        for name in {STATE: None, **digests}:
+            if not (checkpoint / name).is_file():  # a pipe would be waited for
+                raise FileNotFoundError(name)
+        with (checkpoint / STATE).open("rb") as handle:
             written = datetime.fromtimestamp(int(os.fstat(handle.fileno()).st_mtime), UTC)
             data = handle.read()
-        if digests.is_file() and json.loads(digests.read_bytes())[STATE] != sha256_bytes(data):
+        if digests[STATE] not in (None, sha256_bytes(data)):
             raise ValueError("it is not as it was written")
         held = join_tensors(json.loads(data), defaultdict(lambda: None))
         curve = [(int(step), str(split), str(name), float(value)) for step, split, name, value in held["curve"]]

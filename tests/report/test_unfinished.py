@@ -145,6 +145,15 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused_by_name(folder: Pa
         build_report([str(out)], Storage())
 
 
+def test_half_a_copy_of_a_checkpoint_is_not_shown_as_a_whole_one(folder: Path) -> None:
+    out = forge_training(folder / "out")
+    (out / CHECKPOINTS / "checkpoint-000004" / "weights.safetensors").unlink()
+    with pytest.raises(
+        ManifestError, match=r"checkpoint-000004: a damaged checkpoint \(weights\.safetensors is missing"
+    ):
+        build_report([str(out)], Storage())
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "pipe"])
 def test_rollouts_that_are_not_what_the_checkpoint_names_are_refused(folder: Path, damage: str) -> None:
     out = forge_training(folder / "out")

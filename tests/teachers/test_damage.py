@@ -140,6 +140,19 @@ def test_a_damaged_checkpoint_is_refused_by_name(
         checkpoints.last_checkpoint(tmp_path / "copy", lambda _: None)
 
 
+@pytest.mark.parametrize("name", [*FILES, None])
+def test_a_checkpoint_without_digests_that_is_not_whole_is_refused_by_name(
+    train: Any, trained: tuple[Path, Any], tmp_path: Path, name: str | None
+) -> None:
+    """Half a copy, or an empty folder that bears the name of a checkpoint."""
+    shutil.copytree(trained[0], tmp_path / "copy")
+    last = checkpoints.list_checkpoints(tmp_path / "copy")[-1]
+    for file in (*FILES, checkpoints.DIGESTS) if name is None else (name, checkpoints.DIGESTS):
+        (last / file).unlink()
+    with pytest.raises(ManifestError, match=f"{last.name}: a damaged checkpoint .*is missing.*Remove it to resume"):
+        train(tmp_path / "copy")
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_rollouts_are_refused_before_a_step(
     train: Any, trained: tuple[Path, Any], tmp_path: Path, damage: str
