@@ -73,8 +73,14 @@ class OutputLocation:
 
         Raises:
             ConfigError: there is a file in its place.
-            StaleRunError: it holds files of something else.
+            StaleRunError: it holds files of something else, or the other command trains there, behind another lock.
         """
+        others = [path.stem for path in self.checkpoints.glob("*.lock") if path.name != self.lock_name]
+        if others:
+            raise StaleRunError(
+                f"{self.output}: `relabel {others[0]}` trains or trained there, and would lose its checkpoints. Name "
+                f"another `output`; or, if that training is not wanted any more, remove {self.checkpoints}."
+            )
         if self.url is not None:  # the folder of work is nobody else's
             return
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())

@@ -332,3 +332,18 @@ def test_adapters_of_layers_that_a_decoder_does_not_have_are_refused_before_anyt
     student = {"kind": "decoder", "model": str(decoder_dir()), "lora": {"targets": ["q_proj", "v_porj"]}}
     with pytest.raises(ConfigError, match=r"student\.lora\.targets: .*called v_porj; there are down_proj, .*v_proj"):
         run(student=student, train=SHORT)
+
+
+@pytest.mark.parametrize("start", ["new", "restart", "resume"])
+def test_a_folder_where_a_teacher_is_trained_is_no_students(
+    run: Callable[..., Any], spec: Callable[..., dict[str, Any]], start: str
+) -> None:
+    """The two commands hold locks of their own, so that neither sees the other at work."""
+    checkpoints = Path(spec()["output"]) / "checkpoints"
+    (checkpoints / "checkpoint-000001").mkdir(parents=True)
+    (checkpoints / "training.json").write_text("f" * 64)
+    (checkpoints / "train.lock").touch()
+    before = sorted(checkpoints.rglob("*"))
+    with pytest.raises(StaleRunError, match=r"out: `relabel train` trains or trained there.*Name another `output`"):
+        run(start=start, train=SHORT)
+    assert sorted(checkpoints.rglob("*")) == before
