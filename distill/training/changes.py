@@ -34,9 +34,9 @@ def changes(
     Args:
         spec, model, data: of the other one; the digest of its data is None where it is not known.
     """
-    found = [
-        _phrase(*one) for one in differing(_deciding(spec, product.undecided), _deciding(now.spec, product.undecided))
-    ]
+    both = differing(_deciding(spec, product.undecided), _deciding(now.spec, product.undecided))
+    # keys that only one of them has last: another method brings many
+    found = [_phrase(*one) for one in sorted(both, key=lambda one: None in one)]
     if model.digest != now.model.digest:
         found.append(
             f"{product.model_key}: was {_text(model.reference)}, is {_text(now.model.reference)}"
@@ -79,6 +79,8 @@ def _phrase(path: str, was: Any, now: Any) -> str:
     is_text = isinstance(was, str) and isinstance(now, str)
     if is_text and (PROMPT in path.split(".") or max(len(was), len(now)) > SHOWN_CHARS or "\n" in was + now):
         return f"{path}: was a text of {len(was):,} characters, is another of {len(now):,}"
+    if PROMPT in path.split("."):
+        return f"{path}: differs"
     return f"{path}: was {_text(was)}, is {_text(now)}"
 
 

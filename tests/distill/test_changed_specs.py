@@ -91,6 +91,16 @@ def test_prompts_long_texts_and_secrets_are_not_shown() -> None:
     assert all(len(one) < 300 for one in said)
 
 
+def test_a_prompt_that_only_one_of_them_has_is_not_shown_and_keys_of_both_come_first() -> None:
+    was = record(method="grpo", credit={"learn": True}, prompt={"system": "Be kind."})
+    now = record(method="sft")
+    assert changes(was.spec, was.model, was.data, now, PRODUCT) == [
+        "method: was grpo, is sft",
+        'credit: was {"learn": true}, is null',
+        "prompt: differs",
+    ]
+
+
 def test_what_decides_nothing_is_not_named() -> None:
     was = record(name="a", train={"device": "cpu", "seed": 1}, data={"gold": {"path": "here", "grade": "g"}})
     now = record(name="b", train={"device": "auto", "seed": 2}, data={"gold": {"path": "there", "grade": "g"}})
