@@ -61,6 +61,10 @@ class Helping:
         """Note how long a chunk took here from its first row to its commit."""
         self._spans = [*self._spans[-7:], seconds]
 
+    def begins(self, shard: int, chunk: int) -> None:
+        """Note a chunk that this worker asks, as a helper or as the holder that it may cease to be."""
+        self._mine.add((shard, chunk))
+
     def ignore(self, shard: int) -> None:
         """Claims that are there when a shard's lock is taken are of workers that went with its last holder."""
         self._claims.update(dict.fromkeys(self._store.names(_folder(shard)), float("-inf")))

@@ -108,6 +108,7 @@ class Session:
         self.left = WorkLeft(opened, shards, is_retry=is_retry, retries=retries)
         self._before = self.left.seen
         self._locks: dict[int, Lock] = {}
+        self._given_up: set[int] = set()
         self._chunks_left: dict[int, int] = {}
         self._guard = threading.Lock()
         self._upcoming = iter(shards)
@@ -246,14 +247,16 @@ class Session:
                 yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs, settled)
 
     def _is_lost(self, shard: int) -> bool:
+        """Whether another has the lease by now; once it was given up, the shard is one to help with like any other."""
         lock = self._locks.get(shard)
-        return lock is not None and lock.is_lost
+        return lock is not None and lock.is_lost and shard not in self._given_up
 
     def _give_up(self, shard: int, chunks: list[int]) -> None:
         """Ask no more of a shard whose lease another worker has by now. What was begun may still be committed, if
         nobody was faster.
         """
         self._logs.write(shard, f"lease lost: {len(chunks)} chunks are left to the worker that took it over")
+        self._given_up.add(shard)
         self.busy.append(shard)
         self._leave(shard, len(chunks))
 
@@ -308,6 +311,7 @@ class Session:
 
     def _begin(self, chunk: ChunkId, pairs: list[Pair], settled: Mapping[int, QuarantineRow]) -> ChunkWork:
         self.progress.others.begins(chunk)
+        self.helping.begins(chunk.shard, chunk.chunk)
         work = ChunkWork(chunk, pairs, self.keys.keys(pairs))
         work.settled_rows = {index: settled[pair.row_id] for index, pair in enumerate(pairs) if pair.row_id in settled}
         if self.reuse is not None:

@@ -279,3 +279,25 @@ def test_a_session_that_lost_its_lease_begins_no_further_chunk_of_that_shard(
     monkeypatch.chdir(folder)
     assert relabel("run", planned).code == 0
     assert relabel("verify", planned).code == 0
+
+
+def test_a_session_that_lost_its_lease_does_not_help_with_what_it_has_in_flight_itself(
+    folder: Path, planned: str, relabel: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own chunks without a receipt looked like those of a holder who gets nothing done: it asked them twice."""
+    true = sessions.Session._begin
+    begun: list[tuple[int, int]] = []
+
+    def begin(self: sessions.Session, chunk, pairs, settled):  # type: ignore[no-untyped-def]
+        begun.append(chunk[:2])
+        if chunk[:2] == (0, 1):
+            self._locks[0].is_lost = True  # type: ignore[misc]
+        return true(self, chunk, pairs, settled)
+
+    monkeypatch.setattr(sessions.Session, "_begin", begin)
+    monkeypatch.setattr(Helping, "_pays", lambda *_: True)
+    slow = ("--set", "engine.args.latency_s=0.05", "--set", "engine.args.batch=1")
+    done = relabel("run", planned, *slow, "--output", "json")
+    assert done.code == 0, done
+    assert sorted(begun) == [(shard, chunk) for shard in range(2) for chunk in range(3)]
+    assert done.json["this_run"]["in_vain"]["pairs"] == 0
