@@ -76,7 +76,13 @@ class Setting:
 
 RATES = [{"learning_rate": rate} for rate in (1e-4, 2e-4)]
 SWEEP: dict[str, list[list[dict[str, Any]]]] = {
-    "relabel": [RATES, [{"epochs": 4}], [{"epochs": 8}], [{"temperature": 0.5}, {"temperature": 2.0}]],
+    "relabel": [
+        RATES,
+        [{"epochs": 4}],
+        [{"epochs": 8}],
+        [{"temperature": 0.5}, {"temperature": 2.0}],
+        [{"temperature": 0.25}],
+    ],
     "relabel-gold": [
         [{"gold_weight": 0.5, "epochs": epochs} for epochs in (2, 4)],
         [{"gold_weight": weight} for weight in (0.25, 0.75)],
