@@ -30,7 +30,7 @@ TIMED_WEIGHTS = 1 << 24
 TURNS = 5
 
 
-class Pace:
+class DevicePace:
     """Seconds of a model's large sums, on the device and in the precision of its training."""
 
     def __init__(self, train: TeacherTraining, base: TeacherBase) -> None:
@@ -99,7 +99,7 @@ def expected_time(spec: TeacherSpec, base: TeacherBase, estimate: TrainingEstima
     if base.num_weights is None or (rollouts is not None and rollouts.vllm is not None):
         return None
     set_threads(train)
-    pace = Pace(train, base)
+    pace = DevicePace(train, base)
     batches, updates = estimate.steps * train.accumulation, 1 if rollouts is None else rollouts.updates
     tokens, answers = (math.ceil(updates * all_of / batches) for all_of in (estimate.tokens, estimate.answer_tokens))
     attention = pace.attention(train.batch_size, math.ceil(tokens / train.batch_size))

@@ -34,7 +34,7 @@ class Counted:
 
 
 def seconds(monkeypatch: pytest.MonkeyPatch, *, weights: int | None = 1, **changes: Any) -> float | None:
-    monkeypatch.setattr(expected_time, "Pace", Counted)
+    monkeypatch.setattr(expected_time, "DevicePace", Counted)
     monkeypatch.setattr(expected_time, "set_threads", lambda _: None)
     train = TrainingSection(epochs=1, batch_size=4, accumulation=2, learning_rate=1e-4, max_tokens=512)
     if changes.pop("checkpointing", False):
@@ -80,7 +80,7 @@ def test_the_pace_is_of_this_device_and_of_this_model(tmp_path: Path) -> None:
         folder = write_tiny_decoder(tmp_path / str(layers), layers=layers)
         config = AutoConfig.from_pretrained(folder)
         base: Any = SimpleNamespace(config=config, num_weights=count_parameters(folder))
-        return expected_time.Pace(train, base)
+        return expected_time.DevicePace(train, base)
 
     few, many = pace(1), pace(64)
     assert 0 < few.product(64, 8) < many.product(64, 8)
