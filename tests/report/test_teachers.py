@@ -32,7 +32,7 @@ from manifests.digests import sha256_file
 from manifests.errors import ManifestError
 from manifests.records import plain
 from manifests.storage.context import Storage
-from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
+from tests.report.conftest import BAITS, Judgment, assert_baits_are_text, forge_run, plain_pairs, write_table
 from tests.report.test_sections import csv_of
 
 WEIGHTS = "model.safetensors"
@@ -214,14 +214,7 @@ def test_hostile_rollouts_and_names_run_nowhere(folder: Path, open_page: Callabl
     teacher = forge_teacher(folder / "teacher", name=BAITS[0], note=BAITS[1], rollouts=rows)
     path = folder / "report.html"
     path.write_text(build_report([str(teacher)], Storage()).html, encoding="utf-8", errors="replace")
-    page, seen = open_page(path)
-    for fold in page.locator("details").all():
-        fold.evaluate("one => one.open = true")
-    assert page.evaluate("'pwned' in window") is False
-    assert seen.all == []
-    assert page.locator("iframe, img, link, object, embed").count() == 0
-    assert page.locator("[onerror], [onload], [style], a[href^='javascript:']").count() == 0
-    assert BAITS[1] in page.locator("main").inner_text()
+    assert_baits_are_text(path, open_page)
 
 
 def test_run_is_joined_to_its_teacher_by_the_digest_of_all_files(folder: Path, teacher: Path) -> None:
