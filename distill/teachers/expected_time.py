@@ -23,7 +23,7 @@ from distill.training.precision import is_on_cpu, precision_of
 
 LEAST, MOST = 0.7, 4.0
 """How far a training may be from its large sums: answers end early, and norms, copies and the loop itself come on top.
-By benchmarks/training_time_holds.py.
+Chosen by a few trainings of a small model on a busy CPU; benchmarks/training_time_holds.py tells how often they hold.
 """
 TIMED_WEIGHTS = 1 << 24
 """More than a cache holds, so that they are read as a model's are."""
