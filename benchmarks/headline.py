@@ -1,7 +1,7 @@
 """A teacher's labels of all pairs, the student that is trained on them, and sentence-transformers' CrossEncoder on the
 same labels: judged by trusted grades on queries that nobody trained on.
 
-    python -m benchmarks.headline train RUN PAIRS.parquet --to FOLDER [--only SIDE,…] [--more RUN] [--threads 1]
+    python -m benchmarks.headline train RUN PAIRS.parquet --to FOLDER [--only SIDE,…] [--more RUN …] [--threads 1]
     python -m benchmarks.headline judge RUN PAIRS.parquet --to FOLDER
     python -m benchmarks.headline speed RUN PAIRS.parquet --to EMPTY_FOLDER
 
@@ -89,18 +89,24 @@ SWEEP: dict[str, list[list[dict[str, Any]]]] = {
     ],
     "st-mse": [RATES, [{"epochs": 4}]],
     "st-ce": [RATES, [{"epochs": 4}], [{"temperature": 0.25}]],
-    "relabel-more": [[{"epochs": 4}]],
+    "relabel-more": [[{"epochs": 4, "temperature": temperature} for temperature in (0.25, 1.0)]],
     "relabel-more-gold": [[{"gold_weight": 0.5, "epochs": epochs} for epochs in (2, 3)]],
+    "st-ce-more": [[{"epochs": 4}]],
 }
 """By side, stages of changes; each stage changes the best setting so far."""
-BASES = {"relabel-gold": "relabel", "relabel-more": "relabel", "relabel-more-gold": "relabel-gold"}
+BASES = {
+    "relabel-gold": "relabel",
+    "relabel-more": "relabel",
+    "relabel-more-gold": "relabel-gold",
+    "st-ce-more": "st-ce",
+}
 """Sides whose first stage changes the best setting of another."""
 
 
 def make_spec(options: argparse.Namespace, setting: Setting) -> DistillSpec:
     values: dict[str, Any] = {
         "name": setting.name,
-        "labels": [options.run, *([options.more] if "more" in setting.side else [])],
+        "labels": [options.run, *(options.more if "more" in setting.side else [])],
         "gold": {"path": options.pairs, "grade": "grade"},
         "student": {"kind": "encoder", "model": MODEL, "pooling": setting.pooling},
         "loss": {"temperature": setting.temperature, "gold_weight": setting.gold_weight},
@@ -150,14 +156,15 @@ def by_sentence_transformers(
         max_length=train.max_tokens,
         device="cpu",
     )
-    rows = [row for row in examples.rows_of(TRAIN) if not np.isnan(examples.teacher_probs[row]).any()]
-    probs_BK = examples.teacher_probs[rows] ** (1 / setting.temperature)  # it has no temperature: its targets have
+    learned = load_examples(spec, Storage())  # with the further labels, where the side has them
+    rows = [row for row in learned.rows_of(TRAIN) if not np.isnan(learned.teacher_probs[row]).any()]
+    probs_BK = learned.teacher_probs[rows] ** (1 / setting.temperature)  # it has no temperature: its targets have
     probs_BK /= probs_BK.sum(1, keepdims=True)
-    score_B = probs_BK @ np.arange(examples.grades) / (examples.grades - 1)
+    score_B = probs_BK @ np.arange(learned.grades) / (learned.grades - 1)
     data = Dataset.from_dict(
         {
-            "query": [examples.texts[row][0] for row in rows],
-            "document": [examples.texts[row][1] for row in rows],
+            "query": [learned.texts[row][0] for row in rows],
+            "document": [learned.texts[row][1] for row in rows],
             "label": score_B.tolist() if is_scored else probs_BK.tolist(),
         }
     )
@@ -242,7 +249,7 @@ def train(options: argparse.Namespace) -> None:
     for name, stages in SWEEP.items():
         if options.only and name not in options.only.split(","):
             continue
-        if "more" in name and options.more is None:
+        if "more" in name and not options.more:
             continue
         base = BASES.get(name)
         best = replace(best_of(options.to, base), side=name) if base else Setting(name)
@@ -356,7 +363,7 @@ def main() -> None:
     parser.add_argument("pairs")
     parser.add_argument("--to", required=True)
     parser.add_argument("--only", default="")
-    parser.add_argument("--more")
+    parser.add_argument("--more", nargs="*", default=[])
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,7 +1,7 @@
 """Pairs that nobody searched for, for a teacher to label: queries cut out of the titles of training rows, each with the
 title that it was cut from and with titles further down a BM25 ranking for it.
 
-    python -m benchmarks.queries_from_titles PAIRS.parquet --to MORE.parquet [--queries 1200]
+    python -m benchmarks.queries_from_titles PAIRS.parquet --to MORE.parquet [--queries 1200] [--seed 0]
 
 A student that saw a hundred queries has learned how the teacher grades those; labels cost no trusted grade, so more of
 them are a matter of time alone. Only titles that rows of the training side alone have are used, and only queries that
@@ -93,9 +93,10 @@ def main() -> None:
     parser.add_argument("pairs")
     parser.add_argument("--to", required=True)
     parser.add_argument("--queries", type=int, default=1200)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     titles = training_titles(options.pairs)
-    queries = drawn_queries(titles, options.queries, random.Random(0))
+    queries = drawn_queries(titles, options.queries, random.Random(options.seed))
     ranker = bm25s.BM25()
     ranker.index([words_of(title) for title in titles], show_progress=False)
     ranked, _ = ranker.retrieve([query.split() for query in queries], k=max(RANKS) + 1, show_progress=False)
