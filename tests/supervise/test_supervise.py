@@ -253,6 +253,7 @@ def test_a_second_ctrl_c_kills_all_at_once_with_130(tmp_path: Path) -> None:
     assert process.stderr is not None
     while "makes its answers up" not in (line := process.stderr.readline()) and line:
         pass
+    wait_for(lambda: (tmp_path / "out/leases/shard-00001.lock").exists())  # workers ask, so there is something to drain
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     while "Ctrl-C" not in (line := process.stderr.readline()) and line:
