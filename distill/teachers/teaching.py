@@ -30,7 +30,7 @@ from distill.teachers.teacher_manifest import (
 from distill.teachers.trainers import AsksAnEngine, TeacherTrainer, Trained, TrainingEstimate
 from distill.training.card_parts import CARD_NAME
 from distill.training.curves import write_curves
-from distill.training.making import Start, conclude, finish, look, making, refuse_own_base
+from distill.training.making import Start, conclude, finish, foresee, look, making, refuse_own_base
 from distill.training.model_manifests import BaseModelUsed, Product
 from distill.training.output_locations import OutputLocation, output_location_of
 from distill.training.precision import precision_of
@@ -125,6 +125,7 @@ def estimate_teacher(
     spec: TeacherSpec,
     storage: Storage,
     *,
+    start: Start = "new",
     cache_dir: Path | None = None,
     say: Say = lambda _: None,
     is_timed: bool = False,
@@ -144,6 +145,8 @@ def estimate_teacher(
     _check_place(location, resolved)
     base = check_teacher_base(spec, resolved)
     trainer = _trainer(spec, base, storage)
+    if foresee(location, record_of(spec, trainer, resolved), start) is not None:
+        say(f"{location.output}: holds this teacher already; a training would find it and end with nothing to do.")
     for note in trainer.notes:
         say(note)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from distill.training.disk_errors import sync_files, writing
 from distill.training.model_manifests import StoredManifest
 from distill.training.output_locations import OutputLocation
-from distill.training.ownership import claim, claimed, finished, note_claim, tidy
+from distill.training.ownership import check_claim, claim, claimed, finished, note_claim, tidy
 from distill.training.unfinished import TrainingRecord
 from manifests import failpoints
 from manifests.digests import readable_json
@@ -82,6 +82,18 @@ def look(location: OutputLocation, record: TrainingRecord, start: Start) -> Left
         done = None  # the one that a --restart is to replace: it was killed, and goes on
     done = finished(done, record, start, location, location.output)
     return Left(done, waiting, is_replacing=is_ours or start == "restart")
+
+
+def foresee(location: OutputLocation, record: TrainingRecord, start: Start) -> StoredManifest | None:
+    """What `making` would come upon, without a lock and without a trace: the finished model, or nothing in its way.
+
+    Raises:
+        StaleRunError: the model or checkpoints of another spec, or checkpoints that nobody said what to do with.
+    """
+    found = look(location, record, start).found
+    if found is None:
+        check_claim(location, record, start)
+    return found
 
 
 def conclude(location: OutputLocation, left: Left, record: TrainingRecord, start: Start, *, is_writer: bool) -> Left:

@@ -54,8 +54,22 @@ def claim(location: OutputLocation, record: TrainingRecord, start: str, *, is_re
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
+    check_claim(location, record, start)
+    note_claim(folder, record.fingerprint, is_replacing=is_replacing)
+    note_record(folder, record)
+
+
+def check_claim(location: OutputLocation, record: TrainingRecord, start: str) -> None:
+    """Look whether the checkpoints that are there may be gone on with; a --restart deletes them.
+
+    Raises:
+        StaleRunError: they are of another spec, or of this one and nobody said what to do with them.
+    """
+    if start == "restart":
+        return
+    folder = location.checkpoints
     held, _ = claimed(folder)
-    left = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint-"))
+    left = sorted(path.name for path in folder.glob("checkpoint-*"))
     if left and held != record.fingerprint:
         begun = read_training_record(folder, held)
         changed = [] if begun is None else changes(begun.spec, begun.model, begun.data, record, location.product)
@@ -68,8 +82,6 @@ def claim(location: OutputLocation, record: TrainingRecord, start: str, *, is_re
         raise StaleRunError(
             f"{folder}: an unfinished training left {left[-1]}. Continue with --resume, or start over with --restart."
         )
-    note_claim(folder, record.fingerprint, is_replacing=is_replacing)
-    note_record(folder, record)
 
 
 def note_claim(folder: Path, fingerprint: str, *, is_replacing: bool) -> None:

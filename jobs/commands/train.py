@@ -77,7 +77,9 @@ def train(
     is_first = is_first_process()
     say = teller() if is_first else lambda _: None
     if dry_run:
-        estimate = estimate_teacher(spec, storage, cache_dir=cache_dir, say=say, is_timed=probe, secrets=secrets)
+        estimate = estimate_teacher(
+            spec, storage, start=start, cache_dir=cache_dir, say=say, is_timed=probe, secrets=secrets
+        )
         return emit(
             plain(estimate), _estimated(estimate, "rollouts" if hasattr(spec, "rollouts") else "examples"), output
         )

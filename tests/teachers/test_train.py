@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,68 @@ def test_a_teacher_that_was_killed_goes_on_in_the_same_run_of_its_service(
         (f"{row['split']}/{row['name']}", row["step"]): row["value"] for row in points
     })  # fmt: skip
     assert max(row["step"] for row in points) == 6
+
+
+def _put(name: str, data: bytes) -> Callable[[Path], Any]:
+    def go(out: Path) -> None:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(data)
+
+    return go
+
+
+IN_THE_WAY: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a student": (_put("manifest.json", b'{"kind": "student", "fingerprint": "f"}'), "is not a teacher's manifest"),
+    "a label run": (_put("manifest.json", b'{"state": "complete"}'), "is not a teacher's manifest"),
+    "half a manifest": (_put("manifest.json", b'{"kind"'), "not readable as a teacher's manifest"),
+    "a folder of its own": (_put("notes.txt", b"mine"), "holds notes.txt, which no teacher of ours left there"),
+    "a file": (_put("", b"mine"), "is a file. Name a folder"),
+    "the checkpoints of a student": (_put("checkpoints/distill.lock", b""), "`relabel distill` trains or"),
+    "another teacher": (lambda _: {"learning_rate": 2e-3}, "(train.learning_rate: was 0.002, is 0.001)"),
+    "another teacher's checkpoints": (lambda _: {"learning_rate": 2e-3, "save_every": 1}, "of another spec, model or"),
+    "this teacher's checkpoints": (lambda _: {"save_every": 1}, "Continue with --resume, or start over"),
+}
+
+
+@pytest.mark.parametrize("there", IN_THE_WAY)
+def test_a_dry_run_refuses_the_output_that_the_training_refuses_before_the_weights_are_loaded(
+    there: str,
+    direct: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = tmp_path / "teacher.yaml"
+    put, words = IN_THE_WAY[there]
+    earlier = put(tmp_path / "out")
+    if earlier is not None:
+        spec.write_text(yaml.safe_dump(direct(train=earlier)))
+        with killed_at("after_training_step", 3) if "save_every" in earlier else nullcontext():
+            assert relabel("train", str(spec)) == 0
+    spec.write_text(yaml.safe_dump(direct(train={"save_every": 1} if "checkpoints" in there else {})))
+    monkeypatch.setattr("distill.teachers.sft.load_model", lambda *_: pytest.fail("the weights were loaded"))
+    said = []
+    for more in ("--dry-run",), ():
+        capsys.readouterr()
+        assert relabel("train", str(spec), *more) == 3
+        said.append(capsys.readouterr().err.splitlines()[-1])
+    assert words in said[0]
+    assert said[0] == said[1]
+
+
+def test_a_dry_run_says_that_the_teacher_is_there_and_counts_with_resume_and_restart(
+    direct: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "teacher.yaml"
+    spec.write_text(yaml.safe_dump(direct(train={"save_every": 1})))
+    with killed_at("after_training_step", 3):
+        relabel("train", str(spec))
+    assert relabel("train", str(spec), "--dry-run", "--resume") == 0
+    assert "holds this teacher" not in capsys.readouterr().err
+    assert relabel("train", str(spec), "--resume") == 0
+    assert relabel("train", str(spec), "--dry-run") == 0
+    assert "holds this teacher already; a training would find it" in capsys.readouterr().err
+    spec.write_text(yaml.safe_dump(direct(train={"learning_rate": 2e-3})))
+    before = (tmp_path / "out" / "manifest.json").read_bytes()
+    assert relabel("train", str(spec), "--dry-run", "--restart") == 0
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
