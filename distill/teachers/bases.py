@@ -4,6 +4,7 @@ has ended.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from labelers.engines.tokens import PromptEncoder
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
+from manifests.records import fault_of
 
 BYTES_PER_WEIGHT = 16
 """A float32 weight with its gradient and AdamW's two moments."""
 PURPOSE = "relabel train"
+_OF_A_CONFIG = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
+"""What a model is built from is not checked before: numbers of any size, libraries that are not here."""
 
 
 @dataclass
@@ -48,11 +52,12 @@ class TeacherBase:
 
 
 def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBase:
-    """Look at config and tokenizer.
+    """Look at config, tokenizer, and the heads of its weights' files.
 
     Raises:
-        ModelError: it is no causal language model, or has no fast tokenizer.
-        ConfigError: `train.max_tokens` is over its limit, or `lora.targets` names layers that it does not have.
+        ModelError: it is no causal language model, has no fast tokenizer, or its weights are not those of its config.
+        ConfigError: `train.max_tokens` is over its limit, `lora.targets` names layers that it does not have, or it
+            can't have `train.gradient_checkpointing`.
         MissingExtraError: a package is absent.
     """
     library = require("transformers", extra="train", purpose=PURPOSE)
@@ -66,7 +71,7 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
     library.logging.disable_progress_bar()
     try:
         config = library.AutoConfig.from_pretrained(resolved.path)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as exc:
+    except (*_OF_A_CONFIG, OSError, StrictDataclassError) as exc:
         raise ModelError(
             f"`init` {resolved.reference!r}: its config.json can't be loaded from {resolved.path}."
         ) from exc
@@ -76,8 +81,17 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
         raise ModelError(
             f"`init` {resolved.reference!r}: a {config.model_type} writes no answers; want a causal language model."
         )
+    if getattr(config, "quantization_config", None):
+        raise ModelError(
+            f"`init` {resolved.reference!r}: its weights are quantized, which can't be trained. Name the model that "
+            "they were made from, in 16 or 32 bits."
+        )
     if spec.lora is not None:
         check_targets(config, spec.lora, key="lora", reference=resolved.reference)
+    named_ends(resolved)
+    hollow = _read_model(resolved, device="meta")
+    if spec.train.gradient_checkpointing:
+        _checkpoint_gradients(hollow)
     tokenizer = load_tokenizer(library, resolved)
     context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or spec.train.max_tokens)
     if spec.train.max_tokens > context:
@@ -91,41 +105,96 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
     return TeacherBase(resolved, config, tokenizer, encoder, end_id, context)
 
 
+def named_ends(resolved: ResolvedModel) -> int | list[int] | None:
+    """Tokens that end an answer, as the model's generation_config.json has them, if it does.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    file = resolved.path / "generation_config.json"
+    try:
+        named: int | list[int] | None = (
+            json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        )
+    except (OSError, ValueError, AttributeError) as exc:
+        raise ModelError(f"`init` {resolved.reference!r}: {file} can't be read ({fault_of(exc)}).") from exc
+    return named
+
+
 def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
     """The model to train, in float32; behind peft's wrapper where the spec has `lora`.
 
     Raises:
-        ModelError: its weights can't be loaded, are not those of its config, or hold a number that is none.
+        ModelError: its weights can't be loaded, or hold a number that is none.
+    """
+    reference = base.resolved.reference
+    model = _read_model(base.resolved)
+    if bad := [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]:
+        raise ModelError(f"`init` {reference!r}: its weights hold a number that is none, in {bad[0]}.")
+    if spec.train.gradient_checkpointing:
+        _checkpoint_gradients(model)
+    if spec.lora is None:
+        return model
+    return adapted(model, spec.lora, seed=spec.train.seed, key="lora", extra="train")
+
+
+def _read_model(resolved: ResolvedModel, *, device: str | None = None) -> Any:
+    """The model in float32. On the device `meta` it has shapes alone: the heads of its files are read, no tensor.
+
+    Raises:
+        ModelError: its weights can't be loaded, or are not those of its config.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     damaged = require("safetensors", extra="train", purpose=PURPOSE).SafetensorError
-    reference = base.resolved.reference
+    reference = resolved.reference
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            base.resolved.path, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+            resolved.path,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            device_map=device,
+            ignore_mismatched_sizes=True,  # they are told by name below
         )
-    except (OSError, ValueError, KeyError, RuntimeError, damaged) as exc:
-        raise ModelError(f"`init` {reference!r}: its weights can't be loaded from {base.resolved.path}.") from exc
+    except (*_OF_A_CONFIG, OSError, RuntimeError, damaged) as exc:
+        words = (str(exc).splitlines() or [""])[0]
+        raise ModelError(
+            f"`init` {reference!r}: its weights can't be loaded from {resolved.path} ({type(exc).__name__}: {words})."
+        ) from exc
     if missing := sorted(loading["missing_keys"]):  # transformers fills them with random numbers and only warns
         raise ModelError(
             f"`init` {reference!r}: {len(missing)} tensors are not in its weights, {missing[0]} among them; the files "
             "are incomplete, or config.json is another model's."
+        )
+    if other := sorted(loading["mismatched_keys"]):
+        name, held, wanted = other[0]
+        raise ModelError(
+            f"`init` {reference!r}: {len(other)} tensors in its weights have another shape than config.json says; "
+            f"{name} has {tuple(held)}, not {tuple(wanted)}."
         )
     if left := sorted(name for name in loading["unexpected_keys"] if re.search(r"\.\d+\.", name)):
         raise ModelError(
             f"`init` {reference!r}: {len(left)} tensors of layers in its weights have no place in what config.json "
             f"describes, {left[0]} among them: it is another model's, or was cut."
         )
-    if bad := [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]:
-        raise ModelError(f"`init` {reference!r}: its weights hold a number that is none, in {bad[0]}.")
-    if spec.train.gradient_checkpointing:
+    return model
+
+
+def _checkpoint_gradients(model: Any) -> None:
+    """
+    Raises:
+        ConfigError: the model's architecture can't.
+    """
+    try:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
-    if spec.lora is None:
-        return model
-    return adapted(model, spec.lora, seed=spec.train.seed, key="lora", extra="train")
+    except (ValueError, NotImplementedError) as exc:
+        raise ConfigError(
+            f"train.gradient_checkpointing: a {model.config.model_type} can't drop its activations. Leave it "
+            "out; where memory is short, lower train.batch_size and raise train.accumulation as much."
+        ) from exc
 
 
 def merged(model: Any) -> Any:

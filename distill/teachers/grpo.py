@@ -9,7 +9,6 @@ Sources: R3A, equations 1 and 2; Graph-GRPO, equations 5 to 15. Read on: `rollou
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 from distill.students.data_facts import SplitSide
 from distill.teachers.answer_tokens import AnswerTokens
 from distill.teachers.attempts import train_to_end
-from distill.teachers.bases import TeacherBase, load_model, memory_bytes
+from distill.teachers.bases import TeacherBase, load_model, memory_bytes, named_ends
 from distill.teachers.gold_rows import GoldRows, load_gold_rows
 from distill.teachers.graph_grpo_spec import GraphGrpoSpec
 from distill.teachers.grpo_credit import Credit, CreditPlan
@@ -40,9 +39,8 @@ from labelers.engines.checkpoints import end_ids
 from labelers.registry import Labeler, declared_reads, labeler_class
 from labelers.replays import Recalls
 from manifests.digests import digest_of
-from manifests.errors import ConfigError, InputError, ModelError
+from manifests.errors import ConfigError, InputError
 from manifests.extras import require
-from manifests.records import fault_of
 from manifests.specs import LabelerOptions
 from manifests.storage.context import Storage
 
@@ -267,11 +265,7 @@ def answer_end_ids(base: TeacherBase) -> list[int]:
     """Tokens that end an answer, as the engines have them.
 
     Raises:
-        ModelError: the model names none, or its generation_config.json is damaged.
+        ModelError: the model names none.
     """
-    file = base.resolved.path / "generation_config.json"
-    try:
-        named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-    except (OSError, ValueError, AttributeError) as exc:
-        raise ModelError(f"`init` {base.resolved.reference!r}: {file} can't be read ({fault_of(exc)}).") from exc
+    named = named_ends(base.resolved)
     return end_ids(named if named is not None else base.config.eos_token_id, base.tokenizer)

@@ -20,7 +20,7 @@ pytest.importorskip("trl")
 from distill.teachers import attempts
 from distill.teachers.rollout_log import PARTS, RolloutLog
 from distill.teachers.spec_files import read_teacher_spec
-from distill.teachers.teaching import train_teacher
+from distill.teachers.teaching import estimate_teacher, train_teacher
 from distill.training import checkpoints
 from distill.training.checkpointed import run_to_end
 from distill.training.looks import Looks
@@ -168,11 +168,11 @@ def test_damaged_rollouts_are_refused_before_a_step(
 def direct(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[..., Any]:
     """Train on gold grades alone, by two steps with a checkpoint behind each."""
 
-    def go(start: Any = "new", **changes: Any) -> Any:
+    def go(start: Any = "new", train: dict[str, Any] = {}, **changes: Any) -> Any:  # noqa: B006 (not changed)
         held = values(
             data={"gold": {"path": str(pairs_path)}},
             labeler={"name": "direct", "grades": 3},
-            train={"max_steps": 2, "save_every": 1},
+            train={"max_steps": 2, "save_every": 1, **train},
             **changes,
         )
         return train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), start=start)
@@ -220,6 +220,28 @@ def nan_weight(folder: Path) -> None:
     save_file(held, file, metadata={"format": "pt"})
 
 
+def cut_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def lose_weight(folder: Path) -> None:
+    held = load_file(folder / "model.safetensors")
+    del held["model.layers.1.mlp.up_proj.weight"]
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def in_shards(folder: Path) -> None:
+    """In two files and an index of them, of which the second is missing."""
+    held = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    place = {name: f"model-{1 + ('layers.1' in name)}.safetensors" for name in held}
+    first = {name: tensor for name, tensor in held.items() if place[name] == "model-1.safetensors"}
+    save_file(first, folder / "model-1.safetensors", metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": place}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def set_config(key: str, value: Any) -> Callable[[Path], Any]:
     def go(folder: Path) -> None:
         held = json.loads((folder / "config.json").read_text())
@@ -238,9 +260,19 @@ def set_config(key: str, value: Any) -> Callable[[Path], Any]:
         (set_config("num_hidden_layers", 1), r"tensors of layers in its weights .*model\.layers\.1\."),
         (set_config("num_hidden_layers", 3), "tensors are not in its weights"),
         (set_config("hidden_size", "x"), "its config.json can't be loaded"),
+        (set_config("dtype", "float3"), "its config.json can't be loaded"),
         (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config.json can't be read"),
         (lambda folder: (folder / "generation_config.json").write_text("[]"), "generation_config.json can't be read"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"1234"), "its weights can't be loaded"),
+        (cut_weights, "its weights can't be loaded"),
+        (lose_weight, "1 tensors are not in its weights, model.layers.1.mlp.up_proj.weight among them"),
+        (in_shards, r"its weights can't be loaded .*model-2\.safetensors"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "a.safetensors"), "no file named model.safeten"),
+        (set_config("intermediate_size", 64), r"6 tensors .* another shape .*down_proj\.weight has \(32, 48\), not"),
+        (set_config("num_attention_heads", 0), "its weights can't be loaded .*ZeroDivisionError"),
+        (set_config("attn_implementation", "flash_attention_2"), "its weights can't be loaded .*FlashAttention2"),
+        (set_config("pad_token_id", 99_999), "its weights can't be loaded .*Padding_idx"),
+        (set_config("quantization_config", {"quant_method": "fp8"}), "its weights are quantized"),
     ],
 )
 def test_a_damaged_model_to_start_from_is_named(
@@ -264,6 +296,25 @@ def test_a_damaged_model_to_start_from_is_named(
     with pytest.raises(ModelError, match=words) as found:
         train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage())
     assert "`init`" in str(found.value)
+    if damage is not nan_weight:  # no tensor is read to find the others
+        with pytest.raises(ModelError) as dry:
+            estimate_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage())
+        assert str(dry.value) == str(found.value)
+
+
+def test_gradient_checkpointing_is_refused_where_the_architecture_can_not_before_the_weights_are_loaded(
+    direct: Callable[..., Any], base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
+
+    base = tmp_path / "base"
+    shutil.copytree(base_dir, base)
+    vocab = json.loads((base / "config.json").read_text())["vocab_size"]
+    config = OpenAIGPTConfig(vocab_size=vocab, n_positions=4000, n_embd=8, n_layer=1, n_head=2)
+    OpenAIGPTLMHeadModel(config).save_pretrained(base)
+    monkeypatch.setattr("distill.teachers.sft.load_model", lambda *_: pytest.fail("the weights were loaded"))
+    with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing: a openai-gpt can't"):
+        direct(init=str(base), train={"gradient_checkpointing": True})
 
 
 def test_a_training_has_a_thread_less_than_the_cores_and_says_what_to_do_without_shards(
