@@ -193,7 +193,12 @@ class GrpoTeacher:
             dialogues=self._dialogues,
             rows=self._gold.rows,
             place=TrainingPlace(
-                folder, settings.keep_checkpoints, say, [row.name for row in self._gold.rows], settings.report_to
+                folder,
+                settings.keep_checkpoints,
+                say,
+                [row.name for row in self._gold.rows],
+                settings.report_to,
+                self._spec.name,
             ),
             log=log,
             held_out=self._held_out,

@@ -121,7 +121,9 @@ class SftTrainer:
             examples.examples, mask=settings.mask, seed=settings.seed, pad_id=self._base.tokenizer.pad_token_id
         )
         return MaskedTrainer(
-            place=TrainingPlace(folder, settings.keep_checkpoints, say, self._names, settings.report_to),
+            place=TrainingPlace(
+                folder, settings.keep_checkpoints, say, self._names, settings.report_to, self._spec.name
+            ),
             plan=plan,
             model=load_model(self._spec, self._base),
             args=arguments,

@@ -7,6 +7,7 @@ rename.
                                   state.json               plain values of all of these, and the curve
                                   trainer_state.json       transformers' own, of a teacher
                                   digests.json             sha256 of each of these
+                curves.parquet, curves.svg                 of a teacher, as far as its last checkpoint goes
 
 A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its
 name is whole; it is gone on with only if each file still has its digest.

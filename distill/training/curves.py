@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests.extras import require
+from manifests.storage.local_run_store import LocalRunStore
 
 CURVES_NAME = "curves.parquet"
 PLOT_NAME = "curves.svg"
@@ -56,16 +57,17 @@ class Curve:
 
 
 def write_curves(folder: Path, curve: Curve, *, title: str) -> None:
-    """Write `CURVES_NAME` and `PLOT_NAME`."""
+    """Write `CURVES_NAME` and `PLOT_NAME`, each whole or not at all."""
     arrays = [pa.array([point[place] for point in curve.points], kind.type) for place, kind in enumerate(CURVE_SCHEMA)]
     table = pa.Table.from_arrays(arrays, schema=CURVE_SCHEMA)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
-    (folder / CURVES_NAME).write_bytes(sink.getvalue())
-    _plot(folder / PLOT_NAME, curve, title)
+    files = LocalRunStore(folder)
+    files.put(CURVES_NAME, sink.getvalue())
+    files.put(PLOT_NAME, _plotted(curve, title))
 
 
-def _plot(path: Path, curve: Curve, title: str) -> None:
+def _plotted(curve: Curve, title: str) -> bytes:
     """Figures of training above, on axes by what they are; on dev below. The same curve gives the same bytes."""
     matplotlib = require("matplotlib", extra="cpu", purpose="The plot of a training")
     figure_class = require("matplotlib.figure", extra="cpu", purpose="The plot of a training").Figure
@@ -87,7 +89,9 @@ def _plot(path: Path, curve: Curve, title: str) -> None:
             axes.grid(alpha=0.3)
             if axes.lines:
                 axes.legend(fontsize="small", ncols=1 + len(axes.lines) // 8)
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        sink = io.BytesIO()
+        figure.savefig(sink, format="svg", metadata={"Date": None})
+    return sink.getvalue()
 
 
 def panels_of(names: Iterable[str]) -> dict[str, list[str]]:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 from distill.training.changes import changes, manifest_changes
+from distill.training.checkpoint_folders import list_checkpoints
+from distill.training.curves import CURVES_NAME, PLOT_NAME
 from distill.training.disk_errors import writing
 from distill.training.model_manifests import StoredManifest
 from distill.training.output_locations import CLAIM_NAME, OutputLocation
@@ -55,6 +57,9 @@ def claim(location: OutputLocation, record: TrainingRecord, start: str, *, is_re
             if path.is_dir():
                 shutil.rmtree(path)
     check_claim(location, record, start)
+    if not list_checkpoints(folder):
+        for name in (CURVES_NAME, PLOT_NAME):  # of a training that does not go on
+            (folder / name).unlink(missing_ok=True)
     note_claim(folder, record.fingerprint, is_replacing=is_replacing)
     note_record(folder, record)
 

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from distill.training import checkpoints
-from distill.training.curves import Curve
+from distill.training.curves import Curve, write_curves
 from distill.training.disk_errors import writing
 from distill.training.training_place import TrainingPlace
 from manifests import failpoints
@@ -89,6 +89,8 @@ def write_checkpoint(
         checkpoints.save_state(scratch, vars(state))
         write_more(scratch)
         checkpoints.write_digests(scratch)
+        if place.title is not None:
+            write_curves(place.folder, Curve(state.curve), title=place.title)
         failpoints.hit("before_checkpoint")
         checkpoints.commit(scratch, final)
         failpoints.hit("after_checkpoint")

@@ -22,6 +22,7 @@ class TrainingPlace:
         say: called with progress, a line each.
         names: where each row comes from, `(source, row_id)`.
         report_to: services that the curve is sent to.
+        title: of the curve's plot, which then lies beside the checkpoints, with the curve, as far as the last one goes.
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class TrainingPlace:
     say: Callable[[str], None]
     names: Sequence[tuple[str, int]]
     report_to: Sequence[str] = ()
+    title: str | None = None
 
     def not_finite(self, what: str, rows: Sequence[int], *, step: int) -> TrainingError:
         """The error for a number that is none.
