@@ -119,8 +119,8 @@ def relabel() -> None:
     """Turn a reasoning LLM's relevance judgments into labels that a small model can learn from.
 
     Every command takes --output json. Exit codes: 0 done, 1 a bug in relabel, 2 usage, 3 bad input, 4 something
-    missing, 5 gate refused, 10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130 stopped
-    by hand.
+    missing, 5 gate refused, 10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130
+    interrupted.
     """
 
 
@@ -187,9 +187,12 @@ def _ended(arguments: list[str]) -> Any:
     except click.ClickException as exc:
         _show(exc)
         code, name, message = exc.exit_code, "UsageError", exc.format_message()
-    except (KeyboardInterrupt, click.Abort):
-        _say_error("Stopped by hand.", "stopped")
-        code, name, message = 130, "Stopped", "Stopped by hand."
+    except (KeyboardInterrupt, click.Abort) as exc:
+        from manifests.interruptions import Terminated
+
+        is_asked = isinstance(exc.__cause__ or exc, Terminated)  # click puts its own error around it
+        code, name, message = 130, "Stopped", "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
+        _say_error(message, "stopped")
     except SystemExit as exc:  # click's way with a pipe that broke; stdout and stderr never do, so it is one of ours
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
         code, name, message = _failed(broken), type(broken).__name__, str(broken)

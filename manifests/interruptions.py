@@ -12,6 +12,7 @@ gets it again, and the launcher itself kills those that take too long.
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -20,9 +21,15 @@ _came = threading.Event()  # one for the process, as signals are
 _wish = threading.Event()
 _is_draining = threading.Event()
 _has_launcher = threading.Event()
+_is_term = threading.Event()
+"""Whether the last signal that counted was SIGTERM."""
 
 
-def on_signal(_number: int, _frame: FrameType | None) -> None:
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came, and not Ctrl-C."""
+
+
+def on_signal(number: int, _frame: FrameType | None) -> None:
     """The handler of a signal that interrupts.
 
     Raises:
@@ -31,11 +38,17 @@ def on_signal(_number: int, _frame: FrameType | None) -> None:
     # no time tells a repetition: it waits for the end of whatever torch is at, as long as a step
     if _has_launcher.is_set() and (_wish.is_set() or _came.is_set()):
         return
+    (_is_term.set if number == signal.SIGTERM else _is_term.clear)()
     if _is_draining.is_set() and not _wish.is_set():
         _wish.set()
         return
     _came.set()
-    raise KeyboardInterrupt
+    raise interruption()
+
+
+def interruption() -> KeyboardInterrupt:
+    """What to raise for the signal that came."""
+    return Terminated() if _is_term.is_set() else KeyboardInterrupt()
 
 
 def check_interrupted() -> None:
@@ -45,7 +58,7 @@ def check_interrupted() -> None:
         KeyboardInterrupt: one did, and somebody made something else of it.
     """
     if _came.is_set():
-        raise KeyboardInterrupt
+        raise interruption()
 
 
 @contextlib.contextmanager
@@ -61,7 +74,7 @@ def draining() -> Iterator[None]:
     finally:
         _is_draining.clear()
     if _wish.is_set():
-        raise KeyboardInterrupt
+        raise interruption()
 
 
 def is_stop_wished() -> bool:
@@ -75,6 +88,6 @@ def forget_interruptions(*, has_launcher: bool = False) -> None:
     Args:
         has_launcher: another process passes signals on to this one, and ends it.
     """
-    _came.clear()
-    _wish.clear()
+    for event in (_came, _wish, _is_term):
+        event.clear()
     (_has_launcher.set if has_launcher else _has_launcher.clear)()

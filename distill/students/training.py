@@ -29,7 +29,7 @@ from distill.training.reporting import CurveReporter
 from distill.training.step_state import StepState, write_checkpoint
 from distill.training.training_place import TrainingPlace
 from manifests import failpoints
-from manifests.interruptions import draining, is_stop_wished
+from manifests.interruptions import draining, interruption, is_stop_wished
 
 EARLY_STOPPING = "early_stopping"
 METRIC_KEYS = {"macro_f1": "f1_macro"}
@@ -106,7 +106,7 @@ class StudentTraining:
         # the first process may still be writing, and a launcher stops all where one has ended
         self.accelerator.wait_for_everyone()
         if is_stopped:
-            raise KeyboardInterrupt
+            raise interruption()
 
     def _is_stop_wished(self) -> bool:
         """Whether a signal came to any of the processes, which all stop behind the same step."""

@@ -34,5 +34,6 @@ def test_a_conversion_that_a_signal_ends_leaves_no_scratch_files_and_no_target(t
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130, said
     assert "Traceback" not in said
+    assert said.splitlines()[-1] == ("Asked to stop by SIGTERM." if number == signal.SIGTERM else "Stopped by hand.")
     assert list(scratch.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.parquet", "scratch"]

@@ -279,6 +279,8 @@ def test_a_training_that_is_asked_to_stop_says_how_to_go_on(
     assert process.returncode == 130
     assert "Traceback" not in said
     assert f"{max(path.name for path in folder.glob('checkpoint-*'))} is kept: --resume goes on from it." in said
+    asked = "Asked to stop by SIGTERM." if sent == signal.SIGTERM else "Stopped by hand."
+    assert said.splitlines()[-1] == asked
 
 
 @pytest.mark.parametrize("command", ["distill", "train"])

@@ -68,6 +68,7 @@ def test_sigterm_ends_it_with_a_checkpoint_behind_the_last_update_on_the_same_ro
     ended = held.start(folder, inside(folder, "signal_at", "after_training_step", 5, number)).wait()
     assert ended.codes == [130], ended
     assert "--resume" in ended.text
+    assert ended.text.splitlines()[-1] == "Asked to stop by SIGTERM."
     left = sorted((folder / held.case.target / "checkpoints").glob("checkpoint-*"))
     assert left[-1].name == "checkpoint-000006"
     assert held.judge(folder, ended) is None

@@ -22,6 +22,7 @@ from jobs.cli import COMMANDS
 from jobs.exits import Exit, exit_for
 from jobs.planning.job_files import load_job
 from manifests import errors
+from manifests.interruptions import Terminated
 from manifests.schemas import LABELS
 
 HEAVY = {
@@ -492,7 +493,8 @@ def test_every_command_stands_in_the_json_test_in_success_and_in_error() -> None
     ("error", "name", "code", "said"),
     [
         (RuntimeError("a screw is loose"), "RuntimeError", 1, "this is a fault of relabel, not of your input"),
-        (KeyboardInterrupt(), "Stopped", 130, "Stopped by hand"),
+        (KeyboardInterrupt(), "Stopped", 130, "Stopped by hand."),
+        (Terminated(), "Stopped", 130, "Asked to stop by SIGTERM."),
         (errors.LockHeldError("shard 3 is taken"), "LockHeldError", 75, "relabel: shard 3 is taken"),
     ],
 )
@@ -505,7 +507,7 @@ def test_any_error_at_all_ends_as_a_code_and_one_object(
     monkeypatch.setattr("jobs.commands.label.load_job", fails)
     done = relabel("plan", "job.yaml", "--output=json")
     assert done.code == code
-    assert done.json == {"error": name, "message": str(error) or "Stopped by hand.", "exit_code": code}
+    assert done.json == {"error": name, "message": str(error) or said, "exit_code": code}
     assert said in done.err
     assert relabel("plan", "job.yaml").out == ""
 

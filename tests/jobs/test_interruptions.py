@@ -18,7 +18,7 @@ from jobs.commands.ending import sigterm_ends
 from jobs.commands.training import says_how_to_continue
 from jobs.files.durable_files import written
 from jobs.running.stops import StartStopped, Stop, start_unless_stopped
-from manifests.interruptions import check_interrupted, draining, is_stop_wished
+from manifests.interruptions import Terminated, check_interrupted, draining, is_stop_wished
 from manifests.storage.context import Storage
 
 
@@ -45,8 +45,9 @@ def number(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_an_error_that_a_library_makes_of_it_is_an_interruption(number: int) -> None:
-    with pytest.raises(KeyboardInterrupt), sigterm_ends():
+    with pytest.raises(KeyboardInterrupt) as end, sigterm_ends():
         make_it_another(number)
+    assert isinstance(end.value, Terminated) == (number == signal.SIGTERM)
 
 
 def test_an_error_of_its_own_stays_one() -> None:
@@ -125,8 +126,9 @@ def test_where_a_launcher_repeats_it_a_signal_is_no_impatience(monkeypatch: pyte
 def test_without_a_launcher_the_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     done: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as end:
         drain(number, times=1, done=done)
+    assert isinstance(end.value, Terminated) == (number == signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         drain(number, times=2, done=done)
     assert done == ["checkpoint"]
