@@ -8,6 +8,7 @@ Source: Graph-GRPO, equation 1 (random masking of the chain of thought).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,8 +84,10 @@ class SftTrainer:
         """What training would do."""
         train, data = self._spec.train, self.data
         per_step = train.batch_size * train.accumulation
-        steps = train.max_steps or max(1, int(np.ceil(train.epochs * np.ceil(data.examples / per_step))))
-        passes = min(steps * per_step / data.examples, train.epochs if train.max_steps is None else np.inf)
+        per_pass = math.ceil(data.examples / per_step)
+        steps = train.max_steps or max(1, math.ceil(train.epochs * per_pass))
+        whole, rest = divmod(steps, per_pass)  # the last step of a pass may have fewer
+        passes = whole + min(1.0, rest * per_step / data.examples)
         longest = max(example.num_answer for example in self._examples.examples)
         return TrainingEstimate(
             rows=data.rows,

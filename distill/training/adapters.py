@@ -18,7 +18,7 @@ def check_targets(config: Any, lora: LoraSpec, *, key: str, reference: str) -> N
         key: the spec's, for errors.
         reference: the model's, for errors.
     Raises:
-        ConfigError: one of them is no layer of the model.
+        ConfigError: one of them is no layer of the model, or shares its weights with another layer.
         ModelError: the config describes no model.
     """
     if not lora.targets:
@@ -34,6 +34,12 @@ def check_targets(config: Any, lora: LoraSpec, *, key: str, reference: str) -> N
     layers = {name for name, module in modules.items() if getattr(getattr(module, "weight", None), "ndim", 0) > 1}
     for target in lora.targets:
         found = {name for name in modules if name == target or name.endswith(f".{target}")}
+        own = [modules[name].weight for name in found & layers]
+        if shared := sorted(name for name in layers - found if any(modules[name].weight is one for one in own)):
+            raise ConfigError(
+                f"{key}.targets: {target} of {reference!r} has its weights in common with {shared[0]}; what one of "
+                "them learns would be added to both. Leave it out."
+            )
         if found and found <= layers:
             continue
         fault = f"{target} of {reference!r} is no single layer of weights"

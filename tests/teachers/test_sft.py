@@ -248,6 +248,8 @@ def test_adapters_alone_are_trained_resumed_and_merged(
         (["layers.0.self_attn.q_proj", "1.self_attn.q_porj"], r"is called 1\.self_attn\.q_porj; there are"),
         (["self_attn"], r"self_attn .*is no single layer of weights; there are"),
         (["input_layernorm"], r"input_layernorm .*is no single layer of weights; there are"),
+        (["q_proj", "lm_head"], r"lm_head .*has its weights in common with model\.embed_tokens"),
+        (["embed_tokens"], r"embed_tokens .*has its weights in common with lm_head"),
     ],
 )
 def test_adapters_of_layers_that_the_model_does_not_have_are_refused_by_a_dry_run(
@@ -262,6 +264,21 @@ def test_adapters_of_layers_that_the_model_does_not_have_are_refused_by_a_dry_ru
         estimate_teacher(spec, Storage())
     with pytest.raises(ConfigError, match=words):
         train_teacher(spec, Storage())
+
+
+def test_tokens_are_counted_ahead_of_a_batch_larger_than_the_rows_and_of_several_passes(
+    values: Callable[..., dict[str, Any]], pairs_path: Path
+) -> None:
+    held = values(labeler={"name": "direct", "grades": 3}, data={"gold": {"path": str(pairs_path)}})
+
+    def read(**train: Any) -> tuple[int, int]:
+        spec = read_teacher_spec({**held, "train": {"epochs": 1, **train}}, where="teacher.yaml")
+        found = estimate_teacher(spec, Storage())
+        return found.steps, found.answer_tokens  # a grade is one token
+
+    assert read(batch_size=10**12, max_steps=2) == (2, 24)
+    assert read(batch_size=8, max_steps=3) == (3, 20)  # of 12 rows: 8, 4, 8
+    assert read(batch_size=8, epochs=2) == (4, 24)
 
 
 def test_adapters_of_layers_that_there_are_pass_a_dry_run(
