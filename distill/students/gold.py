@@ -150,7 +150,7 @@ def in_words_of_the_spec(spec_key: str) -> Iterator[None]:
     try:
         yield
     except InputError as exc:
-        text = str(exc)
+        text = str(exc).replace("nothing to label", "nothing to learn from")
         for flag, key in _KEYS.items():
             text = text.replace(flag, f"`{spec_key}.{key}`")
         raise InputError(text) from exc

@@ -26,7 +26,7 @@ LEAST, MOST = 0.7, 4.0
 Chosen by a few trainings of a small model on a busy CPU; benchmarks/training_time_holds.py tells how often they hold.
 """
 TIMED_WEIGHTS = 1 << 24
-"""More than a cache holds, so that they are read as a model's are."""
+"""More than a cache holds, so that they are read as a model's are; and of what they are multiplied with, enough."""
 TURNS = 5
 
 
@@ -50,16 +50,19 @@ class DevicePace:
         matrices, size = self._matrices(self._dtype)
 
         def seconds(rows: int) -> float:
-            x_TD = torch.ones(rows, self._width, device=self._device, dtype=self._dtype)
-            return self._seconds(lambda: [x_TD @ one for one in matrices]) / size
+            timed = min(rows, max(1, TIMED_WEIGHTS // self._inner))  # more take as much longer, and memory
+            x_TD = torch.ones(timed, self._width, device=self._device, dtype=self._dtype)
+            return self._seconds(lambda: [x_TD @ one for one in matrices]) / size * rows / timed
 
         return self._body * seconds(tokens) + self._head * seconds(max(1, answer_tokens))
 
     def attention(self, examples: int, tokens: int) -> float:
         """All layers' attention of a batch to itself."""
         head = max(1, self._width // self._heads)
-        x_BHTD = torch.ones(examples, self._heads, tokens, head, device=self._device, dtype=self._dtype)
-        return self._layers * self._seconds(lambda: scaled_dot_product_attention(x_BHTD, x_BHTD, x_BHTD))
+        timed = min(examples, max(1, TIMED_WEIGHTS // (tokens * self._width)))
+        x_BHTD = torch.ones(timed, self._heads, tokens, head, device=self._device, dtype=self._dtype)
+        seconds = self._seconds(lambda: scaled_dot_product_attention(x_BHTD, x_BHTD, x_BHTD))
+        return self._layers * seconds * examples / timed
 
     def update(self) -> float:
         """A step of AdamW over all weights."""
@@ -93,16 +96,18 @@ def expected_time(spec: TeacherSpec, base: TeacherBase, estimate: TrainingEstima
     """By the sums of a training alone, every answer as long as it may be.
 
     Returns:
-        None where the model's files do not tell its weights, or vLLM writes the answers.
+        None where the model's files do not tell its weights, it has no attention, or vLLM writes the answers.
     """
     rollouts, train = getattr(spec, "rollouts", None), spec.train
-    if base.num_weights is None or (rollouts is not None and rollouts.vllm is not None):
+    has_heads = hasattr(base.config.get_text_config(), "num_attention_heads")
+    if base.num_weights is None or not has_heads or (rollouts is not None and rollouts.vllm is not None):
         return None
     set_threads(train)
     pace = DevicePace(train, base)
     batches, updates = estimate.steps * train.accumulation, 1 if rollouts is None else rollouts.updates
     tokens, answers = (math.ceil(updates * all_of / batches) for all_of in (estimate.tokens, estimate.answer_tokens))
-    attention = pace.attention(train.batch_size, math.ceil(tokens / train.batch_size))
+    batch = min(train.batch_size, estimate.examples)
+    attention = pace.attention(batch, math.ceil(tokens / batch))
     forward = batches * (pace.product(tokens, answers) + attention)
     passes = 3 + train.gradient_checkpointing  # there, and twice as much back
     seconds = passes * forward + (estimate.steps * pace.update() if spec.lora is None else 0)

@@ -76,8 +76,9 @@ class GrpoTeacher:
         rows = self._gold.rows
         if len(rows) < spec.prompts_per_step:
             raise InputError(
-                f"{self._gold.about.path}: {len(rows)} rows to learn from, and a step takes {spec.prompts_per_step}. "
-                "Lower train.accumulation."
+                f"{self._gold.about.path}: {len(rows)} prompt(s) to learn from, {len(self._held_out)} held out, and a "
+                f"step takes {spec.prompts_per_step} (train.batch_size · train.accumulation / rollouts.group). Lower "
+                "one of the first two, or raise the third."
             )
         self.labeler = options.model_dump(mode="json")
         self.templates = labeler.template_digests

@@ -152,12 +152,15 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def cache_bytes(config: Any, itemsize: int) -> int:
-    """Bytes of one token's keys and values in all layers, for a model of that config of transformers.
+    """Bytes of one token's keys and values in all layers, for a model of that config of transformers; one without
+    attention keeps none.
 
     Args:
         itemsize: bytes of a number.
     """
     text = config.get_text_config()
+    if not hasattr(text, "num_attention_heads"):
+        return 0
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return int(2 * text.num_hidden_layers * heads * width * itemsize)

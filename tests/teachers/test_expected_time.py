@@ -39,7 +39,8 @@ def seconds(monkeypatch: pytest.MonkeyPatch, *, weights: int | None = 1, **chang
     train = TrainingSection(epochs=1, batch_size=4, accumulation=2, learning_rate=1e-4, max_tokens=512)
     if changes.pop("checkpointing", False):
         train = train.model_copy(update={"gradient_checkpointing": True})
-    base: Any = SimpleNamespace(num_weights=weights)
+    text = SimpleNamespace(num_attention_heads=2) if changes.pop("has_attention", True) else SimpleNamespace()
+    base: Any = SimpleNamespace(num_weights=weights, config=SimpleNamespace(get_text_config=lambda: text))
     spec: Any = SimpleNamespace(train=train, **{"lora": None, **changes})
     found = expected_time.expected_time(spec, base, ESTIMATE)
     return None if found is None else found.seconds
@@ -65,7 +66,29 @@ def test_rollouts_are_written_once_and_learned_at_every_update(monkeypatch: pyte
 
 def test_what_can_not_be_known_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds(monkeypatch, weights=None) is None
+    assert seconds(monkeypatch, has_attention=False) is None
     assert seconds(monkeypatch, rollouts=rollouts(vllm=object())) is None
+
+
+def test_a_model_without_attention_keeps_no_keys_and_values() -> None:
+    from transformers import MambaConfig
+
+    from labelers.engines.checkpoints import cache_bytes
+
+    assert cache_bytes(MambaConfig(), 4) == 0
+
+
+def test_a_batch_of_any_size_is_timed_without_its_memory(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    folder = write_tiny_decoder(tmp_path / "model")
+    base: Any = SimpleNamespace(num_weights=10_000, config=AutoConfig.from_pretrained(folder))
+    train = TrainingSection(device="cpu", precision="fp32", batch_size=10**12, max_tokens=64)
+    spec: Any = SimpleNamespace(train=train, lora=None)
+    for examples in (3, 10**12):
+        tokens = 100 * examples
+        estimate = TrainingEstimate(examples, examples, 1, tokens=tokens, answer_tokens=examples, memory_bytes=1)
+        assert expected_time.expected_time(spec, base, estimate)
 
 
 def test_the_pace_is_of_this_device_and_of_this_model(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
         ({"labeler": {"name": "direct", "grades": 3}}, ConfigError, "nothing to reward"),
         ({"labeler": {"name": "r1", "grades": 2}}, InputError, "off the scale"),
         ({"method": "graph-grpo"}, ConfigError, "want graph-grpo"),
-        ({"train": {"accumulation": 64}}, InputError, "a step takes 64"),
+        ({"train": {"accumulation": 64}}, InputError, r"12 prompt\(s\) .*a step takes 64 .*rollouts.group"),
         ({"train": {"max_tokens": 64}, "labeler": {"name": "r1", "max_think_tokens": 64}}, ConfigError, "no room"),
         ({"train": {"max_tokens": 100}}, InputError, "12 whose prompt does not fit"),
         *(
@@ -154,6 +154,6 @@ def test_a_dry_run_says_which_rows_are_left_out_and_refusals_name_the_specs_own_
     found, _ = estimate(data={"gold": {"path": str(tmp_path / "one-less.parquet")}})
     assert (found.rows, found.dropped) == (NUM_PAIRS - 1, {"without a trusted grade": 1})
     pq.write_table(pq.read_table(pairs_path).slice(0, 0), tmp_path / "empty.parquet")
-    with pytest.raises(InputError, match=r"`data\.gold\.path` .*no rows") as refused:
+    with pytest.raises(InputError, match=r"`data\.gold\.path` .*no rows\. There is nothing to learn from") as refused:
         estimate(data={"gold": {"path": str(tmp_path / "empty.parquet")}})
     assert "input." not in str(refused.value)
