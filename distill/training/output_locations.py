@@ -10,6 +10,7 @@ a whole model or, to every reader, none. Then the folder of work is removed.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ class OutputLocation:
         removes checkpoints.
 
         Raises:
-            ConfigError: there is a file in its place.
+            ConfigError: there is a file in its place, or a link that leads nowhere.
             StaleRunError: it holds files of something else, or the other command trains there, behind another lock.
         """
         others = [path.stem for path in self.checkpoints.glob("*.lock") if path.name != self.lock_name]
@@ -83,7 +84,9 @@ class OutputLocation:
             )
         if self.url is not None:  # the folder of work is nobody else's
             return
-        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        if not there.exists():
+            raise ConfigError(f"`output` = {self.output}: {there} is a link that leads nowhere. Mend it, or remove it.")
         if not there.is_dir():
             raise ConfigError(f"`output` = {self.output}: {there} is a file. Name a folder.")
         if (

@@ -145,6 +145,8 @@ IN_THE_WAY: dict[str, tuple[Callable[[Path], Any], str]] = {
     "half a manifest": (_put("manifest.json", b'{"kind"'), "not readable as a teacher's manifest"),
     "a folder of its own": (_put("notes.txt", b"mine"), "holds notes.txt, which no teacher of ours left there"),
     "a file": (_put("", b"mine"), "is a file. Name a folder"),
+    "a link to nothing": (lambda out: out.symlink_to(out.parent / "absent"), "is a link that leads nowhere"),
+    "a link to itself": (lambda out: out.symlink_to(out), "is a link that leads nowhere"),
     "the checkpoints of a student": (_put("checkpoints/distill.lock", b""), "`relabel distill` trains or"),
     "another teacher": (lambda _: {"learning_rate": 2e-3}, "(train.learning_rate: was 0.002, is 0.001)"),
     "another teacher's checkpoints": (lambda _: {"learning_rate": 2e-3, "save_every": 1}, "of another spec, model or"),
