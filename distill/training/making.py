@@ -89,10 +89,12 @@ def foresee(location: OutputLocation, record: TrainingRecord, start: Start) -> S
 
     Raises:
         StaleRunError: the model or checkpoints of another spec, or checkpoints that nobody said what to do with.
+        StoreError: nothing can be written there.
     """
     found = look(location, record, start).found
     if found is None:
         check_claim(location, record, start)
+        location.check_writable()
     return found
 
 

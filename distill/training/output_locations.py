@@ -21,7 +21,7 @@ from pathlib import Path
 from distill.training.model_manifests import Product, StoredManifest, stored_manifest
 from manifests import failpoints
 from manifests.digests import sha256_file
-from manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRunError
+from manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRunError, StoreError
 from manifests.runs.run_manifest import MANIFEST_NAME
 from manifests.storage.bundle_store_ports import BundleStore, Held
 from manifests.storage.bundle_stores import open_bundle_store
@@ -84,7 +84,7 @@ class OutputLocation:
             )
         if self.url is not None:  # the folder of work is nobody else's
             return
-        there = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        there = self._nearest
         if not there.exists():
             raise ConfigError(f"`output` = {self.output}: {there} is a link that leads nowhere. Mend it, or remove it.")
         if not there.is_dir():
@@ -104,6 +104,21 @@ class OutputLocation:
                 f"{self.output}: holds {named}, which no {self.product.kind} of ours left there. Name another "
                 "`output`, or empty it."
             )
+
+    def check_writable(self) -> None:
+        """
+        Raises:
+            StoreError: nothing can be written where it is trained.
+        """
+        if not os.access(self._nearest, os.W_OK | os.X_OK):
+            raise StoreError(
+                f"{self.output}: {self._nearest} can't be written to. Check its permissions, or name another `output`."
+            )
+
+    @property
+    def _nearest(self) -> Path:
+        """The folder, or what there is of the way to it."""
+        return next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
 
     @contextmanager
     def locked(self) -> Iterator[Callable[[], None]]:

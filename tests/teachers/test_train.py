@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -196,3 +197,24 @@ def test_a_dry_run_says_that_the_teacher_is_there_and_counts_with_resume_and_res
     before = (tmp_path / "out" / "manifest.json").read_bytes()
     assert relabel("train", str(spec), "--dry-run", "--restart") == 0
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+
+
+def test_a_dry_run_refuses_an_output_that_can_not_be_written_to_but_finds_a_teacher_there(
+    direct: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = tmp_path / "teacher.yaml"
+    spec.write_text(yaml.safe_dump(direct(output=str(tmp_path / "there" / "out"))))
+    may = os.access
+    refused = {tmp_path / "there", tmp_path / "there" / "out"}  # whoever runs this may be root, who may do all
+    (tmp_path / "there").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, *rest: path not in refused and may(path, *rest))
+        assert relabel("train", str(spec), "--dry-run") == 3
+        assert "there can't be written to. Check its permissions" in capsys.readouterr().err
+    assert relabel("train", str(spec)) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, *rest: path not in refused and may(path, *rest))
+        assert relabel("train", str(spec), "--dry-run") == 0
