@@ -7,7 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from manifests.records import read_in_threads
 
+
+@read_in_threads
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
     """A batch, written before it is handed over, and once more with the provider's name for it.

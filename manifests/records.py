@@ -26,6 +26,15 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def read_in_threads(kind: type[RecordT]) -> type[RecordT]:
+    """Class decorator for a record that threads read: its check is built at once, and not by whichever threads come
+    first. pydantic has Python's `ast` read signatures for it, and in CPython 3.11 two threads that do so at a time end
+    in a SystemError, "AST constructor recursion depth mismatch" (python/cpython#106905).
+    """
+    _adapter(cast("Any", kind))
+    return kind
+
+
 def checked(kind: type[RecordT], values: Any) -> RecordT:
     """Build a dataclass, named tuple or typed dict from plain JSON values.
 
@@ -52,6 +61,7 @@ def read_record(kind: type[RecordT], held: Any, where: str, what: str, advice: s
         raise ManifestError(f"{where}: {what} ({fault_of(exc)}). {advice}") from exc
 
 
+@read_in_threads
 @dataclass(frozen=True)
 class _Versioned:
     version: int

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+import numpy.ma  # noqa: F401 — see `read_in_threads`: pandas brings it, at pyarrow's first array, if it is installed
 import pyarrow as pa
 import pyarrow.parquet as pq
 

@@ -6,6 +6,7 @@ clients with one each take 1 ms (2026-11-20). So a request takes a client of its
 
 from __future__ import annotations
 
+import importlib
 import ssl
 import zlib
 from collections.abc import Callable, Mapping
@@ -44,6 +45,8 @@ class Connections:
 
     def __init__(self, args: OpenAiArgs, key: str | None) -> None:
         self._library = library = require("httpx", extra="openai", purpose="The openai engine")
+        # which would import it at the first request, in the thread of the loop: see `records.read_in_threads`
+        importlib.import_module("anyio.abc")
         self._base = args.base_url.rstrip("/")
         self._headers = {"accept-encoding": "gzip", **({"authorization": f"Bearer {key}"} if key else {})}
         self._timeout = library.Timeout(args.timeout_s, connect=min(CONNECT_S, args.timeout_s))

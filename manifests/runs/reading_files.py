@@ -8,13 +8,14 @@ from typing import Any
 
 from manifests.digests import canonical_json, digest_of
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, version_of
+from manifests.records import checked, fault_of, read_in_threads, version_of
 from manifests.storage.run_store_ports import RunStore
 
 FOLDER = "inputs"
 VERSION = 1
 
 
+@read_in_threads
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a block of row groups held when it was first read.
@@ -28,6 +29,7 @@ class Reading:
     groups: list[dict[str, str]]
 
 
+@read_in_threads
 @dataclass(frozen=True)
 class _Kept:
     """A reading's file: `sha256` is the digest of the reading."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from manifests.digests import digest_of
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, version_of
+from manifests.records import checked, fault_of, read_in_threads, version_of
 from manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class MergedFrom:
     sha256: str
 
 
+@read_in_threads
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What one commit holds.

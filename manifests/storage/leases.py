@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 
 from manifests.digests import readable_json
 from manifests.errors import LockHeldError, RelabelError, StoreError
-from manifests.records import checked
+from manifests.records import checked, read_in_threads
 from manifests.storage.objects import ConditionFailedError, Objects
 from manifests.storage.retries import Retries
 
@@ -36,6 +36,7 @@ WAIT_S = (0.2, 1.0)
 """Bounds of the pause between two looks at a lease that is waited for."""
 
 
+@read_in_threads
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """What a lease says.

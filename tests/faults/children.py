@@ -5,13 +5,16 @@ Every function here runs in a fork that ends soon after, so that nothing is put 
 
 from __future__ import annotations
 
+import ast
 import builtins
 import errno
 import io
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,6 +89,34 @@ def note_hits(log: str) -> None:
             file.write(f"{name}\n")
 
     failpoints.hit = hit
+
+
+def note_trees(log: str) -> None:
+    """Every syntax tree, and every check of records, that another thread than the main one builds is a line of a file;
+    and threads read every output.
+    """
+    from manifests import records
+    from manifests.storage.local_run_store import LocalRunStore
+
+    def note(what: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            with Path(log).open("a") as file:
+                file.write(f"{what}\n{''.join(traceback.format_stack())}\n")
+
+    compiles, adapts = builtins.compile, records.TypeAdapter
+
+    def compile_(source: Any, filename: Any, mode: str, flags: int = 0, *arguments: Any, **options: Any) -> Any:
+        if flags & ast.PyCF_ONLY_AST:
+            note(source)
+        return compiles(source, filename, mode, flags, *arguments, **options)
+
+    def adapt(kind: Any) -> Any:
+        note(kind)
+        return adapts(kind)
+
+    Path(log).touch()
+    vars(builtins)["compile"], vars(records)["TypeAdapter"] = compile_, adapt
+    LocalRunStore.readers = property(lambda self: 4, lambda self, count: None)  # type: ignore[assignment]
 
 
 def meter(log: str, place: str = "") -> None:
