@@ -3,6 +3,7 @@
     RelabelError
     ├── TransientError            the same command again may work
     │   ├── EngineCrashError      the engine process or device is gone; committed work is safe
+    │   ├── PeerLostError         another of the processes that train together is gone; checkpoints are safe
     │   ├── LockHeldError         another process holds the shard
     │   ├── ChannelMovedError     another process moved the channel first; what was published is safe
     │   ├── StoreUnreachableError no good answer from the object store, often enough and long enough
@@ -47,6 +48,10 @@ class TerminalError(RelabelError):
 
 class EngineCrashError(TransientError):
     """The engine is gone. Chunks that were committed stay; open ones are asked again by the next run."""
+
+
+class PeerLostError(TransientError):
+    """Another of the processes that train together is gone. Checkpoints that were written are good."""
 
 
 class LockHeldError(TransientError):
@@ -119,7 +124,7 @@ class TrainingError(TerminalError):
 
 
 class SaidElsewhereError(TrainingError):
-    """Memory ended in another of the processes that train together, which says so: here there is nothing to report."""
+    """Another of the processes that train together has said why all of them end: here there is nothing to report."""
 
 
 class GateError(TerminalError):

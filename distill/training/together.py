@@ -8,25 +8,29 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from distill.training.checkpoint_folders import how_it_goes_on
 from distill.training.memory import first_line, is_out_of_memory
-from manifests.errors import SaidElsewhereError, TrainingError
+from manifests.errors import PeerLostError, SaidElsewhereError, TrainingError
 
-MARK_NAME = "out-of-memory"
+MARK_NAME = "ended"
+_LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "broken pipe", "remote process exit")
 
 
 @contextmanager
 def ending_together(
     accelerator: Accelerator, folder: Path, *, refusal: Callable[[str, str], TrainingError]
 ) -> Iterator[None]:
-    """Where memory ends in one of several processes, the others wait for it in vain until its connections break or the
-    launcher stops them; what they meet then is nothing to report. One process alone passes everything on.
+    """Where one of several processes ends, the others wait for it in vain until its connections break or the launcher
+    stops them. If memory ended there, what they meet then is nothing to report; else the first that meets it says so.
+    One process alone passes everything on.
 
     Args:
         folder: of the checkpoints, which all processes see.
         refusal: the error, given the machine's own words and which process it was.
     Raises:
         TrainingError: memory ended here first.
-        SaidElsewhereError: it ended in another process.
+        PeerLostError: another process ended, and none has said so.
+        SaidElsewhereError: one has.
     """
     if accelerator.num_processes == 1:
         yield
@@ -41,9 +45,19 @@ def ending_together(
         if is_out_of_memory(exc) and _is_first(mark):
             who = f"in process {accelerator.process_index + 1} of {accelerator.num_processes}"
             raise refusal(first_line(exc), who) from exc
+        if is_lost_connection(exc) and _is_first(mark):
+            raise PeerLostError(
+                f"another of the {accelerator.num_processes} processes that train together ended: it says why, or was "
+                f"killed (process {accelerator.process_index + 1} met: {first_line(exc)}). {how_it_goes_on(folder)}"
+            ) from exc
         if mark.exists():
             raise SaidElsewhereError(f"another process ended: {mark}") from exc
         raise
+
+
+def is_lost_connection(exc: BaseException) -> bool:
+    """Whether gloo or NCCL says that a process at the other end is gone; both raise errors that say so in words."""
+    return isinstance(exc, RuntimeError) and any(word in str(exc).lower() for word in _LOST_WORDS)
 
 
 def _is_first(mark: Path) -> bool:

@@ -31,6 +31,8 @@ def sigterm_ends(*, has_launcher: bool = False) -> Iterator[None]:
         yield
     except Exception:
         check_interrupted()
+        if has_launcher:  # it ends the others where one has ended, perhaps before this one has said what it met
+            earlier = dict.fromkeys(earlier, signal.SIG_IGN)
         raise
     finally:
         for number, handler in earlier.items():

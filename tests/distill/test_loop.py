@@ -287,3 +287,55 @@ def test_memory_that_ends_in_one_process_ends_all_with_one_message(
     assert "train.batch_size" in said[0]
     assert "Stopped" not in done.stderr
     assert "Continue with" not in done.stderr
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from jobs.cli import main
+from manifests import failpoints
+who, is_draining = int(sys.argv[1]), sys.argv[2] == "drain"
+steps = []
+
+def hit(name):
+    steps.append(name)
+    if steps.count("after_training_step") == 4 and int(os.environ["RANK"]) == who:
+        if is_draining:
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+failpoints.hit = hit
+try:
+    main(sys.argv[3:])
+except SystemExit as end:
+    Path("code").write_text(str(end.code))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("who", "when"),
+    [
+        (1, "drain"),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in ((0, "drain"), (0, "training"), (1, "training"))),
+    ],
+)
+def test_a_process_that_is_killed_ends_the_other_which_says_so_and_what_is_kept(
+    who: int, when: str, spec: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    train = {"max_steps": 40, "batch_size": 8, "save_every": 2}
+    (tmp_path / "student.yaml").write_text(yaml.safe_dump(spec(train=train)))
+    (tmp_path / "killed.py").write_text(KILLED)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    call = [*launch, str(tmp_path / "killed.py"), str(who), when, "distill", str(tmp_path / "student.yaml")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("relabel:")]
+    assert "another of the 2 processes that train together ended" in said, done.stderr
+    assert said.endswith("checkpoint-000002 is kept: --resume goes on from it."), said
+    assert (tmp_path / "code").read_text() == "20"
+    assert "Traceback" not in done.stderr.partition(said)[0]
+    kept = checkpoints.last_checkpoint(tmp_path / "out" / "checkpoints", lambda _: None)
+    assert kept is not None
+    assert kept.name == "checkpoint-000002"

@@ -46,6 +46,7 @@ CODES = {
     "RelabelError": 3,
     "TransientError": 20,
     "EngineCrashError": 20,
+    "PeerLostError": 20,
     "DiskFullError": 20,
     "StoreUnreachableError": 20,
     "ChannelMovedError": 20,

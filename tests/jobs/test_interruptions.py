@@ -141,6 +141,18 @@ def test_signals_are_as_they_were_afterwards(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_what_a_launcher_sends_to_all_where_one_has_ended_does_not_cut_off_what_this_one_has_to_say() -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        with pytest.raises(ImportError), sigterm_ends(has_launcher=True):
+            raise ImportError("no such module")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_an_engine_whose_start_makes_an_error_of_a_stop_is_not_started() -> None:
     stop = Stop()
 
