@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jobs.pool.gpus import choose_gpus, gpu_groups, visible_gpus
+from jobs.pool.other_commands import OtherCommands
 from jobs.running.conclusions import RunReport
 from jobs.running.labeling import label
 from jobs.running.sessions import Session
@@ -102,6 +103,14 @@ def label_with(
             "run.single_writer vouches for one process, and --gpus, --backend ray and --workers above 1 start "
             "several. Drop one."
         )
+    if pool.backend != "ray" and pool.gpus is None and pool.workers is None:
+        return label(session, on_progress=on_progress, on_engine=on_engine)
+    others = OtherCommands(session)
+
+    def on_pool_progress() -> None:
+        others.update()
+        on_progress()
+
     if pool.backend == "ray":
         from jobs.pool.ray_backend import label_on_ray
 
@@ -110,11 +119,9 @@ def label_with(
             workers=pool.workers,
             address=pool.address,
             gpus_each=gpus_each(session),
-            on_progress=on_progress,
+            on_progress=on_pool_progress,
             say=say,
         )
-    if pool.gpus is None and pool.workers is None:
-        return label(session, on_progress=on_progress, on_engine=on_engine)
     from jobs.pool.slots import cpu_slots, gpu_slots
     from jobs.pool.supervise import Supervisor
 
@@ -130,4 +137,4 @@ def label_with(
                 f"{gpus_each(session)}"
             )
         slots = gpu_slots(groups)
-    return Supervisor(session, slots, say=say, on_progress=on_progress).run()
+    return Supervisor(session, slots, say=say, on_progress=on_pool_progress).run()

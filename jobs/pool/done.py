@@ -63,3 +63,4 @@ def show(progress: Progress, all_done: Iterable[Done]) -> None:
     progress.statuses, progress.lost, progress.lost_statuses = total.statuses, total.lost, total.lost_statuses
     progress.live = total.live
     progress.chunks_committed, progress.chunks_lost = total.commits, total.losses
+    progress.rows_committed = total.committed["pairs"] + total.committed["reused"]

@@ -26,7 +26,7 @@ class Progress:
 
     `pairs`, `statuses`, `reused` and what they were asked with count every answer. A chunk that another worker commits
     first was asked in vain: it counts in `lost` too, and what is shown as done is the difference (`kept`), so that a
-    row counts once whoever asks it again.
+    row counts once whoever asks it again. `rows_committed` counts what workers of a pool have told of.
     """
 
     pairs: int = 0
@@ -38,6 +38,7 @@ class Progress:
     output_tokens: int = 0
     chunks_committed: int = 0
     chunks_lost: int = 0
+    rows_committed: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     lost_statuses: Counter[str] = field(default_factory=Counter)
     engine_starts: int = 0

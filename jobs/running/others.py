@@ -57,6 +57,11 @@ class Others:
         with self._guard:
             self._set(shard, sum(rows for chunk, rows in done.items() if chunk not in self._begun))
 
+    def saw_in_all(self, rows: int) -> None:
+        """At least so many rows, of all shards: instead of the looks at each."""
+        with self._guard:
+            self._set(0, max(self.rows, rows))
+
     def _set(self, shard: int, rows: int) -> None:
         self._looked_s = time.perf_counter()
         self.rows += rows - self._by_shard.get(shard, 0)

@@ -136,7 +136,9 @@ class Display:
             self.say(line, event="progress", **self._counts(now))
 
     def _rows_done(self) -> int:
-        return self._progress.kept("pairs") + self._progress.kept("reused") + self._progress.others.rows
+        """A chunk that a pool has in hand may be another's by now, which is not known yet."""
+        done = self._progress.kept("pairs") + self._progress.kept("reused") + self._progress.others.rows
+        return min(done, self._total)
 
     def _by_others(self) -> tuple[str, ...]:
         rows = self._progress.others.rows

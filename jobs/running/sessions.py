@@ -31,7 +31,7 @@ from manifests.errors import LockHeldError
 from manifests.labels import Pair
 from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
 from manifests.runs.label_files import file_schema
-from manifests.runs.plans import shard_row_ids
+from manifests.runs.plans import Plan, shard_row_ids
 from manifests.runs.receipts import ChunkId, Receipt
 from manifests.runs.rows import read_chunks
 from manifests.runs.run_folder import Attempts
@@ -271,11 +271,10 @@ class Session:
 
     def _attempts(self, shard: int) -> Mapping[int, Sequence[int]]:
         """What is committed of a shard, looked up now; what others did of it is counted."""
-        folder, requests = self.opened.folder, 1 + self.opened.plan.num_chunks // NAMES_LISTED
-        is_due = time.monotonic() - self._looked_at_all_s > LOOK_AT_ALL_EVERY_S * requests
+        is_due = time.monotonic() - self._looked_at_all_s > look_at_all_every_s(self.opened.plan)
         if is_due and len(self.shards) > 1:
             return self._attempts_of_all().get(shard, {})
-        done = folder.attempts(shard)
+        done = self.opened.folder.attempts(shard)
         self.progress.others.saw(shard, self.left.done_since(shard, done))
         return done
 
@@ -395,6 +394,11 @@ class Session:
         for shard in list(self._locks):
             self._locks.pop(shard).release()
         self._logs.close()
+
+
+def look_at_all_every_s(plan: Plan) -> float:
+    """How often all receipts of a run are listed for the sake of what is said of its progress, seconds."""
+    return LOOK_AT_ALL_EVERY_S * (1 + plan.num_chunks // NAMES_LISTED)
 
 
 def _utc(clock_s: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jobs.commands.label import open_session
+from jobs.pool import other_commands
 from jobs.running import others as others_module
 from jobs.running import progress as progress_module
 from jobs.running import sessions
@@ -108,6 +109,10 @@ def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
     err = capsys.readouterr().err
     assert err.startswith("996 of 1,000 pairs, 747 by other workers · 2.5 pairs/s · 0 quarantined · ")
     assert err.endswith("ETA 0 s\n")
+    progress.pairs += 5  # of a chunk that another has committed, which a pool does not know yet
+    with Display(progress, 1000) as display:
+        display.update()
+    assert capsys.readouterr().err.startswith("1,000 of 1,000 pairs, ")
 
 
 def test_what_was_committed_before_a_call_counts_so_that_all_workers_say_the_same(
@@ -175,3 +180,35 @@ def _take_over(folder: Path, name: str) -> None:
             (mine / file["path"]).write_bytes((other / file["path"]).read_bytes())
     (mine / "receipts" / name).parent.mkdir(parents=True, exist_ok=True)
     (mine / "receipts" / name).write_bytes((other / "receipts" / name).read_bytes())
+
+
+@pytest.mark.parametrize("theirs", [["shard-00000/chunk-000002.json", "shard-00001/chunk-000001.json"], []])
+def test_the_line_of_a_pool_counts_what_other_commands_commit_and_nothing_of_its_own(
+    theirs: list[str],
+    folder: Path,
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    relabel: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_pairs()
+    job = write_job({"shards": 2, "engine": {"args": {"batch": 4, "latency_s": 0.2}}})
+    assert relabel("plan", job).code == 0
+    assert relabel("run", job, "--set", "output=out/other").code == 0
+    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", 0.0)
+    monkeypatch.setattr(other_commands, "HEARD_AFTER_S", 0.3)
+    true = other_commands.OtherCommands.update
+
+    def update(self: other_commands.OtherCommands) -> None:  # while the worker is starting
+        for name in theirs:
+            _take_over(folder, name)
+        true(self)
+
+    monkeypatch.setattr(other_commands.OtherCommands, "update", update)
+    done = relabel("run", job, "--workers", "1")
+    assert done.code == 0, done
+    lines = [line for line in done.err.splitlines() if " of 24 pairs" in line]
+    by_others = {line.partition(" by other workers")[0].rpartition(", ")[2] for line in lines if "by other" in line}
+    assert by_others == ({"8"} if theirs else set()), done.err
+    assert lines[-1].startswith("24 of 24 pairs"), done.err
