@@ -23,6 +23,7 @@ from distill.students.optimizer_steps import OptimizerSteps
 from distill.students.optimizing import rate_share
 from distill.students.specs import EarlyStopping, TrainSection
 from distill.training import checkpoints, sharding
+from distill.training.checkpoint_folders import WEIGHTS, step_of
 from distill.training.curves import Curve
 from distill.training.outcomes import Outcome
 from distill.training.reporting import CurveReporter
@@ -177,10 +178,10 @@ class StudentTraining:
             ManifestError: it is damaged, or of another model.
         """
         held = StepState.load(checkpoint)
-        self.step = checkpoints.step_of(checkpoint)
+        self.step = step_of(checkpoint)
         held.restore_curve(self.curve)
         self._judge_looks()
-        checkpoints.load_weights(self.module, checkpoint / checkpoints.WEIGHTS)
+        checkpoints.load_weights(self.module, checkpoint / WEIGHTS)
         self.optimizer.load_state_dict(sharding.cut_moments(held.optimizer, self.optimizer))
         if self.accelerator.scaler is not None and held.scaler is not None:
             self.accelerator.scaler.load_state_dict(held.scaler)
@@ -189,7 +190,7 @@ class StudentTraining:
     def _outcome(self) -> Outcome:
         if self.best_step is not None:
             best = checkpoints.best_checkpoint(self._place.folder, self.best_step)
-            checkpoints.load_weights(self.module, best / checkpoints.WEIGHTS)
+            checkpoints.load_weights(self.module, best / WEIGHTS)
             self.accelerator.wait_for_everyone()  # the first process removes it soon
         return Outcome(
             steps=self.step,

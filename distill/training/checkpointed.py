@@ -13,6 +13,7 @@ from typing import Any
 from transformers import TrainerState
 
 from distill.training import checkpoints, sharding
+from distill.training.checkpoint_folders import WEIGHTS, checkpoint_name, damaged
 from distill.training.measured import MeasuredTrainer
 from distill.training.outcomes import Outcome
 from distill.training.step_state import StepState, write_checkpoint
@@ -53,7 +54,7 @@ class CheckpointedTrainer(MeasuredTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         best, is_writer = self.state.best_global_step, self.args.should_save
         if best:
-            self.state.best_model_checkpoint = str(self._place.folder / checkpoints.checkpoint_name(best))
+            self.state.best_model_checkpoint = str(self._place.folder / checkpoint_name(best))
         if not is_writer and not self._is_sharded:
             return
         scaler = getattr(self.accelerator, "scaler", None)
@@ -76,7 +77,7 @@ class CheckpointedTrainer(MeasuredTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         checkpoints.load_weights(
-            self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint) / checkpoints.WEIGHTS
+            self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint) / WEIGHTS
         )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -116,7 +117,7 @@ class CheckpointedTrainer(MeasuredTrainer):
         try:
             self.state = TrainerState.load_from_json(str(checkpoint / STATE_OF_TRAINER))
         except (OSError, ValueError, TypeError) as exc:
-            raise checkpoints.damaged(checkpoint, f"{STATE_OF_TRAINER} is missing, or can't be read") from exc
+            raise damaged(checkpoint, f"{STATE_OF_TRAINER} is missing, or can't be read") from exc
         self._take(StepState.load(checkpoint))
         if self.state.global_step < self.state.max_steps and self.stopped_by() is None:
             return False
@@ -147,7 +148,7 @@ def run_to_end(trainer: CheckpointedTrainer, *, resume_from: Path | None) -> Out
         # by its step, since the path that the state holds is that of a folder which may have moved
         kept = checkpoints.best_checkpoint(trainer.checkpoints_folder, best)
         module = trainer.accelerator.unwrap_model(trainer.model)
-        checkpoints.load_weights(module, kept / checkpoints.WEIGHTS)
+        checkpoints.load_weights(module, kept / WEIGHTS)
         trainer.accelerator.wait_for_everyone()  # the first process removes it soon
     return Outcome(
         steps=state.global_step,

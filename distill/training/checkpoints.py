@@ -26,15 +26,16 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from distill.training.checkpoint_folders import DIGESTS as DIGESTS
-from distill.training.checkpoint_folders import OPTIMIZER, digests_of, join_tensors
-from distill.training.checkpoint_folders import RANDOM as RANDOM
-from distill.training.checkpoint_folders import STATE as STATE
-from distill.training.checkpoint_folders import WEIGHTS as WEIGHTS
-from distill.training.checkpoint_folders import checkpoint_name as checkpoint_name
-from distill.training.checkpoint_folders import damaged as damaged
-from distill.training.checkpoint_folders import list_checkpoints as list_checkpoints
-from distill.training.checkpoint_folders import step_of as step_of
+from distill.training.checkpoint_folders import (
+    DIGESTS,
+    OPTIMIZER,
+    STATE,
+    checkpoint_name,
+    damaged,
+    digests_of,
+    join_tensors,
+    list_checkpoints,
+)
 from distill.training.disk_errors import open_to_readers, sync_files
 from distill.training.sharding import cut, own_parameters, trained_parameters, whole
 from manifests.digests import first_changed, sha256_file

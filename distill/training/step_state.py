@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from distill.training import checkpoints
+from distill.training.checkpoint_folders import RANDOM, WEIGHTS, checkpoint_name
 from distill.training.curves import Curve, write_curves
 from distill.training.disk_errors import writing
 from distill.training.training_place import TrainingPlace
@@ -51,7 +52,7 @@ class StepState:
 
     def restore_random(self, checkpoint: str | Path) -> None:
         """Put all generators back, torch's from their file."""
-        checkpoints.restore_random(load_file(Path(checkpoint) / checkpoints.RANDOM), self.random)
+        checkpoints.restore_random(load_file(Path(checkpoint) / RANDOM), self.random)
 
 
 def write_checkpoint(
@@ -74,7 +75,7 @@ def write_checkpoint(
         TrainingError: a weight is not finite.
         DiskFullError, StoreError: the disk refuses.
     """
-    final = place.folder / checkpoints.checkpoint_name(step)
+    final = place.folder / checkpoint_name(step)
     scratch = place.folder / f".part-{final.name}"
     with writing(place.folder, place.folder):
         if not is_writer:
@@ -83,9 +84,9 @@ def write_checkpoint(
         if scratch.exists():  # a write that failed may have left any of the files
             shutil.rmtree(scratch)
         scratch.mkdir(parents=True)
-        checkpoints.save_weights(module, scratch / checkpoints.WEIGHTS)
+        checkpoints.save_weights(module, scratch / WEIGHTS)
         tensors, state.random = checkpoints.random_states()
-        save_file(tensors, scratch / checkpoints.RANDOM)
+        save_file(tensors, scratch / RANDOM)
         checkpoints.save_state(scratch, vars(state))
         write_more(scratch)
         checkpoints.write_digests(scratch)
@@ -94,5 +95,5 @@ def write_checkpoint(
         failpoints.hit("before_checkpoint")
         checkpoints.commit(scratch, final)
         failpoints.hit("after_checkpoint")
-        kept = place.folder / checkpoints.checkpoint_name(best) if best else None
+        kept = place.folder / checkpoint_name(best) if best else None
         checkpoints.drop_old(place.folder, keep=place.keep, best=kept)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distill.training import checkpoints
+from distill.training.checkpoint_folders import list_checkpoints
 from manifests.errors import TrainingError
 
 ROWS_NAMED = 20
@@ -42,7 +42,7 @@ class TrainingPlace:
         rows = list(dict.fromkeys(rows))
         named = ", ".join(f"{source}:{row_id}" for source, row_id in (self.names[row] for row in rows[:ROWS_NAMED]))
         more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
-        kept = checkpoints.list_checkpoints(self.folder)
+        kept = list_checkpoints(self.folder)
         last = f"The last checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
         return TrainingError(
             f"step {step}: {what}. Rows of the batch, as source:row_id: {named}{more}. "

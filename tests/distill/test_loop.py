@@ -26,6 +26,7 @@ from distill.students.optimizing import make_optimizer, rate_share
 from distill.students.specs import DistillSpec, TrainSection
 from distill.training import checkpoints
 from distill.training.batches import BatchPlan
+from distill.training.checkpoint_folders import DIGESTS, list_checkpoints, step_of
 from distill.training.precision import precision_of
 from manifests.errors import ConfigError
 from manifests.interruptions import forget_interruptions, on_signal
@@ -91,13 +92,13 @@ def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..
     settings = {**SHORT, "keep_checkpoints": 9}
     with killed_at("before_model"):
         train(way, settings, output=str(tmp_path / "whole"))
-    kept = checkpoints.list_checkpoints(tmp_path / "whole" / "checkpoints")
-    assert [checkpoints.step_of(path) for path in kept] == list(range(1, 9))
+    kept = list_checkpoints(tmp_path / "whole" / "checkpoints")
+    assert [step_of(path) for path in kept] == list(range(1, 9))
     alone = train(way, settings, start="restart", output=str(tmp_path / "alone"))
     for last in range(1, 9):
         folder = tmp_path / f"from-{last}"
         shutil.copytree(tmp_path / "whole", folder)
-        for later in checkpoints.list_checkpoints(folder / "checkpoints")[last:]:
+        for later in list_checkpoints(folder / "checkpoints")[last:]:
             shutil.rmtree(later)
         resumed = train(way, settings, start="resume", output=str(folder))
         assert curve(folder) == curve(alone.output), last
@@ -122,8 +123,8 @@ def test_a_signal_ends_it_behind_the_step_with_a_checkpoint_that_changes_nothing
             run(**settings, say=say)
     finally:
         forget_interruptions()
-    kept = checkpoints.list_checkpoints(tmp_path / "out" / "checkpoints")
-    assert checkpoints.step_of(kept[-1]) == step
+    kept = list_checkpoints(tmp_path / "out" / "checkpoints")
+    assert step_of(kept[-1]) == step
     resumed = run(**settings, start="resume")
     assert curve(resumed.output) == curve(alone.output)
     assert files_of(resumed.output) == files_of(alone.output)
@@ -135,11 +136,11 @@ def test_checkpoints_of_earlier_versions_are_gone_on_with(run: Callable[..., Any
     alone = run(**settings, output=str(tmp_path / "alone"))
     with killed_at("after_training_step", 6):
         run(**settings)
-    last = checkpoints.list_checkpoints(tmp_path / "out" / "checkpoints")[-1]
+    last = list_checkpoints(tmp_path / "out" / "checkpoints")[-1]
     held = checkpoints.load_state(last)
     checkpoints.save_state(last, {**held, "scheduler": {"last_epoch": 5, "_last_lr": [1e-3, 1e-3]}, "own": {}})
     (last / "trainer_state.json").write_text('{"global_step": 5}')
-    (last / checkpoints.DIGESTS).unlink()
+    (last / DIGESTS).unlink()
     resumed = run(**settings, start="resume")
     assert curve(resumed.output) == curve(alone.output)
     assert files_of(resumed.output) == files_of(alone.output)

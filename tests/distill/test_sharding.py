@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from distill.students.specs import DistillSpec
 from distill.students.students import load_student
-from distill.training import checkpoints
+from distill.training.checkpoint_folders import OPTIMIZER, WEIGHTS, checkpoint_name, list_checkpoints, step_of
 from manifests.errors import ConfigError
 from manifests.spec_faults import validate_spec
 from tests.distill.conftest import make_pairs
@@ -152,7 +152,7 @@ def test_a_killed_training_with_shards_resumes_to_the_same_curve_and_weights_bit
 ) -> None:
     folder, seen = both
     assert all(one["died"] for one in seen["killed"])
-    assert [checkpoints.step_of(path) for path in checkpoints.list_checkpoints(folder / "killed" / "checkpoints")] == [
+    assert [step_of(path) for path in list_checkpoints(folder / "killed" / "checkpoints")] == [
         2,
         4,
     ]
@@ -169,8 +169,8 @@ def test_a_signal_to_one_process_ends_all_behind_the_same_step_with_a_checkpoint
     folder, seen = both
     for name in ("signalled", "signalled ddp"):
         assert all(one.get("stopped") for one in seen[name]), seen[name]
-        kept = checkpoints.list_checkpoints(folder / name / "checkpoints")
-        assert [checkpoints.step_of(path) for path in kept] == [2, 3]
+        kept = list_checkpoints(folder / name / "checkpoints")
+        assert [step_of(path) for path in kept] == [2, 3]
     assert "resuming from checkpoint-000003" in seen["gone on"][0]["said"]
     assert curve(folder / "gone on") == curve(folder / "encoder")
     assert same_weights(folder / "gone on", folder / "encoder")
@@ -188,8 +188,8 @@ def test_one_that_was_killed_between_training_and_writing_only_writes(both: tupl
 @pytest.mark.full
 def test_a_checkpoint_from_shards_is_the_one_that_ddp_writes_and_resumes_from(both: tuple[Path, Seen]) -> None:
     folder, _ = both
-    one, other = (folder / name / "checkpoints" / checkpoints.checkpoint_name(4) for name in ("killed", "killed ddp"))
-    for file in (checkpoints.WEIGHTS, checkpoints.OPTIMIZER):
+    one, other = (folder / name / "checkpoints" / checkpoint_name(4) for name in ("killed", "killed ddp"))
+    for file in (WEIGHTS, OPTIMIZER):
         found, wanted = load_file(one / file), load_file(other / file)
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():

@@ -25,6 +25,7 @@ from distill.students.texts import EncoderTexts
 from distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
 from distill.training import checkpoints
 from distill.training.batches import BatchPlan, batch_sizes
+from distill.training.checkpoint_folders import WEIGHTS, list_checkpoints, step_of
 from manifests.errors import LockHeldError, StaleRunError, TrainingError
 from manifests.failpoints import TRAINING_FAILPOINTS
 from tests.distill.test_distill import assert_no_pickle
@@ -69,8 +70,8 @@ def test_a_training_killed_with_signal_9_resumes_to_the_same_curve_and_weights_b
     # in the second epoch, two steps past a checkpoint
     killed = command(spec(**values), tmp_path, failpoint="after_training_step:8")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    left = checkpoints.list_checkpoints(tmp_path / "killed" / "checkpoints")
-    assert [checkpoints.step_of(path) for path in left] == [3, 6]
+    left = list_checkpoints(tmp_path / "killed" / "checkpoints")
+    assert [step_of(path) for path in left] == [3, 6]
     assert_no_pickle(tmp_path / "killed")
     with pytest.raises(StaleRunError, match="--resume"):
         run(**values)
@@ -175,9 +176,9 @@ def test_a_loss_that_is_no_number_stops_names_the_rows_and_keeps_the_last_good_c
     named = [word for word in text.replace(",", " ").split() if "labels.parquet:" in word]
     assert len(named) == 8
     assert all(0 <= int(word.rstrip(".").rpartition(":")[2]) < 144 for word in named)
-    (kept,) = checkpoints.list_checkpoints(tmp_path / "out" / "checkpoints")
+    (kept,) = list_checkpoints(tmp_path / "out" / "checkpoints")
     assert str(kept) in text
-    assert all(np.isfinite(values).all() for values in load_file(kept / checkpoints.WEIGHTS).values())
+    assert all(np.isfinite(values).all() for values in load_file(kept / WEIGHTS).values())
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 

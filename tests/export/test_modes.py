@@ -36,8 +36,10 @@ def test_students_and_bundles_are_open_to_whom_the_umask_lets(made: str, request
 
 def test_checkpoints_are_open_to_whom_the_umask_lets(tmp_path: Path) -> None:
     import torch
+    from safetensors.torch import save_file
 
-    from distill.training.checkpoints import RANDOM, WEIGHTS, commit, save_file, save_state, save_weights
+    from distill.training.checkpoint_folders import RANDOM, WEIGHTS
+    from distill.training.checkpoints import commit, save_state, save_weights
 
     for umask in (0o022, 0o077, 0o002):
         was, scratch = os.umask(umask), tmp_path / f"scratch-{umask}"

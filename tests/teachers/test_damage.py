@@ -22,6 +22,7 @@ from distill.teachers.rollout_log import PARTS, RolloutLog
 from distill.teachers.spec_files import read_teacher_spec
 from distill.teachers.teaching import estimate_teacher, train_teacher
 from distill.training import checkpoints
+from distill.training.checkpoint_folders import DIGESTS, list_checkpoints
 from distill.training.checkpointed import run_to_end
 from distill.training.looks import Looks
 from distill.training.output_locations import CLAIM_NAME
@@ -94,7 +95,7 @@ def moved(trained: tuple[Path, Any], tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_copied_folder_keeps_the_best_step(train: Any, trained: tuple[Path, Any], moved: Path) -> None:
-    assert [path.name for path in checkpoints.list_checkpoints(moved)] == ["checkpoint-000001", "checkpoint-000003"]
+    assert [path.name for path in list_checkpoints(moved)] == ["checkpoint-000001", "checkpoint-000003"]
     trainer, outcome = train(moved)
     assert outcome.best_step == 1
     assert all(torch.equal(value, trained[1][name]) for name, value in trainer.model.state_dict().items())
@@ -104,9 +105,9 @@ def test_a_copied_folder_keeps_the_best_step(train: Any, trained: tuple[Path, An
 
 
 def test_digests_are_of_all_files_of_a_checkpoint(trained: tuple[Path, Any]) -> None:
-    last = checkpoints.list_checkpoints(trained[0])[-1]
-    held = json.loads((last / checkpoints.DIGESTS).read_text())
-    assert set(held) == set(FILES) == {path.name for path in last.iterdir()} - {checkpoints.DIGESTS}
+    last = list_checkpoints(trained[0])[-1]
+    held = json.loads((last / DIGESTS).read_text())
+    assert set(held) == set(FILES) == {path.name for path in last.iterdir()} - {DIGESTS}
 
 
 def test_what_a_failed_write_left_is_in_no_checkpoint(
@@ -114,26 +115,26 @@ def test_what_a_failed_write_left_is_in_no_checkpoint(
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(trained[0], folder)
-    shutil.rmtree(checkpoints.list_checkpoints(folder)[-1])
+    shutil.rmtree(list_checkpoints(folder)[-1])
     left = folder / ".part-checkpoint-000002"  # the next that is written
     left.mkdir()
-    for name in ("strange", checkpoints.DIGESTS):
+    for name in ("strange", DIGESTS):
         (left / name).write_text("{}")
     monkeypatch.setattr(checkpoints, "drop_old", lambda *_, **__: None)
     train(folder)
-    assert {path.name for path in (folder / "checkpoint-000002").iterdir()} == {*FILES, checkpoints.DIGESTS}
+    assert {path.name for path in (folder / "checkpoint-000002").iterdir()} == {*FILES, DIGESTS}
     checkpoints.check_digests(folder / "checkpoint-000002")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", [*FILES, checkpoints.DIGESTS])
+@pytest.mark.parametrize("name", [*FILES, DIGESTS])
 def test_a_damaged_checkpoint_is_refused_by_name(
     trained: tuple[Path, Any], tmp_path: Path, name: str, damage: str
 ) -> None:
     shutil.copytree(trained[0], tmp_path / "copy")
-    last = checkpoints.list_checkpoints(tmp_path / "copy")[-1]
+    last = list_checkpoints(tmp_path / "copy")[-1]
     DAMAGES[damage](last / name)
-    if (name, damage) == (checkpoints.DIGESTS, "gone"):  # as a version that wrote none left it
+    if (name, damage) == (DIGESTS, "gone"):  # as a version that wrote none left it
         assert checkpoints.last_checkpoint(tmp_path / "copy", lambda _: None) == last
         return
     with pytest.raises(ManifestError, match=f"{last.name}: a damaged checkpoint .*Remove it to resume"):
@@ -146,8 +147,8 @@ def test_a_checkpoint_without_digests_that_is_not_whole_is_refused_by_name(
 ) -> None:
     """Half a copy, or an empty folder that bears the name of a checkpoint."""
     shutil.copytree(trained[0], tmp_path / "copy")
-    last = checkpoints.list_checkpoints(tmp_path / "copy")[-1]
-    for file in (*FILES, checkpoints.DIGESTS) if name is None else (name, checkpoints.DIGESTS):
+    last = list_checkpoints(tmp_path / "copy")[-1]
+    for file in (*FILES, DIGESTS) if name is None else (name, DIGESTS):
         (last / file).unlink()
     with pytest.raises(ManifestError, match=f"{last.name}: a damaged checkpoint .*is missing.*Remove it to resume"):
         train(tmp_path / "copy")

@@ -16,8 +16,8 @@ pytest.importorskip("trl")
 from distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
 from distill.teachers.spec_files import read_teacher_spec
 from distill.teachers.teaching import estimate_teacher, train_teacher
+from distill.training.checkpoint_folders import WEIGHTS
 from distill.training.checkpointed import run_to_end
-from distill.training.checkpoints import WEIGHTS
 from distill.training.looks import Looks
 from manifests.errors import ConfigError, InputError
 from manifests.storage.context import Storage

@@ -24,7 +24,7 @@ from distill.teachers.sft_examples import Example
 from distill.teachers.sft_trainer import IGNORED, MaskedCollator, answer_loss
 from distill.teachers.spec_files import read_teacher_spec
 from distill.teachers.teaching import estimate_teacher, train_teacher
-from distill.training import checkpoints
+from distill.training.checkpoint_folders import list_checkpoints, step_of
 from labelers.engines.tokens import PromptEncoder
 from labelers.registry import labeler_class
 from manifests.errors import ConfigError, DiskFullError, LockHeldError, ModelError, StaleRunError, TrainingError
@@ -181,7 +181,7 @@ def test_killed_anywhere_a_training_goes_on_to_the_last_bit(
     with killed_at(place, {"after_training_step": 5, "before_model": 1}.get(place, 2)):
         umbrela(train=TRAIN)
     out = tmp_path / "out"
-    left = [checkpoints.step_of(path) for path in checkpoints.list_checkpoints(out / "checkpoints")]
+    left = [step_of(path) for path in list_checkpoints(out / "checkpoints")]
     assert left == {"after_training_step": [2, 4], "before_checkpoint": [2], "after_checkpoint": [2, 4]}.get(
         place, [4, 6]
     )
@@ -217,8 +217,8 @@ def test_a_signal_ends_a_training_behind_its_step_with_a_checkpoint(
     from manifests.interruptions import forget_interruptions
 
     forget_interruptions()
-    (left,) = checkpoints.list_checkpoints(tmp_path / "out" / "checkpoints")
-    assert checkpoints.step_of(left) == 2  # an epoch's end would be at 3
+    (left,) = list_checkpoints(tmp_path / "out" / "checkpoints")
+    assert step_of(left) == 2  # an epoch's end would be at 3
     assert same_weights(umbrela("resume", train={"epochs": 2}).place, undisturbed)
 
 
