@@ -84,7 +84,7 @@ def _attempt(
         if is_compiled:
             compile_layers(module, max_tokens=settings.max_tokens)
         remarks = _remarks(inputs, training.last_step)
-        for remark in remarks:
+        for remark in remarks if halvings == 0 else ():  # of the halved batch as of the whole one
             inputs.say(remark)
         outcome = training.run(resume_from=checkpoints.last_checkpoint(folder, inputs.say))
         trained = accelerator.unwrap_model(module, keep_fp32_wrapper=False)  # judged as it will answer: in float32

@@ -222,6 +222,8 @@ def test_out_of_memory_halves_the_batch_once_and_says_so(
     assert (report.manifest.training.batch_size, report.manifest.training.accumulation) == (8, 2)
     assert any("going on with 8" in line for line in said)
     assert any("out of memory" in note for note in report.manifest.notes)
+    assert len(set(said)) == len(said), "what was said of the training holds for both attempts"
+    assert len(set(report.manifest.notes)) == len(report.manifest.notes)
     monkeypatch.undo()
     monkeypatch.setattr(EncoderStudent, "forward", without_room_for(4))
     with pytest.raises(TrainingError, match=r"also with half the batch \(8 rows\).*train\.batch_size"):
