@@ -120,19 +120,16 @@ class Display:
             self.say(warning, level="warning", event="none_accepted")
         if now < self._next_s:
             return
+        left, done = self._left_s(now), self._before + self._rows_done()
         if self._bars is not None:
             self._next_s = now + DRAW_EVERY_S
             self._bars.lines = self._inside(now)
-            rates = f"{' · '.join((*self._by_others(), self._rates(now)))} · ETA {left_text(self._left_s(now))}"
-            self._bars.update(self._task, completed=self._before + self._rows_done(), rates=rates)
+            rates = " · ".join((*self._by_others(), self._rates(now), f"ETA {left_text(left)}"))
+            self._bars.update(self._task, completed=done, rates=rates)
         else:
-            left = self._left_s(now)
             self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
-            parts = (self._rates(now), *self._inside(now), f"ETA {left_text(left)}")
-            done = ", ".join(
-                (f"{self._before + self._rows_done():,} of {self._before + self._total:,} pairs", *self._by_others())
-            )
-            line = f"{done} · {' · '.join(parts)}"
+            pairs = ", ".join((f"{done:,} of {self._before + self._total:,} pairs", *self._by_others()))
+            line = " · ".join((pairs, self._rates(now), *self._inside(now), f"ETA {left_text(left)}"))
             self.say(line, event="progress", **self._counts(now))
 
     def _rows_done(self) -> int:
@@ -168,8 +165,7 @@ class Display:
         }
 
     def _rates(self, now: float) -> str:
-        seconds = max(now - self._progress.started_s, 1e-9)
-        pairs = self._progress.kept("pairs")
+        pairs, seconds = self._progress.kept("pairs"), max(now - self._progress.started_s, 1e-9)
         rate = f"{pairs / seconds:,.{1 if pairs > seconds else 3}f}"
         return f"{rate} pairs/s · {pairs - self._progress.kept_statuses['ok']} quarantined"
 

@@ -26,6 +26,8 @@ from manifests.labels import Pair
 from manifests.runs.ranges import Range
 from manifests.runs.receipts import ChunkId
 
+THEIRS = ("shard-00000/chunk-000002.json", "shard-00001/chunk-000001.json")
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -33,6 +35,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     for module in (others_module, progress_module):
         monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     return now
+
+
+@pytest.fixture
+def job_done_elsewhere(
+    write_pairs: Callable[..., Path], write_job: Callable[..., str], relabel: Callable[..., Any]
+) -> Callable[..., str]:
+    """`job_done_elsewhere(batch=4)`: a job of two shards that is planned, and done in `out/other`: see `_take_over`."""
+
+    def make(**args: Any) -> str:
+        write_pairs()
+        job = write_job({"shards": 2, "engine": {"args": args}})
+        assert relabel("plan", job).code == 0
+        assert relabel("run", job, "--set", "output=out/other").code == 0
+        return job
+
+    return make
 
 
 def chunks(rows: dict[int, int]) -> dict[ChunkId, int]:
@@ -137,25 +155,17 @@ def test_what_was_committed_before_a_call_counts_so_that_all_workers_say_the_sam
 
 
 def test_a_worker_learns_of_the_others_from_the_listings_that_it_makes_anyway(
-    folder: Path,
-    write_pairs: Callable[..., Path],
-    write_job: Callable[..., str],
-    relabel: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, job_done_elsewhere: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker's receipts of both shards appear once the first chunk is begun."""
-    write_pairs()
-    job = write_job({"shards": 2})
-    assert relabel("plan", job).code == 0
-    assert relabel("run", job, "--set", "output=out/other").code == 0
+    job = job_done_elsewhere()
     monkeypatch.setattr(sessions, "LOOK_EVERY_S", -1.0)
     monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", -1.0)
-    theirs = {"shard-00000/chunk-000002.json", "shard-00001/chunk-000001.json"}
     true = sessions.Session._begin
     shown: list[tuple[int, int]] = []
 
     def begin(self: sessions.Session, chunk: ChunkId, pairs: Any, settled: Any) -> ChunkWork:
-        for name in theirs:
+        for name in THEIRS:
             _take_over(folder, name)
         shown.append((self.progress.kept("pairs"), self.progress.others.rows))
         return true(self, chunk, pairs, settled)
@@ -182,19 +192,15 @@ def _take_over(folder: Path, name: str) -> None:
     (mine / "receipts" / name).write_bytes((other / "receipts" / name).read_bytes())
 
 
-@pytest.mark.parametrize("theirs", [["shard-00000/chunk-000002.json", "shard-00001/chunk-000001.json"], []])
+@pytest.mark.parametrize("theirs", [THEIRS, ()])
 def test_the_line_of_a_pool_counts_what_other_commands_commit_and_nothing_of_its_own(
-    theirs: list[str],
+    theirs: tuple[str, ...],
     folder: Path,
-    write_pairs: Callable[..., Path],
-    write_job: Callable[..., str],
+    job_done_elsewhere: Callable[..., str],
     relabel: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_pairs()
-    job = write_job({"shards": 2, "engine": {"args": {"batch": 4, "latency_s": 0.2}}})
-    assert relabel("plan", job).code == 0
-    assert relabel("run", job, "--set", "output=out/other").code == 0
+    job = job_done_elsewhere(batch=4, latency_s=0.2)
     monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", 0.0)
     monkeypatch.setattr(other_commands, "HEARD_AFTER_S", 0.3)
