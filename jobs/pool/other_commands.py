@@ -16,15 +16,15 @@ HEARD_AFTER_S = 1.0
 class OtherCommands:
     """Lists the receipts now and then; what the pool's own workers have not committed of them is others'.
 
-    The workers' word comes later than their receipts. So what they told is taken off a while after the listing: a row
-    of theirs is never said to be another's.
+    The workers' word comes later than their receipts: what they have told by the time of the listing is the least that
+    is theirs of it, and what they have told a while later is the most.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._every_s = sessions.look_at_all_every_s(session.opened.plan)
         self._next_s = time.monotonic() + self._every_s
-        self._listed: int | None = None
+        self._listed: tuple[int, int] | None = None
 
     def update(self) -> None:
         """Look, if it is time to."""
@@ -33,10 +33,12 @@ class OtherCommands:
             return
         progress, left = self._session.progress, self._session.left
         if self._listed is not None:
-            progress.others.saw_in_all(self._listed - progress.rows_committed)
+            listed, told = self._listed
+            progress.others.saw_in_all(listed - progress.rows_committed, listed - told)
             self._listed, self._next_s = None, now + self._every_s
             return
         self._next_s = now + HEARD_AFTER_S
         with contextlib.suppress(StoreUnreachableError):  # whoever has to do with the labels says so
-            seen = self._session.opened.folder.attempts_of_all()
-            self._listed = sum(sum(left.done_since(one, seen.get(one, {})).values()) for one in self._session.shards)
+            told, seen = progress.rows_committed, self._session.opened.folder.attempts_of_all()
+            done = (left.done_since(shard, seen.get(shard, {})) for shard in self._session.shards)
+            self._listed = sum(sum(rows.values()) for rows in done), told

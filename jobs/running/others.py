@@ -57,10 +57,10 @@ class Others:
         with self._guard:
             self._set(shard, sum(rows for chunk, rows in done.items() if chunk not in self._begun))
 
-    def saw_in_all(self, rows: int) -> None:
-        """At least so many rows, of all shards: instead of the looks at each."""
+    def saw_in_all(self, least: int, most: int) -> None:
+        """A look at all shards, instead of those at each: how many rows it can have been."""
         with self._guard:
-            self._set(0, max(self.rows, rows))
+            self._set(0, max(0, min(max(self.rows, least), most)))
 
     def _set(self, shard: int, rows: int) -> None:
         self._looked_s = time.perf_counter()

@@ -200,10 +200,9 @@ def test_the_line_of_a_pool_counts_what_other_commands_commit_and_nothing_of_its
     relabel: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = job_done_elsewhere(batch=4, latency_s=0.2)
+    job = job_done_elsewhere(batch=4, capacity=4, latency_s=0.4)
     monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", 0.0)
-    monkeypatch.setattr(other_commands, "HEARD_AFTER_S", 0.3)
     true = other_commands.OtherCommands.update
 
     def update(self: other_commands.OtherCommands) -> None:  # while the worker is starting
@@ -218,3 +217,10 @@ def test_the_line_of_a_pool_counts_what_other_commands_commit_and_nothing_of_its
     by_others = {line.partition(" by other workers")[0].rpartition(", ")[2] for line in lines if "by other" in line}
     assert by_others == ({"8"} if theirs else set()), done.err
     assert lines[-1].startswith("24 of 24 pairs"), done.err
+
+
+def test_what_is_said_of_other_commands_is_put_right_by_the_next_look() -> None:
+    others = Others()
+    for least, most, rows in ((-8, 4, 0), (4, 8, 4), (2, 9, 4), (8, 12, 8), (-4, 6, 6)):
+        others.saw_in_all(least, most)
+        assert others.rows == rows
