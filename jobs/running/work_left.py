@@ -79,13 +79,15 @@ class WorkLeft:
 
         Args:
             seen: attempts by shard and chunk, where somebody has just looked.
+        Raises:
+            StoreUnreachableError: at a retry, a listing lacks receipts that were seen before.
         """
         done = self.opened.folder.attempts(shard) if seen is None else seen.get(shard, {})
         if not self.is_retry:
             return {chunk: 1 for chunk in range(len(self.opened.plan.shards[shard].chunks)) if chunk not in done}
-        return {
-            chunk: attempt for chunk, attempt in self.retries.get(shard, {}).items() if len(done[chunk]) == attempt - 1
-        }
+        attempts = self.retries.get(shard, {})
+        self._refuse_lost(shard, attempts.keys() - done.keys())
+        return {chunk: attempt for chunk, attempt in attempts.items() if len(done[chunk]) == attempt - 1}
 
     def open_shards(self) -> list[int]:
         """Those of the shards that still have work in them, whoever does it; from one listing."""
@@ -161,10 +163,12 @@ class WorkLeft:
             for receipt in receipts
             if receipt.attempt + 1 == attempts.get(receipt.chunk)
         }
-        if missing := attempts.keys() - found.keys():
-            raise StoreUnreachableError(
-                f"{folder.store.root}/receipts: a listing lacks what was there a moment ago (shard {shard}, chunks "
-                f"{sorted(missing)[:5]}). "
-                "Run the same command again."
-            )
+        self._refuse_lost(shard, attempts.keys() - found.keys())
         return found
+
+    def _refuse_lost(self, shard: int, missing: set[int]) -> None:
+        if missing:
+            raise StoreUnreachableError(
+                f"{self.opened.store.root}/receipts: a listing lacks what was there a moment ago (shard {shard}, "
+                f"chunks {sorted(missing)[:5]}). Run the same command again."
+            )

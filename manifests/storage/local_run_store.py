@@ -77,7 +77,7 @@ class LocalRunStore:
         top = self.path(folder)
         found = {}
         with translate_errors("list", top):
-            for inside, _, names in os.walk(top, onerror=_unless_missing):
+            for inside, _, names in os.walk(top, onerror=_unless_missing, followlinks=True):
                 for name in names:
                     if not name.startswith(TEMP_PREFIX):
                         path = Path(inside, name)

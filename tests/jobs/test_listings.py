@@ -10,6 +10,7 @@ import pytest
 
 from jobs.commands.label import open_session
 from jobs.pool.backends import WorkerPool, label_with
+from manifests.errors import StoreUnreachableError
 from manifests.storage.local_run_store import LocalRunStore
 
 
@@ -72,3 +73,18 @@ def test_a_run_that_lists_once_still_sees_a_receipt_that_went_and_one_that_came(
     assert manifest.read_bytes() == after
     next((folder / "out/ecom/receipts").rglob("chunk-000001.json")).rename(folder / "away")
     assert relabel("run", job).code != 10
+
+
+def test_receipts_that_a_listing_lacks_at_a_retry_end_it_as_work_to_run_again(
+    write_pairs: Callable[..., Any], write_job: Callable[..., Path], relabel: Callable[..., Any]
+) -> None:
+    """It was called a fault of relabel."""
+    write_pairs()
+    job = write_job(
+        {"labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}, "engine": {"args": {"p_garbage": 0.5}}}
+    )
+    assert relabel("run", job).code == 0
+    left = open_session(str(job), is_retry=True).left
+    shard = next(iter(left.retries))
+    with pytest.raises(StoreUnreachableError, match="lacks what was there a moment ago"):
+        left.todo(shard, {})

@@ -113,3 +113,18 @@ def test_a_folder_that_vanished_under_a_writer_is_reported(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(StoreError, match=r"can't write it \(No such file or directory\)"):
         store.put("labels/b.parquet", b"x")
+
+
+def test_a_folder_that_is_a_link_is_listed_as_it_is_read(tmp_path: Path) -> None:
+    """A shard whose receipts were moved to another disk was asked again at each call, and paid for in vain."""
+    store = LocalRunStore(tmp_path / "out")
+    store.put("receipts/shard-00000/chunk-000000.json", b"{}")
+    shutil.move(tmp_path / "out/receipts/shard-00000", tmp_path / "elsewhere")
+    (tmp_path / "out/receipts/shard-00000").symlink_to(tmp_path / "elsewhere")
+    assert store.names("receipts/shard-00000") == list(store.etags("receipts"))
+
+
+def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(StoreError, match=r"out: a link to .*unmounted, which is not there\. Make that folder"):
+        LocalRunStore(tmp_path / "out").put("plan.json", b"x")
