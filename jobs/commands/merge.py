@@ -57,4 +57,7 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     if merged.mixed.differences:
         lines.append(("mixed", "; ".join(merged.mixed.differences)))
     state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
+    if merged.over_limit:
+        state += f", but {merged.failed_fraction:.1%} of rows are quarantined, over the limit of "
+        state += f"{merged.max_failed_fraction:.1%}; everything is kept"
     return emit(result, f"{merged.name}: {state}, {to}\n" + table(lines), output, code)

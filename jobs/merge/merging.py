@@ -65,7 +65,7 @@ def merge_outputs(
     Raises:
         GateError: engines, models, templates or options differ, and `allow_mixed` is off.
         InputError: one file would be in the merged input twice.
-        ConfigError: an output is named twice, or is to be merged into itself.
+        ConfigError: an output is named twice, or is to be merged into itself or a folder of its own.
         ManifestError: an output is not a run or not finished, columns or scales differ, a row is lost, or `to` holds
             something else.
         LockHeldError: another merge into `to` is under way.
@@ -74,6 +74,9 @@ def merge_outputs(
         raise ConfigError(
             f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one."
         )
+    for path in paths:
+        if place_of(to).startswith(f"{place_of(path)}/"):
+            raise ConfigError(f"merge: --to {to} lies inside {path}, which is merged. Give a folder outside of it.")
     runs = open_runs(paths, storage)
     differences = differences_of(runs)
     if differences and not allow_mixed:

@@ -14,9 +14,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from distill.students.label_tables import load_labels
 from distill.students.sources import LabelSource
+from jobs.cli import relabel
 from labelers.engines.fake import Fake
 from manifests.runs.plans import load_plan
 from manifests.storage.context import Storage
@@ -252,3 +254,25 @@ def _bytes(out: Path) -> dict[str, Any]:
     manifest = json.loads(found["manifest.json"])
     del manifest["receipts_listing_sha256"]
     return found | {"manifest.json": manifest}
+
+
+@pytest.mark.parametrize("inside", ["receipts", "labels/merged"])
+def test_a_merged_output_inside_one_that_is_merged_is_refused(days: Days, inside: str) -> None:
+    """Its files would be among the receipts or labels of the other."""
+    days.run("monday", rows_of(2, 3))
+    before = sorted(days.out("monday").rglob("*"))
+    code, message = days.call("merge", days.out("monday"), "--to", days.out("monday") / inside)
+    assert (code, "lies inside" in message) == (3, True)
+    assert sorted(days.out("monday").rglob("*")) == before
+
+
+def test_a_merge_over_the_limit_of_quarantined_rows_says_so(days: Days) -> None:
+    args: dict[str, Any] = {"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}}
+    job = days.job("monday", rows_of(4, 5), **args)
+    assert days.call("run", job)[0] == 30
+    for again in range(2):
+        said = CliRunner().invoke(
+            relabel, ["merge", str(days.out("monday")), "--to", str(days.out("week"))], standalone_mode=False
+        )
+        assert said.return_value == 30
+        assert "of rows are quarantined, over the limit of 5.0%; everything is kept" in said.stdout, again
