@@ -111,7 +111,7 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
     judge: Judge | None = "gold" if is_gold else "teacher" if bool((grade_N != NO_GRADE).any()) else None
     check_scale(set(grade_N[grade_N != NO_GRADE].tolist()), grades, where="the student's labels", option="gold.map")
     about = {"from": "lineage", "split_sha256": split_digest}
-    _, query_N = np.unique([query for query, _ in examples.texts], return_inverse=True)
+    _, query_N = np.unique(examples.queries, return_inverse=True)
     whole = PairSet(examples.texts, examples.names, query_N, grade_N, judge, about)
     test, train = (
         replace(whole.take(examples.rows_of(side)), about={**about, "side": SIDES[side]}) for side in (TEST, TRAIN)

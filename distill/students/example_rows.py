@@ -161,6 +161,7 @@ class _Rows:
         found = Examples(
             [(pair.query, pair.document) for pair in self.pairs],
             [(table.where, pair.row_id) for table in self.tables for pair in table.pairs],
+            keys,
             targets,
             weights,
             row_weight,

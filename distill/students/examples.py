@@ -30,6 +30,7 @@ class Examples:
     Args:
         texts: (query, document) of each row.
         names: where each row comes from, for messages: `(source, row_id)`.
+        queries: what keeps each row's query on one side: its id, or its folded text (`split.by`).
         targets: by head float32 [N, K]; rows sum to 1, or are zero where `weights` of the head is 0.
         weights: by head float32 [N]: weight of a row in that head's loss, 0 where it has no label of it.
         row_weight: float32 [N], for losses that need no label.
@@ -42,6 +43,7 @@ class Examples:
 
     texts: list[tuple[str, str]]
     names: list[tuple[str, int]]
+    queries: list[str]
     targets: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
     row_weight: np.ndarray

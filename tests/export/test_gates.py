@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from distill.students.example_rows import load_examples
+from distill.students.specs import DistillSpec
 from export.bundle_cards import render_bundle_card, undecided_lines, verdict
 from export.bundles import open_bundle
 from export.exporting import export_bundle
@@ -20,7 +24,7 @@ from export.parity import answers, judge
 from export.parity import measure as measure_parity
 from export.parity_check import refusal_text
 from export.parity_records import ModelParity, Parity, read_parity
-from export.reference_pairs import PairSet, PairsFile, draw_queries
+from export.reference_pairs import PairSet, PairsFile, draw_queries, lineage_pairs
 from export.specs import ExportSpec, ParitySpec
 from export.student_facts import read_student_facts
 from jobs.report.artifacts import BundleArtifact
@@ -30,6 +34,7 @@ from manifests.errors import ConfigError, GateError, InputError, ManifestError, 
 from manifests.records import checked, plain
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
+from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 QUERIES, DOCS = 100, 8
 
@@ -311,6 +316,24 @@ def test_queries_are_drawn_whole_until_there_are_enough_pairs() -> None:
     assert len(draw_queries(pairs, 10_000, seed=3).pairs) == QUERIES * DOCS
     with pytest.raises(ConfigError, match="no pair to compare on"):
         draw_queries(pairs.take(np.array([], dtype=np.int64)), 5, seed=0)
+
+
+@pytest.mark.parametrize("by", ["query_id", "query"])
+def test_queries_of_the_test_split_are_those_that_it_was_split_by(tmp_path: Path, by: str) -> None:
+    """Two ids that share a text are two queries, each with its own documents, unless the split is by text."""
+    rows = [{**row, "query_id": f"{row['query_id']}-{int(row['doc_id'][1:]) % 2}"} for row in make_pairs()]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
+    labels = write_labels(tmp_path / "labels.parquet", label_rows(rows))
+    spec = {
+        "name": "tiny",
+        "labels": [{"path": str(labels), "pairs": {"path": str(tmp_path / "pairs.parquet")}}],
+        "student": {"kind": "encoder", "model": "tiny"},
+        "split": {"by": by, "dev": 0.2, "test": 0.5},
+        "output": str(tmp_path / "out"),
+    }
+    split = load_examples(DistillSpec(**spec), Storage()).about.split  # type: ignore[arg-type]
+    test, train = lineage_pairs({"spec": spec, "split": {"sha256": split.sha256}}, Storage(), grades=3)
+    assert [len(np.unique(side.queries)) for side in (test, train)] == [split.test.queries, split.train.queries]
 
 
 def test_the_worst_rows_are_named_by_row_and_their_texts_are_not_reported() -> None:
