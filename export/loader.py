@@ -95,6 +95,7 @@ PYTHON_CACHE = "__pycache__"
 MANIFEST = "manifest.json"
 STAMPS = "load.stamps.json"
 VERSION_DIGITS = 16
+KINDS = ("encoder", "decoder", "logistic")
 REFERENCE = "reference.json"
 REFERENCE_FORMAT = 1
 PAIRS_SHOWN = 5
@@ -136,11 +137,12 @@ class Encoder:
     def __init__(self, folder: Path, contract: Mapping[str, Any]) -> None:
         self.inputs = Inputs.read(contract)
         self.max_tokens = self.inputs.max_tokens
-        self._opening = Opening(folder / self.inputs.tokenizer)
+        tokenizer = _file(folder, self.inputs.tokenizer)
+        self._opening = Opening(tokenizer)
         self._tokenizer = self._opening.tokenizer
         if self.inputs.kind != "decoder":
             side = self.inputs.truncation_side
-            self._tokenizer = load_tokenizer(folder / self.inputs.tokenizer)
+            self._tokenizer = load_tokenizer(tokenizer)
             self._tokenizer.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -341,6 +343,22 @@ class Student:
         self.encoder = Encoder(self.folder, self.manifest["inputs"])
         path = _file(self.folder, chosen["path"])
         self.session = open_session(path, self.provider, precision=self.precision, threads=threads)
+        self._check_graph(path)
+
+    def _check_graph(self, path: Path) -> None:
+        """The manifest must be of this very graph.
+
+        Raises:
+            BundleError: it names other inputs or outputs.
+        """
+        wanted, asked = set(self.encoder.inputs.names), {one.name for one in self.session.get_inputs()}
+        widths = {one.name: getattr(one, "shape", [None])[-1] for one in self.session.get_outputs()}
+        has_heads = all(
+            name in widths and (widths[name] == grades or not isinstance(widths[name], int))
+            for name, grades in self.heads.items()
+        )
+        if asked != wanted or not has_heads:
+            raise BundleError(f"{path}: is not the graph that the manifest describes. Export or pull the bundle again.")
 
     def probabilities(
         self, pairs: Sequence[tuple[str, str]], *, batch_tokens: int | None = None
@@ -456,13 +474,33 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         is_ours = held["kind"] == "bundle" and held["format"] == 1 and "inputs" in held and "models" in held
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        is_whole = is_ours and _is_whole(held)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BundleError(
             f"{path}: no readable manifest of a bundle ({type(exc).__name__}). Export or pull the bundle again."
         ) from exc
     if not is_ours:
         raise BundleError(f"{path}: not the manifest of a student's bundle of format 1.")
+    if not is_whole:
+        raise BundleError(f"{path}: is damaged, no export wrote it so. Export or pull the bundle again.")
     return held
+
+
+def _is_whole(held: Mapping[str, Any]) -> bool:
+    """Whether a manifest holds what a loader reads of it.
+
+    Raises:
+        KeyError, TypeError, AttributeError: it lacks some of it.
+    """
+    inputs, heads = Inputs.read(held["inputs"]), held["heads"]
+    texts = [held["name"], inputs.tokenizer, *inputs.names]
+    texts += [entry[key] for entry in held["files"] for key in ("path", "sha256")]
+    texts += [model[key] for model in held["models"] for key in ("path", "format", "precision")]
+    numbers = [inputs.max_tokens, inputs.pad_id, inputs.pad_type_id, *heads.values()]
+    are_right = all(isinstance(one, str) for one in texts) and all(type(one) is int and one >= 0 for one in numbers)
+    is_known = inputs.kind in KINDS and {inputs.padding_side, inputs.truncation_side} <= {"left", "right"}
+    has_prompt = len(inputs.prompt_ids) == 3 if inputs.kind == "decoder" else len(inputs.prompt) > 0
+    return are_right and is_known and has_prompt and inputs.max_tokens > 0 and heads["relevance"] > 1
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any], *, reads_all: bool = False) -> None:

@@ -173,6 +173,10 @@ class StudentFacts:
     licence: BundleLicence
     made_by: BundleMaker
 
+    def __post_init__(self) -> None:
+        if self.heads.get("relevance", 0) < 2 or min(self.heads.values()) < 1:
+            raise ValueError("`heads` gives relevance no grades to choose from")
+
 
 def student_facts(bundle: Bundle) -> StudentFacts:
     """The student that a bundle's manifest describes.

@@ -26,6 +26,7 @@ from export.loader import (
     check_files,
     choose_openvino,
     cpu_flags,
+    read_manifest,
 )
 from export.parity_records import read_parity
 from export.sessions import provider_here
@@ -168,7 +169,7 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleScorer, EngineFacts
     identity, bundle = identify_bundle(path), open_bundle(Path(path), check_bytes=False)
     provider = provider_here(args.device, option="--device", purpose=PURPOSE)
     try:
-        check_files(bundle.folder.resolve(), bundle.facts)
+        check_files(bundle.folder.resolve(), read_manifest(bundle.folder.resolve()))
     except BundleError as exc:
         raise ManifestError(f"{path}: is not the bundle that its manifest names, and labels nothing. {exc}") from exc
     try:

@@ -5,6 +5,7 @@ says who and how.
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import shutil
 import time
@@ -64,6 +65,43 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
     target = Path(shutil.copytree(bundle, tmp_path / "copy"))
     time.sleep(1.5 * loader.YOUNG_NS / 1e9)
     return target
+
+
+DAMAGES: tuple[Any, ...] = (None, "", -1, 0, [], {}, "x")
+RELIED_ON = [
+    ("name",),
+    *[(key,) for key in ("inputs", "heads", "models", "files")],
+    *[("heads", name) for name in ("relevance", "subject")],
+    *[("models", 0, key) for key in ("path", "format", "precision")],
+    *[("files", 0, key) for key in ("path", "sha256")],
+    *[("inputs", key) for key in ("kind", "tokenizer", "max_tokens", "names", "padding_side", "truncation_side")],
+    *[("inputs", key) for key in ("pad_id", "pad_type_id")],
+    ("inputs", "names", 0),
+]
+
+
+@pytest.mark.parametrize("keys", RELIED_ON, ids=lambda keys: ".".join(map(str, keys)))
+def test_whatever_a_damaged_manifest_says_a_loader_answers_or_refuses_the_bundle(
+    bundle: Path, tmp_path: Path, keys: tuple[Any, ...]
+) -> None:
+    """No digest proves the manifest itself where it was not pulled."""
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    refused = 0
+    for damage in (*DAMAGES, "deleted"):
+        held = json.loads((bundle / "manifest.json").read_text())
+        *above, last = keys
+        place = functools.reduce(lambda one, key: one[key], above, held)
+        place[last] = damage
+        if damage == "deleted":
+            del place[last]
+        (copy / "manifest.json").write_text(json.dumps(held))
+        try:
+            student = Student(copy, provider="cpu", precision="fp32")
+        except BundleError:
+            refused += 1
+        else:
+            assert len(student.probabilities(HOSTILE)["relevance"]) == len(HOSTILE), damage
+    assert refused
 
 
 def test_the_second_process_reads_the_manifest_alone(copy: Path, read: list[str]) -> None:

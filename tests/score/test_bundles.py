@@ -184,6 +184,23 @@ def test_a_bundle_with_a_file_missing_or_too_many_or_no_manifest_is_named(
     score(student="half").refused(3, "no manifest.json there, so no bundle")
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [("heads", [{}, {"relevance": 0}, {"relevance": 3, "subject": -1}]), ("inputs.padding_side", ["rioht"])],
+)
+def test_a_manifest_whose_student_can_not_grade_is_refused(
+    score: Score, write_pairs: Callable[..., Path], bundle: Path, tmp_path: Path, key: str, values: list[Any]
+) -> None:
+    write_pairs()
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    for value in values:
+        manifest = json.loads((bundle / "manifest.json").read_bytes())
+        *above, last = key.split(".")
+        (manifest[above[0]] if above else manifest)[last] = value
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        score(student=copy).refused(3, "manifest.json")
+
+
 def test_a_killed_run_of_a_bundle_ends_with_the_bytes_of_one_left_alone(bundle: Path, tmp_path: Path) -> None:
     pairs = write_scattered_pairs(tmp_path)
     assert run(command(bundle, pairs, tmp_path / "whole")).returncode == 0
