@@ -16,11 +16,13 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from export.addresses import OBJECTS
+from export.addresses import OBJECTS, is_name
+from export.bundle_files import is_sha256
 from export.bundles import MANIFEST_NAME
 from export.wholeness import Fault, Proof, prove
 from manifests import failpoints
@@ -125,7 +127,9 @@ class Destination:
             held = json.loads(data)
             if held.pop("format") != STATE_FORMAT:
                 raise ManifestError(f"{where}: written by another relabel. Pull to a new folder.")
-            return checked(State, held)
+            state = checked(State, held)
+            _check_state(state, held)
+            return state
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             if isinstance(exc, ManifestError):
                 raise
@@ -354,6 +358,25 @@ class Destination:
             for path in self.folder.glob(f"{_LINK_PREFIX}*"):
                 path.unlink(missing_ok=True)
         self._store.sweep("")
+
+
+def _check_state(state: State, held: Mapping[str, Any]) -> None:
+    """A state as it is written: a byte that changed must not name another folder or lift a hold.
+
+    Raises:
+        ValueError: it is none.
+    """
+    served = state.served
+    names = [state.name, *(one.version for one in served), *(one.channel for one in served if one.channel is not None)]
+    digests = [one.manifest_sha256 for one in served] + [one.version_sha256 for one in served if one.version_sha256]
+    digests += [one.version_sha256 for one in state.seen.values()] + [one for few in state.left.values() for one in few]
+    numbers = [one.sequence for one in state.seen.values()] + [one.sequence or 0 for one in served]
+    numbers += state.held.values()
+    are_right = all(map(is_name, names)) and all(map(is_sha256, digests)) and all(0 <= one < 2**53 for one in numbers)
+    again = json.loads(readable_json(asdict(state)))
+    holds_more = any(again[key] != value for key, value in held.items() if key in again)
+    if not are_right or holds_more or any(not one.folder or "/" in one.folder for one in served):
+        raise ValueError("a name, digest or number in it is none")
 
 
 def _note(first: str, leavers: Sequence[str]) -> str:

@@ -388,8 +388,9 @@ class ServingFolder:
         try:
             said = json.loads(path.read_bytes())
             need(said["format"] == 1, f"{path}: written by another relabel. Pull to a new folder.")
-            seen, served, held, left = (said.get(key) or {} for key in ("seen", "served", "held", "left"))
-            is_known = fits(said["name"], NAME) and fits([*seen.values()], [SEEN]) and fits(list(served), [SERVED])
+            seen, held, left = (said.get(key, {}) for key in ("seen", "held", "left"))
+            served = said.get("served", [])
+            is_known = fits(said["name"], NAME) and fits([*seen.values()], [SEEN]) and fits(served, [SERVED])
             is_known = is_known and fits([*held.values()], [int]) and fits([*left.values()], [[SHA256]])
             need(is_known, f"{path}: not what a pull writes. Move it away and pull again.")
         except FileNotFoundError:

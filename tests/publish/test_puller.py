@@ -396,6 +396,43 @@ STATES: dict[str, tuple[Harm, int]] = {
         f"the state {text!r}": (lambda world, text=text: (world.dest / ".pull.json").write_text(text), 3)
         for text in ("", "{", "[]", '{"format": 9}', '{"format": 1}', '{"format": 1, "name": 3}')
     },
+    **{
+        f"a damaged state: {key} {value!r}": (
+            lambda world, key=key, value=value: change_json(
+                world.dest / ".pull.json", lambda held: {**held, key: value}
+            ),
+            3,
+        )
+        for key, value in (
+            ("name", "a/b"),
+            ("seen", 0),
+            ("seen", {"stable": {"sequence": -1, "version_sha256": "0" * 64}}),
+            ("seen", {"stable": {"sequence": 1, "version_sha256": "0" * 63 + "g"}}),
+            ("held", ""),
+            ("held", {"stable": 2**53}),
+            ("left", None),
+            ("left", {"stable": ["0" * 65]}),
+            ("served", ""),
+        )
+    },
+    **{
+        f"a damaged state: what serves, {key} {value!r}": (
+            lambda world, key=key, value=value: change_json(
+                world.dest / ".pull.json",
+                lambda held: {**held, "served": [{**held["served"][0], key: value}]},
+            ),
+            3,
+        )
+        for key, value in (
+            ("folder", "../v1"),
+            ("version", "v 1"),
+            ("version_sha256", "g" * 64),
+            ("manifest_sha256", ""),
+            ("channel", "é"),
+            ("sequence", "1"),
+            ("more", 1),
+        )
+    },
     "the state of an earlier relabel": (
         lambda world: change_json(world.dest / ".pull.json", lambda held: {k: held[k] for k in held if k != "left"}),
         0,
