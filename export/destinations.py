@@ -27,7 +27,7 @@ from export.bundles import MANIFEST_NAME
 from export.wholeness import Fault, Proof, prove
 from manifests import failpoints
 from manifests.digests import readable_json, sha256_file
-from manifests.errors import InputError, ManifestError
+from manifests.errors import InputError, ManifestError, StoreError
 from manifests.records import checked, fault_of
 from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
@@ -216,11 +216,13 @@ class Destination:
             self._store.put(STAMPS_NAME, readable_json({"format": STATE_FORMAT, "versions": held}))
 
     def _stamps(self) -> dict[str, dict[str, list[int]]]:
-        """Stamps by version's folder and file; none where the file is damaged, and all bytes are read instead."""
+        """Stamps by version's folder and file; none where the file is damaged or not to be read, and all bytes are read
+        instead.
+        """
         try:
             held = json.loads(self._store.read(STAMPS_NAME))
             return checked(dict[str, dict[str, list[int]]], held["versions"] if held["format"] == STATE_FORMAT else {})
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, StoreError, ValueError, KeyError, TypeError):
             return {}
 
     @contextlib.contextmanager

@@ -292,6 +292,18 @@ def test_stamps_that_can_not_be_read_cost_a_reading_and_nothing_else(
     assert digests(dest / "current") == digests(source)
 
 
+def test_a_rollback_goes_on_without_the_stamps(store: LocalBundleStore, tmp_path: Path) -> None:
+    """They only save reading, and may be another user's."""
+    dest = tmp_path / "dest"
+    for text in ("one", "two"):
+        publish_to(store, write_bundle(tmp_path / text, text))
+        pull_from(store, dest)
+    (dest / ".stamps.json").unlink()
+    (dest / ".stamps.json").mkdir()
+    Destination(dest).roll_back()
+    assert served_text(dest) == "one"
+
+
 def test_a_reader_that_has_the_old_files_open_goes_on_with_them(
     store: LocalBundleStore, source: Path, tmp_path: Path
 ) -> None:
