@@ -48,7 +48,8 @@ def judged_figures(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, s
     drawn = paired_bootstrap(first, second, num_groups=queries, resamples=spec.resamples, seed=spec.seed).difference
     loss = (ours - theirs) * POINTS
     interval = drawn.get("f1_macro")
-    low, high = (-interval.high * POINTS, -interval.low * POINTS) if interval else (loss, loss)
+    # from zero, since a minus alone makes -0.0 of no loss
+    low, high = (0 - interval.high * POINTS, 0 - interval.low * POINTS) if interval else (loss, loss)
     doc_N, _ = codes_of(ids_of(map(str, rows.tolist())))
     first_ndcg, second_ndcg = (
         _mean(rank_queries(query_N, doc_N, expected_grade(probs_NK)[rows], grade_N, num_queries=queries).ndcg)

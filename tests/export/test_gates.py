@@ -82,6 +82,7 @@ def test_a_model_that_says_the_same_passes_every_gate() -> None:
         assert not one["is_weak"]
         figures = one["by_batch_size"]["7"]
         assert (figures["flips"], figures["tau"], figures["f1_macro"]["loss_points"]) == (0, pytest.approx(1.0), 0.0)
+        assert [str(figures["f1_macro"][end]) for end in ("loss_low", "loss_high")] == ["0.0", "0.0"], "not -0.0"
 
 
 def test_fp32_is_refused_by_one_probability_of_one_head() -> None:
