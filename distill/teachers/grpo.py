@@ -33,6 +33,7 @@ from distill.teachers.trainers import Trained, TrainingEstimate
 from distill.teachers.vllm_rollouts import check_vllm
 from distill.teachers.watch import RewardWatch
 from distill.training.checkpointed import CheckpointedTrainer
+from distill.training.curves import Curve
 from distill.training.looks import Looks
 from distill.training.training_place import TrainingPlace
 from labelers.engines.checkpoints import end_ids
@@ -160,6 +161,8 @@ class GrpoTeacher:
             can_halve=self._spec.train.batch_size % 2 == 0,  # a step's rollouts stay as many as they are
         )
         trained.outcome.notes.extend(self._watch.notes(trained.outcome.curve))
+        if not self._gold.has_node_gold:  # nodes have rewards of their own
+            trained.outcome.notes.extend(_nothing_learned(trained.outcome.curve))
         counts = log.counts
         self.data = replace(
             self.data,
@@ -251,6 +254,17 @@ class GrpoTeacher:
             tags_earn=section.tags == "grade",
         )
         return {"scored": each(graph_score(NodeWorth(section.match, section.miss))), "credit": plan}
+
+
+def _nothing_learned(curve: Curve) -> list[str]:
+    """A remark where there was nothing to learn from: a prompt's answers are only compared with each other."""
+    shares = [share for _, share in curve.series("train", "no_variance_share")]
+    if not shares or min(shares) < 1.0:
+        return []
+    return [
+        "nothing was learned: at every step all answers of a prompt earned the same. Read them in rollouts.parquet; "
+        "start from a teacher that knows the format (method: sft), or raise rollouts.group."
+    ]
 
 
 def _check_rewardable(labeler: Labeler, options: LabelerOptions) -> None:

@@ -5,6 +5,7 @@ done. What trains is in `test_grpo_trainer.py`, so that one file alone imports T
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from distill.teachers.spec_files import read_teacher_spec, teacher_schema
-from distill.teachers.teaching import estimate_teacher
+from distill.teachers.teaching import estimate_teacher, train_teacher
 from manifests.errors import ConfigError, InputError
 from manifests.storage.context import Storage
 from tests.teachers.conftest import NUM_PAIRS
@@ -157,3 +158,33 @@ def test_a_dry_run_says_which_rows_are_left_out_and_refusals_name_the_specs_own_
     with pytest.raises(InputError, match=r"`data\.gold\.path` .*no rows\. There is nothing to learn from") as refused:
         estimate(data={"gold": {"path": str(tmp_path / "empty.parquet")}})
     assert "input." not in str(refused.value)
+
+
+@pytest.mark.parametrize("is_first_right", [False, True])
+def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
+    values: Callable[..., dict[str, Any]], pairs_path: Path, monkeypatch: pytest.MonkeyPatch, is_first_right: bool
+) -> None:
+    """Made-up answers; with the first one of a step right, there is something to learn."""
+    from distill.teachers import scores
+
+    whole = scores.grade_score
+
+    def scored(near: float) -> Any:
+        worth, calls = whole(near), [0]
+
+        def score(rollout: Any, row: Any) -> Any:
+            calls[0] += 1
+            return replace(worth(rollout, row), reward=float(is_first_right and calls[0] % 4 == 1))
+
+        return score
+
+    monkeypatch.setattr("distill.teachers.grpo.grade_score", scored)
+    held = values(
+        method="grpo",
+        labeler={"name": "r1", "grades": 3, "max_think_tokens": 4},
+        data={"gold": {"path": str(pairs_path)}},
+        rollouts={"group": 4},
+        train={"batch_size": 4, "accumulation": 1, "max_tokens": 4000, "max_steps": 2},
+    )
+    notes = train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage()).manifest.notes
+    assert any("nothing was learned" in note for note in notes) != is_first_right
