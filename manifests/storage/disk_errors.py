@@ -57,10 +57,9 @@ def _translated(error: OSError, verb: str, path: Path | str) -> RelabelError:
         )
     if (why := out_of_files(error)) is not None:
         return StoreError(f"{path}: can't {verb} it: {why}")
-    if isinstance(error, FileExistsError) and Path(error.filename or path).is_symlink():
-        link = Path(error.filename or path)
+    if isinstance(error, FileExistsError | FileNotFoundError) and (link := Path(error.filename or path)).is_symlink():
         return StoreError(
-            f"{link}: a link to {link.readlink()}, which is not there. Make that folder, or remove the link."
+            f"{link}: a link to {link.readlink()}, which is not there. Restore what it led to, or remove the link."
         )
     return StoreError(f"{path}: can't {verb} it ({error.strerror or error}). Check the path and its permissions.")
 

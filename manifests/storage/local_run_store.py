@@ -81,7 +81,12 @@ class LocalRunStore:
                 for name in names:
                     if not name.startswith(TEMP_PREFIX):
                         path = Path(inside, name)
-                        stat = path.stat()
+                        try:
+                            stat = path.stat()
+                        except FileNotFoundError:
+                            if path.is_symlink():
+                                raise
+                            continue  # it was removed since
                         found[path.relative_to(self._folder).as_posix()] = (
                             f"{stat.st_size}-{stat.st_ino}-{stat.st_mtime_ns}"
                         )

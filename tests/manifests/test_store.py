@@ -126,5 +126,28 @@ def test_a_folder_that_is_a_link_is_listed_as_it_is_read(tmp_path: Path) -> None
 
 def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(StoreError, match=r"out: a link to .*unmounted, which is not there\. Make that folder"):
+    with pytest.raises(StoreError, match=r"out: a link to .*unmounted, which is not there\. Restore"):
         LocalRunStore(tmp_path / "out").put("plan.json", b"x")
+    store = LocalRunStore(tmp_path / "other")
+    store.put("receipts/shard-00000/chunk-000000.json", b"{}")
+    (tmp_path / "other/receipts/shard-00000/chunk-000001.json").symlink_to("unmounted.json")
+    with pytest.raises(StoreError, match=r"chunk-000001\.json: a link to unmounted\.json, which is not there"):
+        store.etags("receipts")
+
+
+def test_a_file_that_goes_while_its_folder_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused answers go when a run is finished, whoever looks at them just then."""
+    store = LocalRunStore(tmp_path)
+    for name in ("refused/a.json", "refused/b.json"):
+        store.put(name, b"{}")
+    true = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "a.json":
+            path.unlink(missing_ok=True)
+        return true(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert list(store.etags("refused")) == ["refused/b.json"]
