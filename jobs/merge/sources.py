@@ -117,15 +117,15 @@ def _check_inputs(runs: list[MergedRun]) -> None:
                 f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't "
                 "merge."
             )
-    seen: dict[tuple[int, str], str] = {}
+    seen: dict[tuple[int, str], tuple[str, str]] = {}
     for run in runs:
         for file in run.plan.files:
-            if file.identity in seen:
+            path, output = seen.setdefault(file.identity, (file.path, run.path))
+            if (path, output) != (file.path, run.path):
                 raise InputError(
-                    f"merge: {file.path} is the same file as {seen[file.identity]}, so its rows would be counted "
-                    "twice. Drop one."
+                    f"merge: {file.path} of {run.path} is the same file as {path} of {output}, so its rows would be "
+                    "counted twice. Drop one of the outputs."
                 )
-            seen[file.identity] = file.path
 
 
 def differences_of(runs: list[MergedRun]) -> list[str]:

@@ -276,3 +276,13 @@ def test_a_merge_over_the_limit_of_quarantined_rows_says_so(days: Days) -> None:
         )
         assert said.return_value == 30
         assert "of rows are quarantined, over the limit of 5.0%; everything is kept" in said.stdout, again
+
+
+def test_a_merge_with_what_went_into_it_names_the_outputs_whose_rows_would_count_twice(days: Days) -> None:
+    days.run("monday", rows_of(2, 3))
+    days.run("tuesday", list(reversed(rows_of(4, 3)))[:6])
+    assert days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))[0] == 0
+    code, message = days.call("merge", days.out("week"), days.out("monday"), "--to", days.out("all"))
+    assert code == 3
+    assert f"monday.parquet of {days.out('monday')} is the same file as" in message
+    assert f"monday.parquet of {days.out('week')}, so its rows would be counted twice" in message
