@@ -88,6 +88,7 @@ def forget_interruptions(*, has_launcher: bool = False) -> None:
     Args:
         has_launcher: another process passes signals on to this one, and ends it.
     """
-    for event in (_came, _wish, _is_term):
-        event.clear()
+    _came.clear()
+    _wish.clear()
+    _is_term.clear()
     (_has_launcher.set if has_launcher else _has_launcher.clear)()

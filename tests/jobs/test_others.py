@@ -200,7 +200,8 @@ def test_the_line_of_a_pool_counts_what_other_commands_commit_and_nothing_of_its
     relabel: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = job_done_elsewhere(batch=4, capacity=4, latency_s=0.4)
+    # longer than HEARD_AFTER_S: what is committed before the first look's end could be the pool's own until the next
+    job = job_done_elsewhere(batch=4, capacity=4, latency_s=1.5)
     monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", 0.0)
     true = other_commands.OtherCommands.update

@@ -23,6 +23,7 @@ PROCESS_WIDE = {
     "failpoints.py: _hits_left": "tests arm one by a variable; a process is killed once",
     "interruptions.py: _came": "a signal is the process's, and asks all that is made in it to end",
     "interruptions.py: _is_draining": "signals go to the process, and so does the wish to end behind the next step",
+    "interruptions.py: _is_term": "a signal is the process's, and so is which one it was",
     "interruptions.py: _wish": "signals go to the process, and so does the wish to end behind the next step",
     "secrets/redaction.py: _kept": "a secret of one job must not show in a text about another either",
 }

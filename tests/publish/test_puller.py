@@ -551,7 +551,7 @@ def test_a_folder_that_cannot_be_made_is_said_in_a_sentence(
     relabel: Relabel, worlds: dict[str, World], tmp_path: Path
 ) -> None:
     (tmp_path / ".versions").symlink_to("/nowhere/else")
-    relabel("pull", f"{worlds['nobody'].store}/ecom", str(tmp_path)).refused(3, "can't make it (File exists)")
+    relabel("pull", f"{worlds['nobody'].store}/ecom", str(tmp_path)).refused(3, "a link to /nowhere/else, which is not")
 
 
 def test_a_rollback_of_what_was_never_pulled_writes_nothing(
