@@ -77,7 +77,8 @@ class LocalRunStore:
         top = self.path(folder)
         found = {}
         with translate_errors("list", top):
-            for inside, _, names in os.walk(top, onerror=_unless_missing, followlinks=True):
+            for inside, folders, names in os.walk(top, onerror=_unless_missing, followlinks=True):
+                folders[:] = [name for name in folders if not _leads_back(Path(inside, name))]
                 for name in names:
                     if not name.startswith(TEMP_PREFIX):
                         path = Path(inside, name)
@@ -179,6 +180,11 @@ class LocalRunStore:
             temp.unlink(missing_ok=True)
             raise
         return temp
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether it is a link to a folder that it lies in, whose files are listed there."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _unless_missing(error: OSError) -> None:

@@ -124,6 +124,15 @@ def test_a_folder_that_is_a_link_is_listed_as_it_is_read(tmp_path: Path) -> None
     assert store.names("receipts/shard-00000") == list(store.etags("receipts"))
 
 
+def test_links_back_to_where_they_lie_are_not_followed(tmp_path: Path) -> None:
+    """Two of them lead through a folder in two to the power of forty ways."""
+    store = LocalRunStore(tmp_path / "out")
+    store.put("receipts/shard-00000/chunk-000000.json", b"{}")
+    for name in ("receipts/again", "receipts/twice", "receipts/shard-00000/up"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "out" / "receipts")
+    assert list(store.etags("receipts")) == ["receipts/shard-00000/chunk-000000.json"]
+
+
 def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "unmounted")
     with pytest.raises(StoreError, match=r"out: a link to .*unmounted, which is not there\. Restore"):
