@@ -1,9 +1,12 @@
-"""Digests: sha256 of bytes, of files and of plain values, always as lower-case hex."""
+"""Digests: sha256 of bytes, of files and of plain values, always as lower-case hex; and the stamp by which a file is
+known to be unchanged without reading it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,13 @@ def sha256_file(path: Path) -> str:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def file_stamp(stat: os.stat_result) -> str:
+    """The stamp of a local file. With the time of change, which no program sets: a replacement of equal size and date
+    differs in it; and with its device: another disk that is mounted in the same place may give the same numbers.
+    """
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"
 
 
 def first_changed(folder: Path, digests: Mapping[str, str | None]) -> str | None:

@@ -24,11 +24,11 @@ from typing import Any, BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from manifests.digests import file_stamp
 from manifests.errors import InputError
 from manifests.inputs.column_bytes import leaves_of
 from manifests.inputs.column_types import check_types, resolve_columns
 from manifests.inputs.encrypted_columns import encrypted_columns
-from manifests.inputs.file_stamps import listed_stamp
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import ListedFile, left_out_text, list_input
 from manifests.inputs.snapshots import TableSnapshot
@@ -298,7 +298,7 @@ def _look(path: str, storage: Storage) -> _Look:
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
-        stamp = file.tag if isinstance(file, UrlFile) else listed_stamp(os.fstat(file.fileno()))
+        stamp = file.tag if isinstance(file, UrlFile) else file_stamp(os.fstat(file.fileno()))
         # a footer that is signed, as are those of files with encrypted columns, is longer than what it says
         encrypted = encrypted_columns(footer[:-8]) if metadata.serialized_size != len(footer) - 8 else []
         return _Look(found, metadata, metadata.schema.to_arrow_schema(), stamp, encrypted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 
 from manifests.storage.context import Storage
@@ -40,11 +39,3 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
     except FileNotFoundError:
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def listed_stamp(stat: os.stat_result) -> str:
-    """The stamp of a local file as a listing has it. With the time of change, which no program sets: a replacement of
-    equal size and date differs in it; and with its device: another disk that is mounted in the same place may give
-    the same numbers.
-    """
-    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"

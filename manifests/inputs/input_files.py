@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from fsspec.utils import glob_translate
 
+from manifests.digests import file_stamp
 from manifests.errors import InputError
-from manifests.inputs.file_stamps import listed_stamp, stamps_below
+from manifests.inputs.file_stamps import stamps_below
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import left_out_as, look_into
 from manifests.inputs.input_globs import fixed_folder, is_glob, matches_of
@@ -80,7 +81,7 @@ def list_named(paths: Sequence[str], folder: str, storage: Storage) -> list[List
         found = {path: Path(path).stat() for path in paths}
         for path, stat in found.items():
             check_kind(path, stat)
-        return [ListedFile(path, listed_stamp(found[path])) for path in paths]
+        return [ListedFile(path, file_stamp(found[path])) for path in paths]
     objects, root = objects_of(folder, storage)
     stamps = stamps_below(root, folder, objects, storage)
     keys = [root + path.removeprefix(folder) for path in paths]
@@ -137,7 +138,7 @@ def _list_local(pattern: str) -> Listing:
 
 def _list_folder(folder: str) -> Listing:
     found = look_into(folder)
-    return Listing([ListedFile(path, listed_stamp(stat)) for path, stat in found.files], found.left_out)
+    return Listing([ListedFile(path, file_stamp(stat)) for path, stat in found.files], found.left_out)
 
 
 def _refuse_local_tables(files: list[ListedFile], root: str) -> None:
@@ -149,7 +150,7 @@ def _file_at(path: str) -> ListedFile:
     with reading(path):
         stat = Path(path).stat()
         check_kind(path, stat)
-    return ListedFile(path, listed_stamp(stat))
+    return ListedFile(path, file_stamp(stat))
 
 
 def _list_url(pattern: str, storage: Storage) -> Listing:

@@ -10,7 +10,7 @@ What lies at a URL or in a wheel is fetched into the cache before (`jobs/fetchin
 reference: who looks a model up needs no storage.
 
 A digest is the sha256 over the sorted (relative name, sha256) of the model's files. Hashes are kept in the cache by
-(path, size, mtime), so that looking a model up a second time reads no weights and imports neither torch nor
+path and stamp (`file_stamp`), so that looking a model up a second time reads no weights and imports neither torch nor
 transformers.
 """
 
@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from manifests.digests import file_stamp
 from manifests.errors import ModelError
 from manifests.extras import require
 from manifests.models.model_dirs import check_model_dir
@@ -72,20 +73,19 @@ def resolve_model(reference: str, *, cache_dir: Path | None = None) -> ResolvedM
 def directory_digest(path: Path, *, cache_dir: Path) -> str:
     """Digest of a model's files (`digest_of_files`); hidden files stay out.
 
-    The time of a file's last change is part of the cache's key, not of the digest.
+    A file's stamp is part of the cache's key, not of the digest.
     """
     index_file = cache_dir / "digests" / (hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32] + ".json")
     known = _read_index(index_file)
     fresh: dict[str, list[Any]] = {}
     for name, file in _model_files(path):
-        stat = file.stat()
-        entry = known.get(name)
-        if entry is None or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
-            entry = [stat.st_size, stat.st_mtime_ns, file_sha256(file)]
+        stamp, entry = file_stamp(file.stat()), known.get(name)
+        if entry is None or entry[:1] != [stamp]:
+            entry = [stamp, file_sha256(file)]
         fresh[name] = entry
     if fresh != known:
         write_json(index_file, fresh)
-    return digest_of_files({name: digest for name, (_, _, digest) in fresh.items()})
+    return digest_of_files({name: digest for name, (_, digest) in fresh.items()})
 
 
 def digest_of_files(files: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_a_changed_byte_changes_the_digest_and_a_moved_directory_does_not(tmp_pa
     assert found(str(moved), cache_dir=tmp_path / "cache").digest == first.digest
     (folder / "model.safetensors").write_bytes(b"weightz")
     assert found(str(folder), cache_dir=tmp_path / "cache").digest != first.digest
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_weights_changed_under_their_old_size_and_date_change_the_digest(is_replaced, tmp_path):
+    weights = write_model(tmp_path / "model") / "model.safetensors"
+    first, before = found(str(weights.parent), cache_dir=tmp_path / "cache"), weights.stat()
+    changed = tmp_path / "new" if is_replaced else weights
+    changed.write_bytes(b"WEIGHTS")
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed.replace(weights)
+    assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert found(str(weights.parent), cache_dir=tmp_path / "cache").digest != first.digest
 
 
 def test_a_second_look_hashes_nothing(tmp_path, monkeypatch):

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.digests import digest_of
+from manifests.digests import digest_of, file_stamp
 from manifests.errors import StoreUnreachableError
 from manifests.inputs import dataset as dataset_module
 from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.inputs.file_stamps import listed_stamp
 from manifests.inputs.input_files import list_files
 from manifests.labels import Reads
 from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
@@ -232,7 +231,7 @@ def test_a_store_that_does_not_answer_is_no_lack_of_a_shortcut(
 def test_files_of_two_disks_have_two_stamps_though_all_else_agrees(planned: Planned) -> None:
     stat = (planned.folder / "a.parquet").stat()
     stamps = {
-        listed_stamp(os.stat_result((*stat[:2], device, *stat[3:]), {"st_mtime_ns": 1, "st_ctime_ns": 1}))
+        file_stamp(os.stat_result((*stat[:2], device, *stat[3:]), {"st_mtime_ns": 1, "st_ctime_ns": 1}))
         for device in (1, 2)
     }
     assert len(stamps) == 2
