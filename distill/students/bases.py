@@ -18,6 +18,7 @@ from distill.training.adapters import check_targets
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
+from manifests.models.tokenizers import read_tokenizer
 from manifests.phi import PhiTable
 from manifests.specs import Columns
 
@@ -65,9 +66,9 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
     path, reference = resolved.path, resolved.reference
     try:
         config = transformers.AutoConfig.from_pretrained(path)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ModelError(f"model {reference!r}: its config or tokenizer can't be loaded ({_first_line(exc)}).") from exc
+        raise ModelError(f"model {reference!r}: its config can't be loaded ({_first_line(exc)}).") from exc
+    tokenizer = read_tokenizer(transformers, path, reference)
     if not (path / "tokenizer.json").is_file() and not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"model {reference!r}: no fast tokenizer in {path}; a tokenizer.json is wanted.")
     kind = kind_of(config)

@@ -17,6 +17,7 @@ import numpy as np
 from distill.students.length_batches import batch_tokens_on, length_batches
 from manifests.errors import ModelError
 from manifests.extras import require
+from manifests.models.tokenizers import read_tokenizer
 
 # N texts, T tokens, D hidden
 
@@ -118,8 +119,8 @@ class Embedder:
         transformers.logging.set_verbosity_error()  # it reports a pooling layer that is not used
         transformers.logging.disable_progress_bar()
         self.settings = read_settings(folder)
+        self._tokenizer = read_tokenizer(transformers, folder, str(folder))
         try:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             self._module = load_backbone(folder).eval()
         except (OSError, ValueError, KeyError) as exc:
             raise ModelError(f"{folder}: no encoder that transformers can load: {exc}") from exc

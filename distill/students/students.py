@@ -17,7 +17,6 @@ The folder, every file but `checkpoints/` written once training has ended:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from distill.training.disk_errors import open_to_readers
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ModelError
 from manifests.extras import require
+from manifests.models.tokenizers import read_tokenizer
 from manifests.registered import imported
 
 # B rows, K grades, D hidden
@@ -144,35 +144,16 @@ def load_student(path: str | Path, *, device: str = "cpu") -> StudentModel:
     """
     record = read_student(path)
     folder = Path(path)
-    require(
-        "transformers", extra="cpu", purpose="A student"
-    ).utils.logging.disable_progress_bar()  # progress is the command's to show
+    library = require("transformers", extra="cpu", purpose="A student")
+    library.utils.logging.disable_progress_bar()  # progress is the command's to show
+    tokenizer = read_tokenizer(library, folder, str(folder))
     try:
-        tokenizer = _load_tokenizer(folder)
         module: Any = module_class(record.kind).load(record, folder)
     except (OSError, ValueError, KeyError, RuntimeError) as exc:
         raise ModelError(
             f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy."
         ) from exc
     return StudentModel(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder. transformers 5 writes a class name that 4.57, which optimum's exporter needs, does not
-    know.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except ValueError:
-        if not (folder / "tokenizer.json").is_file():
-            raise
-        # 5's default; 4.57's has token_type_ids too, and a student fed with segments that it never saw would answer
-        # otherwise
-        held = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        names = held.get("model_input_names", ["input_ids", "attention_mask"])
-        return PreTrainedTokenizerFast.from_pretrained(folder, model_input_names=names)
 
 
 def make_texts(record: StudentRecord, tokenizer: Any) -> PairTexts:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labelers.engines.api_options import OpenAiArgs, identity
-from labelers.engines.checkpoints import TOKENIZER_FILES, load_tokenizer
-from manifests.errors import ModelError
+from labelers.engines.checkpoints import load_tokenizer
 from manifests.extras import require
 from manifests.models.references import ResolvedModel, file_sha256, resolve_model
+from manifests.models.tokenizers import TOKENIZER_FILES, check_tokenizer_files
 from manifests.specs import EngineSpec
 
 _FILES = (
@@ -81,10 +81,7 @@ def tokenizer_folder(reference: str, cache_dir: str | None = None) -> TokenizerF
     path = Path(reference).expanduser()
     if not path.is_dir():
         path = resolve_model(reference, cache_dir=Path(cache_dir) if cache_dir else None).path
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(
-            f"model {reference!r}: {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}."
-        )
+    check_tokenizer_files(path, reference)
     return TokenizerFolder(path, reference)
 
 

@@ -13,10 +13,8 @@ from typing import Any
 
 from manifests.errors import ModelError
 from manifests.models.references import ResolvedModel, default_cache_dir, directory_digest, resolve_model
+from manifests.models.tokenizers import read_tokenizer
 from manifests.specs import EngineSpec
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-"""Any of these makes a tokenizer."""
 
 
 def resolve_checkpoint(spec: EngineSpec, cache_dir: str | None) -> ResolvedModel:
@@ -80,17 +78,9 @@ def load_tokenizer(library: Any, resolved: ResolvedModel) -> Any:
     Args:
         library: transformers.
     Raises:
-        ModelError: there is none, or it has no fast version.
+        ModelError: `read_tokenizer` refuses it, or it has no fast version.
     """
-    if not any((resolved.path / name).is_file() for name in TOKENIZER_FILES):  # transformers would make an empty one up
-        raise ModelError(
-            f"model {resolved.reference!r}: {resolved.path} holds no tokenizer; expected one of "
-            f"{', '.join(TOKENIZER_FILES)}."
-        )
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(resolved.path)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as exc:
-        raise ModelError(f"model {resolved.reference!r}: its tokenizer can't be loaded from {resolved.path}.") from exc
+    tokenizer = read_tokenizer(library, resolved.path, resolved.reference)
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"model {resolved.reference!r}: its tokenizer has no fast version (tokenizer.json), which this engine "
