@@ -54,6 +54,10 @@ class GraphGrpoOptions(LabelerOptions):
     0 counts as 4, the weaker of the two decides, 4 → 2, 3 or 2 → 1, 1 → 0. Other numbers of grades need a map of their
     own.
     """
+    phi_in_prompt: bool = True
+    """Say in the prompt which grade follows from each pair of scores. Without it the teacher is left to its own rule,
+    and a grade that differs from φ's is not flagged.
+    """
 
     @model_validator(mode="after")
     def _phi_fits_grades(self) -> GraphGrpoOptions:
@@ -64,8 +68,8 @@ class GraphGrpoOptions(LabelerOptions):
 
 
 class GraphGrpo(OneAsk):
-    """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a) is not the grade), `no_distribution` (of any of the four
-    decisions), and the answer's own.
+    """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a), as the prompt says it, is not the grade),
+    `no_distribution` (of any of the four decisions), and the answer's own.
 
     Every label has all of its columns; distributions are None where the engine gives none.
     """
@@ -76,13 +80,10 @@ class GraphGrpo(OneAsk):
     example = Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45.")
 
     def __init__(self, options: GraphGrpoOptions) -> None:
-        self._phi = options.phi
+        self._phi, self._phi_in_prompt = options.phi, options.phi_in_prompt
         if unreached := unreached_grades(options.phi, options.grades):
             _logger.warning(
-                (
-                    "labeler.phi gives no pair of scores grade %s: wherever the teacher writes it, the label is "
-                    "flagged phi_disagrees."
-                ),
+                "labeler.phi gives no pair of scores grade %s: wherever the teacher writes it, phi_agrees is false.",
                 " or ".join(map(str, unreached)),
             )
         grades = tuple(map(str, range(options.grades)))
@@ -100,7 +101,8 @@ class GraphGrpo(OneAsk):
             Decision("attribute", "<attribute_score>", scores),
             Decision("score", "<score>", grades),
         )
-        super().__init__(options, sections, decisions, {"grades": options.grades, "scores": NODE_SCORES})
+        settings = {"phi": options.phi, "phi_in_prompt": options.phi_in_prompt}
+        super().__init__(options, sections, decisions, {"grades": options.grades, "scores": NODE_SCORES, **settings})
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask.
@@ -126,7 +128,7 @@ class GraphGrpo(OneAsk):
         for tag in _TEXTS:
             columns[tag] = None if is_none(sections[tag]) else sections[tag]
         columns |= {"phi_grade": by_rule, "phi_agrees": by_rule == grade}
-        if by_rule != grade:
+        if by_rule != grade and self._phi_in_prompt:
             flags.append("phi_disagrees")
         if any(decision.name not in answer.distributions for decision in self._decisions):
             flags.append("no_distribution")

@@ -1,9 +1,9 @@
 """`r3a`: relevance by way of the searcher's intent and a verbatim piece of evidence, in two turns of one conversation.
 
-Turn one reads the query and up to four high-click documents, reasons about what is wanted and states the intent. It
-never sees the document, so all documents of a query share it. Turn two goes on with the document: reasoning, extract,
-grade. The sentences are ours; scale, order and rules are the paper's. There is no hint on how to judge that the
-labelers it is compared with go without.
+Turn one reads the query and up to four documents found or clicked for it, reasons about what is wanted and states the
+intent. It never sees the document, so all documents of a query share it. Turn two goes on with the document: reasoning,
+extract, grade. The sentences are ours; scale, order and rules are the paper's. There is no hint on how to judge that
+the labelers it is compared with go without.
 
 Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `extract`, `context` and `stages` are
 those ablations.
@@ -43,8 +43,12 @@ class R3AOptions(LabelerOptions):
     extract: bool = True
     """Have the evidence copied from the document before the grade."""
     context: Literal["use", "none"] = "use"
-    """High-click documents of the query: shown or left out. For noise among them, see `relabel
+    """Documents that hint at the query's intent: shown or left out. For noise among them, see `relabel
     pairs context --noisy`.
+    """
+    context_is: Literal["found", "clicked"] = "found"
+    """What the column of context documents holds, as the prompt says it: documents that a search found for the query,
+    or those that people who typed it opened (the paper's).
     """
     max_context_chars: int = Field(2000, ge=1)
     """Each context document is cut to this many characters: they hint at the intent, and no engine may cut them for
@@ -88,6 +92,7 @@ class R3A:
             "intent": options.intent,
             "extract": options.extract,
             "one_fragment": options.evidence == "constrained",
+            "clicked": options.context_is == "clicked",
         }
         self._prompts = Prompts(BUILT_IN / "r3a", options.templates, shared=SHARED)
         self._system = self._turn("system", "system.j2", ()).message()

@@ -7,8 +7,8 @@ Source: R2RAG (papers, section 3.3 and appendix A.4), with the paper's tags. The
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Generator
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -101,7 +101,7 @@ class Review:
         said = ReviewAnswer(*Reader(ask.format).read(answer).values())
         useful = indices_of(said.useful_docs)
         shown_ids = [sibling.doc_id for sibling in pair.siblings[: len(shown.texts)]]
-        check(said, useful, shown_ids, pair.columns)
+        check(said, useful, shown_ids, pair)
         place = 1 + place_among_siblings(pair)
         if place > len(shown_ids):
             raise VerdictError(
@@ -169,18 +169,21 @@ class Review:
         )
 
 
-def check(said: ReviewAnswer, useful: list[int], shown_ids: list[str], columns: Mapping[str, Any]) -> None:
+def check(said: ReviewAnswer, useful: list[int], shown_ids: list[str], pair: Pair) -> None:
     """The rules between an answer's sections and with the rounds before, where `Reader` has held each to its own.
 
     Raises:
-        VerdictError: `format`: a new query was searched before, or is what is searched now; or a document is named
-            twice or was kept before.
+        VerdictError: `format`: a new query was searched before, or is the question or what is searched now; or a
+            document is named twice or was kept before.
     """
+    columns = pair.columns
     # the side that is searched now was a query too
-    searched = (*columns.get(PREVIOUS_QUERIES.name, ()), columns.get(ASPECT.name, ""))
-    previous = {folded(query) for query in searched}
+    searched = (pair.query, *columns.get(PREVIOUS_QUERIES.name, ()), columns.get(ASPECT.name, ""))
+    previous = {"", *map(folded, searched)}
     if said.new_query and folded(said.new_query) in previous:
-        raise VerdictError("format", f"the new query was searched before: {said.new_query[:60]!r}")
+        raise VerdictError(
+            "format", f"the new query holds no word, is the question or was searched before: {said.new_query[:60]!r}"
+        )
     if len(set(useful)) < len(useful):
         raise VerdictError("format", f"a document is named twice: {said.useful_docs[:60]!r}")
     kept = set(columns.get(PREVIOUS_DOCS.name, ()))

@@ -5,6 +5,7 @@ Source: R2RAG, section 3.3 (papers); the columns' names are ours. `relabel round
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Literal
 
 from pydantic import Field
@@ -35,5 +36,9 @@ class SearchOptions(OnceAQueryOptions):
 
 
 def folded(query: str) -> str:
-    """A query in which case and white space do not count."""
-    return " ".join(query.casefold().split())
+    """A query in which case, white space and punctuation do not count (but `#` does, as in C#, and the like)."""
+    kept = (
+        " " if unicodedata.category(char)[0] == "P" and char not in "#%&*@" else char
+        for char in unicodedata.normalize("NFKC", query).casefold()
+    )
+    return " ".join("".join(kept).split())

@@ -37,15 +37,22 @@ class Subtree:
 
     def expand(self, heading: int) -> Subtree:
         """With the heading's own content lit, as far as none of it was before, in place of what is lit now; the same
-        subtree where there is no such content. Content under headings below it is theirs.
+        subtree where there is no such content.
         """
         new = self.own_content(heading) - self.seen
         above = {holder for id in new for holder in self._holding(id)}
         return self._lit(new | above) if new else self
 
     def own_content(self, heading: int) -> frozenset[int]:
-        """Content below a node with no heading in between."""
-        return frozenset(id for child in self.tree.children[heading] for id in self._content_in(child))
+        """Content below a node with no heading in between; of a heading without any, that of its subheadings."""
+        found: set[int] = set()
+        waiting = [heading]
+        while waiting:
+            children = self.tree.children[waiting.pop()]
+            own = {id for child in children for id in self._content_in(child)}
+            found |= own
+            waiting += () if own else children
+        return frozenset(found)
 
     @cached_property
     def visible(self) -> tuple[Node, ...]:
@@ -58,10 +65,9 @@ class Subtree:
 
     @cached_property
     def collapsed(self) -> frozenset[int]:
-        """Headings that have content of their own, and below which none is lit."""
+        """Headings below which nothing is lit; that there is something to light is not shown, so it does not count."""
         above = {holder.id for id in self.lit for holder in self.tree.ancestors(id)}
-        holding = {node.parent for node in self.tree.nodes if node.is_content}
-        return frozenset(id for id in holding - above if not self.tree.nodes[id].is_content)
+        return frozenset(node.id for node in self.tree.nodes if not node.is_content) - above
 
     def render(self) -> str:
         """A line for each visible node, `id: text`, a tab before it for each level."""

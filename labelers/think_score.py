@@ -4,7 +4,9 @@ default scale.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from labelers.one_ask import OneAsk
 from manifests.asks import Answer, Ask, Decision
@@ -16,12 +18,17 @@ from manifests.specs import LabelerOptions
 class ThinkScore(OneAsk):
     """Asks for `<think>` and `<score>`. Flags: `no_distribution`, and the answer's own. A subclass says which templates
     it uses.
+
+    Args:
+        settings: of its templates, beside `grades`.
     """
 
-    def __init__(self, options: LabelerOptions) -> None:
+    def __init__(self, options: LabelerOptions, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         grades = tuple(map(str, range(options.grades)))
         sections = (Text("think", options.max_think_tokens), Choice("score", grades))
-        super().__init__(options, sections, (Decision("score", "<score>", grades),), {"grades": options.grades})
+        super().__init__(
+            options, sections, (Decision("score", "<score>", grades),), {"grades": options.grades, **settings}
+        )
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask.

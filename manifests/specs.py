@@ -100,7 +100,7 @@ class Columns(Spec):
     `body` as present.
     """
     context: str | None = None
-    """Column with a list of up to four high-click documents of the query, for labelers that infer intent.
+    """Column with a list of up to four documents found or clicked for the query, for labelers that infer intent.
     Default: `context` where present."""
     gold: str | None = None
     """Column with a trusted grade, carried for later judging; never shown to a teacher."""

@@ -121,7 +121,7 @@ def _lines(tree: Tree, step: RouteStep) -> Iterator[OutlineLine]:
             *([Badge("answers", "good")] if node.id in step.answers else []),
             *([Badge("to be unfolded", "warn")] if node.id in step.expands else []),
         ]
-        if not node.is_content and (hidden := len(subtree.own_content(node.id) - subtree.lit)):
+        if node.id in subtree.collapsed and (hidden := len(subtree.own_content(node.id))):
             badges.append(Badge(f"{hidden} folded", "plain"))
         yield OutlineLine(node.level, str(node.id), shortened(one_line(node.text), TEXT_CHARS), badges, node.is_content)
     if num_left_out:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from manifests.asks import Distribution
 from manifests.errors import VerdictError
 from manifests.labels import Label
+from manifests.phi import DEFAULT_PHI
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk
 
 DISTS = {
@@ -68,6 +71,32 @@ def test_a_grade_that_the_rule_does_not_give_is_flagged() -> None:
     assert (label.columns["phi_grade"], label.columns["phi_agrees"], label.flags) == (2, False, ["phi_disagrees"])
     assert label_of(answer(attribute_score="1")).flags == ["phi_disagrees"]
     assert label_of(answer(score="1"), phi=[[1] * 5] * 5).flags == []
+
+
+PHI = [[(s + a) % 3 for a in range(5)] for s in range(5)]
+
+
+@pytest.mark.parametrize(("grades", "phi"), [(3, DEFAULT_PHI), (3, PHI), (2, [[0, 1, 1, 0, 1]] * 5)])
+def test_the_prompt_says_the_jobs_own_rule_and_a_rule_that_it_does_not_say_flags_nothing(
+    grades: int, phi: Sequence[Sequence[int]]
+) -> None:
+    options = {"grades": grades, "phi": phi}
+    says, silent = (
+        labeler("graph-grpo", **options, phi_in_prompt=told).probe()[0].messages[0].text for told in (True, False)
+    )
+    told_rules = [line for line in says.splitlines() if line not in silent.splitlines()]
+    assert told_rules[0] == "The final grade follows from the two scores:"
+    read = [re.findall(r"(\d) gives (\d)", line) for line in told_rules[1:]]
+    assert [[int(grade) for _, grade in row] for row in read] == [list(row) for row in phi]
+    assert [line.partition(":")[0] for line in told_rules[1:]] == [f"subject score {s}" for s in range(5)]
+    assert [[int(a) for a, _ in row] for row in read] == [list(range(5))] * 5
+    label = label_of(answer(score="1"), phi_in_prompt=False)
+    assert (label.columns["phi_agrees"], label.flags) == (False, [])
+
+
+def test_with_two_grades_the_scale_has_no_grades_between() -> None:
+    system = labeler("graph-grpo", grades=2, phi=[[0, 1, 1, 0, 1]] * 5).probe()[0].messages[0].text
+    assert "between" not in system
 
 
 @pytest.mark.parametrize("missing", sorted(DISTS))

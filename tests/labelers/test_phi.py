@@ -58,8 +58,5 @@ def test_a_map_that_never_gives_a_grade_is_reported(caplog: pytest.LogCaptureFix
     assert not caplog.records
     labeler("graph-grpo", grades=5, phi=DEFAULT_PHI)
     assert [record.getMessage() for record in caplog.records] == [
-        (
-            "labeler.phi gives no pair of scores grade 3 or 4: wherever the teacher writes it, the label is flagged "
-            "phi_disagrees."
-        )
+        "labeler.phi gives no pair of scores grade 3 or 4: wherever the teacher writes it, phi_agrees is false."
     ]

@@ -128,6 +128,20 @@ def test_the_query_is_the_primary_reference_and_an_extract_may_be_a_phrase() -> 
         assert "paragraphs, sentences or single phrases" in asks[-1].messages[-1].text
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_prompt_says_of_context_documents_only_what_the_job_says_of_the_column(stages: int) -> None:
+    found, clicked = (
+        asks_of(stages=stages, **options)[0].messages[1].text for options in ({}, {"context_is": "clicked"})
+    )
+    assert "opened" not in found.casefold()
+    assert "found for this query" in found
+    assert "Other people who typed it opened these documents" in clicked
+
+
+def test_grade_1_is_a_part_of_what_was_wanted_and_not_another_need() -> None:
+    assert "neighbour" not in asks_of()[1].messages[-1].text
+
+
 def test_context_is_shown_or_left_out() -> None:
     assert labeler("r3a").uses_context
     assert not labeler("r3a", context="none").uses_context

@@ -42,6 +42,8 @@ NEW = {
     "fresh": "rose pruning month",
     "previous": " When to  PRUNE roses",
     "searched now": "Rose  TOOLS",
+    "question": " PRUNING, roses?",
+    "signs alone": "?!",
 }
 USEFUL = {"": [], "1": [1], "3, 1": [3, 1], "1,1": [1, 1], "2": [2], "0": [0], "4": [4], "x": [-1], "1 3": [-1]}
 

@@ -49,8 +49,11 @@ def test_the_case_of_the_paper() -> None:
     assert wanted.items() <= named.items()
     first = Subtree(tree).light([20])
     assert first.lit == {20}
-    assert {1, 41} <= first.collapsed
-    assert not {0, 4, 19, 30} & first.collapsed, "20 lies below 0, 4 and 19; 30 has no content of its own"
+    assert {1, 30, 41} <= first.collapsed
+    assert not {0, 4, 19} & first.collapsed, "20 lies below 0, 4 and 19"
+    assert first.expand(30).lit == {*range(32, 41), *range(42, 46), 47, 48}, "30 has content under subheadings alone"
+    everything = first.expand(30)
+    assert everything.expand(41) is everything
     second = first.expand(41)
     assert second.lit == {42, 43, 44, 45}
     assert 41 not in second.collapsed
@@ -130,6 +133,10 @@ def test_headings_are_always_visible_and_content_is_expanded_once(sketch: Sketch
         assert all(above.id in visible for id in subtree.lit for above in tree.ancestors(id))
         shown = [int(line.partition(":")[0]) for line in subtree.render().split("\n")]
         assert shown == sorted(visible)
-        for heading in subtree.collapsed:
-            assert not any(heading in {above.id for above in tree.ancestors(id)} for id in subtree.lit)
-            assert subtree.own_content(heading)
+        above = {above.id for id in subtree.lit for above in tree.ancestors(id)}
+        assert subtree.collapsed == {heading for heading in headings if heading not in above}
+        for heading in headings:
+            below = {id for id in content if heading in {one.id for one in tree.ancestors(id)}}
+            own = {id for id in below if next(one.id for one in tree.ancestors(id) if not one.is_content) == heading}
+            assert own <= subtree.own_content(heading) <= below
+            assert bool(subtree.own_content(heading)) == bool(below)

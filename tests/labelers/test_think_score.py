@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -99,6 +100,24 @@ def test_umbrela_leads_by_steps_and_r1_does_not() -> None:
     assert "1. " in systems["umbrela"]
     assert "4. " in systems["umbrela"]
     assert len(systems["r1"]) < len(systems["umbrela"]) / 2
+
+
+@pytest.mark.parametrize("grades", range(2, 11))
+def test_umbrelas_instructions_name_grades_of_its_own_scale(grades: int) -> None:
+    """UMBRELA's "important, but with extra information" is the grade below the highest: 2 of 0 to 3, and 1 where R3A
+    has 0 to 2. With two grades, "answers at least in part" leaves no place for either.
+    """
+    systems = {
+        steps: labeler("umbrela", grades=grades, steps=steps).probe()[0].messages[0].text
+        for steps in ("umbrela", "r3a")
+    }
+    for system in systems.values():
+        named = [int(grade) for grade in re.findall(r"[Gg]rade (?:is )?(\d)", system)]
+        assert named == {2: [], 3: [1, 2, 0]}.get(grades, [1, grades - 2, grades - 1, 0])
+        assert "middle" not in system
+        assert ("nothing else" in system) == (grades > 2)
+        assert "\n\n\n" not in system
+    assert ["trusted" in system for system in systems.values()] == [True, False]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -111,6 +111,7 @@ def tags(ask: Ask) -> list[str]:
 def test_the_sweep_finds_every_ablation_of_the_paper() -> None:
     assert {slug(name, options) for name, options in one_apart() if name == "r3a"} == {
         "r3a", "r3a-intent-false", "r3a-extract-false", "r3a-context-none", "r3a-stages-1", "r3a-evidence-constrained",
+        "r3a-context_is-clicked",
     }  # fmt: skip
     assert len(list(variants())) >= 40
 
