@@ -1,7 +1,7 @@
 """The model that a student starts from: its kind and limits checked, its module built, its texts encoded.
 
-Looking at a model (`check_base`) reads config and tokenizer only, so that a wrong one is refused before labels are read
-or weights loaded.
+Looking at a model (`check_base`) reads its config, its tokenizer and the heads of its files, so that a wrong one is
+refused before weights are loaded or texts encoded.
 """
 
 from __future__ import annotations
@@ -51,16 +51,19 @@ class Base:
 
 
 def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
-    """Look at config and tokenizer.
+    """Look at config, tokenizer, and the heads of its weights' files.
 
     Raises:
-        ModelError: it is of the other kind, or has no tokenizer.
+        ModelError: it is of the other kind, has no tokenizer, or its weights are not those of its config.
         ConfigError: `train.max_tokens` is over its limit, `student.lora.targets` names layers that it does not have, or
             it is a student of the other kind.
     """
     transformers = require("transformers", extra="cpu", purpose="relabel distill")
     require("accelerate", extra="cpu", purpose="relabel distill")
     require("matplotlib", extra="cpu", purpose="The plot of a training")
+    from distill.students.decoder import load_lm
+    from distill.students.encoder import load_backbone
+
     transformers.logging.set_verbosity_error()  # it reports weights that a student has no use for, at every load
     transformers.logging.disable_progress_bar()
     path, reference = resolved.path, resolved.reference
@@ -80,6 +83,8 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
             f"model {reference!r} (a {config.model_type}) {is_what}, and student.kind is {spec.student.kind}. "
             f"Set student.kind to what it is, or name another model."
         )
+    load_inner = load_backbone if kind == "encoder" else load_lm
+    load_inner(path, f"model {reference!r}", device="meta")  # shapes alone: what is missing would start from noise
     if spec.student.lora is not None:
         check_targets(config, spec.student.lora, key="student.lora", reference=reference)
     limit = _limit(config, tokenizer)

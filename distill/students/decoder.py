@@ -25,6 +25,7 @@ from distill.students.token_rows import PairTexts
 from distill.training.adapters import adapted
 from distill.training.sections import LoraSpec
 from manifests.errors import ModelError
+from manifests.models.weights import read_weights
 
 # B rows, T tokens, D hidden, K grades
 
@@ -140,11 +141,11 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         return {HEAD: (rows_KD, rows_KD.new_zeros(len(rows_KD)) if bias_K is None else bias_K)}
 
 
-def load_lm(path: Path, *, dtype: torch.dtype = torch.float32) -> Any:
-    """The causal language model of a directory; safetensors only."""
+def load_lm(path: Path, where: str | None = None, *, device: str | None = None) -> Any:
+    """The causal language model of a directory in float32, see `read_weights`."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True)
+    return read_weights(AutoModelForCausalLM, path, where or str(path), device=device, dtype=torch.float32)
 
 
 def check_grade_logits(student: DecoderStudent, input_ids: Tensor) -> None:

@@ -17,6 +17,7 @@ from distill.students.students import HEADS_NAME
 from distill.students.texts import EncoderTexts
 from distill.students.token_rows import PairTexts
 from manifests.digests import sha256_bytes
+from manifests.models.weights import read_weights
 
 # B rows, T tokens, D hidden, K grades of a head
 
@@ -149,8 +150,8 @@ def load_heads(module: Any, folder: Path, names: Sequence[str] | None = None) ->
     module.heads.load_state_dict({**whole, **{name: held[name] for name in state}})
 
 
-def load_backbone(path: Path) -> Any:
-    """The encoder of a model directory in float32, without a pooling layer that nothing trains; safetensors only."""
+def load_backbone(path: Path, where: str | None = None, *, device: str | None = None) -> Any:
+    """The encoder of a model directory in float32, without a pooling layer that nothing trains, see `read_weights`."""
     from transformers import AutoConfig, AutoModel
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
@@ -158,7 +159,7 @@ def load_backbone(path: Path) -> Any:
     kind = MODEL_MAPPING[type(config)]
     takes_flag = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     extra = {"add_pooling_layer": False} if takes_flag else {}
-    return AutoModel.from_pretrained(path, dtype=torch.float32, use_safetensors=True, **extra)
+    return read_weights(AutoModel, path, where or str(path), device=device, dtype=torch.float32, **extra)
 
 
 def find_layers(model: Any) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from labelers.engines.tokens import PromptEncoder
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
+from manifests.models.weights import OF_A_CONFIG, read_weights
 from manifests.records import fault_of
 
 BYTES_PER_WEIGHT = 16
 """A float32 weight with its gradient and AdamW's two moments."""
 PURPOSE = "relabel train"
-_OF_A_CONFIG = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
-"""What a model is built from is not checked before: numbers of any size, libraries that are not here."""
 
 
 @dataclass
@@ -71,7 +69,7 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
     library.logging.disable_progress_bar()
     try:
         config = library.AutoConfig.from_pretrained(resolved.path)
-    except (*_OF_A_CONFIG, OSError, StrictDataclassError) as exc:
+    except (*OF_A_CONFIG, OSError, StrictDataclassError) as exc:
         raise ModelError(
             f"`init` {resolved.reference!r}: its config.json can't be loaded from {resolved.path}."
         ) from exc
@@ -147,39 +145,8 @@ def _read_model(resolved: ResolvedModel, *, device: str | None = None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    damaged = require("safetensors", extra="train", purpose=PURPOSE).SafetensorError
-    reference = resolved.reference
-    try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            resolved.path,
-            dtype=torch.float32,
-            use_safetensors=True,
-            output_loading_info=True,
-            device_map=device,
-            ignore_mismatched_sizes=True,  # they are told by name below
-        )
-    except (*_OF_A_CONFIG, OSError, RuntimeError, damaged) as exc:
-        words = (str(exc).splitlines() or [""])[0]
-        raise ModelError(
-            f"`init` {reference!r}: its weights can't be loaded from {resolved.path} ({type(exc).__name__}: {words})."
-        ) from exc
-    if missing := sorted(loading["missing_keys"]):  # transformers fills them with random numbers and only warns
-        raise ModelError(
-            f"`init` {reference!r}: {len(missing)} tensors are not in its weights, {missing[0]} among them; the files "
-            "are incomplete, or config.json is another model's."
-        )
-    if other := sorted(loading["mismatched_keys"]):
-        name, held, wanted = other[0]
-        raise ModelError(
-            f"`init` {reference!r}: {len(other)} tensors in its weights have another shape than config.json says; "
-            f"{name} has {tuple(held)}, not {tuple(wanted)}."
-        )
-    if left := sorted(name for name in loading["unexpected_keys"] if re.search(r"\.\d+\.", name)):
-        raise ModelError(
-            f"`init` {reference!r}: {len(left)} tensors of layers in its weights have no place in what config.json "
-            f"describes, {left[0]} among them: it is another model's, or was cut."
-        )
-    return model
+    where = f"`init` {resolved.reference!r}"
+    return read_weights(AutoModelForCausalLM, resolved.path, where, device=device, dtype=torch.float32)
 
 
 def _checkpoint_gradients(model: Any) -> None:

@@ -34,6 +34,7 @@ from manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16, usable_co
 from manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from manifests.extras import require
 from manifests.models.references import ResolvedModel
+from manifests.models.weights import check_loading
 from manifests.specs import EngineArgs, EngineSpec, PathText
 
 if TYPE_CHECKING:
@@ -324,11 +325,7 @@ def _load_model(
         raise ModelError(
             f"model {resolved.reference!r} can't be loaded as a causal language model from {resolved.path}."
         ) from exc
-    if missing := sorted(loading["missing_keys"]):  # transformers fills them with random numbers and only warns
-        raise ModelError(
-            f"model {resolved.reference!r}: {len(missing)} tensors are not in its weights, {missing[0]} among them; "
-            "the files are incomplete, or config.json is another model's."
-        )
+    check_loading(model, loading, f"model {resolved.reference!r}")
     softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     if attention != "eager" and (softcap or not model._supports_sdpa):
         # attention with sinks or a cap on its logits: only the model's own code knows how
