@@ -14,8 +14,8 @@ from jobs.planning.job_files import build_job
 from jobs.planning.jobs import Job
 from jobs.planning.settings import read_secrets
 from jobs.planning.spec_places import absolute
-from jobs.pool.isolation import ChunkCase
 from jobs.running.deadlines import Deadline
+from jobs.running.isolation import ChunkCase
 from jobs.running.sessions import Session
 from manifests.runs.receipts import ChunkId
 from manifests.secrets.secret_names import STORAGE_KEY

@@ -19,12 +19,12 @@ from typing import NamedTuple
 from jobs.pool.assignments import Assignment, assign, plain_cases, worker_name
 from jobs.pool.done import Done, show
 from jobs.pool.events import Commits, Ends, EngineUp, Event, Rows
-from jobs.pool.isolation import Isolation
 from jobs.pool.process_guard import ProcessGuard
 from jobs.pool.results import Results
 from jobs.pool.slots import Slot, log_name
 from jobs.pool.worker_processes import WorkerProcess
 from jobs.running.conclusions import RunReport
+from jobs.running.isolation import Isolation
 from jobs.running.sessions import Session
 from manifests import errors
 from manifests.errors import EngineLostError, RelabelError

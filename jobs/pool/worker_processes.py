@@ -19,8 +19,8 @@ from typing import Any
 from jobs.pool.assignments import Assignment, plain_cases
 from jobs.pool.done import Done
 from jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, read_event
-from jobs.pool.isolation import ChunkCase
 from jobs.pool.process_guard import ProcessGuard, kill_group
+from jobs.running.isolation import ChunkCase
 from jobs.running.live import Live
 from manifests.records import checked
 from manifests.runs.receipts import ChunkId

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from jobs.planning.spec_places import absolute
 from jobs.running.allowances import AT_BUDGET, budget_so_far
 from jobs.running.batch_records import FOLDER as BATCHES
 from jobs.running.canary import load_results
+from jobs.running.crash_journal import FOLDER as CRASHES
 from jobs.running.live import Live
 from jobs.running.live_files import FOLDER as LIVE
 from jobs.running.refused_answers import listed as refused_files
@@ -218,7 +220,8 @@ def _sweep(store: RunStore, *, keeps_batches: bool) -> None:
     failed = contextlib.suppress(OSError, RelabelError)
     with failed:
         refused = [name for name, _ in refused_files(store)]
-        for name in [*store.names(LIVE), *refused, *([] if keeps_batches else store.names(BATCHES))]:
+        folders = (LIVE, CRASHES) if keeps_batches else (LIVE, CRASHES, BATCHES)
+        for name in [*refused, *itertools.chain.from_iterable(map(store.names, folders))]:
             with failed:
                 store.remove(name)
 

@@ -31,7 +31,7 @@ from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts, KeepsCosts
 from manifests.batches import SendsBatches
 from manifests.engine_options import is_batched
-from manifests.errors import EngineCrashError, LockHeldError
+from manifests.errors import EngineCrashError, LockHeldError, RelabelError
 from manifests.labels import Pair
 from manifests.runs.earlier_outputs import why_nothing
 from manifests.runs.engine_identity import engines_differ
@@ -151,6 +151,9 @@ def work(
             finally:
                 engine.close()
             worked.costs = engine.costs() if isinstance(engine, KeepsCosts) else None
+    except Exception as exc:
+        session.close(is_crash=isinstance(exc, EngineCrashError) or not isinstance(exc, RelabelError))
+        raise
     finally:
         if session.allowance is not None:
             session.allowance.close()
@@ -231,8 +234,7 @@ def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> Chunk
                 commits.settle(wait_for_all=True)
                 return work
             else:
-                if session.watch is not None:
-                    session.watch.begins(work)
+                session.watch.begins(work)
                 commits.add(work)
                 commits.settle(wait_for_all=False)
         commits.settle(wait_for_all=True)
@@ -342,7 +344,7 @@ def _drive(
         allowance=session.allowance,
     )
     # a supervisor is first where rows are in flight; of a made-up pair that proves the engine it knows nothing
-    first_s = 0.0 if session.watch is None else AFTER_SUPERVISOR_S
+    first_s = 0.0 if session.watch is session.journal else AFTER_SUPERVISOR_S
     with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s), closing(live_file):
         try:
             loop.run(chunks)

@@ -352,6 +352,9 @@ class RunLoop:
         """A chunk's groups of poison rows, one after the other, with nothing else in flight and everything before them
         committed.
         """
+        # what an earlier run knew is settled, whatever was in flight with it
+        groups = ([index for index in group if work.rows[index] is None] for group in work.apart)
+        work.apart = [group for group in groups if group]
         for group in work.apart:
             while self._open_pairs or len(self._commits):
                 yield NOT_NOW

@@ -14,10 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+import numpy as np
+
 from jobs.planning.open_runs import OpenRun
 from jobs.running.allowances import Allowance
 from jobs.running.chunks import ChunkWork
 from jobs.running.counts import Progress
+from jobs.running.crash_journal import CrashJournal
 from jobs.running.helping import Helping
 from jobs.running.refused_answers import keep_refused, kept_chunks, known_answers
 from jobs.running.reusing import AnswerCache, Reuse, earlier_outputs, label_keys
@@ -99,7 +102,8 @@ class Session:
         self.busy: list[int] = []
         self.taken: list[int] = []
         self.facts: EngineFacts | None = None
-        self.watch: Watch | None = None
+        self.journal = CrashJournal(opened.store)
+        self.watch: Watch = self.journal
         self.allowance: Allowance | None = None
         self.worker = f"{socket.gethostname()}-{os.getpid()}"
         self.execution = execution or secrets.token_hex(8)
@@ -226,6 +230,9 @@ class Session:
             self._logs.write(shard, f"start: {len(attempts)} of {len(planned.chunks)} chunks, worker {self.worker}")
             row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
+            if shard in self._locks and self.watch is self.journal:
+                rows_of = functools.partial(self._rows_of, shard, row_ids, wanted)
+                self.journal.opens(shard, attempts, rows_of, num_rows=sum(planned.chunks))
             settled = self.left.settled_rows(shard) if self.is_retry else {}
             rows = read_chunks(
                 opened.dataset, planned, row_ids, sorted(attempts), readings=opened.readings, wanted=wanted
@@ -246,6 +253,20 @@ class Session:
                     continue
                 yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs, settled)
 
+    def _rows_of(
+        self, shard: int, row_ids: np.ndarray | None, wanted: Mapping[int, set[int]] | None, chunk: int
+    ) -> list[int]:
+        """Ids of the rows that a chunk asks."""
+        if wanted is not None and chunk in wanted:
+            return sorted(wanted[chunk])
+        planned = self.opened.plan.shards[shard]
+        start = sum(planned.chunks[:chunk])
+        stop = start + planned.chunks[chunk]
+        if row_ids is not None:
+            return [int(row) for row in row_ids[start:stop]]
+        first = planned.first_row or 0
+        return list(range(first + start, first + stop))
+
     def _is_lost(self, shard: int) -> bool:
         """Whether another has the lease by now; once it was given up, the shard is one to help with like any other."""
         lock = self._locks.get(shard)
@@ -257,6 +278,7 @@ class Session:
         """
         self._logs.write(shard, f"lease lost: {len(chunks)} chunks are left to the worker that took it over")
         self._given_up.add(shard)
+        self.journal.forgets(shard)
         self.busy.append(shard)
         self._leave(shard, len(chunks))
 
@@ -306,6 +328,7 @@ class Session:
                 del self._chunks_left[shard]
         if is_last:
             self._logs.write(shard, "done", is_end=True)
+            self.journal.closes(shard)
             self._locks.pop(shard).release()
 
     def _begin(self, chunk: ChunkId, pairs: list[Pair], settled: Mapping[int, QuarantineRow]) -> ChunkWork:
@@ -389,9 +412,14 @@ class Session:
         receipts = self.opened.folder.new_receipts(self._before, seen, found.etags)
         return (receipt for receipt in receipts if receipt.execution == self.execution)
 
-    def close(self) -> None:
-        """Let go of every lock; safe to call twice."""
+    def close(self, *, is_crash: bool = False) -> None:
+        """Let go of every lock; safe to call twice.
+
+        Args:
+            is_crash: the engine went down over its work, so that the rows under way are asked apart next time.
+        """
         for shard in list(self._locks):
+            self.journal.closes(shard, is_crash=is_crash)
             self._locks.pop(shard).release()
         self._logs.close()
 

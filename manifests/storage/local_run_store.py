@@ -97,10 +97,16 @@ class LocalRunStore:
         """Write a file durably, replacing what has that name in one step."""
         path = self.path(name)
         with translate_errors("write", path):
-            temp = self._synced_temp(path, data)
+            temp = self._temp(path, data)
             failpoints.hit("before_temp_rename")
             temp.replace(path)
             sync_folder(path.parent)
+
+    def jot(self, name: str, data: bytes) -> None:
+        """Write a file in one step; the disk has it when the kernel likes."""
+        path = self.path(name)
+        with translate_errors("write", path):
+            self._temp(path, data, is_synced=False).replace(path)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file durably if there is none of that name; in a race exactly one caller gets True.
@@ -110,7 +116,7 @@ class LocalRunStore:
         """
         path = self.path(name)
         with translate_errors("write", path):
-            temp = self._synced_temp(path, data)
+            temp = self._temp(path, data)
             failpoints.hit("before_temp_rename")
             try:
                 os.link(temp, path)  # a hard link fails where the name exists: all bytes or none, one winner
@@ -165,7 +171,7 @@ class LocalRunStore:
     def _lock_path(self, name: str) -> Path:
         return self.path(f"leases/{name}.lock")
 
-    def _synced_temp(self, path: Path, data: bytes) -> Path:
+    def _temp(self, path: Path, data: bytes, *, is_synced: bool = True) -> Path:
         if path.parent not in self._known_folders:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._known_folders.add(path.parent)
@@ -173,9 +179,10 @@ class LocalRunStore:
         try:
             with temp.open("xb") as file:
                 file.write(data)
-                file.flush()
-                failpoints.hit("before_temp_sync")
-                os.fsync(file.fileno())
+                if is_synced:
+                    file.flush()
+                    failpoints.hit("before_temp_sync")
+                    os.fsync(file.fileno())
         except OSError:
             temp.unlink(missing_ok=True)
             raise

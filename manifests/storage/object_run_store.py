@@ -119,6 +119,10 @@ class ObjectRunStore:
             functools.partial(self._objects.put, self._key(name), data), f"{self.root}/{name}: writing it"
         )
 
+    def jot(self, name: str, data: bytes) -> None:
+        """As `put`: an object store has no other way."""
+        self.put(name, data)
+
     def create(self, name: str, data: bytes) -> bool:
         """Write an object if there is none of that name; of callers with different bytes exactly one gets True.
 

@@ -72,6 +72,11 @@ class RunStore(Protocol):
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably, replacing what has that name in one step."""
 
+    def jot(self, name: str, data: bytes) -> None:
+        """Write a file in one step as `put` does, so that it outlives this process; a machine that loses power may
+        lose it.
+        """
+
     def create(self, name: str, data: bytes) -> bool:
         """Write a file durably if there is none of that name; of callers with different bytes exactly one gets True.
 

@@ -13,9 +13,9 @@ import pytest
 from jobs.planning.job_files import load_job
 from jobs.planning.opening import open_run
 from jobs.pool.assignments import Assignment, assign
-from jobs.pool.isolation import ChunkCase
 from jobs.pool.workers import Reporter, _ended
 from jobs.running.counts import Progress
+from jobs.running.isolation import ChunkCase
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop
 from manifests.runs.receipts import ChunkId

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.pool.isolation import PIECES, TIMES_CAUGHT, Isolation
+from jobs.running.isolation import PIECES, TIMES_CAUGHT, Isolation
 from manifests.runs.receipts import ChunkId
 
 

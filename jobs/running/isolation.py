@@ -1,5 +1,6 @@
 """Which rows may have brought an engine down: a group that was in flight at a crash is asked apart, in ever smaller
-pieces, until one row is caught alone twice. Deciding only: who asks, and who restarts engines, is `supervise.py`.
+pieces, until one row is caught alone twice. Deciding only: who asks, and who restarts engines, is said elsewhere
+(`crash_journal.py`, `jobs/pool/supervise.py`).
 
 A group is cut into eighths, not halves. Each crash costs the start of an engine (a minute on a GPU) and each innocent
 group a few seconds, so that among 512 rows the one is found after 5 crashes instead of 11.
@@ -8,7 +9,9 @@ group a few seconds, so that among 512 rows the one is found after 5 crashes ins
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from manifests.runs.receipts import ChunkId
 
@@ -38,6 +41,27 @@ class Isolation:
         self.cases: dict[ChunkId, ChunkCase] = {}
         self.num_isolated = 0
         self._caught: Counter[int] = Counter()
+
+    @classmethod
+    def of(cls, plain: dict[str, Any], still_open: Collection[ChunkId]) -> Isolation:
+        """The inverse of `plain`, without the cases of chunks that are done."""
+        found = cls()
+        for chunk, groups, isolated_rows in plain["cases"]:
+            if ChunkId(*chunk) in still_open:
+                found.cases[ChunkId(*chunk)] = ChunkCase(groups, {int(row): why for row, why in isolated_rows})
+        found.num_isolated = plain["num_isolated"]
+        found._caught = Counter({int(row): times for row, times in plain["caught"]})
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "cases": [
+                [list(chunk), case.groups, list(case.isolated_rows.items())] for chunk, case in self.cases.items()
+            ],
+            "num_isolated": self.num_isolated,
+            "caught": list(self._caught.items()),
+        }
 
     def crashed(self, in_flight: dict[ChunkId, list[int]]) -> None:
         """An engine went down at its ordinary work: whatever was in flight is isolated, in groups of an eighth of

@@ -1,0 +1,97 @@
+"""A row that brings the engine down is found by the plain command alone, called again by whatever scheduler, and by
+several commands at once: no supervisor outlives any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from manifests.storage.local_run_store import LocalRunStore
+from tests.supervise.pool_jobs import POISON, command, relabel, verified, write_job
+
+MOST_CALLS = 12
+ALONE = "the engine went down 2 times while it was asked this row and nothing else"
+
+
+def called(job: Path) -> int:
+    return subprocess.run(command(job), capture_output=True, timeout=120, check=False).returncode
+
+
+def calls_until_done(job: Path, *, at_once: int = 1) -> int:
+    """How many calls it takes; each of those at once counts."""
+    for calls in range(at_once, MOST_CALLS + 1, at_once):
+        crowd = [subprocess.Popen(command(job), stdout=subprocess.DEVNULL) for _ in range(at_once)]
+        if 0 in {one.wait(timeout=120) for one in crowd}:  # all have ended by then
+            return calls
+    raise AssertionError(f"not done after {MOST_CALLS} calls")
+
+
+def rows_in(job: Path, folder: str) -> list[dict[str, Any]]:
+    found = sorted((job.parent / "out" / folder).rglob("*.parquet"))
+    return sorted((row for path in found for row in pq.read_table(path).to_pylist()), key=lambda row: row["row_id"])
+
+
+@pytest.mark.parametrize("crash", ["kill", "memory"])
+def test_a_poison_row_alone_goes_to_quarantine_and_every_other_is_labelled_as_without_it(
+    tmp_path: Path, crash: str
+) -> None:
+    job = write_job(tmp_path / "poisoned", poison=[13], crash=crash)
+    undisturbed = write_job(tmp_path / "undisturbed", poison=[13], crash=crash, crash_on="never")
+    assert calls_until_done(job) <= 7
+    assert called(undisturbed) == 0
+    assert verified(job)
+    assert [(row["row_id"], row["status"]) for row in rows_in(job, "quarantine")] == [(13, "engine")]
+    assert ALONE in rows_in(job, "quarantine")[0]["reason"]
+    assert rows_in(job, "labels") == [row for row in rows_in(undisturbed, "labels") if row["row_id"] != 13]
+    assert LocalRunStore(job.parent / "out").names("crashes") == []
+
+
+def test_several_commands_at_once_find_all_of_them(tmp_path: Path) -> None:
+    job = write_job(tmp_path, poison=[13, 50], crash="kill")
+    calls_until_done(job, at_once=2)
+    assert verified(job)
+    assert [row["row_id"] for row in rows_in(job, "quarantine")] == [13, 50]
+
+
+def test_where_a_query_itself_is_poison_its_rows_do_not_each_cost_two_engines(tmp_path: Path) -> None:
+    job = write_job(tmp_path, crash="kill", crash_on="red shoes number 3")
+    assert calls_until_done(job) <= 9
+    assert [row["row_id"] for row in rows_in(job, "quarantine")] == list(range(18, 24))
+
+
+def test_what_is_known_of_a_row_outlives_a_stop_in_order(tmp_path: Path) -> None:
+    """A drain between two crashes must not begin the search again."""
+    job = write_job(tmp_path, poison=[3], crash="kill")
+    while not _knows(job, caught=[[3, 1]]):
+        assert called(job) != 0
+    assert relabel(job, "--for", "3s")[0] in (0, 20)
+    assert called(job) in (0, 10)
+    assert [row["row_id"] for row in rows_in(job, "quarantine")] == [3]
+
+
+def _knows(job: Path, *, caught: list[list[int]]) -> bool:
+    text = "".join(path.read_text() for path in (job.parent / "out").glob("crashes/*.json"))
+    return str(caught).replace(" ", "") in text.replace(" ", "").replace("\n", "")
+
+
+def test_kills_from_outside_make_no_row_a_suspect_for_good(tmp_path: Path) -> None:
+    """A scheduler's SIGKILL looks like a crash: rows are asked apart once, and labelled."""
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.3, batch=1)
+    for _ in range(3):
+        process = subprocess.Popen(command(job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not list((job.parent / "out").glob("crashes/*.json")):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert called(job) == 0
+    assert rows_in(job, "quarantine") == []
+    assert POISON not in str(rows_in(job, "labels"))
