@@ -10,6 +10,7 @@ through TRL's shuffling), `_loss` (advantages by token, never detached, and the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import TrainerCallback
 
 from distill.teachers.grpo_credit import (
+    ROUNDINGS,
     TEMPLATE,
     CreditPlan,
     effective_ratios,
@@ -58,6 +60,7 @@ class CreditTrainer(RolloutTrainer):
     def __init__(self, *, credit: CreditPlan, **kwargs: Any) -> None:
         self._plan, self._credit = credit, credit.credit
         super().__init__(**kwargs)
+        self.rounding = torch.zeros((), device=self.accelerator.device)
         self._credit.to(self.accelerator.device)
         self._credit.logits.requires_grad_(credit.learning_rate is not None)
         self.add_callback(_CreditSteps(self, credit))
@@ -94,13 +97,20 @@ class CreditTrainer(RolloutTrainer):
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         held = _Credited.of(inputs)
-        advantage_BT = token_advantages(self._node_advantages(held), held.segment_ids)
+        node_BV = self._node_advantages(held)
+        if node_BV.requires_grad:
+            node_BV.register_hook(functools.partial(self._note_rounding, self._credit.rounding(held.group_rewards)))
+        advantage_BT = token_advantages(node_BV, held.segment_ids)
         if self._plan.average == "node":
             advantage_BT = advantage_BT * node_average_weights(held.segment_ids, inputs["completion_mask"])
         loss = super()._loss(model, {**inputs, "advantages": advantage_BT})
         if self._plan.learning_rate is not None:
             loss = loss + self._plan.decay * self._credit.distance() / self.current_gradient_accumulation_steps
         return loss
+
+    def _note_rounding(self, rounding_BV: Tensor, gradient_BV: Tensor) -> None:
+        """Errors of single rewards are independent, so their squares add up, over all batches of a step."""
+        self.rounding += (gradient_BV * rounding_BV).square().sum()
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Trainer's, with a group of their own for the coefficients."""
@@ -132,7 +142,8 @@ class CreditTrainer(RolloutTrainer):
 
 class _CreditSteps(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
     """Does for the coefficients what Trainer does for the model's parameters alone: reduces, clips and clears their
-    gradient.
+    gradient. What of it may be rounding is dropped: where it should be 0 (on the first update of a batch, ρ is 1), Adam
+    would make whole steps of 1e-9.
     """
 
     def __init__(self, trainer: CreditTrainer, plan: CreditPlan) -> None:
@@ -141,9 +152,14 @@ class _CreditSteps(TrainerCallback):  # type: ignore[misc]  # transformers is no
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         logits = self._plan.credit.logits
         if logits.grad is not None:
-            logits.grad = self._trainer.accelerator.reduce(logits.grad, reduction="mean")
+            reduced = self._trainer.accelerator.reduce(logits.grad, reduction="mean")
+            floor = ROUNDINGS * self._trainer.accelerator.reduce(self._trainer.rounding, reduction="mean").sqrt()
+            is_known = reduced.abs() > floor
+            logits.grad = torch.where(is_known, reduced, 0.0) if is_known.any() else None
+        if logits.grad is not None:
             clip_grad_norm_([logits], self._plan.max_grad_norm)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._plan.credit.logits.grad = None
+        self._trainer.rounding.zero_()
         self._trainer.note_edges()

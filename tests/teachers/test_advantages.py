@@ -14,6 +14,7 @@ from distill.teachers.advantages import group_advantages
 from distill.teachers.grpo_credit import (
     EDGES,
     NODES,
+    ROUNDINGS,
     TEMPLATE,
     Credit,
     effective_ratios,
@@ -210,6 +211,28 @@ def test_on_policy_the_coefficients_do_not_move_where_every_node_weighs_the_same
     assert gradient_of(credit, rollouts(), on_policy, average_nodes=False).abs().max() > 1e-3
     # a node that a rollout lacks weighs 0 there, and the others no more than before: the sum over rollouts is off
     assert gradient_of(credit, rollouts(absent=3), on_policy, average_nodes=True).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-5, 1e-3, 1.0])
+def test_what_rounding_leaves_of_a_gradient_that_is_0_lies_below_its_bound(size: float) -> None:
+    """Also where the score's reward undoes the grade's in every rollout, so that deviations are tiny."""
+    rng = np.random.default_rng(7)
+    for trial in range(40):
+        credit = Credit()
+        credit.logits.data = torch.tensor(rng.normal(size=len(EDGES)) * size, dtype=torch.float32)
+        base = torch.tensor(rng.choice([-1.0, 1.0], size=(1, 3, 3)), dtype=torch.float32)
+        if trial % 2:
+            base[..., 1] = -base[..., 0]
+        node_BV = credit.advantages(base)[0]
+        node_BV.retain_grad()
+        segment_BT = rollouts()
+        weight_BT = node_average_weights(segment_BT, torch.ones_like(segment_BT))
+        logp_BT = torch.zeros(segment_BT.shape)
+        clipped_loss(logp_BT, logp_BT, token_advantages(node_BV, segment_BT) * weight_BT).backward()
+        bound = ROUNDINGS * (node_BV.grad * credit.rounding(base)).square().sum().sqrt()
+        assert credit.logits.grad.abs().max() <= bound
+        if not size:
+            assert bound < 1e-5
 
 
 @pytest.mark.parametrize("average_nodes", [True, False])
