@@ -135,6 +135,7 @@ class Answer:
         prompt_tokens, output_tokens: tokens of the request, whether cached or not.
         cached_tokens: prompt tokens that came from the engine's prefix cache.
         flags: what a reader of the label should know (`document_truncated`).
+        raw: what a server sent, where that is more than `text` or other than it; for people.
     """
 
     request_id: int
@@ -146,6 +147,7 @@ class Answer:
     cached_tokens: int = 0
     detail: str = ""
     flags: tuple[str, ...] = ()
+    raw: str = ""
 
 
 @dataclass(slots=True)

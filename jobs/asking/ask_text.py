@@ -62,6 +62,8 @@ def answer_text(exchange: HeardAsk, *, is_text_shown: bool = False) -> str:
         lines.append(shown(answer.text))
     if answer.detail:
         lines.append(shown(answer.detail))
+    if answer.raw:
+        lines += [click.style("as it came", dim=True), shown(answer.raw)]
     return "\n".join([*lines, *_distributions(exchange.ask, answer)])
 
 
@@ -117,6 +119,7 @@ def _exchange(exchange: HeardAsk) -> dict[str, Any]:
         distributions = {name: plain(one._asdict()) for name, one in answer.distributions.items()}
         said = {
             "text": answer.text,
+            "raw": answer.raw or answer.text,
             "finish": answer.finish,
             "detail": answer.detail,
             "flags": list(answer.flags),

@@ -54,7 +54,7 @@ class _Kept:
 def kept_of(refused: RefusedAnswer, key: bytes, answer: Answer, *, is_shared: bool) -> KeptAnswer:
     """What is kept of a refused answer. One that the engine failed at, or that rows share, is asked again."""
     may_stand = answer.finish in ("stop", "length") and not is_shared
-    return KeptAnswer(refused, key.hex() if may_stand else "", replace(answer, text="", detail=""))
+    return KeptAnswer(refused, key.hex() if may_stand else "", replace(answer, text="", detail="", raw=""))
 
 
 def keep_refused(store: RunStore, fingerprint: str, refused: Mapping[ChunkId, list[KeptAnswer]]) -> None:

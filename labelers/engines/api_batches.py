@@ -9,6 +9,7 @@ go into another one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
@@ -19,7 +20,7 @@ from typing import Any
 
 from labelers.engines.api_chat import ChatWork, answer_of
 from labelers.engines.api_client import ApiClient, Failure
-from labelers.engines.api_complaints import shown
+from labelers.engines.api_complaints import read_complaint, shown
 from labelers.engines.api_connections import HttpReply
 from labelers.engines.api_costs import NOT_SAID
 from labelers.engines.api_options import OpenAiArgs
@@ -135,10 +136,10 @@ class Batches:
             return lines
         self._failed_in_a_row += 1
         self._unpaid.add(record.name)
-        if self._failed_in_a_row >= FAILED_IN_A_ROW:
+        if self._failed_in_a_row >= FAILED_IN_A_ROW or read_complaint(ended).subject(200) == "credit":
             raise EngineCrashError(
-                f"the server failed {self._failed_in_a_row} batches in a row: {_fault(ended)}. Mend that; the same "
-                "command then continues."
+                f"the server at {self._client.at} failed {self._failed_in_a_row} batches in a row: {_fault(ended)}. "
+                "Mend that; the same command then continues."
             )
         await self._pause(self._args.batch_poll_s)
         return lines
@@ -150,7 +151,7 @@ class Batches:
             if isinstance(found, Failure):
                 if found.status == 404:
                     return None
-                raise EngineCrashError(f"the server does not tell of its batches: {found.detail}")
+                raise EngineCrashError(f"the server at {self._client.at} does not tell of its batches: {found.detail}")
             if found.get("status") in ENDED:
                 return found
             await self._pause(self._args.batch_poll_s)
@@ -161,7 +162,7 @@ class Batches:
         while True:
             found = await self._client.fetch(f"{PATH}?limit={LISTED}{after}", _read_object)
             if isinstance(found, Failure):
-                raise EngineCrashError(f"the server does not list its batches: {found.detail}")
+                raise EngineCrashError(f"the server at {self._client.at} does not list its batches: {found.detail}")
             held = [one for one in found.get("data") or () if isinstance(one, dict) and isinstance(one.get("id"), str)]
             for one in held:
                 if isinstance(one.get("metadata"), dict) and one["metadata"].get("relabel") == name:
@@ -180,7 +181,9 @@ class Batches:
             "/files", f"relabel-{record.name}.jsonl", "\n".join(map(_json, lines)), _read_object
         )
         if isinstance(file, Failure) or not isinstance(file.get("id"), str):
-            raise ModelError(f"engine.args.batch: the server takes no files for batches{_why(file)}.")
+            raise ModelError(
+                f"engine.args.batch: the server at {self._client.at} takes no files for batches{_why(file)}."
+            )
         failpoints.hit("before_batch")
         record = replace(record, batch=await self._begin(record.name, file["id"]))
         failpoints.hit("after_batch")
@@ -199,13 +202,15 @@ class Batches:
         for _ in range(self._args.max_tries):
             found = await self._client.post_once(PATH, body, _read_object)
             if isinstance(found, Failure):
-                raise ModelError(f"engine.args.batch: the server takes no batches: {found.detail}.")
+                raise ModelError(
+                    f"engine.args.batch: the server at {self._client.at} takes no batches: {found.detail}."
+                )
             if found is not None and isinstance(found.get("id"), str):
                 return str(found["id"])
             await self._pause(self._args.backoff_s)
             if (batch := await self._find(name)) is not None:
                 return batch
-        raise EngineCrashError("the server takes no batch now; the same command continues later.")
+        raise EngineCrashError(f"the server at {self._client.at} takes no batch now; the same command continues later.")
 
     async def _read(self, line: Any, work: ChatWork, *, is_own: bool) -> Answer | None:
         """The answer that a line of a batch's files holds; None if it has to be asked again."""
@@ -214,13 +219,11 @@ class Batches:
             return None
         body = reply.get("body")
         if status == 200:
-            try:
-                found = read_chat(body)
-            except ReplyError:
-                return None
-            if is_own:
-                self._client.charge_batch(found.usage, work.body)
-            return answer_of(work, found)
+            with contextlib.suppress(ReplyError):  # it may be an error all the same
+                found = self._client.counted(read_chat(body), work.body)
+                if is_own:
+                    self._client.charge_batch(found.usage, work.body)
+                return answer_of(work, found)
         refused = await self._client.judge(HttpReply(status, {}, json.dumps(body).encode()))
         return None if refused is None else answer_of(work, refused)
 
@@ -280,10 +283,7 @@ def _is_error(line: Any) -> bool:
 
 
 def _fault(ended: dict[str, Any]) -> str:
-    errors = ended.get("errors")
-    data = errors.get("data") if isinstance(errors, dict) else None
-    said = [one.get("message") for one in data if isinstance(one, dict)] if isinstance(data, list) else []
-    return shown(next((text for text in said if isinstance(text, str)), "it does not say why"))
+    return shown(read_complaint(ended.get("errors")).message) or "it does not say why"
 
 
 def _why(found: Failure | dict[str, Any]) -> str:

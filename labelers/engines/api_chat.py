@@ -3,15 +3,19 @@ written as plain text.
 
 So a row whose data hold a control token's text is refused before it is sent, and says why. Where prompts are measured,
 a token is counted as four characters, since the server's tokenizer is not at hand.
+
+Servers take the model's thought out of its answer, or leave it there without its opening tag; `answer_text` puts it
+where the format wants it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from labelers.engines.api_client import ApiClient, Failure
+from labelers.engines.api_client import CHARS_PER_TOKEN, ApiClient, Failure
 from labelers.engines.api_options import OpenAiArgs
 from labelers.engines.api_replies import Reply, read_chat
 from labelers.engines.api_stream import STREAMED
@@ -20,12 +24,15 @@ from labelers.engines.loop_thread import LoopThread
 from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Message, Request
 from manifests.charges import most_prompt_tokens
 from manifests.errors import ModelError
+from manifests.formats import Text, closing_of, opening_of
 from manifests.specs import EngineSpec
 
-CHARS_PER_TOKEN = 4
+PATH = "/chat/completions"
 STREAM_REFUSED = 400
-TRIAL_TOKENS = 16
-"""Tokens of an answer at start-up, when it only matters whether the server takes the request."""
+THINK = "think"
+"""The section that a model's own thought is, in formats that begin with it."""
+_OPENED = re.compile(r"\s*(?:<(?:think|thinking|thought|seed:think)>|\[THINK\]|◁think▷)")
+_CLOSED = re.compile(r"</(?:think|thinking|thought|seed:think)>|\[/THINK\]|◁/think▷")
 
 
 class ChatWork(NamedTuple):
@@ -60,13 +67,15 @@ class ChatMode:
         self.told: Callable[[int, str], None] | None = None
         """Called, in the loop's thread, with a request's id and its answer so far."""
         self._control = ControlTexts((*known, *args.control_texts))
+        self._folds_system = False
 
     def details(self) -> dict[str, Any]:
         """What a run records of this way to ask."""
-        return {"constrain": False}
+        return {"constrain": False} | ({"system_role": "folded"} if self._folds_system else {})
 
     def prepare(self, asks: Sequence[Ask], loop: LoopThread) -> list[str]:
-        """Refuse what can't be asked this way, and try one short answer of each stage.
+        """Refuse what can't be asked this way, and try each stage as it will be asked; without the system role, where
+        the server refuses and takes that.
 
         Raises:
             ModelError: a stage wants a distribution and nothing else, or begins the answer; or the server refuses the
@@ -86,19 +95,30 @@ class ChatMode:
                     "set engine.args.assistant_prefill to `message` or `continue` if yours continues a last "
                     "assistant message."
                 )
+        remarks: list[str] = []
         for ask in asks:
-            body = {**self._body(ask, ask.messages, 0), **self._limit(TRIAL_TOKENS)}
-            found = loop.call(self._client.post("/chat/completions", body, read_chat))
+            body = self._body(ask, ask.messages, 0)
+            found = loop.call(self._client.post(PATH, body, read_chat))
+            if isinstance(found, Failure) and not self._folds_system and body["messages"][0]["role"] == "system":
+                self._folds_system = True
+                folded = self._body(ask, ask.messages, 0)
+                if isinstance(again := loop.call(self._client.post(PATH, folded, read_chat)), Failure):
+                    self._folds_system = False
+                else:
+                    remarks.append(
+                        f"The server at {self._client.at} takes no system turn ({found.detail}): its text opens the "
+                        "first user turn."
+                    )
+                    body, found = folded, again
             if isinstance(found, Failure):
-                found.raise_at_start(ask.stage)
+                found.raise_at_start(ask.stage, body, at=self._client.at)
+            self._client.accepted = PATH, body, read_chat
         if any(ask.decisions for ask in asks):
-            return [
-                (
-                    "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
-                    "(`no_distribution`)."
-                )
-            ]
-        return []
+            remarks.append(
+                "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
+                "(`no_distribution`)."
+            )
+        return remarks
 
     def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
         """Most tokens that an ask's prompt and answer are charged for."""
@@ -134,23 +154,24 @@ class ChatMode:
         """Ask the server."""
         found: Reply | Failure = Failure("error", "", STREAM_REFUSED)
         if (told := self.told) is not None:
-            streamed = work.body | STREAMED
+            ask = work.request.ask
             found = await self._client.post(
-                "/chat/completions", streamed, read_chat, written=lambda text: told(work.request.id, text)
+                PATH,
+                work.body | STREAMED,
+                read_chat,
+                written=lambda text, thought: told(work.request.id, answer_text(ask, text, thought, is_cut=True)),
             )
-        if isinstance(found, Failure) and found.status == STREAM_REFUSED:  # not every server can
-            found = await self._client.post("/chat/completions", work.body, read_chat)
+        if isinstance(found, Failure) and (found.finish, found.status) == (
+            "error",
+            STREAM_REFUSED,
+        ):  # not every server can
+            found = await self._client.post(PATH, work.body, read_chat)
         return answer_of(work, found)
-
-    def _limit(self, max_tokens: int) -> dict[str, int]:
-        return (
-            {self._args.max_tokens_field: max_tokens}
-            if self._args.extra_body.get(self._args.max_tokens_field, 0) is not None
-            else {}
-        )
 
     def _body(self, ask: Ask, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         turns = [{"role": message.role, "content": message.text} for message in messages]
+        if self._folds_system and turns[0]["role"] == "system" and len(turns) > 1:
+            turns[:2] = [{"role": turns[1]["role"], "content": f"{turns[0]['content']}\n\n{turns[1]['content']}"}]
         extra: dict[str, Any] = {}
         if ask.prefill:
             turns.append({"role": "assistant", "content": ask.prefill})
@@ -175,18 +196,66 @@ def answer_of(work: ChatWork, found: Reply | Failure) -> Answer:
     """What came of a request, as the answer to its ask."""
     if isinstance(found, Failure):
         return Answer(work.request.id, "", found.finish, detail=found.detail, flags=work.flags)
-    usage = found.usage
+    usage, ask = found.usage, work.request.ask
+    text = answer_text(ask, found.text, found.reasoning, is_cut=found.finish == "length")
     return Answer(
         work.request.id,
-        found.text,
+        text,
         found.finish,
         {},
         usage.prompt,
         usage.output,
         usage.cached,
         detail=found.detail,
-        flags=work.flags,
+        flags=(*work.flags, *found.flags),
+        raw=found.raw or ("" if text == found.text else found.text),
     )
+
+
+def answer_text(ask: Ask, content: str, reasoning: str, *, is_cut: bool) -> str:
+    """The answer in its format: with the model's own thought where that has a section for it, without where it has
+    none. What needs no change gets none.
+
+    Args:
+        reasoning: what the server took out of the answer as the model's thought.
+        is_cut: the answer may go on.
+    """
+    if ask.prefill or ask.format is None:
+        return content
+    if not content.strip() and _CLOSED.search(reasoning):  # a server that took all of it for the thought
+        content, reasoning = reasoning, ""
+    first = ask.format.sections[0]
+    thought, rest = _split(content, opening_of(first))
+    if not (isinstance(first, Text) and first.tag == THINK):
+        return rest
+    opening, closing = opening_of(first), closing_of(first)
+    if rest is not content and rest.lstrip().startswith(opening):  # a thought, and then the section that was asked for
+        own, after = _split(rest, opening)
+        if own.strip() or after is rest:
+            return rest
+        rest = after
+    elif thought.strip() and content.lstrip().startswith(opening):
+        return content
+    thought = thought if thought.strip() else reasoning
+    if not thought.strip():
+        return content
+    # it may quote the format, and is no part of the verdict
+    tags = "|".join(re.escape(section.tag) for section in ask.format.sections)
+    thought = re.sub(rf"<(/?(?:{tags}))>", r"[\1]", thought)
+    return f"{opening}{thought}" if is_cut and not rest.strip() else f"{opening}{thought}{closing}\n{rest.lstrip()}"
+
+
+def _split(content: str, opening: str) -> tuple[str, str]:
+    """A thought that an answer begins with, and the rest; the beginning of the thought may be in the prompt, where a
+    template opens it. All is the rest where there is none.
+
+    Args:
+        opening: of the format's first section; an answer that has begun is no thought.
+    """
+    begun, closed = _OPENED.match(content), _CLOSED.search(content)
+    if closed is None or (begun is None and opening and opening in content[: closed.start()]):
+        return "", content
+    return content[begun.end() if begun else 0 : closed.start()], content[closed.end() :]
 
 
 def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:

@@ -1,9 +1,10 @@
 """Requests to one server: bounded in number, tried again where that may help, and never a word about the key.
 
 What may help: 408, 425, 429 and 5xx, time-outs, broken connections, replies without the API's form. Between tries it
-waits a random time below an exponential bound (full jitter), and no less than the server's `Retry-After`. What does not
-help is the row's fate (`Failure`) where the row may be the reason, and the run's where it can't be: nobody listens, the
-key is refused, the model is unknown, the quota is used up.
+waits a random time below an exponential bound (full jitter), and no less than the server wants. What does not help is
+the row's fate (`Failure`) where the row may be the reason, and the run's where it can't be: nobody listens, the key is
+refused, the model is unknown, the credit is used up. An error may come as a good reply (HTTP 200): it is handled by its
+own code.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import asyncio
 import hashlib
 import json
 import random
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from labelers.engines.api_complaints import Complaint, read_complaint, shown
 from labelers.engines.api_connections import Connections, HttpReply
-from labelers.engines.api_costs import Costs, Usage
+from labelers.engines.api_costs import NOT_SAID, Costs, Usage
 from labelers.engines.api_options import OpenAiArgs
 from labelers.engines.api_replies import Reply, ReplyError, parse_reply, read_model_names
 from labelers.engines.api_stream import ChatStream, is_stream, whole_stream
-from labelers.engines.reply_limits import most_output, reply_limit
+from labelers.engines.reply_limits import LIMITS, most_output, reply_limit
 from manifests.asks import Finish
 from manifests.engine_options import BATCH_PRICE
 from manifests.errors import EngineCrashError, ModelError, StoreError
@@ -35,13 +37,17 @@ ReadT = TypeVar("ReadT")
 FILE_BYTES = 1 << 30
 """Most that the file of a batch may hold."""
 FAILED_IN_A_ROW = 32
-"""Requests given up (or twice the concurrency, if that is more) with no answer in between: the server is to blame, not
-the rows.
+"""Requests given up or refused (or twice the concurrency, if that is more) with no answer in between: the server is to
+blame, not the rows.
 """
+CHARS_PER_TOKEN = 4
+"""Bytes of UTF-8, where neither the server nor a tokenizer counts tokens."""
+MOST_PAGE = 64 << 10
+"""Bytes of a page that is looked through for words."""
 LOOK_S = 0.02
 """Between looks whether others were answered."""
 
-_RETRIED = frozenset({408, 425, 429})
+_RETRIED = frozenset({408, 425, 429, 498})
 _NOT_OFFERED = frozenset({404, 405, 501})
 
 
@@ -52,26 +58,47 @@ class Failure(NamedTuple):
         finish: what that makes of its ask.
         detail: why, for a person.
         status: the HTTP status that decided it; 0 for none.
+        param: the field of the request that the server names.
     """
 
     finish: Finish
     detail: str
     status: int = 0
+    param: str = ""
 
-    def raise_at_start(self, stage: str) -> NoReturn:
+    def raise_at_start(self, stage: str, body: Mapping[str, Any], *, at: str) -> NoReturn:
         """End the start of an engine whose server does not answer a labeler's stage.
 
+        Args:
+            body: what was sent; a field of it that the server names is named with what to set.
+            at: the server's address.
         Raises:
             ModelError: it refuses such requests.
             EngineCrashError: it does not answer.
         """
         if self.status == 0:
             raise EngineCrashError(
-                f"the server is not ready: stage {stage!r}: {self.detail}. The same command may work later."
+                f"the server at {at} is not ready: stage {stage!r}: {self.detail}. The same command may work later."
             )
+        named = [
+            name for name in body if name == self.param or re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", self.detail)
+        ]
+        advice = [_ADVICE.get(name, f"engine.args.extra_body: {{{name}: null}} leaves {name} out") for name in named]
         raise ModelError(
-            f"stage {stage!r}: {self.detail}. engine.args.max_tokens_field and extra_body change what is sent."
+            f"the server at {at} does not take stage {stage!r}: {self.detail}. "
+            + ("; ".join(dict.fromkeys(advice)) or "engine.args.max_tokens_field and extra_body change what is sent")
+            + "."
         )
+
+
+_ADVICE = dict.fromkeys(
+    LIMITS, "engine.args.max_tokens_field names the answer's limit, labeler.max_think_tokens and its like lower it"
+) | {
+    "messages": "What is sent, `relabel ask --dry-run` shows",
+    "prompt": "What is sent, `relabel ask --dry-run` shows",
+    "model": "engine.args.served_model names the model",
+}
+"""What to do about fields that can't be left out."""
 
 
 class _Try(NamedTuple):
@@ -108,6 +135,13 @@ class ApiClient:
         self.slots = asyncio.Semaphore(args.concurrency)
         self._args, self._pause, self._now = args, pause, now
         self._key = key
+        self.at = shown(args.base_url)
+        """The server's address, as messages name it."""
+        self.accepted: tuple[str, dict[str, Any], Callable[[Any], Reply]] | None = None
+        """A request that the server has answered, to find out whether it still does."""
+        self.num_tokens: Callable[[str], int] = lambda text: -(-len(text.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
+        self.is_counting = False
+        """Whether tokens are counted here, since the server does not say."""
         self._library = require("httpx", extra="openai", purpose="The openai engine")
         self._rng = random.Random()
         self._num_heard = 0
@@ -136,7 +170,7 @@ class ApiClient:
         if isinstance(found, Failure):
             if found.status in _NOT_OFFERED:
                 return None
-            raise EngineCrashError(f"the server at engine.args.base_url is not ready: {found.detail}")
+            raise EngineCrashError(f"the server at {self.at} is not ready: {found.detail}")
         return found
 
     async def post(
@@ -146,14 +180,15 @@ class ApiClient:
         read: Callable[[Any], Reply],
         *,
         is_trial: bool = False,
-        written: Callable[[str], None] | None = None,
+        written: Callable[[str, str], None] | None = None,
     ) -> Reply | Failure:
         """Send a request until it is answered, or has failed for good, and count what it is charged.
 
         Args:
             read: makes an answer of the reply's JSON, or raises ReplyError.
             is_trial: an unknown path or model is a Failure as well, for finding out what the server offers.
-            written: called with the answer so far, where the request asked for a stream and the server sends one.
+            written: called with answer and thought so far, where the request asked for a stream and the server sends
+                one.
         Raises:
             ModelError: the key is refused, or the server does not know the model.
             EngineCrashError: no server answers any request, or the server wants none for a long time.
@@ -168,9 +203,22 @@ class ApiClient:
             )
         finally:
             self._num_asked -= 1
-        if not isinstance(found, Failure):
-            self.costs.add(found.usage, most)
+        if isinstance(found, Failure):
+            return found
+        found = self.counted(found, body)
+        self.costs.add(found.usage)
         return found
+
+    def counted(self, found: Reply, body: Mapping[str, Any]) -> Reply:
+        """A reply with its tokens, counted here where the server does not."""
+        usage = found.usage
+        if usage.prompt and (usage.output or not found.text):
+            return found
+        self.is_counting = True
+        prompt = body.get("prompt") or "".join(turn["content"] for turn in body.get("messages", ()))
+        ids = found.token_ids if found.token_ids is not None else found.reasoning + found.text
+        counts = [len(held) if isinstance(held, list) else self.num_tokens(held) for held in (prompt, ids)]
+        return found._replace(usage=Usage(usage.prompt or counts[0], usage.cached, usage.output or counts[1]))
 
     async def fetch(self, path: str, read: Callable[[bytes], ReadT]) -> ReadT | Failure:
         """Get what is there; an unknown path is a Failure."""
@@ -197,12 +245,17 @@ class ApiClient:
 
     async def judge(self, reply: HttpReply) -> Failure | None:
         """What a reply that is no answer means for its ask; None where another try may help."""
-        found = await self._refused(reply, self._complaint(reply.body), is_trial=True)
+        complaint = self._complaint(reply.body)
+        if reply.status == 200 and not complaint.is_said:
+            return None
+        found = await self._refused(reply, complaint, is_trial=True)
         return found if isinstance(found, Failure) else None
 
     def charge_batch(self, usage: Usage, body: dict[str, Any]) -> None:
-        """Count an answer that came in a batch."""
-        self.batch_costs.add(usage, _most(_content(body), body))
+        """Count an answer that came in a batch; `NOT_SAID` for one that may have come."""
+        if usage == NOT_SAID:
+            self.batch_costs.doubt(_most(_content(body), body))
+        self.batch_costs.add(usage)
 
     async def _send(
         self,
@@ -215,7 +268,7 @@ class ApiClient:
         is_trial: bool,
         most: Usage | None = None,
         kind: str = "application/json",
-        written: Callable[[str], None] | None = None,
+        written: Callable[[str, str], None] | None = None,
     ) -> ReadT | Failure:
         """Try a request until it is answered, or has failed for good.
 
@@ -230,6 +283,8 @@ class ApiClient:
                 method, path, content, read, limit_bytes, is_trial=is_trial, stream=stream, kind=kind
             )
             if not isinstance(outcome, _Try):
+                if isinstance(outcome, Failure) and outcome.finish == "error" and not is_trial:
+                    await self._blame("refused all of", f", and that of the start: {outcome.detail}")
                 return outcome
             if outcome.may_be_charged and most is not None:
                 self.costs.doubt(most)
@@ -238,19 +293,33 @@ class ApiClient:
                 break
             await self._wait(len(tries), outcome.wait_s)
         self.costs.given_up += 1
-        self._failed_in_a_row += 1
         if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
             raise EngineCrashError(
-                f"no server answers at engine.args.base_url, after {len(tries)} tries: {tries[-1].reason}. Start the "
-                "server, or fix the address; the same command then continues."
+                f"no server answers at {self.at} (engine.args.base_url), after {len(tries)} tries: {tries[-1].reason}. "
+                "Start the server, or fix the address; the same command then continues."
             )
-        if self._failed_in_a_row >= max(FAILED_IN_A_ROW, 2 * self._args.concurrency):
-            raise EngineCrashError(
-                f"the server answered none of the last {self._failed_in_a_row} requests, each tried "
-                f"{self._args.max_tries} times; the "
-                f"last time: {tries[-1].reason}. Fix the server; the same command then continues."
-            )
+        await self._blame(
+            "answered none of", f", each tried {self._args.max_tries} times; the last time: {tries[-1].reason}"
+        )
         return Failure("error", f"no usable reply in {len(tries)} tries; the last one: {tries[-1].reason}")
+
+    async def _blame(self, did: str, why: str) -> None:
+        """Count a request that came to nothing; end the run where it is the server that answers nothing any more, and
+        not the rows that it does not like.
+
+        Args:
+            did: the server, of the last requests.
+        """
+        self._failed_in_a_row += 1
+        number = self._failed_in_a_row
+        if number < max(FAILED_IN_A_ROW, 2 * self._args.concurrency):
+            return
+        self._failed_in_a_row = 0
+        if self.accepted is None or isinstance(await self.post(*self.accepted, is_trial=True), Failure):
+            raise EngineCrashError(
+                f"the server at {self.at} {did} the last {number} requests{why}. Fix the server; the same command "
+                "then continues."
+            )
 
     async def _try(
         self,
@@ -289,25 +358,35 @@ class ApiClient:
         self._num_heard += 1
         if reply.status != 200:
             return await self._refused(reply, self._complaint(reply.body), is_trial=is_trial)
+        plain = self._without_key(reply.body)
         try:
-            plain = self._without_key(reply.body)
-            found = read(json.dumps(whole_stream(plain)).encode() if is_stream(reply.headers) else plain)
+            if is_stream(reply.headers):
+                plain = json.dumps(whole_stream(plain)).encode()
+            found = read(plain)
         except ReplyError as exc:
-            return _Try(str(exc), may_be_charged=True)
+            complaint = self._complaint(plain, is_json=True)
+            if method == "POST" and complaint.is_said:
+                return await self._refused(reply, complaint, is_trial=is_trial)
+            return _Try(f"{exc} ({_words(plain) or 'it is empty'})", may_be_charged=True)
         if method == "POST":  # some list their models to anybody
             self._num_answered += 1
             self._failed_in_a_row = self._forbidden_in_a_row = 0
         return found
 
     async def _refused(self, reply: HttpReply, complaint: Complaint, *, is_trial: bool) -> Failure | _Try:
-        status = reply.status
-        said = f"HTTP {status}" + (f": {complaint.message}" if complaint.message else "")
-        if status == 429 and complaint.code == "insufficient_quota":
+        status = complaint.status if reply.status == 200 else reply.status
+        said = f"HTTP {reply.status}" + (f": {shown(complaint.message)}" if complaint.message else "")
+        wait_s = self._wanted_wait(reply) or complaint.wait_s
+        subject = complaint.subject(status, may_pass=wait_s > 0)
+        if subject == "credit":
             raise EngineCrashError(
-                "the server says that the key's quota is used up; raise it there, and the same command continues."
+                f"the server at {self.at} says that the credit or quota is used up ({said}). Raise it there; the same "
+                "command then continues with the rows that are open."
             )
-        if status in _RETRIED or (status >= 500 and status != 501):
-            return _Try(said, self._wanted_wait(reply))
+        if subject == "overlong":
+            return Failure("overlong", f"the server finds the prompt too long ({said})", status)
+        if status in _RETRIED or (status >= 500 and status != 501) or (subject == "busy" and status in (400, 403)):
+            return _Try(said, wait_s)
         if status in (401, 403):
             self._forbidden_in_a_row += 1
             if status == 403:
@@ -318,25 +397,23 @@ class ApiClient:
                 or self._forbidden_in_a_row > FAILED_IN_A_ROW
                 or await self._is_locked_out()
             ):
-                self._deny(status)
+                self._deny(status, said)
             # moderation, at some providers
-            return Failure("refused", "the server refused this request (HTTP 403)", status)
-        if complaint.is_filtered:
+            return Failure("refused", f"the server refused this request ({said})", status)
+        if subject == "filter":
             return Failure("refused", f"the server's content filter refused the request ({said})", status)
-        if complaint.is_too_long or status == 413:
-            return Failure("overlong", f"the server finds the prompt too long ({said})", status)
         if status == 404 and not is_trial:
             raise ModelError(
-                f"the server knows no model {self._args.served_model!r}, or no such path ({said}). Check "
+                f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({said}). Check "
                 "engine.args.served_model, and "
                 "engine.args.base_url, which ends in /v1 at most servers."
             )
         if 300 <= status < 400:
             raise ModelError(
-                f"the server at engine.args.base_url sends us elsewhere (HTTP {status}); write that address into "
-                "base_url."
+                f"the server at {self.at} sends us elsewhere (HTTP {status}); write that address into "
+                "engine.args.base_url."
             )
-        return Failure("error", f"the server refused the request ({said})", status)
+        return Failure("error", f"the server refused the request ({said})", status, complaint.param)
 
     async def _hear_others(self) -> None:
         """Wait until the server has answered somebody or refused all who ask now: the first reply may be to the one
@@ -349,11 +426,12 @@ class ApiClient:
         finally:
             self._num_forbidden -= 1
 
-    def _deny(self, status: int) -> NoReturn:
-        """The server's own words stay out: some repeat the key."""
+    def _deny(self, status: int, said: str) -> NoReturn:
+        """Of a key that is not accepted the server's own words stay out: some repeat a part of it."""
         have = f"the key in {self._args.api_key_env}" if self._key else f"no key ({self._args.api_key_env} is not set)"
+        why = said if status == 403 else f"HTTP {status}"
         raise ModelError(
-            f"the server refuses {have} (HTTP {status}). Put a valid key into that variable, or name another in "
+            f"the server at {self.at} refuses {have} ({why}). Put a valid key into that variable, or name another in "
             "api_key_env."
         )
 
@@ -370,7 +448,7 @@ class ApiClient:
         args = self._args
         if wanted_s > args.max_wait_s:
             raise EngineCrashError(
-                f"the server wants no request for {wanted_s:.0f} s, more than engine.args.max_wait_s = "
+                f"the server at {self.at} wants no request for {wanted_s:.0f} s, more than engine.args.max_wait_s = "
                 f"{args.max_wait_s:g}. Run the same "
                 "command again then; what is committed stays."
             )
@@ -395,12 +473,13 @@ class ApiClient:
         except (ValueError, TypeError, OverflowError):
             return 0.0
 
-    def _complaint(self, raw: bytes) -> Complaint:
-        """What an error says, as far as it can be read."""
+    def _complaint(self, raw: bytes, *, is_json: bool = False) -> Complaint:
+        """What an error says, as far as it can be read: of JSON, else its text."""
+        plain = self._without_key(raw)
         try:
-            return read_complaint(parse_reply(self._without_key(raw)))
+            return read_complaint(parse_reply(plain))
         except ReplyError:
-            return Complaint("", "")
+            return Complaint() if is_json else Complaint(message=_words(plain))
 
     def _without_key(self, raw: bytes) -> bytes:
         """A server that repeats our key is not quoted."""
@@ -411,6 +490,11 @@ class ApiClient:
 
 def _parsed(read: Callable[[Any], ReadT]) -> Callable[[bytes], ReadT]:
     return lambda raw: read(parse_reply(raw))
+
+
+def _words(raw: bytes) -> str:
+    """What a reply says without the marks of a page."""
+    return shown(re.sub(r"(?is)<(script|style).*?</\1>|<[^>]*>", " ", raw[:MOST_PAGE].decode("utf-8", "replace")))
 
 
 def _in_batch(price: float | None) -> float | None:

@@ -24,7 +24,7 @@ class Costs:
 
     Args:
         price_input, price_output: of a million tokens; None where no price was given.
-        unsure: the most that replies may have been charged which were lost on the way, or said nothing of their tokens.
+        unsure: the most that replies may have been charged which were lost on the way.
     """
 
     price_input: float | None = None
@@ -38,14 +38,8 @@ class Costs:
     waited_s: float = 0.0
     unsure: Usage = NOT_SAID
 
-    def add(self, usage: Usage, most: Usage) -> None:
-        """Count a reply.
-
-        Args:
-            most: what it may have been charged at most, for a server that does not say.
-        """
-        if usage == NOT_SAID:
-            self.doubt(most)
+    def add(self, usage: Usage) -> None:
+        """Count a reply."""
         self.prompt_tokens += usage.prompt
         self.cached_tokens += usage.cached
         self.output_tokens += usage.output

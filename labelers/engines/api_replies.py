@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from labelers.engines.api_complaints import shown
@@ -13,7 +14,15 @@ from labelers.engines.api_costs import Usage
 from manifests.asks import Finish
 
 _STOPS = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
-_LENGTHS = frozenset({"length", "max_tokens"})
+_LENGTHS = ("length", "max_tokens", "max_output_tokens", "context_window_exceeded")
+_FILTERS = ("filter", "safety", "refusal", "recitation", "prohibited", "blocklist", "spii", "sensitive", "guardrail")
+_BREAKS = ("abort", "error", "cancel", "insufficient_system_resource")
+UNKNOWN_FINISH = "finish_unknown"
+"""Flag of an answer whose end the server gives no known reason for: whether it is whole, its reader finds."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+"""Fields of a message in which servers keep the model's thought apart, the same one perhaps twice."""
+DEEPEST_PART = 8
+_TEXTS = ("text", "content", "thinking", "reasoning", "summary", "value")
 _TOKEN_KEY = "token_id:"
 
 MAX_COUNT = 10_000_000
@@ -51,6 +60,9 @@ class Reply(NamedTuple):
         prompt_ids: ids of the prompt as the server saw it, where it gives them.
         logprobs: log-probabilities at the first generated token by token id, where they were asked for and given.
         detail: why it was refused or is of no use.
+        reasoning: what the server keeps apart as the model's thought.
+        raw: the message as it came, where it is more than its text.
+        flags: what a reader of the label should know.
     """
 
     text: str
@@ -60,6 +72,9 @@ class Reply(NamedTuple):
     prompt_ids: list[int] | None = None
     logprobs: dict[int, float] = {}  # noqa: RUF012 — never written to
     detail: str = ""
+    reasoning: str = ""
+    raw: str = ""
+    flags: tuple[str, ...] = ()
 
 
 def read_completion(payload: Any) -> Reply:
@@ -72,7 +87,7 @@ def read_completion(payload: Any) -> Reply:
     text = choice.get("text")
     if not _is_text(text):
         raise ReplyError("the choice holds no `text`")
-    finish, detail = _finish(choice.get("finish_reason"))
+    finish, detail, flags = _finish(choice.get("finish_reason"), text)
     return Reply(
         text,
         finish,
@@ -81,6 +96,7 @@ def read_completion(payload: Any) -> Reply:
         _ids(choice.get("prompt_token_ids")),
         _logprobs(choice.get("logprobs")),
         detail,
+        flags=flags,
     )
 
 
@@ -95,12 +111,39 @@ def read_chat(payload: Any) -> Reply:
     if not isinstance(message, dict):
         raise ReplyError("the choice holds no `message`")
     content, refusal = message.get("content"), message.get("refusal")
-    if not all(one is None or _is_text(one) for one in (content, refusal)):
-        raise ReplyError("the message's `content` or `refusal` is not text")
+    if not (refusal is None or _is_text(refusal)):
+        raise ReplyError("the message's `refusal` is not text")
+    text, *thoughts = parts_of(content)
+    thoughts += ("".join(parts_of(message.get(name))) for name in THOUGHTS)
+    reasoning = next((thought for thought in thoughts if thought.strip()), "")
+    raw = json.dumps(message, ensure_ascii=False) if reasoning or text != (content or "") or refusal else ""
     if refusal:
-        return Reply("", "refused", usage, detail=f"the model declined: {shown(refusal)}")
-    finish, detail = _finish(choice.get("finish_reason"))
-    return Reply(content or "", finish, usage, detail=detail)
+        return Reply("", "refused", usage, detail=f"the model declined: {shown(refusal)}", raw=raw)
+    finish, detail, flags = _finish(choice.get("finish_reason"), text + reasoning)
+    if reasoning and not text.strip() and finish == "stop":
+        detail = detail or "the reply holds the model's thought and no answer"
+    return Reply(text, finish, usage, detail=detail, reasoning=reasoning, raw=raw, flags=flags)
+
+
+def parts_of(content: Any, depth: int = 0) -> tuple[str, str]:
+    """Text and thought of a message's content: text, parts with a type each, lists of them, or nothing.
+
+    Raises:
+        ReplyError: it is none of these.
+    """
+    if _is_text(content):
+        return content, ""
+    if content is None and depth == 0:
+        return "", ""
+    if isinstance(content, list) and depth < DEEPEST_PART:
+        texts, thoughts = zip(("", ""), *(parts_of(part, depth + 1) for part in content), strict=True)
+        return "".join(texts), "".join(thoughts)
+    if not isinstance(content, dict) or depth >= DEEPEST_PART or not isinstance(content.get("type"), str):
+        raise ReplyError("the message's `content` is not text")
+    held = next((content[name] for name in _TEXTS if content.get(name) is not None), "")
+    text = "".join(parts_of(held, depth + 1))
+    is_thought = re.search("think|thought|reason", content["type"]) is not None or content.get("thought") is True
+    return ("", text) if is_thought else (text, "")
 
 
 def read_model_names(payload: Any) -> dict[str, dict[str, Any]]:
@@ -141,18 +184,26 @@ def _is_text(value: Any) -> TypeGuard[str]:
         return False
 
 
-def _finish(reason: Any) -> tuple[Finish, str]:
-    if not _is_text(reason):
-        raise ReplyError("the answer was cut off (no finish_reason)")
-    if reason in _STOPS:
-        return "stop", ""
-    if reason in _LENGTHS:
-        return "length", ""
-    if reason == "content_filter":
-        return "refused", "the server's content filter stopped the answer"
-    if reason in ("abort", "error"):
-        raise ReplyError(f"the answer was cut off (finish_reason {reason})")
-    return "error", f"the answer ended with finish_reason {shown(reason)!r}"
+def _finish(reason: Any, text: str) -> tuple[Finish, str, tuple[str, ...]]:
+    """How an answer ended, what there is to say of that, and its flags. Servers write the reasons in any case."""
+    said = reason if _is_text(reason) else ""
+    lowered = said.lower()
+    if lowered in _STOPS:
+        return "stop", "", ()
+    if any(word in lowered for word in _LENGTHS):
+        return "length", "", ()
+    if any(word in lowered for word in _FILTERS):
+        return "refused", "the server's content filter stopped the answer", ()
+    if any(word in lowered for word in _BREAKS):
+        raise ReplyError(f"the answer was cut off (finish_reason {shown(said)})")
+    if reason is not None and not _is_text(reason):
+        raise ReplyError("the `finish_reason` is not text")
+    if not said:
+        if not text.strip():
+            raise ReplyError("the answer was cut off (no finish_reason)")
+        return "length", "the answer came without finish_reason", (UNKNOWN_FINISH,)
+    why = f"the answer ended with finish_reason {shown(said)!r}"
+    return ("stop", why, (UNKNOWN_FINISH,)) if text.strip() else ("error", why, ())
 
 
 def _usage(usage: Any) -> Usage:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labelers.engines.api_replies import ReplyError, parse_reply
+from labelers.engines.api_complaints import read_complaint
+from labelers.engines.api_replies import THOUGHTS, ReplyError, parse_reply, parts_of
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 """What a request says to have its answer in pieces, and its tokens counted all the same."""
@@ -23,7 +24,7 @@ def whole_stream(raw: bytes) -> dict[str, Any]:
     Raises:
         ReplyError: a piece has not the form of one, or the stream ended before the answer did.
     """
-    stream = ChatStream(lambda _: None)
+    stream = ChatStream(lambda *_: None)
     stream.feed(raw + b"\n")
     return stream.whole()
 
@@ -32,15 +33,16 @@ class ChatStream:
     """Reads a stream as it comes.
 
     Args:
-        written: called with all of the answer's text so far, at each piece.
+        written: called with all of the answer's text and of the thought so far, at each piece.
     """
 
-    def __init__(self, written: Callable[[str], None]) -> None:
+    def __init__(self, written: Callable[[str, str], None]) -> None:
         self._written = written
         self._rest = b""
         self._texts: dict[str, str] = {}
         self._finish: Any = None
         self._usage: Any = None
+        self._fault: Any = None
         self._has_ended = False
 
     def feed(self, block: bytes) -> None:
@@ -61,6 +63,8 @@ class ChatStream:
         Raises:
             ReplyError: the stream ended before the answer did.
         """
+        if self._fault is not None:
+            return {"error": self._fault}
         if not self._has_ended:
             raise ReplyError("the stream ended before the answer did")
         return {"choices": [{"message": self._texts, "finish_reason": self._finish}], "usage": self._usage}
@@ -70,20 +74,26 @@ class ChatStream:
             self._has_ended = True
             return
         piece = parse_reply(data)
-        choices = piece.get("choices") if isinstance(piece, dict) else None
+        choices = piece.get("choices", []) if isinstance(piece, dict) else None
         if not isinstance(choices, list) or len(choices) > 1:
             raise ReplyError("a piece of the stream has not the form of one")
+        if (not choices or (isinstance(choices[0], dict) and "error" in choices[0])) and read_complaint(piece).is_said:
+            self._fault = piece
+            return
         self._usage = piece.get("usage") or self._usage
         for choice in choices:
             delta = choice.get("delta") if isinstance(choice, dict) else None
             if not isinstance(delta, dict):
                 raise ReplyError("a piece of the stream has no `delta`")
             self._finish = choice.get("finish_reason") or self._finish
-            for name in ("content", "refusal"):
-                if (more := delta.get(name)) is None:
-                    continue
-                if not isinstance(more, str):
-                    raise ReplyError(f"a piece's `{name}` is not text")
-                self._texts[name] = self._texts.get(name, "") + more
-                if name == "content" and more:
-                    self._written(self._texts[name])
+            text, thought = parts_of(delta.get("content"))
+            found = {"content": text, "thinking": thought, "refusal": delta.get("refusal") or ""}
+            found |= {name: "".join(parts_of(delta[name])) for name in THOUGHTS if delta.get(name)}
+            if not isinstance(found["refusal"], str):
+                raise ReplyError("a piece's `refusal` is not text")
+            for name, more in found.items():
+                if more:
+                    self._texts[name] = self._texts.get(name, "") + more
+            if any(found[name] for name in found.keys() - {"refusal"}):
+                thoughts = (self._texts[name] for name in THOUGHTS if name in self._texts)
+                self._written(self._texts.get("content", ""), next(thoughts, ""))

@@ -30,7 +30,6 @@ from manifests.formats import Fragment, opening_of
 from manifests.specs import EngineSpec
 
 PATH = "/completions"
-TRIAL_TOKENS = 8
 PROBE_ROOM = 16
 MAX_SOURCE_CHARS = 40_000
 """A longer document leaves quotations free, to be checked when read: servers refuse the grammar somewhere above 60,000
@@ -123,7 +122,7 @@ class TokensMode:
             if isinstance(found, Failure):
                 if found.status in CANNOT:
                     return found.detail
-                raise EngineCrashError(f"the server is not ready: {found.detail}")
+                raise EngineCrashError(f"the server at {self._client.at} is not ready: {found.detail}")
         if (found.prompt_ids is not None and found.prompt_ids != prompt) or found.usage.prompt not in (0, len(prompt)):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
         self._can = Abilities(set(label_ids) <= set(found.logprobs), found.token_ids is not None)
@@ -284,9 +283,10 @@ class TokensMode:
             sequence = self.admit(Request(0, ask, 0))
             if isinstance(sequence, Answer):
                 return []
-            sequence.max_new = min(ask.max_tokens, TRIAL_TOKENS)
-            found = loop.call(self._client.post(PATH, self._generation(sequence), read_completion))
+            body = self._generation(sequence)
+            found = loop.call(self._client.post(PATH, body, read_completion))
             if not isinstance(found, Failure):
+                self._client.accepted = PATH, body, read_completion
                 opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
                 text = found.text.lstrip()
                 if not is_bound or ask.prefill or text.startswith(opening) or opening.startswith(text):
@@ -295,7 +295,7 @@ class TokensMode:
             elif is_bound and found.status in CANNOT:
                 why = found.detail
             else:
-                found.raise_at_start(ask.stage)
+                found.raise_at_start(ask.stage, body, at=self._client.at)
             self._is_bound = False
         if not why:
             return []
@@ -314,8 +314,9 @@ class TokensMode:
             return
         if found.prompt_ids is not None and found.prompt_ids != ours:
             raise ModelError(
-                f"the server's tokenizer is not that of {self._reference!r}: it makes {len(found.prompt_ids)} tokens "
-                f"of a text that has {len(ours)} here, or others. Set engine.model to the model that the server runs."
+                f"the tokenizer of the server at {self._client.at} is not that of {self._reference!r}: it makes "
+                f"{len(found.prompt_ids)} tokens of a text that has {len(ours)} here, or others. Set engine.model to "
+                "the model that the server runs."
             )
 
 

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from labelers.engines.api_batches import PART_REQUESTS, Batches
 from labelers.engines.api_chat import ChatMode, ChatWork
-from labelers.engines.api_client import ApiClient
+from labelers.engines.api_client import CHARS_PER_TOKEN, ApiClient
 from labelers.engines.api_complaints import shown
 from labelers.engines.api_options import OpenAiArgs, args_of, key_of
 from labelers.engines.api_replies import MAX_COUNT
@@ -81,7 +81,7 @@ class OpenAi:
                 "engine.args.mode: tokens makes prompts here, so it needs the tokenizer: set engine.model to the "
                 "server's model."
             )
-        self._args = args
+        self._args, self._folder = args, folder
         self._server: dict[str, Any] = {}
         self._version = f"httpx-{httpx.__version__}"
         self._digest = served_digest(args, folder)
@@ -132,7 +132,14 @@ class OpenAi:
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Try a short answer of every stage at the server, and say what will not be had."""
-        return [*self._remarks, *self._mode.prepare(asks, self._loop)]
+        remarks = [*self._remarks, *self._mode.prepare(asks, self._loop)]
+        if self._client.is_counting:
+            by = f"{CHARS_PER_TOKEN} bytes for each"
+            if self._folder is not None:
+                tokenizer, by = self._folder.load(), f"by the tokenizer of {self._folder.reference!r}"
+                self._client.num_tokens = lambda text: len(tokenizer(text, add_special_tokens=False).input_ids)
+            remarks.append(f"The server at {self._client.at} counts no tokens: they are counted here, {by}.")
+        return remarks
 
     @property
     def capacity(self) -> int:
@@ -267,8 +274,9 @@ class OpenAi:
         args = self._args
         models = self._loop.call(self._client.model_names())
         if models and args.served_model not in models:
-            raise ModelError(
-                f"the server has no model {args.served_model!r}; it serves {shown(', '.join(sorted(models)[:20]))}."
+            self._remarks.append(
+                f"The server at {self._client.at} does not list {args.served_model!r}; it lists "
+                f"{shown(', '.join(sorted(models)[:20]))}. It is asked all the same."
             )
         served = (models or {}).get(args.served_model, {})
         self._server |= {
@@ -292,9 +300,12 @@ class OpenAi:
         if why is None and (args.mode == "tokens" or tokens.has_distributions):
             return tokens
         if args.mode == "tokens":
-            raise ModelError(f"engine.args.mode is tokens, and the server takes no token ids: {why}.")
+            raise ModelError(
+                f"engine.args.mode is tokens, and the server at {self._client.at} takes no token ids: {why}."
+            )
         self._remarks.append(
-            f"The server is used as a chat API: {why or 'it takes token ids, but does not answer `logprob_token_ids`'}."
+            f"The server at {self._client.at} is used as a chat API: "
+            f"{why or 'it takes token ids, but does not answer `logprob_token_ids`'}."
         )
         return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=folder.control_texts())
 

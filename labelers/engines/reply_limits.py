@@ -12,6 +12,8 @@ REPLY_BYTES_PER_TOKEN = 1024
 REPLY_BYTES_PER_LOGPROB = 256
 TOKENS_UNLIMITED = 32_768
 """An answer's tokens where `extra_body` takes the limit away."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Fields of a request that hold it."""
 
 
 def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
@@ -34,6 +36,6 @@ def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
 def most_output(body: Mapping[str, Any]) -> int:
     """Most tokens that the answer to a request can have."""
     return next(
-        (body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)),
+        (body[name] for name in LIMITS if isinstance(body.get(name), int)),
         TOKENS_UNLIMITED,
     )

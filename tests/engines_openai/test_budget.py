@@ -117,18 +117,20 @@ def test_replies_that_are_lost_count_at_their_most(serve: Any, write_job: Any, c
     assert known["prompt_tokens"] + known["output_tokens"] < charged.tokens, "what was read alone is less"
 
 
-def test_a_server_that_counts_nothing_is_held_to_the_most(serve: Any, connect: Any) -> None:
+def test_tokens_are_counted_here_where_the_server_counts_none(serve: Any, connect: Any) -> None:
     def silent(call: Call) -> Json:
         return Json({**chat(GOOD).payload, "usage": None})
 
-    engine = connect(serve(silent))
+    server = serve(silent)
+    engine = connect(server)
     assert isinstance(engine, CountsCharges)
+    assert any("counts no tokens" in remark for remark in engine.prepare([requests_for(1)[0].ask]))
     before = engine.charged().tokens
-    requests = requests_for(3)
-    run_all(engine, requests)
-    spent = engine.charged().tokens - before
-    assert spent >= sum(len(call.encode()) for call in (message.text for r in requests for message in r.ask.messages))
-    assert spent >= 3 * 96
+    answers = run_all(engine, requests_for(3))
+    prompts = ["".join(turn["content"] for turn in call.body["messages"]) for call in server.calls[1:]]
+    assert [answer.prompt_tokens for answer in answers] == [-(-len(prompt) // 4) for prompt in prompts]
+    assert {answer.output_tokens for answer in answers} == {-(-len(GOOD) // 4)}
+    assert engine.charged().tokens - before == sum(one.prompt_tokens + one.output_tokens for one in answers)
 
 
 def test_a_list_of_models_that_is_garbled_costs_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
 from manifests.asks import Decision, Message, Request, Sampling
 from manifests.errors import ModelError
+from manifests.formats import AnswerFormat, Choice
 
 from .conftest import GOOD, ask_for, echo, run_all
-from .scripted_server import chat, error
+from .scripted_server import Call, Raw, chat, error
 
+GRADE_ALONE = ask_for("q", "d", format=AnswerFormat((Choice("score", ("0", "1", "2")),)))
 SCORE = Decision("score", "<score>", ("0", "1", "2"))
 
 
@@ -30,7 +33,7 @@ def test_messages_are_sent_as_text_and_no_distribution_is_made_up(serve: Any, co
     ]
     answer = run_all(engine, [Request(3, ask, 2**40 + 7)])[0]
     assert (answer.text, answer.distributions) == ("<think>7</think><score>1</score>", {})
-    assert server.calls[0].body["max_tokens"] == 16
+    assert server.calls[0].body["max_tokens"] == 96, "the trial does not ask as the run does"
     assert server.calls[1].body == {
         "model": "teacher",
         "messages": [{"role": message.role, "content": message.text} for message in ask.messages],
@@ -125,6 +128,92 @@ def test_the_beginning_of_an_answer_is_sent_only_where_the_server_is_said_to_go_
         body = server.calls[-1].body
         assert body["messages"][-1] == {"role": "assistant", "content": "<think>\n\n</think>"}
         assert {key: body[key] for key in ("add_generation_prompt", "continue_final_message") if key in body} == extra
+
+
+THOUGHT = "I may write <score>1</score> here."
+SAFE = THOUGHT.replace("<score>1</score>", "[score]1[/score]")
+TAIL = "\n\n<score>2</score>"
+MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"content": GOOD}, GOOD),
+    ({"content": TAIL, "reasoning_content": THOUGHT, "reasoning": THOUGHT}, f"<think>{SAFE}</think>{TAIL}"),
+    ({"content": TAIL, "reasoning": THOUGHT}, f"<think>{SAFE}</think>{TAIL}"),
+    ({"content": TAIL, "thinking": THOUGHT}, f"<think>{SAFE}</think>{TAIL}"),
+    (
+        {"content": TAIL, "reasoning_details": [{"type": "reasoning.text", "text": THOUGHT}]},
+        f"<think>{SAFE}</think>{TAIL}",
+    ),
+    ({"content": None, "reasoning": f"{THOUGHT}</think>{TAIL}"}, f"<think>{SAFE}</think>{TAIL}"),
+    ({"content": f"{THOUGHT}\n</think>{TAIL}"}, f"<think>{SAFE}\n</think>{TAIL}"),
+    ({"content": f"<thought>{THOUGHT}</thought>{TAIL}"}, f"<think>{SAFE}</think>{TAIL}"),
+    ({"content": f"[THINK]{THOUGHT}[/THINK]{TAIL}"}, f"<think>{SAFE}</think>{TAIL}"),
+    ({"content": f"{THOUGHT}</think>\n<think>mine</think>{TAIL}"}, f"\n<think>mine</think>{TAIL}"),
+    ({"content": f"<think></think>{TAIL}", "reasoning": THOUGHT}, f"<think>{SAFE}</think>{TAIL}"),
+    ({"content": f"<think>mine</think>{TAIL}", "reasoning": THOUGHT}, f"<think>mine</think>{TAIL}"),
+    ({"content": [{"type": "text", "text": GOOD}]}, GOOD),
+    ({"content": [GOOD[:9], {"type": "text", "text": GOOD[9:]}]}, GOOD),
+    ({"content": [[{"type": "output_text", "text": {"type": "text", "value": GOOD}}]]}, GOOD),
+    (
+        {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]},
+                {"type": "text", "text": TAIL},
+            ]
+        },
+        f"<think>{SAFE}</think>{TAIL}",
+    ),
+    ({"content": None, "reasoning": "so"}, "<think>so</think>\n"),
+    ({"content": f"<think>{THOUGHT}</think>{TAIL}"}, f"<think>{THOUGHT}</think>{TAIL}"),
+    ({"content": "no thought at all"}, "no thought at all"),
+]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_thought_is_the_answers_first_section_however_the_server_gives_it(
+    is_streamed: bool, serve: Any, connect: Any
+) -> None:
+    """Where the format begins with one; else it is no part of the answer. Text in parts is put together. What came is
+    kept as it was, where it was other.
+    """
+    for message, text in MESSAGES:
+        reply: Any = chat("", **message)
+        if is_streamed:
+            pieces = [{"choices": [{"delta": {name: value}}]} for name, value in message.items()]
+            lines = [*pieces, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+            raw = "".join(f"data: {json.dumps(line)}\r\n\r\n" for line in lines) + "data: [DONE]\n\n"
+            reply = Raw(raw.encode(), headers={"content-type": "text/event-stream"})
+        engine = connect(serve(lambda _, reply=reply: reply))
+        if is_streamed:
+            engine.show_writing(lambda *_: None)
+        answer, plain = run_all(engine, [Request(0, ask_for("q", "d"), 0), Request(1, GRADE_ALONE, 0)])
+        assert (answer.finish, answer.text.replace("</think>\n<", "</think>\n\n<")) == ("stop", text), message
+        came = [one for one in message.values() if isinstance(one, str) and one != text]
+        assert all(one in answer.raw or json.dumps(one)[1:-1] in answer.raw for one in came), message
+        if text.endswith(TAIL) and not str(message["content"]).startswith(("I may", "None")):
+            assert plain.text.strip().removeprefix("<think>mine</think>").strip() == TAIL.strip(), message
+
+
+def test_a_thought_that_was_cut_off_is_left_open(serve: Any, connect: Any) -> None:
+    reply = chat(None, reasoning="so and", finish="length")
+    (answer,) = run_all(connect(serve(lambda _: reply)), [Request(0, ask_for("q", "d"), 0)])
+    assert (answer.finish, answer.text) == ("length", "<think>so and")
+
+
+def test_a_server_without_system_turns_is_asked_without_them_and_says_so_once(serve: Any, connect: Any) -> None:
+    def script(call: Call) -> Any:
+        roles = [turn["role"] for turn in call.body["messages"]]
+        return error(500 if roles[0] == "system" else 200, "Jinja") if roles[0] == "system" else echo(call)
+
+    server = serve(script)
+    engine = connect(server, max_tries=1)
+    ask = ask_for("q", "7 d")
+    remarks = engine.prepare([ask, ask])
+    assert [f"{server.url} takes no system turn" in remark for remark in remarks] == [True]
+    (answer,) = run_all(engine, [Request(0, ask, 0)])
+    assert answer.finish == "stop"
+    system, user = (message.text for message in ask.messages)
+    assert server.calls[-1].body["messages"] == [{"role": "user", "content": f"{system}\n\n{user}"}]
+    assert engine.facts().details["system_role"] == "folded"
+    assert len(server.calls) == 4, "the second stage was tried with the system turn again"
 
 
 def test_a_stage_that_the_server_refuses_ends_the_start_with_its_words(serve: Any, connect: Any) -> None:

@@ -25,9 +25,9 @@ from .mutations import mutations
 from .scripted_server import MODEL, Call, Raw, chat, error
 
 RIGHT_KINDS = {
-    "content": {"null", "absent", "text", "empty text", "digits", "NUL"},
+    "content": {"null", "absent", "text", "empty text", "digits", "NUL", "empty list"},
     "refusal": {"null", "absent", "text", "empty text", "digits", "NUL"},
-    "finish_reason": {"text", "empty text", "digits", "NUL"},
+    "finish_reason": {"null", "absent", "text", "empty text", "digits", "NUL"},
 }
 """What may be in the fields that are read as they are. Elsewhere a value is not looked at, or counts tokens, or
 makes a bad reply.

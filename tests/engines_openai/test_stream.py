@@ -75,7 +75,7 @@ def test_pieces_may_be_cut_anywhere_and_a_refusal_is_one() -> None:
     raw = pieces(*PARTS).raw
     for size in (1, 2, 3, 7, 64):
         seen: list[str] = []
-        stream = ChatStream(seen.append)
+        stream = ChatStream(lambda text, _, seen=seen: seen.append(text))  # type: ignore[misc]
         for start in range(0, len(raw), size):
             stream.feed(raw[start : start + size])
         assert stream.whole() == whole_stream(raw)
