@@ -24,7 +24,9 @@ from jobs.planning.spec_places import resolved
 from jobs.planning.spec_yaml import read_spec_file
 from manifests.errors import ConfigError, ManifestError, RelabelError, StoreError
 from manifests.extras import require
+from manifests.inputs.grade_columns import read_grades
 from manifests.inputs.input_files import list_files
+from manifests.judging.gold_columns import load_gold_by_row
 from manifests.models.references import resolve_model
 from manifests.runs.run_manifest import load_manifest
 from manifests.spec_faults import validate_spec
@@ -103,6 +105,10 @@ def _input(job: Job) -> str:
     if job.spec.rounds is not None:
         return "questions for `relabel rounds`, which reads them; not looked at here"
     dataset = job.open_dataset()
+    if dataset.columns.gold is not None:
+        for file in dataset.files:
+            grades = read_grades(load_gold_by_row([file.path], dataset.columns.gold, job.storage))
+            grades.readable(file.path, dataset.columns.gold)
     columns = ", ".join(dataset.columns.document)
     return f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from {columns}"
 

@@ -54,8 +54,6 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
     file = scratch / "rows.parquet"
     frame = source.scan(polars)
     schema = frame.collect_schema()
-    if target in TREC:
-        _refuse_fractions(source, schema)
     value, is_odd = value_of(polars, source, schema[source.value], target)
     index = _free_name(schema)
     shown = polars.col(source.value).cast(polars.String, strict=False).str.slice(0, SHOWN_CHARACTERS)
@@ -76,17 +74,6 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
         found.select(polars.len(), polars.col("value").count().alias("kept")).collect(engine="streaming").row(0)
     )
     return CheckedRows(file, "tag" in found.collect_schema(), total, total - with_value)
-
-
-def _refuse_fractions(source: Source, schema: Any) -> None:
-    for name in (source.by, source.doc):
-        kind = schema[name]
-        if kind.is_float() or kind.is_decimal():
-            raise InputError(
-                f"{source.path}: column `{name}` holds {kind}, so that the id 7 would be written 7.0 and match no "
-                "other file. Store ids as integers or text (pandas makes fractions of integers with gaps; its "
-                "type Int64 does not), or convert to .jsonl or .parquet."
-            )
 
 
 def _free_name(taken: Any) -> str:

@@ -178,7 +178,7 @@ def _wanted(target: Format, options: Options) -> set[str]:
 
 
 def _from_parquet(path: str, target: Format, options: Options, storage: Storage) -> Source:
-    files, schema, _ = open_tables(path, {}, storage, role="SOURCE")
+    files, schema, _ = open_tables(path, {}, storage, role="SOURCE", ids=(options.by, options.doc))
     names = list(schema)
     by, doc = _ids(names, path, options)
     value, kind = _value(names, path, "parquet", target, options)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from manifests.errors import InputError
 from manifests.extras import require
 from manifests.inputs.dataset import check_single, open_parquet
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import list_files
+from manifests.inputs.plain_columns import is_number_type, plain_type
 from manifests.secrets.redaction import shortened
 from manifests.spec_faults import nearest
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import fetched
+from manifests.storage.url_files import fetched, scratch_file
 
 Kind = Literal["id", "text", "ids", "texts"]
 _KINDS: dict[Kind, str] = {
@@ -27,6 +29,9 @@ _KINDS: dict[Kind, str] = {
     "ids": "a list of strings or integers",
     "texts": "a list of strings",
 }
+_TEXTS = ("query_id", "query", "doc_id", "document", "title", "body", "html", "context")
+"""Columns that are read as plain ones, whatever else a command reads."""
+COPY_ROWS = 2048
 
 
 def load_polars() -> Any:
@@ -67,11 +72,16 @@ def scan(
 
 
 def open_tables(
-    path: str, wanted: Mapping[str, Kind], storage: Storage, *, role: str
+    path: str, wanted: Mapping[str, Kind], storage: Storage, *, role: str, ids: Collection[str] = ()
 ) -> tuple[list[str], dict[str, Any], str]:
     """The Parquet files behind a file, folder or glob, on this machine; their columns with types; and the first one's
     name for messages.
 
+    polars knows fewer types than Parquet has, and wants the same of all files: a file whose columns of ids or texts it
+    can't read as they are, and one of other types than the others, is copied with plain columns.
+
+    Args:
+        ids: further columns of ids, if they are there.
     Raises:
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
     """
@@ -79,10 +89,11 @@ def open_tables(
     files = _files(path, role, storage)
     first: dict[str, Any] = {}
     here: list[str] = []  # polars has its own ways to object storage, with other credentials and retries
+    ids = {*ids, *(name for name, kind in wanted.items() if kind == "id")}
+    read = {*ids, *wanted, *_TEXTS}
+    types = _common_types(files, read, ids, storage)
     for file in files:
-        with open_parquet(file, storage):  # says what is wrong with a file that is not a whole Parquet file
-            pass
-        here.append(str(fetched(file, storage)) if is_url(file) else file)
+        here.append(_local(file, read, ids, types, storage))
         schema = dict(polars.scan_parquet(here[-1], glob=False).collect_schema())
         first = first or schema
         if schema.keys() != first.keys():
@@ -91,6 +102,66 @@ def open_tables(
             )
     check_columns(first, wanted, file=files[0], role=role)
     return here, first, files[0]
+
+
+def _common_types(files: Sequence[str], read: Collection[str], ids: Collection[str], storage: Storage) -> pa.Schema:
+    """The columns of all files with the types that each is read as, those of ids or texts plain.
+
+    A column without values has the type that others have, numbers of several types are float64, and ids that are not
+    integers everywhere are text.
+
+    Raises:
+        InputError: a file is not a whole Parquet file.
+    """
+    found: dict[str, pa.DataType] = {}
+    for file in files:
+        with open_parquet(file, storage) as parquet:
+            stored = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
+            for one in parquet.plain_schema:
+                kind = one.type if one.name in read else stored.get(one.name, one.type)
+                before = found.get(one.name, kind)
+                if pa.types.is_null(before):
+                    before = kind
+                elif before != kind and not pa.types.is_null(kind) and is_number_type(before) and is_number_type(kind):
+                    before = pa.float64()
+                found[one.name] = before
+    return pa.schema(
+        [
+            (name, pa.large_string() if name in ids and is_number_type(kind) and not _is_exact(kind) else kind)
+            for name, kind in found.items()
+        ]
+    )
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
+
+
+def _local(file: str, read: Collection[str], ids: Collection[str], types: pa.Schema, storage: Storage) -> str:
+    """A file on this machine whose columns polars reads as these types: a copy, where the file itself is not such."""
+    with reading(file), open_parquet(file, storage) as parquet:
+        stored = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
+        names = [name for name in types.names if name in stored or name in parquet.folder_columns]
+        if all(name in stored and _fits(stored[name], types.field(name).type) for name in names):
+            return str(fetched(file, storage)) if is_url(file) else file
+        schema = pa.schema([types.field(name) for name in names])
+        copy = scratch_file("plain.parquet")
+        with pq.ParquetWriter(copy, schema, compression="zstd") as writer:
+            for batch in parquet.iter_batches(COPY_ROWS, columns=[name for name in names if name in stored]):
+                columns = [
+                    parquet.plain_column(batch, name, is_id=name in ids and pa.types.is_large_string(kind))
+                    if name in read or name not in stored
+                    else batch.column(name)
+                    for name, kind in zip(names, schema.types, strict=True)
+                ]
+                writer.write_table(_cast(pa.RecordBatch.from_arrays(columns, names=names), schema, file, "the others"))
+        return str(copy)
+
+
+def _fits(stored: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether polars reads a stored type as a plain one. It takes bytes for bytes and knows no extension."""
+    is_known = not any(word in str(stored) for word in ("binary", "extension"))
+    return stored == kind or (is_known and plain_type(stored) == kind)
 
 
 def stream_tables(

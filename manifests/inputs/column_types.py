@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pyarrow as pa
 
 from manifests.errors import InputError
+from manifests.inputs.plain_columns import is_id_type, is_number_type, plain_type
 from manifests.labels import Reads
 from manifests.spec_faults import nearest
 from manifests.specs import Columns
@@ -34,73 +35,63 @@ def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads_
 
 
 def check_types(
-    columns: Columns, reads: Reads, schema: pa.Schema, path: str, first_types: dict[str, str], *, first_path: str
+    columns: Columns,
+    reads: Reads,
+    schema: pa.Schema,
+    path: str,
+    first_types: dict[str, str],
+    *,
+    first_path: str,
+    folders: Collection[str] = (),
 ) -> None:
     """Refuse a file without one of the columns, with two of one name, or with one of another type.
 
     Args:
+        folders: columns that the names of its folders hold.
         first_types: of the files before, by column; filled in here.
     Raises:
         InputError: which, what it holds and what is wanted.
     """
     wanted: dict[str, tuple[list[str], str, Callable[[pa.DataType], bool]]] = {
-        "input.columns.query_id": ([columns.query_id], "a string or an integer", _is_id),
+        "input.columns.query_id": ([columns.query_id], "a string or a whole number", is_id_type),
         "input.columns.query": ([columns.query], "a string", _is_text),
-        "input.columns.doc_id": ([columns.doc_id], "a string or an integer", _is_id),
+        "input.columns.doc_id": ([columns.doc_id], "a string or a whole number", is_id_type),
         "input.columns.document": (list(columns.document), "a string", _is_text),
         "input.columns.context": ([columns.context] if columns.context else [], "a list of strings", _is_text_list),
-        "input.columns.gold": ([columns.gold] if columns.gold else [], "a number", _is_number),
+        "input.columns.gold": ([columns.gold] if columns.gold else [], "a number", is_number_type),
         **{f"for the labeler: {one.about}": ([one.name], *INPUT_KINDS[one.kind]) for one in reads.columns},
     }
     for role, (names, allowed, test) in wanted.items():
         for name in names:
-            count = schema.names.count(name)
+            count = schema.names.count(name) or int(name in folders)
             if count != 1:
                 hint = nearest(name, schema.names)
                 what = "no column" if count == 0 else f"{count} columns named"
                 raise InputError(
-                    f"{path}: {what} `{name}` ({role}); it has {', '.join(schema.names)}."
+                    f"{path}: {what} `{name}` ({role}); it has {', '.join([*schema.names, *folders])}."
                     + (f" Did you mean `{hint}`?" if hint and not count else "")
                 )
+            if name in folders:  # always text, which a grade is read from as from a file of text
+                if not test(pa.large_string()) and test is not is_number_type:
+                    raise InputError(f"{path}: `{name}` ({role}) is the name of a folder; {allowed} is wanted.")
+                continue
             kind = schema.field(name).type
-            if not test(kind):
+            if not test(plain_type(kind)):
                 raise InputError(f"{path}: column `{name}` ({role}) holds {kind}; {allowed} is wanted.")
-            family = _family(kind)
-            if first_types.setdefault(name, family) != family:
+            family = _family(plain_type(kind))
+            if family is not None and first_types.setdefault(name, family) != family:
                 raise InputError(
                     f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make "
                     "the files agree."
                 )
 
 
-def _values(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
 def _is_text(kind: pa.DataType) -> bool:
-    kind = _values(kind)
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_null(kind)
-    )
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    return bool(_is_text(kind) or pa.types.is_integer(_values(kind)))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    kind = _values(kind)
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+    return bool(pa.types.is_large_string(kind) or pa.types.is_null(kind))
 
 
 def _is_text_list(kind: pa.DataType) -> bool:
-    if pa.types.is_null(kind):
-        return True
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(is_list and _is_text(kind.value_type))
+    return bool(pa.types.is_null(kind) or (pa.types.is_large_list(kind) and _is_text(kind.value_type)))
 
 
 CHUNK = pa.struct(
@@ -127,7 +118,7 @@ def _is_list_of(wanted: pa.StructType) -> Callable[[pa.DataType], bool]:
     def is_list(kind: pa.DataType) -> bool:
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
             return bool(pa.types.is_null(kind))
-        held = {field.name: field.type for field in kind.value_type}
+        held = {field.name: plain_type(field.type) for field in kind.value_type}
         return all(name in held and test(held[name]) for name, test in tests.items())
 
     return is_list
@@ -144,13 +135,11 @@ INPUT_KINDS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
 """By kind of a labeler's input column: what it holds, in words and as a test."""
 
 
-def _family(kind: pa.DataType) -> str:
-    """What must agree between files: text is text, however stored; integers of any width are integers."""
-    for name, test in (
-        ("text", _is_text),
-        ("integers", lambda k: pa.types.is_integer(_values(k))),
-        ("lists of text", _is_text_list),
-    ):
-        if test(kind):
-            return name
-    return str(kind)
+def _family(kind: pa.DataType) -> str | None:
+    """What must agree between files: text is text, however stored, and numbers of any type are numbers; None for the
+    type of a column without values, which agrees with all.
+    """
+    if pa.types.is_null(kind):
+        return None
+    names = {"text": _is_text, "numbers": is_number_type, "lists of text": _is_text_list}
+    return next((name for name, test in names.items() if test(kind)), str(kind))

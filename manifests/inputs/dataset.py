@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +24,14 @@ from typing import Any, BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.digests import file_stamp
+from manifests.digests import digest_of, file_stamp
 from manifests.errors import InputError
-from manifests.inputs.column_bytes import leaves_of
+from manifests.inputs.column_bytes import ColumnBytes, leaves_of
 from manifests.inputs.column_types import check_types, resolve_columns
 from manifests.inputs.encrypted_columns import encrypted_columns
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_files import ListedFile, left_out_text, list_input
+from manifests.inputs.plain_columns import PlainParquet, folder_columns
 from manifests.inputs.snapshots import TableSnapshot
 from manifests.inputs.table_input import list_table, open_table
 from manifests.labels import QUERY_AND_DOCUMENT, Reads
@@ -93,6 +94,11 @@ class Dataset:
         """What a run reads, query and document ids included."""
         return _read_columns(self.columns, self.reads)
 
+    @property
+    def id_columns(self) -> tuple[str, str]:
+        """Those of them that are read as text whatever they hold."""
+        return self.columns.query_id, self.columns.doc_id
+
 
 Known = Callable[[list[ListedFile]], Dataset | None]
 
@@ -130,7 +136,7 @@ def open_dataset(
     for number, ((path, stamp), look) in enumerate(zip(listed, _looks(paths, storage), strict=True)):
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if columns is None:
-                names = look.schema.names if table is None else list(table.columns)
+                names = [*look.schema.names, *look.folders] if table is None else list(table.columns)
                 columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
                 found = reads._replace(
                     columns=tuple(one for one in reads.columns if one.is_required or one.name in names)
@@ -138,10 +144,11 @@ def open_dataset(
             if table is not None:
                 table.check_size(number, look.file.size_bytes)
                 table.check_columns(_read_columns(columns, found, gold=True), look.schema, path)
-            check_types(columns, found, look.schema, path, first_types, first_path=paths[0])
+            check_types(columns, found, look.schema, path, first_types, first_path=paths[0], folders=look.folders)
             _check_readable(columns, found, look, path)
             groups.append(_group_bytes(look, columns, found))
-        files.append(look.file)
+        used = [name for name in _read_columns(columns, found) if name in look.folders]
+        files.append(look.file._replace(footer_sha256=_with_folders(look.file.footer_sha256, path, used)))
         if stamp is not None and stamp == look.stamp:  # else it was written between its listing and this look
             stamps.append(stamp)
     if columns is None:
@@ -176,7 +183,7 @@ def _beside(left_out: tuple[tuple[str, int], ...]) -> str:
     return f" (left out: {left_out_text(left_out)})" if left_out else ""
 
 
-def open_parquet(path: str, storage: Storage) -> pq.ParquetFile:
+def open_parquet(path: str, storage: Storage) -> PlainParquet:
     """Open one file, local or by URL, with page checksums verified. The caller closes it (it is a context manager).
 
     Raises:
@@ -184,39 +191,45 @@ def open_parquet(path: str, storage: Storage) -> pq.ParquetFile:
     """
     with reading(path):
         if is_url(path):
-            return _parquet_of(UrlFile(path, storage))
+            # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for
+            # nothing else
+            return PlainParquet(pa.PythonFile(UrlFile(path, storage), "r"), path, pre_buffer=True)
         # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row
         # groups of 40 MB)
         check_kind(path, Path(path).stat())
         local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
-        return pq.ParquetFile(local, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True)
+        return PlainParquet(local, path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES)
 
 
 class PlannedFile(NamedTuple):
     """A file of the dataset, opened: as Parquet, and its bytes."""
 
-    parquet: pq.ParquetFile
+    parquet: PlainParquet
     source: BinaryIO | UrlFile
+
+    def column_bytes(self, names: Iterable[str]) -> ColumnBytes:
+        """The bytes of those of some columns that the file holds."""
+        stored = [name for name in names if name not in self.parquet.folder_columns]
+        return ColumnBytes(self.source, self.parquet.metadata, self.parquet.schema_arrow, stored)
 
 
 @contextlib.contextmanager
-def open_planned(file: InputFile, storage: Storage) -> Iterator[PlannedFile]:
+def open_planned(file: InputFile, dataset: Dataset) -> Iterator[PlannedFile]:
     """Open a file of the dataset again.
 
     Raises:
         InputError: it can't be read, or is not the file any more that was looked at when this run began.
     """
-    path = file.path
+    path, storage = file.path, dataset.storage
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb", buffering=0) as source:
         size, footer = _read_footer(source, path)
-        if (size, hashlib.sha256(footer).hexdigest()) != file.identity:
+        plain_sha256 = hashlib.sha256(footer).hexdigest()
+        if file.identity not in {(size, plain_sha256), (size, _with_folders(plain_sha256, path, dataset.text_columns))}:
             raise changed_under_way(path)
         if isinstance(source, UrlFile):  # pinned to the version whose footer this is
             source.seek(0)
             # what is read is fetched before by `hold`, so Arrow need not guess at ranges
-            with pq.ParquetFile(
-                pa.PythonFile(source, "r"), pre_buffer=False, page_checksum_verification=True
-            ) as parquet:
+            with PlainParquet(pa.PythonFile(source, "r"), path, pre_buffer=False) as parquet:
                 yield PlannedFile(parquet, source)
         else:
             with open_parquet(path, storage) as parquet:
@@ -228,12 +241,6 @@ def changed_under_way(path: str) -> InputError:
     return InputError(
         f"{path}: changed while this run was under way. Restore it, or label the new one into another output."
     )
-
-
-def _parquet_of(file: UrlFile) -> pq.ParquetFile:
-    # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for nothing
-    # else
-    return pq.ParquetFile(pa.PythonFile(file, "r"), pre_buffer=True, page_checksum_verification=True)
 
 
 def check_single(paths: list[str], where: str) -> None:
@@ -280,6 +287,11 @@ class _Look(NamedTuple):
     stamp: str
     encrypted: list[str]
 
+    @property
+    def folders(self) -> dict[str, str | None]:
+        """Columns that the names of its folders hold."""
+        return folder_columns(self.file.path, self.schema.names)
+
 
 def _looks(paths: list[str], storage: Storage) -> Iterator[_Look]:
     """`_look` at each file, in order; by URL several at a time, since each waits for a reply."""
@@ -302,6 +314,15 @@ def _look(path: str, storage: Storage) -> _Look:
         # a footer that is signed, as are those of files with encrypted columns, is longer than what it says
         encrypted = encrypted_columns(footer[:-8]) if metadata.serialized_size != len(footer) - 8 else []
         return _Look(found, metadata, metadata.schema.to_arrow_schema(), stamp, encrypted)
+
+
+def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
+    """The digest of a file's footer, with the columns of these names that the names of its folders hold: the same file
+    elsewhere may hold other rows then.
+    """
+    found = folder_columns(path, ())
+    used = {name: found[name] for name in sorted({*names} & found.keys())}
+    return digest_of([sha256, used]) if used else sha256
 
 
 def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
@@ -346,7 +367,8 @@ def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> N
 
 
 def _leaves(look: _Look, columns: Columns, reads: Reads, *, gold: bool = False) -> dict[str, list[int]]:
-    return leaves_of(look.metadata, look.schema, _read_columns(columns, reads, gold=gold))
+    names = [name for name in _read_columns(columns, reads, gold=gold) if name not in look.folders]
+    return leaves_of(look.metadata, look.schema, names)
 
 
 def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list[str]:

@@ -16,13 +16,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from manifests.errors import InputError
 from manifests.ids import ids_of
 from manifests.inputs.dataset import open_parquet
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
+from manifests.inputs.plain_columns import PlainParquet, id_texts
 from manifests.spec_faults import nearest
 from manifests.storage.context import Storage
 from manifests.storage.url_files import read_whole
@@ -55,7 +55,7 @@ def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Colum
     suffix = PurePosixPath(path).suffix.lower()
     if suffix in PARQUET_SUFFIXES:
         with open_parquet(path, storage) as parquet, reading(path):
-            names = list(dict.fromkeys(choose(parquet.schema_arrow.names)))
+            names = list(dict.fromkeys(choose(parquet.plain_schema.names)))
             return {name: read_parquet(parquet, name) for name in names}
     text = _text(path, storage)
     if suffix in JSON_SUFFIXES:
@@ -81,24 +81,25 @@ def require_column(name: str, names: list[str], *, path: str, role: str, option:
     )
 
 
-def read_parquet(parquet: pq.ParquetFile, name: str) -> pa.ChunkedArray:
-    """A column of an open file; call it within `reading`.
+def read_parquet(parquet: PlainParquet, name: str) -> pa.ChunkedArray:
+    """A column of an open file, of a plain type; call it within `reading`.
 
     Raises:
-        ArrowInvalid: text that is no UTF-8.
+        InputError: text that is no UTF-8.
     """
     # all columns of a row group at once took 60 MB beside a million rows of 70 MB (2026-11-22)
-    parts = parquet.iter_batches(BATCH_ROWS, columns=[name], use_threads=False)
-    column = pa.chunked_array([part.column(name) for part in parts], parquet.schema_arrow.field(name).type)
-    column.validate(full=True)
+    parts = parquet.plain_batches([name], batch_rows=BATCH_ROWS, use_threads=False)
+    column = pa.chunked_array([part.column(name) for part in parts], parquet.plain_schema.field(name).type)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as exc:
+        raise InputError(f"{parquet.path}: column `{name}` holds text that is not UTF-8. Write it again.") from exc
     return column
 
 
 def distinct(column: Column) -> tuple[list[Any], np.ndarray]:
     """The values of a column and which of them each row has, int64 [N]; a plain column's come again and again."""
     if isinstance(column, pa.ChunkedArray):
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
         try:
             coded = pc.dictionary_encode(column, null_encoding="encode").combine_chunks()
             return coded.dictionary.to_pylist(), coded.indices.to_numpy()
@@ -116,8 +117,10 @@ def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
     """Ids as text, whatever they are in the file.
 
     Raises:
-        InputError: one is null.
+        InputError: one is null, or neither text nor a whole number.
     """
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.chunked_array([id_texts(part, path=path, name=name) for part in column.chunks], pa.large_string())
     if isinstance(column, pa.ChunkedArray):
         missing = pc.index(column.is_null(), True).as_py()
     else:
@@ -125,12 +128,7 @@ def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
     if missing >= 0:
         raise InputError(f"{path}: row {missing} has no `{name}`. Give every row one, or leave the row out.")
     if isinstance(column, pa.ChunkedArray):
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if pa.types.is_integer(kind):
-            column, kind = column.cast(kind).cast(pa.large_string()), pa.large_string()
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return column.cast(kind).cast(pa.large_binary()).combine_chunks()
-        column = column.to_pylist()
+        return column.cast(pa.large_binary()).combine_chunks()
     return ids_of(value if type(value) is str else str(value) for value in column)
 
 

@@ -82,7 +82,11 @@ def _is_text(value: Any) -> bool:
 
 def _answers(name: str) -> GoldColumn:
     return GoldColumn(
-        name, pa.large_list(pa.string()), "a list of strings", _is_list_of(pa.types.is_string), _is_list_with(_is_text)
+        name,
+        pa.large_list(pa.string()),
+        "a list of strings",
+        _is_list_of(pa.types.is_large_string),
+        _is_list_with(_is_text),
     )
 
 

@@ -65,7 +65,7 @@ def load_gold_by_row(
     parts: list[pa.ChunkedArray] = []
     for path in files:
         with open_parquet(path, storage) as parquet, reading(path):
-            require_column(column, parquet.schema_arrow.names, path=path, role=role, option=option)
+            require_column(column, parquet.plain_schema.names, path=path, role=role, option=option)
             parts.append(read_parquet(parquet, column))
     if len({part.type for part in parts}) > 1:
         return [value for part in parts for value in part.to_pylist()]
@@ -75,7 +75,7 @@ def load_gold_by_row(
 def column_names(path: str, storage: Storage) -> list[str]:
     """What the columns of a Parquet file are called."""
     with open_parquet(path, storage) as parquet, reading(path):
-        return list(parquet.schema_arrow.names)
+        return list(parquet.plain_schema.names)
 
 
 def further_of_input(

@@ -51,7 +51,7 @@ def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float, str]]:
         with open_parquet(file.path, dataset.storage) as parquet, reading(file.path):
             for number, (rows, size) in enumerate(groups):
                 weight = TOKENS_PER_PROMPT + size / max(rows, 1) / BYTES_PER_TOKEN
-                for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=[name]):
+                for batch in parquet.plain_batches([name], ids=[name], batch_rows=BATCH_ROWS, row_groups=[number]):
                     column = batch.column(name).slice(0, dataset.rows - done)
                     if not len(column):
                         return
@@ -61,8 +61,6 @@ def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float, str]]:
                             f"{file.path}: `{name}` is null in row {row} of the file. Every row needs a query id; "
                             "fix it."
                         )
-                    if pa.types.is_dictionary(column.type):
-                        column = column.cast(column.type.value_type)
                     yield column, weight, file.path
                     done += len(column)
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
 from manifests.inputs.file_stamps import stamp_of
 from manifests.runs.readings import Readings, blocks_of
@@ -47,11 +46,11 @@ def _group_batches(
         ]
         if touched:
             stamp = stamp_of(file.path)
-            with open_planned(file, dataset.storage) as opened:
+            with open_planned(file, dataset) as opened:
 
                 def batches(some: Sequence[int], parquet: Any = opened.parquet) -> Iterator[pa.RecordBatch]:
-                    yield from parquet.iter_batches(
-                        batch_size=BATCH_ROWS, row_groups=[*some], columns=dataset.text_columns
+                    yield from parquet.plain_batches(
+                        dataset.text_columns, ids=dataset.id_columns, batch_rows=BATCH_ROWS, row_groups=[*some]
                     )
 
                 held: dict[tuple[int, ...], list[pa.RecordBatch]] = {}
@@ -68,9 +67,7 @@ def _group_batches(
                     if size <= HELD_BYTES:
                         held[tuple(block)] = whole
 
-                found = ColumnBytes(
-                    opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns
-                )
+                found = opened.column_bytes(dataset.text_columns)
                 for some, block in _together(touched, readings, [rows for rows, _ in groups]):
                     if readings is None:
                         found.hold(some)

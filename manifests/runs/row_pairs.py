@@ -21,7 +21,7 @@ def pairs_of(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Datase
     with reading(path):
         for name in dataset.text_columns:
             held[name] = values_of(batch.column(name), path)
-    query_ids, doc_ids = _as_text(held[names.query_id]), _as_text(held[names.doc_id])
+    query_ids, doc_ids = ([value or "" for value in held[name]] for name in dataset.id_columns)
     queries = [query or "" for query in held[names.query]]
     texts = [held[name] for name in names.document]
     documents = (
@@ -66,7 +66,3 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
     **{name: _structs_of(kind) for name, kind in STRUCT_KINDS.items()},
 }
 """By kind of a labeler's input column: its value for a row."""
-
-
-def _as_text(values: list[Any]) -> list[str]:
-    return [value if type(value) is str else "" if value is None else str(value) for value in values]

@@ -100,15 +100,13 @@ def _from_spill(
 ) -> Iterator[tuple[int, list[Pair]]]:
     needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
     ends: list[int] = []  # of each spilled batch, counted in spilled rows
-    structs = {one.name: STRUCT_KINDS.get(one.kind) for one in dataset.reads.columns}
+    kinds = _spilled_types(dataset)
     with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
         writer = None
         for rows, batch, path in scattered_batches(dataset, readings, needed):
             with reading(path):
                 kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
-                columns = [
-                    _plain(_taking(batch.column(name)).take(kept), structs.get(name)) for name in dataset.text_columns
-                ]
+                columns = [_spilled(batch.column(name).take(kept), kinds[name]) for name in dataset.text_columns]
                 plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
             with spilling("a shard's rows"):
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
@@ -144,30 +142,20 @@ def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarr
     return whole.take(pa.array(back))
 
 
-def _taking(column: pa.Array) -> pa.Array:
-    """A column that rows can be taken of: Arrow can't from views."""
-    kind = column.type
-    if pa.types.is_string_view(kind):
-        return column.cast(pa.large_string())
-    return (
-        column
-        if not pa.types.is_list(kind) or not pa.types.is_string_view(kind.value_type)
-        else column.cast(pa.list_(pa.large_string()))
-    )
+def _spilled_types(dataset: Dataset) -> dict[str, pa.DataType]:
+    """One type for each column that is read, whatever a file's is, so that batches of all files go into one spill."""
+    own = {one.name: one.kind for one in dataset.reads.columns}
+    if dataset.columns.context is not None:
+        own[dataset.columns.context] = "list<string>"
+    found = {}
+    for name in dataset.text_columns:
+        kind = own.get(name, "string")
+        item = STRUCT_KINDS.get(kind, pa.large_string())
+        found[name] = pa.large_list(item) if kind.startswith("list") else item
+    return found
 
 
-def _plain(column: pa.Array, struct: pa.StructType | None) -> pa.Array:
-    """Text of one width and without dictionaries, ids as text, and of structs (of whose lists this is one) the fields
-    that are read, so that batches of all files go into one spill.
-    """
-    if struct is not None:
-        return pa.array(column.to_pylist(), pa.large_list(struct))
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_null(kind) or pa.types.is_integer(kind):
-        return column.cast(pa.large_string())
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return column.cast(pa.large_list(pa.large_string()))
-    return column
+def _spilled(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as its type; of structs the fields that are read."""
+    is_of_structs = pa.types.is_large_list(kind) and pa.types.is_struct(kind.value_type)
+    return pa.array(column.to_pylist(), kind) if is_of_structs else column.cast(kind)

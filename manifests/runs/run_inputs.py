@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from manifests.errors import InputError, ManifestError
 from manifests.inputs.changed_files import changed_files
-from manifests.inputs.column_bytes import ColumnBytes
 from manifests.inputs.dataset import Dataset, open_dataset, open_planned
 from manifests.inputs.input_faults import reading
 from manifests.labels import QUERY_AND_DOCUMENT, Reads
@@ -67,10 +66,8 @@ def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
     """
     readings = _readings(root, open_run_store(root, dataset.storage), plan)
     for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
-        with reading(file.path), open_planned(file, dataset.storage) as opened:
-            found = ColumnBytes(
-                opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, dataset.text_columns
-            )
+        with reading(file.path), open_planned(file, dataset) as opened:
+            found = opened.column_bytes(dataset.text_columns)
             for block in blocks_of([rows for rows, _ in groups], readings.block_rows):
                 readings.compare(number, file.path, block, found)
 

@@ -120,6 +120,13 @@ class UrlFile(io.RawIOBase):
             raise InputError(f"{self._url}: replaced while it was read. Run again, once it stays as it is.") from exc
 
 
+def scratch_file(name: str) -> Path:
+    """Where a file of this name may be written; gone when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="relabel-fetched-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder / name
+
+
 def fetched(url: str, storage: Storage) -> Path:
     """A local copy of the file at a URL, under its own name; gone when this process ends.
 
@@ -127,9 +134,7 @@ def fetched(url: str, storage: Storage) -> Path:
         InputError: it is not there.
         StoreError, StoreUnreachableError: see `UrlFile`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="relabel-fetched-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copy = folder / url.rpartition("/")[2]
+    copy = scratch_file(url.rpartition("/")[2])
     try:
         with UrlFile(url, storage) as source, copy.open("wb") as out:
             shutil.copyfileobj(source, out, COPY_BYTES)

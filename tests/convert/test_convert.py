@@ -619,18 +619,23 @@ def test_a_column_of_empty_objects_is_refused_by_its_name(
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.decimal128(4, 1)])
 @pytest.mark.parametrize("column", ["query_id", "doc_id"])
-def test_ids_that_are_fractions_are_refused_by_trec_forms_and_kept_by_tables(
+def test_ids_that_are_whole_numbers_of_any_type_are_written_as_their_digits(
     relabel: Callable[..., Any], folder: Path, kind: pa.DataType, column: str
 ) -> None:
-    """As pandas makes them of whole numbers with a gap: 7 would be written 7.0 and match nothing."""
+    """As pandas makes them of whole numbers with a gap."""
     rows = {"query_id": ["q"], "doc_id": ["a"], "grade": [1], "score": [0.5]} | {
         column: pa.array([7], pa.int8()).cast(kind)
     }
     pq.write_table(pa.table(rows), "x.parquet")
-    for target in ("x.qrels", "x.run"):
-        relabel("convert", "x.parquet", target).refused(3, f"column `{column}`", "7.0", "as integers or text")
-    assert relabel("convert", "x.parquet", "y.parquet").code == 0
-    assert rows_of("y.parquet")[0][column] == 7
+    for target in ("x.qrels", "x.run", "y.parquet"):
+        assert relabel("convert", "x.parquet", target).code == 0
+    at = 0 if column == "query_id" else 2
+    assert [Path(name).read_text().split()[at] for name in ("x.qrels", "x.run")] == ["7", "7"]
+    assert rows_of("y.parquet")[0][column] == "7"
+    pq.write_table(pa.table(rows | {column: pa.array([7.5]).cast(kind)}), "x.parquet")
+    relabel("convert", "x.parquet", "z.qrels").refused(
+        3, f"column `{column}`", "7.5", "not all of its numbers are whole"
+    )
 
 
 @pytest.mark.parametrize("grade", [10**9, -(10**9), 3_000_000_000, -(2**63)])

@@ -162,10 +162,14 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
 def expected(tables: list[pa.Table]) -> dict[int, tuple[str, str, str, str]]:
     """The same by pyarrow alone."""
     rows = [row for table in tables for row in table.select(COLUMNS).to_pylist()]
-    return {
-        number: tuple("" if row[name] is None else str(row[name]) for name in COLUMNS)
-        for number, row in enumerate(rows)
-    }  # type: ignore[misc]
+    return {number: tuple(as_text(row[name]) for name in COLUMNS) for number, row in enumerate(rows)}  # type: ignore[misc]
+
+
+def as_text(value: Any) -> str:
+    """Bytes are the UTF-8 that they hold, and numbers their digits alone."""
+    if isinstance(value, bytes):
+        return value.decode()
+    return "" if value is None else str(int(value) if isinstance(value, float | Decimal) else value)
 
 
 def differs(folder: Path, tables: list[pa.Table], names: set[str]) -> str | None:
