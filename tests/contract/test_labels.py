@@ -1,0 +1,92 @@
+"""The labels of every labeler, to the byte, for the same input, engine and seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from tests.jobs.conftest import Outcome, folder, no_scheduler, relabel  # noqa: F401
+
+LABELERS = (
+    "complexity",
+    "direct",
+    "evidence-set",
+    "graph-grpo",
+    "pointwise",
+    "r1",
+    "r3a",
+    "review",
+    "route",
+    "umbrela",
+    "variants",
+)
+"""Written out: a labeler that is renamed or gone breaks users' jobs."""
+FAULTS = {"p_garbage": 0.2, "p_truncated": 0.1, "p_refused": 0.05}
+OF_THE_RUN = ("key", "origin")
+"""Columns that follow from the fingerprint, which an update of a prompt may change."""
+
+
+def write_job(folder: Path, name: str) -> str:  # noqa: F811
+    path = folder / "job.yaml"
+    job = {
+        "name": "contract",
+        "input": {"path": str(Path(__file__).with_name("pairs.parquet")), "columns": {"context": "context"}},
+        "labeler": {"name": name, "attempts": 2},
+        "engine": {"name": "fake", "seed": 11, "args": FAULTS},
+        "output": "out",
+        "shards": 2,
+        "run": {"chunk_rows": 5, "max_failed_fraction": 1.0},
+    }
+    path.write_text(yaml.safe_dump(job))
+    return str(path)
+
+
+def rows_of(out: Path, kind: str) -> list[dict[str, Any]]:
+    """Committed rows in the order of the manifest, which proves them."""
+    files = json.loads((out / "manifest.json").read_text())[kind]
+    return [row for file in files for row in pq.read_table(out / file["path"]).to_pylist()]
+
+
+def digest_of(rows: list[dict[str, Any]]) -> str:
+    plain = [{key: value for key, value in row.items() if key not in OF_THE_RUN} for row in rows]
+    return hashlib.sha256(json.dumps(plain, default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", LABELERS)
+def test_labels_and_quarantine_are_those_of_the_golden(
+    name: str,
+    folder: Path,  # noqa: F811
+    relabel: Callable[..., Outcome],  # noqa: F811
+    golden: Callable[[str, str], None],
+) -> None:
+    done = relabel("run", write_job(folder, name))
+    assert done.code == 0, done
+    labels, quarantine = rows_of(folder / "out", "labels"), rows_of(folder / "out", "quarantine")
+    assert sorted(row["row_id"] for row in labels + quarantine) == list(range(24))
+    grades = " ".join(str(row["grade"]) for row in labels)
+    lines = [f"labels {len(labels)} {digest_of(labels)}", f"quarantine {len(quarantine)} {digest_of(quarantine)}"]
+    golden(f"contract/{name}.txt", "\n".join([*lines, f"grades {grades}", ""]))
+
+
+@pytest.mark.parametrize("name", ["direct", "r3a"])
+def test_another_number_of_shards_and_a_second_run_give_the_same_rows_and_bytes(
+    name: str,
+    folder: Path,  # noqa: F811
+    relabel: Callable[..., Outcome],  # noqa: F811
+) -> None:
+    job = write_job(folder, name)
+    seen = []
+    for out, more in (("a", ()), ("b", ()), ("c", ("--set", "shards=1"))):
+        assert relabel("run", job, "--set", f"output={out}", *more).code == 0
+        files = json.loads((folder / out / "manifest.json").read_text())["labels"]
+        rows = sorted(rows_of(folder / out, "labels"), key=lambda row: row["row_id"])
+        seen.append(([file["sha256"] for file in files], digest_of(rows)))
+    assert seen[0] == seen[1]
+    assert seen[0][1] == seen[2][1]
