@@ -8,7 +8,14 @@ import click
 
 from jobs import log_format
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import check_grade_options, duplicates_option, grade_map_option, grade_option, output_option
+from jobs.commands.options import (
+    check_grade_options,
+    duplicates_option,
+    grade_map_option,
+    grade_option,
+    output_option,
+    side_option,
+)
 from jobs.exits import Exit
 from jobs.output import emit
 from manifests.storage.context import Storage
@@ -51,6 +58,7 @@ from manifests.storage.context import Storage
     help="Bootstrap resamples; 0 for no intervals.",
 )
 @click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of the resamples.")
+@side_option
 @click.option(
     "--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit."
 )
@@ -72,6 +80,7 @@ def compare(
     depth: int,
     resamples: int,
     seed: int,
+    side: Any,
     allow_partial: bool,
     force: bool,
     output: str,
@@ -100,6 +109,7 @@ def compare(
         grade_map=parse_map(grade_map, "--map"),
         duplicates=duplicates,
         allow_partial=allow_partial,
+        side=side,
     )
     storage = Storage()
     if html is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs import log_format
-from jobs.commands.options import duplicates_option, grade_map_option, grade_option, output_option
+from jobs.commands.options import duplicates_option, grade_map_option, grade_option, output_option, side_option
 from jobs.exits import Exit
 from jobs.output import emit
 from manifests.storage.context import Storage
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     metavar="K,...",
     help="The k of pass@k: any of k samples equals the gold grade.  [default: 1, 2, 4, …, all]",
 )
+@side_option
 @click.option("--allow-partial", is_flag=True, help="Judge a run that is not finished or is over its quarantine limit.")
 @output_option
 def evaluate(
@@ -96,6 +97,7 @@ def evaluate(
     resamples: int,
     seed: int,
     pass_at: str | None,
+    side: Any,
     allow_partial: bool,
     output: str,
 ) -> int:
@@ -130,6 +132,7 @@ def evaluate(
         where=_pairs(where),
         allow_partial=allow_partial,
         pass_at=_counts(pass_at),
+        side=side,
     )
     gates = [parse_flag(text) for text in require]
     if len(labels) == 1 or pool:
@@ -174,6 +177,7 @@ def _judge(
         labels=judging.sources,
         qrels=options.qrels,
         joined_by=judging.joined_by,
+        side=judging.side,
         counts=judging.counts,
         resamples=resamples,
         seed=seed,

@@ -118,6 +118,13 @@ def duplicates_option(grades: str) -> Callable[[Command], Command]:
     )
 
 
+side_option = click.option(
+    "--side",
+    type=click.Choice(["test", "dev", "train", "all"]),
+    help="Judge rows of this side of the student's split.  [default: test where a student is among the sets]",
+)
+
+
 def check_grade_options(
     gold: str | None,
     option: str,

@@ -9,7 +9,14 @@ from typing import Any
 import click
 
 from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import check_grade_options, duplicates_option, grade_map_option, grade_option, output_option
+from jobs.commands.options import (
+    check_grade_options,
+    duplicates_option,
+    grade_map_option,
+    grade_option,
+    output_option,
+    side_option,
+)
 from jobs.exits import Exit
 from jobs.output import emit, table
 from manifests.storage.context import Storage
@@ -28,6 +35,7 @@ from manifests.storage.context import Storage
 @click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the gold grades.")
 @grade_map_option
 @duplicates_option("gold grades")
+@side_option
 @click.option(
     "--max-rows",
     type=click.IntRange(0),
@@ -43,6 +51,7 @@ def report(
     to: str,
     gold: str | None,
     grade_map: str | None,
+    side: Any,
     max_rows: int,
     force: bool,
     output: str,
@@ -71,7 +80,7 @@ def report(
     built = build_report(
         paths,
         storage,
-        gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), **columns),
+        gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), side=side, **columns),
         max_rows=max_rows,
         cache_dir=Path(cache) if cache else None,
     )

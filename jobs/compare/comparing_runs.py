@@ -13,6 +13,7 @@ from jobs.compare.query_list import MovedQueries, summary
 from jobs.compare.results import ComparedRun, Flips, GradeTests, QueriesMoved, RunComparison
 from jobs.compare.runs import how_matched, open_both, spill_rows
 from jobs.evaluate.judged_options import JudgingOptions
+from jobs.evaluate.sides import Sides
 from jobs.files.scratch import scratch_folder
 from manifests.errors import InputError
 from manifests.extras import require
@@ -52,14 +53,16 @@ def compare_runs(
     polars = require("polars", extra=EXTRA, purpose="relabel compare")
     ours, theirs = open_both(first, second, storage, allow_partial=options.allow_partial)
     how, notes = how_matched(ours, theirs)
+    both = label_set(ours), label_set(theirs)
+    sides = Sides(both, options.side, storage)
     gold = None
     if options.qrels is not None:
-        gold = JudgedMatches(polars, (label_set(ours), label_set(theirs)), ours.grades, options, storage)
+        gold = JudgedMatches(polars, both, ours.grades, options, storage)
     counts, sums = MatchCounts(), PairedSums(ours.grades, depth=depth)
     flips, moved = LargestFlips(polars, num_examples), MovedQueries(num_queries)
     num_matched = 0
     with scratch_folder("relabel-compare-") as scratch:
-        spills = [spill_rows(run, scratch / f"{letter}.parquet") for run, letter in ((ours, "a"), (theirs, "b"))]
+        spills = [spill_rows(run, scratch / f"{letter}.parquet", sides) for run, letter in ((ours, "a"), (theirs, "b"))]
         for frame in matches(polars, spills[0], spills[1], how, counts, scratch / "buckets"):
             if not frame.height:
                 continue
@@ -70,6 +73,7 @@ def compare_runs(
             if gold is not None:
                 gold.add(frame, rows)
     if not num_matched:
+        sides.check()
         raise InputError(_nothing_matched(ours, theirs, how, counts))
     shown, more = examples(flips.rows(), ours, theirs, storage)
     notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
@@ -80,6 +84,7 @@ def compare_runs(
         differences=recipe_differences(ours.plan.parts, theirs.plan.parts),
         matched_by=how,
         grades=ours.grades,
+        side=sides.cut,
         counts=counts.named(),
         figures=sums.figures(resamples=resamples, seed=seed),
         confusion=confusion.tolist(),

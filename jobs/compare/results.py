@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jobs.evaluate.sides import SideCut
 from manifests.metrics.evaluation import Evaluation
 from manifests.metrics.evaluation_of_both import Difference
 from manifests.metrics.metric import MetricValue
@@ -182,6 +183,7 @@ class RunComparison:
     differences: dict[str, list[str]]
     matched_by: str
     grades: int
+    side: SideCut
     counts: RowCounts
     figures: dict[str, MetricValue]
     confusion: list[list[int]]

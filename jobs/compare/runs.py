@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jobs.evaluate.sides import Sides
 from manifests.errors import InputError, UsageError
 from manifests.inputs.changed_files import changed_files
 from manifests.judging.opened_labels import is_run
@@ -71,9 +72,9 @@ def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
     return BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
 
 
-def spill_rows(run: RunLabels, file: Path) -> Path:
-    """All rows of a run, labelled and quarantined, in one scratch file of the schema `ROWS`; every file's digest is
-    checked.
+def spill_rows(run: RunLabels, file: Path, sides: Sides) -> Path:
+    """All rows of a run that are on the side to compare, labelled and quarantined, in one scratch file of the schema
+    `ROWS`; every file's digest is checked.
 
     Raises:
         ManifestError: a file is missing or damaged.
@@ -86,11 +87,11 @@ def spill_rows(run: RunLabels, file: Path) -> Path:
     held: list[pa.Table] = []
     with pq.ParquetWriter(file, ROWS, compression="zstd") as writer:
         for number, table in enumerate(labels):
-            held.append(_filled(table, "ok", number))
+            held.append(_filled(sides.taken(run.root, table), "ok", number))
             if sum(one.nbytes for one in held) >= GROUP_BYTES:
                 writer.write_table(pa.concat_tables(held))
                 held = []
-        held += [_filled(table, None, NO_FILE) for table in refused]
+        held += [_filled(sides.taken(run.root, table), None, NO_FILE) for table in refused]
         if held:
             writer.write_table(pa.concat_tables(held))
     return file

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from jobs.compare.results import AgainstGold, Flips, McNemar, QueriesMoved, RunComparison
 from jobs.evaluate.comparison_text import signed_text
-from jobs.evaluate.text import aligned, confusion_text, figure_title, interval_text, notes_text, value_text
+from jobs.evaluate.text import aligned, confusion_text, figure_title, interval_text, notes_text, side_text, value_text
 from jobs.output import table
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.paired_labels import PAIRED
@@ -21,6 +21,7 @@ SHOWN = 60
 def runs_text(result: RunComparison) -> str:
     """The report of one comparison."""
     blocks = [
+        side_text(result.side),
         f"A {result.a.path}, B {result.b.path}\n" + table(_counts(result)),
         "B beside A\n" + _figures(result.figures),
         confusion_text(result.confusion, "A \\ B"),

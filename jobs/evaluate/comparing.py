@@ -13,6 +13,7 @@ from jobs.evaluate.judged_options import JudgingOptions
 from jobs.evaluate.judging import open_set
 from jobs.evaluate.matched_gold import Both, GoldOfBoth
 from jobs.evaluate.results import SetBeside, SetsBeside, StudentBeside
+from jobs.evaluate.sides import Sides, cut_sets
 from jobs.exits import Exit
 from manifests.errors import InputError, UsageError
 from manifests.inputs.changed_files import changed_files
@@ -59,6 +60,7 @@ def compare_sets(
     named = _opened(arguments, options, storage)
     teacher, students = _by_role(named)
     sets = [one.labels for one in (teacher, *students)]
+    sides = cut_sets(sets, options.side, storage, students=options.students)
     gold = None if options.qrels is None else GoldOfBoth(sets, options, storage)
     seen = gold.seen if gold else set()
     grades, notes = scale_of(sets, seen, options)
@@ -68,12 +70,15 @@ def compare_sets(
     for student in students:
         theirs = _gathered(student.labels, grades, options)
         drawn = {"resamples": resamples, "seed": seed, "pass_at": options.pass_at}
-        found, joined_by = _against_teacher((teacher.labels, student.labels), (ours, theirs), gold, grades, drawn)
+        found, joined_by = _against_teacher(
+            (teacher.labels, student.labels), (ours, theirs), gold, sides, grades, drawn
+        )
         verdicts = judge_gates(gates, *_figures(found))
         comparisons.append(StudentBeside.of((teacher.name, student.name), found, joined_by, verdicts))
     has_passed = all(verdict.has_passed for one in comparisons for verdict in one.gates)
     return SetsBeside(
         sets=[_beside(one, "teacher" if one is teacher else "student") for one in (teacher, *students)],
+        side=sides.cut,
         qrels=options.qrels,
         grades=grades,
         resamples=resamples,
@@ -85,13 +90,19 @@ def compare_sets(
 
 
 def _against_teacher(
-    sets: Both, rows: tuple[Labelled, Labelled], gold: GoldOfBoth | None, grades: int, drawn: dict[str, Any]
+    sets: Both,
+    rows: tuple[Labelled, Labelled],
+    gold: GoldOfBoth | None,
+    sides: Sides,
+    grades: int,
+    drawn: dict[str, Any],
 ) -> tuple[StudentComparison, str | None]:
     """The comparison of a teacher and one student, and how their rows met gold grades; `drawn` says of which resamples
     and samples.
     """
     match = match_rows(*rows, is_same_input=_is_same_input(*sets))
     if not len(match.teacher):
+        sides.check()
         raise InputError(_nothing_matched(*rows, match))
     if gold is None:
         return compare(*rows, match, None, np.zeros(0), grades=grades, **drawn), None

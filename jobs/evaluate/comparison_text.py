@@ -5,7 +5,7 @@ grades.
 from __future__ import annotations
 
 from jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
-from jobs.evaluate.text import aligned, gates_text, interval_text, notes_text, sides_title, value_text
+from jobs.evaluate.text import aligned, gates_text, interval_text, notes_text, side_text, sides_title, value_text
 from jobs.output import table
 from manifests.metrics.evaluation_of_both import Difference
 from manifests.metrics.metric import MetricValue
@@ -16,7 +16,7 @@ from manifests.metrics.teacher_statistics import AGAINST_TEACHER
 def comparison_text(result: SetsBeside) -> str:
     """The report of one comparison."""
     kinds = {one.name: one.kind for one in result.sets}
-    blocks = []
+    blocks = [side_text(result.side)]
     for one in result.comparisons:
         teacher, student = (f"{name} ({kinds[name]})" for name in (one.teacher, one.student))
         blocks += [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from jobs.evaluate.sides import Side
 from manifests.judging.qrels import (
     Duplicates,
     GradeMap,
@@ -16,7 +17,8 @@ from manifests.judging.qrels import (
 @dataclass(frozen=True)
 class JudgingOptions:
     """What `relabel evaluate` was given. `grade` and `by` are None where the user named no column, `qrels` where nobody
-    judges; `pass_at` is empty where the k of pass@k were left open.
+    judges; `pass_at` is empty where the k of pass@k were left open; `side` None takes the test side of a student:
+    one of the sets, or one of `students`, outputs that are judged beside them.
     """
 
     qrels: str | None = None
@@ -31,6 +33,8 @@ class JudgingOptions:
     where: Mapping[str, str] = field(default_factory=dict)
     allow_partial: bool = False
     pass_at: tuple[int, ...] = ()
+    side: Side | None = None
+    students: tuple[str, ...] = ()
 
 
 @dataclass

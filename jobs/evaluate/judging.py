@@ -13,6 +13,7 @@ from jobs.evaluate.gold_scale import scale_of
 from jobs.evaluate.join_notes import join_notes, judged_counts, nothing_judged
 from jobs.evaluate.judged_options import Gold, JudgingOptions
 from jobs.evaluate.results import JudgedCounts, JudgedSource
+from jobs.evaluate.sides import SideCut, cut_sets
 from manifests.errors import InputError, UsageError
 from manifests.judging.further_columns import gold_columns
 from manifests.judging.gold_columns import column_names, further_of_input, load_gold_by_row, own_input
@@ -45,6 +46,7 @@ class Judging:
     sources: list[JudgedSource]
     counts: JudgedCounts
     joined_by: list[str]
+    side: SideCut
     notes: list[str] = field(default_factory=list)
 
 
@@ -60,6 +62,7 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
         if _is_same_file(path, again):
             raise UsageError(f"LABELS: {path} and {again} are the same set, whose rows would count twice.")
     sets = [open_set(path, options, storage) for path in paths]
+    sides = cut_sets(sets, options.side, storage, students=options.students)
     release_unused()
     golds = [gold_of(one, options, storage) for one in sets]
     pairs = load_pairs(sets, options, storage) if any(gold.by_row is None for gold in golds) else None
@@ -75,6 +78,7 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
                 join.add_by_row(labels, gold.by_row, one.where, by=gold.how, columns=gold.columns)
             else:
                 join.add_by_pair(labels, one.where)
+    sides.check()
     if not join.num_judged:
         raise InputError(nothing_judged(join, pairs, options))
     release_unused()
@@ -87,7 +91,7 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
     sources = [JudgedSource(path=one.where, kind=one.kind, grades=one.grades, **vars(one.origin)) for one in sets]
     if len(sets) > 1:
         notes.append(f"{len(sets)} sources are judged together, as one set of labels")
-    return Judging(judged, sources, judged_counts(join, sets, pairs, judged), sorted(join.joined_by), notes)
+    return Judging(judged, sources, judged_counts(join, sets, pairs, judged), sorted(join.joined_by), sides.cut, notes)
 
 
 def seen_by(golds: Iterable[Gold], pairs: PairGrades | None) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jobs.evaluate.sides import SideCut
 from manifests.metrics.calibration_trial import CalibrationTrial
 from manifests.metrics.evaluation import Evaluation, ReliabilityBin
 from manifests.metrics.evaluation_of_both import Difference
@@ -61,6 +62,7 @@ class JudgedLabels:
     labels: list[JudgedSource]
     qrels: str | None
     joined_by: list[str]
+    side: SideCut
     counts: JudgedCounts
     resamples: int
     seed: int
@@ -148,6 +150,7 @@ class SetsBeside:
     """All students beside one teacher."""
 
     sets: list[SetBeside]
+    side: SideCut
     qrels: str | None
     grades: int
     resamples: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jobs.evaluate.results import JudgedLabels
+from jobs.evaluate.sides import SideCut
 from jobs.output import table
 from manifests.metrics.calibration_trial import CalibrationTrial
 from manifests.metrics.evaluation import ReliabilityBin
@@ -18,6 +19,7 @@ from manifests.metrics.registry import CALIBRATION, title_of
 def evaluation_text(result: JudgedLabels) -> str:
     """The report of one evaluation."""
     blocks = [
+        side_text(result.side),
         f"Labels of {', '.join(source.path for source in result.labels)} judged by {result.qrels}\n"
         + table(_counts(result)),
         _figures(result.figures),
@@ -29,6 +31,11 @@ def evaluation_text(result: JudgedLabels) -> str:
         blocks.append(_calibration(result.calibration))
     blocks += [notes_text(result.notes), gates_text(result.gates)]
     return "\n\n".join(filter(None, blocks))
+
+
+def side_text(side: SideCut) -> str:
+    """Which rows are judged; empty where no student and no file is among the sets."""
+    return "\n".join(side.lines())
 
 
 def gates_text(gates: list[GateVerdict]) -> str:

@@ -5,7 +5,7 @@ say.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ def build_report(
         MissingExtraError: gold grades were named, and the packages that judge by them are not here.
     """
     artifacts = open_artifacts(list(paths), storage, cache_dir=cache_dir)
-    choice = gold or GoldChoice()
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
+    choice = replace(gold or GoldChoice(), students=tuple(run.path for run in runs if run.is_scored))
     students = [one for one in artifacts if isinstance(one, StudentArtifact)]
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
     teachers = [one for one in artifacts if isinstance(one, TeacherArtifact)]

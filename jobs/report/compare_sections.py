@@ -59,7 +59,7 @@ def _rows(result: RunComparison) -> list[Block]:
         ("quarantined in both", counts.quarantined_both),
         ("quarantined in one, absent from the other", counts.quarantined_elsewhere_absent),
     ]
-    return [made, Facts(facts)]
+    return [*(Paragraph(line, "warn") for line in result.side.lines()), made, Facts(facts)]
 
 
 def _figures(result: RunComparison) -> list[Block]:

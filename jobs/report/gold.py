@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from jobs.evaluate.judged_options import JudgingOptions
 from jobs.evaluate.judging import gold_of, load_pairs, open_set
+from jobs.evaluate.sides import Side
 from jobs.report.run_artifact import RunArtifact
 from manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
 from manifests.judging.gold_columns import own_input
@@ -43,6 +44,8 @@ class GoldChoice:
         grade, by, doc: columns of grade, query and document.
         grade_map: brings them to the labels' scale.
         duplicates: what becomes of a pair whose grades differ.
+        side: of a student's split that is judged.
+        students: scored runs on the page, whose split cuts all of them.
     """
 
     path: str | None = None
@@ -51,6 +54,8 @@ class GoldChoice:
     doc: str = "doc_id"
     grade_map: GradeMap | None = None
     duplicates: Duplicates = "error"
+    side: Side | None = None
+    students: tuple[str, ...] = ()
 
     def options(self, run: RunArtifact | None) -> JudgingOptions | None:
         """How to judge: by what was named, else by the gold column of the run's input, else not at all."""
@@ -61,7 +66,7 @@ class GoldChoice:
         if path is None:
             return None
         return replace(
-            NO_GOLD,
+            self.no_gold,
             qrels=path,
             grade=grade,
             by=self.by,
@@ -69,6 +74,11 @@ class GoldChoice:
             grade_map=self.grade_map,
             duplicates=self.duplicates,
         )
+
+    @property
+    def no_gold(self) -> JudgingOptions:
+        """How to compare without gold."""
+        return replace(NO_GOLD, side=self.side, students=self.students)
 
     def why_not(self, run: RunArtifact) -> str | None:
         """Why the gold column that a run's job names is not used; None where it is, where there is none, or `--gold` is

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.evaluate.comparing import compare_sets
-from jobs.evaluate.results import BothByGold, StudentBeside
+from jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
 from jobs.evaluate.text import figure_title
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table
 from jobs.report.downloads import csv_download
-from jobs.report.gold import CANT, NO_GOLD, GoldChoice
+from jobs.report.gold import CANT, GoldChoice
 from jobs.report.plots import draw_intervals
 from jobs.report.run_artifact import RunArtifact
 from jobs.report.sections_judged import RESAMPLES, shown_figures
@@ -39,23 +39,24 @@ def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Sec
         except CANT as exc:
             blocks.append(Paragraph(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
             continue
-        blocks += _comparison_blocks(teacher.name, other.name, found)
+        blocks += [Paragraph(line, "warn") for line in found.side.lines()]
+        blocks += _comparison_blocks(teacher.name, other.name, found.comparisons[0])
     return [
         Section("between", "Between runs", between),
         Section("student-against-teacher", "Student against teacher and gold", students),
     ]
 
 
-def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> StudentBeside:
+def _compare(teacher: RunArtifact, other: RunArtifact, gold: GoldChoice) -> SetsBeside:
     """One run beside another; by gold grades too, where those that were found (not asked for) fit."""
-    options = gold.options(teacher)
-    for one in (options, NO_GOLD):
+    options, no_gold = gold.options(teacher), gold.no_gold
+    for one in (options, no_gold):
         try:
             return compare_sets(
-                (teacher.path, other.path), one or NO_GOLD, [], teacher.storage, resamples=RESAMPLES, seed=7
-            ).comparisons[0]
+                (teacher.path, other.path), one or no_gold, [], teacher.storage, resamples=RESAMPLES, seed=7
+            )
         except CANT:
-            if one in (None, NO_GOLD) or gold.path is not None:
+            if one in (None, no_gold) or gold.path is not None:
                 raise
     raise AssertionError("the last of two either returns or raises")
 

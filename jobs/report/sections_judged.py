@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from jobs.evaluate.judging import Judging, judge
+from jobs.evaluate.sides import EmptySideError
 from jobs.evaluate.text import figure_title
 from jobs.report.blocks import Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table, title_over
 from jobs.report.downloads import csv_download
@@ -52,15 +53,18 @@ def judge_runs(runs: Sequence[RunArtifact], gold: GoldChoice) -> tuple[list[Judg
             judging = judge((run.path,), options, run.storage)
             found.append(JudgedRun(run.name, judging, evaluate(judging.judged, resamples=RESAMPLES)))
         except CANT as exc:
-            if gold.path is not None:
+            if gold.path is not None and not isinstance(exc, EmptySideError):
                 raise
-            notes.append(f"{run.name} could not be judged by the gold column of its own input: {exc}")
+            notes.append(f"{run.name} could not be judged: {exc}")
     return found, notes
 
 
 def gold_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
     """Every run beside gold grades."""
     blocks: list[Block] = [Paragraph(note, "warn") for note in notes]
+    blocks += [
+        Paragraph(line, "warn") for line in dict.fromkeys(line for one in judged for line in one.judging.side.lines())
+    ]
     if judged:
         blocks += [
             _counts(judged),

@@ -1,0 +1,225 @@
+"""Which side of a student's split the rows of label sets are on, and the sets cut to one side: a student is not judged
+by rows that it learned from.
+
+A student's manifest says how its queries were split, by a hash of the query (`distill/students/splits.py`), so the side
+of any row follows without a look at what it was trained on. A query that its labels never had falls on a side too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from distill.students.data_facts import SplitFacts
+from distill.students.pair_texts import read_pairs
+from distill.students.splits import SIDES, folded, split_queries
+from manifests.digests import sha256_bytes
+from manifests.errors import InputError, UsageError
+from manifests.ids import codes_of, ids_of, texts_of
+from manifests.judging.label_columns import LabelPart
+from manifests.judging.label_sets import LabelSet, open_run
+from manifests.records import checked
+from manifests.runs.run_inputs import open_run_input
+from manifests.runs.run_manifest import RunManifest, load_manifest
+from manifests.storage.context import Storage
+from manifests.storage.run_stores import open_run_store
+
+Side: TypeAlias = Literal["train", "dev", "test", "all"]
+UNKNOWN = len(SIDES)
+"""Side of a query whose text is not known, where the split is by text."""
+_NAMES = (*SIDES, "unknown")
+
+
+class EmptySideError(InputError):
+    """No row is on the side that is judged."""
+
+
+@dataclass
+class SideCut:
+    """Which rows are judged.
+
+    Args:
+        side: of the split of the students among the sets; of several students, a row is on `train` if it trained any.
+        students: whose split is known, by path.
+        rows: of each set by path, its rows by side, before the cut; empty where no split is known.
+        unknown: by path of a set, why nobody knows whether its rows trained what labelled them.
+    """
+
+    side: Side
+    students: list[str]
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The same in words, to be said before any figure."""
+        said = []
+        for why in dict.fromkeys(self.unknown.values()):
+            paths = ", ".join(path for path, text in self.unknown.items() if text == why)
+            said.append(f"{paths}: {why}, so figures may flatter")
+        for path, count in self.rows.items():
+            parts = [f"{number:,} {name}" for name, number in count.items() if number]
+            total = sum(count.values())
+            if self.side == "all":
+                flattered = f"; the {count['train']:,} train rows taught the student, whose figures flatter"
+                said.append(f"all {total:,} rows of {path}: {', '.join(parts)}{flattered}")
+            else:
+                left = [part for part in parts if not part.endswith(f" {self.side}")]
+                kept = f"{count[self.side]:,} of {total:,} rows of {path}, the student's {self.side} side"
+                said.append(f"{kept}; left out: {', '.join(left) or 'none'} (--side all: every row)")
+        return said
+
+
+class Sides:
+    """The sides of queries, by all students among some sets.
+
+    Args:
+        sets: those that are judged together.
+        side: as the user named it; None for `test` where a split is known, else all rows.
+    Raises:
+        UsageError: a side was named, and no set's split is known.
+    """
+
+    def __init__(self, sets: Sequence[LabelSet], side: Side | None, storage: Storage) -> None:
+        self._splits: list[SplitFacts] = []
+        self._by_text: list[tuple[SplitFacts, pa.Array, np.ndarray]] = []
+        self.cut = SideCut(side or "all", [])
+        for one in sets:
+            if one.kind == "run":
+                continue
+            found = _splits_of(one, storage)
+            if isinstance(found, str):
+                self.cut.unknown[one.where] = found
+                continue
+            self.cut.students.append(one.where)
+            for split in found:
+                if split.by == "query":
+                    self._by_text.append((split, *_sides_by_text(one, split, storage)))
+                else:
+                    self._splits.append(split)
+        if self.cut.students and side is None:
+            self.cut.side = "test"
+        if side not in (None, "all") and not self.cut.students:
+            why = "; ".join(f"{path}: {text}" for path, text in self.cut.unknown.items()) or "none is a student's"
+            raise UsageError(f"--side {side}: the split of no set is known ({why}). Leave it out to judge all rows.")
+
+    def of(self, query_ids: pa.Array) -> np.ndarray:
+        """int8 [N]: 0 train, 1 dev, 2 test, 3 unknown; a query of several students' is where it taught most."""
+        code_N, names = codes_of(query_ids.cast(pa.large_binary()))
+        side_Q = np.full(len(names), UNKNOWN, dtype=np.int8)
+        texts = texts_of(names)
+        for split in self._splits:
+            side_Q = np.minimum(side_Q, _split(split, texts))
+        for _, ids, side_P in self._by_text:
+            place_Q = pa.compute.index_in(names, value_set=ids).fill_null(len(ids)).to_numpy()
+            side_Q = np.minimum(side_Q, np.append(side_P, np.int8(UNKNOWN))[place_Q])
+        return np.asarray(side_Q[code_N])
+
+    def kept(self, where: str, query_ids: pa.Array) -> np.ndarray:
+        """bool [N], rows of a set that are on the side; all are counted."""
+        side_N = self.of(query_ids)
+        count = self.cut.rows.setdefault(where, dict.fromkeys(_NAMES, 0))
+        for name, number in zip(_NAMES, np.bincount(side_N, minlength=len(_NAMES)).tolist(), strict=True):
+            count[name] += number
+        return np.full(len(side_N), fill_value=True) if self.cut.side == "all" else side_N == SIDES.index(self.cut.side)
+
+    def taken(self, where: str, rows: pa.Table) -> pa.Table:
+        """The rows of a table with `query_id` that are on the side."""
+        if not self.cut.students:
+            return rows
+        return rows.filter(pa.array(self.kept(where, rows["query_id"].combine_chunks())))
+
+    def apply(self, labels: LabelSet) -> None:
+        """Let a set give the rows of the side alone."""
+        whole = labels.parts
+        if not self.cut.students:
+            return
+
+        def parts() -> Iterator[LabelPart]:
+            self.cut.rows.pop(labels.where, None)  # a set is read several times
+            for part in whole():
+                if part.query_ids is None:
+                    raise UsageError(
+                        f"{labels.where}: has no query ids, so the side of its rows is not known. See --by."
+                    )
+                yield part.taken(pa.array(np.flatnonzero(self.kept(labels.where, part.query_ids))))
+
+        labels.parts = parts
+
+    def check(self) -> None:
+        """
+        Raises:
+            EmptySideError: a set was read, and none of its rows is on the side.
+        """
+        for path, count in self.cut.rows.items():
+            if self.cut.side != "all" and not count[self.cut.side]:
+                raise EmptySideError(
+                    f"{path}: none of its {sum(count.values()):,} rows is on the {self.cut.side} side of the student. "
+                    "Score rows that it did not learn from, or judge all of them with --side all: the figures flatter."
+                )
+
+
+def cut_sets(sets: Sequence[LabelSet], side: Side | None, storage: Storage, *, students: Sequence[str] = ()) -> Sides:
+    """Cut sets to one side, see `Sides`; `students` are outputs whose split counts too."""
+    known = {one.where for one in sets}
+    others = [open_run(path, storage, allow_partial=True) for path in students if path not in known]
+    sides = Sides([*sets, *others], side, storage)
+    for one in sets:
+        sides.apply(one)
+    return sides
+
+
+def _split(split: SplitFacts, keys: Sequence[str]) -> np.ndarray:
+    return split_queries(keys, dev=split.shares.dev, test=split.shares.test, seed=split.seed)
+
+
+def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
+    """The splits behind a student's scores, or why they are not known."""
+    if labels.kind == "file":
+        return "a label file does not say whether what made it learned from these rows"
+    manifest = load_manifest(open_run_store(labels.where, storage))
+    if manifest is None:
+        return "it is not finished, and only a manifest says which student it is of, so its split is not known"
+    path = Path(str(manifest.spec.get("engine", {}).get("model")))
+    try:
+        data = (path / "manifest.json").read_bytes()
+    except OSError:
+        return f"its student is not at {path} any more, so nobody knows which rows trained it"
+    if sha256_bytes(data) not in _students_of(manifest):
+        return f"the student at {path} is another one by now, so nobody knows which rows trained it"
+    return _lineage(json.loads(data), seen={path.resolve()}) or f"the manifest of {path} does not say how it was split"
+
+
+def _students_of(manifest: RunManifest) -> set[str]:
+    return {str(one.get("details", {}).get("manifest_sha256")) for one in manifest.engines or ()}
+
+
+def _lineage(held: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:
+    """The split of a student or bundle, and those of the students that it starts from; empty where it has none."""
+    of_bundle = held.get("lineage")
+    split = (of_bundle or held).get("split")
+    if not isinstance(split, dict):
+        return []
+    model = (of_bundle["student"] if of_bundle else held).get("model") or {}
+    base = Path(str(model.get("reference"))).resolve()
+    found = [checked(SplitFacts, split)]
+    if base not in seen and (base / "student.json").is_file():
+        found += _lineage(json.loads((base / "manifest.json").read_bytes()), seen={*seen, base})
+    return found
+
+
+def _sides_by_text(labels: LabelSet, split: SplitFacts, storage: Storage) -> tuple[pa.Array, np.ndarray]:
+    """Query ids of a run's input, and their sides by the queries' text; one of several texts is where any is first."""
+    assert labels.plan is not None
+    dataset, readings = open_run_input(labels.where, open_run_store(labels.where, storage), labels.plan, storage)
+    pairs = read_pairs(dataset, np.arange(labels.plan.rows), readings=readings)
+    side_N = _split(split, [folded(pair.query) for pair in pairs])
+    code_N, ids = codes_of(ids_of(pair.query_id for pair in pairs))
+    side_P = np.full(len(ids), UNKNOWN, dtype=np.int8)
+    np.minimum.at(side_P, code_N, side_N)
+    return ids, side_P
