@@ -63,14 +63,9 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
 
 
 def _schema_text(kind: str, *, indent: int | None = 2) -> str:
-    from distill.students.specs import student_schema
-    from distill.teachers.spec_files import teacher_schema
-    from export.bench.specs import bench_schema
-    from jobs.planning.job_schema import job_schema
+    from jobs.planning.job_schema import schemas
 
-    schemas = {"job": job_schema, "student": student_schema, "teacher": teacher_schema, "bench": bench_schema}
-    found = schemas[kind]()
-    return json.dumps(found, indent=indent, ensure_ascii=False)
+    return json.dumps(schemas()[kind](), indent=indent, ensure_ascii=False)
 
 
 @click.command(epilog="Example: relabel schema job > job.schema.json")

@@ -1,11 +1,16 @@
 """The JSON Schema of a job file: the spec models' own schemas, with one alternative for each registered labeler and
-engine.
+engine; and which keys spec files have.
 """
 
 from __future__ import annotations
 
-from labelers.engines.registry import engine_schemas
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from labelers.engines.registry import engine_class, engine_names, engine_schemas
 from labelers.registry import labeler_schemas
+from manifests.engine_options import TakesSecrets
 from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, referred
 from manifests.specs import Columns, EngineSpec, InputSpec, JobSpec
 
@@ -22,3 +27,29 @@ def job_schema() -> Schema:
     one_or_many(job.keys["reuse"])
     one_or_many(of_model(definitions, Columns, "document"))
     return {"$schema": DRAFT, "title": "relabel job", "$defs": definitions, **job.values}
+
+
+def schemas() -> dict[str, Callable[[], Schema]]:
+    """By kind of spec file, what makes its schema."""
+    from distill.students.specs import student_schema
+    from distill.teachers.spec_files import teacher_schema
+    from export.bench.specs import bench_schema
+
+    return {"job": job_schema, "student": student_schema, "teacher": teacher_schema, "bench": bench_schema}
+
+
+@functools.cache
+def plain_keys() -> frozenset[str]:
+    """All keys of spec files, but for those that say where a secret is: what stands there is none, whatever the key
+    sounds like (`max_tokens_field`).
+    """
+    options = [engine_class(name).Args for name in engine_names()]
+    secret = {option for args in options if isinstance(args, TakesSecrets) for option in args.secret_variables}
+    return frozenset(key for make in schemas().values() for key in _keys(make())) - secret
+
+
+def _keys(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        yield from schema.get("properties", ())
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _keys(inner)

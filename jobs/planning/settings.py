@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import SecretStr
 
+from jobs.planning.job_schema import plain_keys
 from jobs.planning.spec_places import Places, places_of
 from jobs.planning.spec_variables import spec_variables
 from jobs.planning.spec_yaml import parse_yaml, read_spec_file, yaml_fault
@@ -145,7 +146,9 @@ def _shown(override: str) -> str:
 
 def _is_secret(keys: list[str]) -> bool:
     """Whether what a key holds is not to be shown."""
-    return bool(difflib.get_close_matches(keys[0].strip().lower(), [STORAGE_KEY])) or names_secret(keys[-1])
+    if difflib.get_close_matches(keys[0].strip().lower(), [STORAGE_KEY]):
+        return True
+    return names_secret(keys[-1]) and keys[-1] not in plain_keys()
 
 
 def refuse_secrets(value: Any, *, where: str, key: str = "") -> None:

@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from jobs.cli import main
+from jobs.given_secrets import keep_arguments, keep_environment
 from jobs.planning.job_files import load_job
 from labelers.engines.openai import OpenAi
 from manifests.errors import ConfigError
+from manifests.secrets.redaction import forget_secrets, redacted
 
 from .conftest import KEY, ask_for, requests_for, run_all
 from .scripted_server import MODEL, Json, ScriptedServer, chat, error
@@ -144,6 +146,29 @@ def test_a_key_in_place_of_a_variables_name_is_refused_and_not_shown(serve: Any,
         with pytest.raises(ConfigError, match="name of an environment variable") as caught:
             use(job.spec.engine)
         assert "mistake" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_a_key_of_our_own_specs_is_no_secret_whatever_it_sounds_like(
+    is_variable: bool, serve: Any, write_job: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    server = serve(telltale)
+    flags = ["--set", "engine.args.max_tokens_field=max_completion_tokens"]
+    if is_variable:
+        monkeypatch.setenv("RELABEL_ENGINE__ARGS__MAX_TOKENS_FIELD", "max_completion_tokens")
+        flags = []
+    with pytest.raises(SystemExit):
+        main(["run", write_job(server), *flags])
+    assert "max_completion_tokens" in server.calls[0].body, capfd.readouterr().err
+    forget_secrets()
+    names = ["labeler.max_think_tokens", "engine.args.api_key_env", "storage_options.token", "api_token"]
+    keep_arguments([f"--set={name}=value-of-{name}" for name in names])
+    keep_environment({f"RELABEL_{name.upper().replace('.', '__')}": f"set-to-{name}" for name in names})
+    for name in names:
+        is_secret = name in ("storage_options.token", "api_token")
+        assert (redacted(f"value-of-{name}") == "***") == (redacted(f"set-to-{name}") == "***") == is_secret, name
+    forget_secrets()
 
 
 def test_a_variable_that_was_named_and_is_not_set_is_an_error(
