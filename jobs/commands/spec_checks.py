@@ -22,6 +22,7 @@ from jobs.planning.jobs import Job
 from jobs.planning.settings import JOB, SpecKind
 from jobs.planning.spec_places import resolved
 from jobs.planning.spec_yaml import read_spec_file
+from labelers.engines.registry import CallsServer
 from manifests.errors import ConfigError, ManifestError, RelabelError, StoreError
 from manifests.extras import require
 from manifests.inputs.grade_columns import read_grades
@@ -35,11 +36,11 @@ from manifests.storage.filesystems import filesystem_of, is_url
 from manifests.storage.run_stores import open_run_store
 
 STEPS = {
-    "job": ("spec", "input", "model", "engine", "output", "clock"),
+    "job": ("spec", "input", "model", "engine", "server", "output", "clock"),
     "student": ("spec", "labels", "gold", "model", "packages", "output", "clock"),
     "teacher": ("spec", "runs", "gold", "model", "packages", "output", "clock"),
 }
-"""By kind of spec, its checks in order."""
+"""By kind of spec, its checks in order; one with nothing to check is not shown."""
 NEAR_S = 2.0
 """Clocks that differ by less count as one: storage tells whole seconds."""
 
@@ -58,7 +59,7 @@ def checked(spec_file: str) -> tuple[str, dict[str, str], Exit]:
     except RelabelError as exc:
         found[STEPS[kind][len(found)]] = str(exc)
         return kind, found, exit_for(exc)
-    return kind, found, Exit.DONE
+    return kind, {step: outcome for step, outcome in found.items() if outcome}, Exit.DONE
 
 
 def _job(spec_file: str) -> Iterator[str]:
@@ -68,6 +69,8 @@ def _job(spec_file: str) -> Iterator[str]:
     yield f"{job.spec.engine.model or job.spec.engine.name}, digest {job.model_digest()[:12]}"
     job.engine_class.check(job.spec.engine)
     yield f"{job.spec.engine.name} can start"
+    is_there = isinstance(job.engine_class, CallsServer)
+    yield job.engine_class.try_server(job.spec.engine, job.labeler.probe(), job.secrets) if is_there else ""
     yield _output(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
     yield _clock(job.spec.output, job.storage)
 

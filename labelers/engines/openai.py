@@ -12,6 +12,7 @@ import asyncio
 import logging
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -129,6 +130,23 @@ class OpenAi:
         if args.mode == "tokens" or (args.mode == "auto" and spec.model is not None):
             for module in ("transformers", "llguidance"):
                 require(module, extra="cpu", purpose="The tokens mode of the openai engine")
+
+    @staticmethod
+    def try_server(spec: EngineSpec, asks: Sequence[Ask], secrets: Mapping[str, SecretStr]) -> str:
+        """See `CallsServer`. With two tries at most: nobody waits for rows."""
+        args = args_of(spec)
+        hasty = args.model_copy(update={"max_tries": min(args.max_tries, 2)})
+        engine = OpenAi(spec.model_copy(update={"args": hasty}), secrets=secrets)
+        try:
+            try:
+                remarks = engine.prepare([replace(ask, max_tokens=min(ask.max_tokens, 1)) for ask in asks])
+            except (ModelError, EngineCrashError):  # some refuse small limits
+                remarks = engine.prepare(asks)
+        finally:
+            engine.close()
+        listed = "no list of models" if engine.num_listed is None else f"{engine.num_listed:,} model(s)"
+        head = f"{engine._client.at} has {listed} and answers as {args.served_model} ({engine._mode.name} mode)"
+        return ". ".join([head, *(remark.removesuffix(".") for remark in remarks)])
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Try a short answer of every stage at the server, and say what will not be had."""
@@ -273,6 +291,7 @@ class OpenAi:
         """Look at what is served, and choose the way."""
         args = self._args
         models = self._loop.call(self._client.model_names())
+        self.num_listed = None if models is None else len(models)
         if models and args.served_model not in models:
             self._remarks.append(
                 f"The server at {self._client.at} does not list {args.served_model!r}; it lists "

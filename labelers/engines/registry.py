@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from pydantic import SecretStr
 
 from labelers.engines.decision_costs import DecisionCost
 from manifests.asks import Ask, Engine
@@ -90,6 +92,21 @@ class ResolvesAuto(Protocol):
 
         Raises:
             ModelError: the reference names no model.
+        """
+        ...
+
+
+@runtime_checkable
+class CallsServer(Protocol):
+    """The class of an engine whose model runs at a server."""
+
+    @staticmethod
+    def try_server(spec: EngineSpec, asks: Sequence[Ask], secrets: Mapping[str, SecretStr]) -> str:
+        """Call the server as a start does, with answers of one token where it gives such; what was found, in words.
+
+        Raises:
+            ModelError: it refuses.
+            EngineCrashError: it does not answer.
         """
         ...
 

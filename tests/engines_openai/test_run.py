@@ -127,6 +127,85 @@ def test_r3a_over_a_server_that_fails_now_and_then(serve: Any, write_job: Any, c
     assert "sk-run" not in out
 
 
+def test_doctor_calls_the_server_and_says_what_it_found(serve: Any, write_job: Any, capsys: Any) -> None:
+    def told(server: ScriptedServer, code: int, **args: Any) -> str:
+        assert (
+            relabel(
+                "doctor",
+                write_job(server, engine={"args": JOB["engine"]["args"] | {"base_url": server.url} | args}),
+                "--output",
+                "json",
+            )
+            == code
+        )
+        return str(json.loads(capsys.readouterr().out)["job"]["server"])
+
+    server = serve(r3a)
+    assert f"{server.url} has 1 model(s) and answers as teacher (chat mode)" in told(server, 0)
+    assert {call.body["max_tokens"] for call in server.calls} == {1}
+    assert "does not list 'other'" in told(server, 0, served_model="other")
+    picky = serve(lambda call: error(400, "the limit is too small") if call.body["max_tokens"] < 17 else r3a(call))
+    assert "answers as teacher" in told(picky, 0)
+    assert "HTTP 400: no" in told(serve(lambda _: error(400, "no")), 4)
+    assert "HTTP 503: loading" in told(serve(lambda _: error(503, "loading")), 20)
+    assert "up (HTTP 402: pay)" in told(serve(lambda _: error(402, "pay")), 20)
+    dead = serve(r3a)
+    dead.close()
+    assert f"no server answers at {dead.url}" in told(dead, 20)
+
+
+SAID = {
+    "reasoning": lambda call: _with(r3a(call), lambda text: {"content": text.split("</think>")[1], "reasoning": "hm"}),
+    "opened": lambda call: _with(r3a(call), lambda text: {"content": text.removeprefix("<think>")}),
+    "parts": lambda call: _with(r3a(call), lambda text: {"content": [{"type": "text", "text": text}]}),
+    "capitals": lambda call: _with(r3a(call), lambda text: {"content": text}, "STOP"),
+    "other reason": lambda call: _with(r3a(call), lambda text: {"content": text}, "eos_found"),
+    "no usage": lambda call: Json(r3a(call).payload | {"usage": None}),
+    "too long": lambda call: error(500, "prompt is too long: 9 > 8") if "kind 3" in call.raw.decode() else r3a(call),
+    "no credit": lambda call: r3a(call) if call.number < 9 else error(402, "balance exhausted"),
+    "no system": lambda call: error(400, "no") if '"system"' in call.raw.decode() else _unfolded(call),
+    "small limit": lambda call: r3a(call) if call.body["max_tokens"] > 99 else error(400, "raise the limit"),
+}
+
+
+def _with(reply: Json, change: Any, finish: str = "stop") -> Json:
+    (choice,) = reply.payload["choices"]
+    choice |= {"message": change(choice["message"]["content"]), "finish_reason": finish}
+    return reply
+
+
+def _unfolded(call: Call) -> Json:
+    body = call.body
+    body["messages"].insert(0, {"role": "system", "content": ""})
+    return r3a(Call(call.path, call.headers, json.dumps(body).encode(), call.number))
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_a_run_over_each_kind_of_server(case: str, serve: Any, write_job: Any, capsys: Any) -> None:
+    """Requests: two of the trial, one a query, one a row but for the one that is refused here."""
+    server = serve(SAID[case])
+    job = write_job(server, run={"max_tokens": 1_000_000}, labeler={"name": "r3a", "context": "none"})
+    code = relabel("run", job)
+    err = capsys.readouterr().err
+    num_most = 2 + QUERIES + QUERIES * EACH - 1
+    if case == "no credit":
+        assert (code, "balance exhausted" in err, Path("out/manifest.json").exists()) == (20, True, False)
+        assert len(server.calls) < 9 + 2 * JOB["engine"]["args"]["concurrency"]
+        assert list(Path("out").rglob("quarantine/**/*.parquet")) == []
+        return
+    assert (code, len(server.calls)) == (0, num_most + (case == "no system")), err
+    labels, quarantine = committed("labels"), committed("quarantine")
+    bad = {7: "refused"} | ({3: "overlong"} if case == "too long" else {})
+    assert {number: row["status"] for number, row in quarantine.items()} == bad
+    for number, row in labels.items():
+        assert row["grade"] == number % 3
+        assert row["reasoning"] == ("hm" if case == "reasoning" else f"row {number}")
+        assert ("finish_unknown" in row["flags"]) == (case == "other reason")
+        assert row["prompt_tokens"] > 50
+    assert ("counts no tokens" in err) == (case == "no usage")
+    assert err.count("takes no system turn") == (case == "no system")
+
+
 def test_a_run_whose_server_goes_away_goes_on_with_another_one(serve: Any, write_job: Any, capsys: Any) -> None:
     first = serve(lambda call: error(401) if call.number > 18 else r3a(call))
     job = write_job(first)
