@@ -44,8 +44,6 @@ CHARS_PER_TOKEN = 4
 """Bytes of UTF-8, where neither the server nor a tokenizer counts tokens."""
 MOST_PAGE = 64 << 10
 """Bytes of a page that is looked through for words."""
-LOOK_S = 0.02
-"""Between looks whether others were answered."""
 
 _RETRIED = frozenset({408, 425, 429, 498})
 _NOT_OFFERED = frozenset({404, 405, 501})
@@ -137,19 +135,15 @@ class ApiClient:
         self._key = key
         self.at = shown(args.base_url)
         """The server's address, as messages name it."""
-        self.accepted: tuple[str, dict[str, Any], Callable[[Any], Reply]] | None = None
-        """A request that the server has answered, to find out whether it still does."""
+        self._accepted: tuple[str, dict[str, Any], Callable[[Any], Reply]] | None = None
+        """The first request that was answered, to find out whether such still are."""
         self.num_tokens: Callable[[str], int] = lambda text: -(-len(text.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
         self.is_counting = False
         """Whether tokens are counted here, since the server does not say."""
         self._library = require("httpx", extra="openai", purpose="The openai engine")
         self._rng = random.Random()
         self._num_heard = 0
-        self._num_answered = 0
-        self._num_asked = 0
-        self._num_forbidden = 0
         self._failed_in_a_row = 0
-        self._forbidden_in_a_row = 0
         self._connections = Connections(args, key)
 
     def __repr__(self) -> str:
@@ -196,15 +190,12 @@ class ApiClient:
         content = _content(body)
         limit_bytes = reply_limit(body, len(content))
         most = _most(content, body)
-        self._num_asked += 1
-        try:
-            found = await self._send(
-                "POST", path, content, _parsed(read), limit_bytes, is_trial=is_trial, most=most, written=written
-            )
-        finally:
-            self._num_asked -= 1
+        found = await self._send(
+            "POST", path, content, _parsed(read), limit_bytes, is_trial=is_trial, most=most, written=written
+        )
         if isinstance(found, Failure):
             return found
+        self._accepted = self._accepted or (path, body, read)
         found = self.counted(found, body)
         self.costs.add(found.usage)
         return found
@@ -283,7 +274,11 @@ class ApiClient:
                 method, path, content, read, limit_bytes, is_trial=is_trial, stream=stream, kind=kind
             )
             if not isinstance(outcome, _Try):
-                if isinstance(outcome, Failure) and outcome.finish == "error" and not is_trial:
+                if (
+                    isinstance(outcome, Failure)
+                    and (outcome.finish == "error" or outcome.status == 403)
+                    and not is_trial
+                ):
                     await self._blame("refused all of", f", and that of the start: {outcome.detail}")
                 return outcome
             if outcome.may_be_charged and most is not None:
@@ -315,7 +310,7 @@ class ApiClient:
         if number < max(FAILED_IN_A_ROW, 2 * self._args.concurrency):
             return
         self._failed_in_a_row = 0
-        if self.accepted is None or isinstance(await self.post(*self.accepted, is_trial=True), Failure):
+        if self._accepted is None or isinstance(await self.post(*self._accepted, is_trial=True), Failure):
             raise EngineCrashError(
                 f"the server at {self.at} {did} the last {number} requests{why}. Fix the server; the same command "
                 "then continues."
@@ -369,8 +364,7 @@ class ApiClient:
                 return await self._refused(reply, complaint, is_trial=is_trial)
             return _Try(f"{exc} ({_words(plain) or 'it is empty'})", may_be_charged=True)
         if method == "POST":  # some list their models to anybody
-            self._num_answered += 1
-            self._failed_in_a_row = self._forbidden_in_a_row = 0
+            self._failed_in_a_row = 0
         return found
 
     async def _refused(self, reply: HttpReply, complaint: Complaint, *, is_trial: bool) -> Failure | _Try:
@@ -388,15 +382,7 @@ class ApiClient:
         if status in _RETRIED or (status >= 500 and status != 501) or (subject == "busy" and status in (400, 403)):
             return _Try(said, wait_s)
         if status in (401, 403):
-            self._forbidden_in_a_row += 1
-            if status == 403:
-                await self._hear_others()
-            if (
-                status == 401
-                or self._num_answered == 0
-                or self._forbidden_in_a_row > FAILED_IN_A_ROW
-                or await self._is_locked_out()
-            ):
+            if status == 401 or self._accepted is None or await self._is_locked_out():
                 self._deny(status, said)
             # moderation, at some providers
             return Failure("refused", f"the server refused this request ({said})", status)
@@ -414,17 +400,6 @@ class ApiClient:
                 "engine.args.base_url."
             )
         return Failure("error", f"the server refused the request ({said})", status, complaint.param)
-
-    async def _hear_others(self) -> None:
-        """Wait until the server has answered somebody or refused all who ask now: the first reply may be to the one
-        request that was not liked.
-        """
-        self._num_forbidden += 1
-        try:
-            while self._num_answered == 0 and self._num_forbidden < self._num_asked:
-                await asyncio.sleep(LOOK_S)
-        finally:
-            self._num_forbidden -= 1
 
     def _deny(self, status: int, said: str) -> NoReturn:
         """Of a key that is not accepted the server's own words stay out: some repeat a part of it."""

@@ -286,7 +286,6 @@ class TokensMode:
             body = self._generation(sequence)
             found = loop.call(self._client.post(PATH, body, read_completion))
             if not isinstance(found, Failure):
-                self._client.accepted = PATH, body, read_completion
                 opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
                 text = found.text.lstrip()
                 if not is_bound or ask.prefill or text.startswith(opening) or opening.startswith(text):

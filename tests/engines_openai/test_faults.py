@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -387,22 +386,8 @@ def test_one_forbidden_request_is_a_refusal_while_the_key_still_opens_the_rest(s
     server = serve(
         lambda call: error(403, "flagged by moderation") if "document 1" in call.raw.decode() else echo(call)
     )
-    engine = connect(server, concurrency=1)
-    assert [answer.finish for answer in run_all(engine, requests_for(3))] == ["stop", "refused", "stop"]
-
-
-def test_a_forbidden_request_that_is_first_to_be_answered_is_a_refusal_too(serve: Any, connect: Any) -> None:
-    was_refused = threading.Event()
-
-    def script(call: Call) -> Json:
-        if "document 1" in call.raw.decode():
-            was_refused.set()
-            return error(403, "flagged by moderation")
-        assert was_refused.wait(20)
-        time.sleep(0.2)  # for the refusal to arrive
-        return echo(call)
-
-    engine = connect(serve(script), concurrency=2)
+    engine = connect(server, concurrency=2)
+    engine.prepare([ask_for("q", "7")])
     assert [answer.finish for answer in run_all(engine, requests_for(3))] == ["stop", "refused", "stop"]
 
 

@@ -78,6 +78,7 @@ def test_an_error_that_is_wrong_anywhere_is_an_error_all_the_same(status: int, s
         return echo(call) if number % 2 == 0 else Raw(wrong[number // 2].raw, status=status)
 
     engine = connect(serve(script), max_tries=1, concurrency=2)
+    engine.prepare([requests_for(1)[0].ask])
     for number, answer in enumerate(run_all(engine, requests_for(2 * len(wrong)))):
         check_form(answer)
         assert answer.finish in (("stop",) if number % 2 == 0 else ("error", "overlong", "refused"))
