@@ -69,8 +69,9 @@ def _job(spec_file: str) -> Iterator[str]:
     yield f"{job.spec.engine.model or job.spec.engine.name}, digest {job.model_digest()[:12]}"
     job.engine_class.check(job.spec.engine)
     yield f"{job.spec.engine.name} can start"
-    is_there = isinstance(job.engine_class, CallsServer)
-    yield job.engine_class.try_server(job.spec.engine, job.labeler.probe(), job.secrets) if is_there else ""
+    engine = job.engine_class
+    asks = job.labeler.probe()
+    yield engine.try_server(job.spec.engine, asks, job.secrets) if isinstance(engine, CallsServer) else ""
     yield _output(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
     yield _clock(job.spec.output, job.storage)
 

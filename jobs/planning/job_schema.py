@@ -10,7 +10,6 @@ from typing import Any
 
 from labelers.engines.registry import engine_class, engine_names, engine_schemas
 from labelers.registry import labeler_schemas
-from manifests.engine_options import TakesSecrets
 from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, referred
 from manifests.specs import Columns, EngineSpec, InputSpec, JobSpec
 
@@ -43,8 +42,8 @@ def plain_keys() -> frozenset[str]:
     """All keys of spec files, but for those that say where a secret is: what stands there is none, whatever the key
     sounds like (`max_tokens_field`).
     """
-    options = [engine_class(name).Args for name in engine_names()]
-    secret = {option for args in options if isinstance(args, TakesSecrets) for option in args.secret_variables}
+    options = (engine_class(name).Args for name in engine_names())
+    secret = {option for args in options for option in getattr(args, "secret_variables", ())}  # `TakesSecrets`
     return frozenset(key for make in schemas().values() for key in _keys(make())) - secret
 
 
