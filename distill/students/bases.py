@@ -12,7 +12,7 @@ from typing import Any
 from distill.students.kinds import KINDS, BaseKind
 from distill.students.specs import DistillSpec
 from distill.students.student_record import STUDENT_VERSION, StudentRecord
-from distill.students.students import make_texts, module_class
+from distill.students.students import check_batches, make_texts, module_class
 from distill.students.token_rows import PairTexts
 from distill.training.adapters import check_targets
 from manifests.errors import ConfigError, ModelError
@@ -142,10 +142,12 @@ def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
     and size.
 
     Raises:
-        ModelError: weights can't be loaded, or a decoder scales its logits.
+        ModelError: weights can't be loaded, a decoder scales its logits, or rows of a batch are not answered apart.
     """
     try:
-        return module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record)
+        module: Any = module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record)
+        check_batches(module.eval(), texts_of(base, record), record, f"model {base.resolved.reference!r}")
+        return module
     except (OSError, ValueError, RuntimeError) as exc:
         if isinstance(exc, ModelError | ConfigError):
             raise

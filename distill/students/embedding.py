@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from distill.students.length_batches import batch_tokens_on, length_batches
+from distill.students.logits import PROBES, refuse_leaks
 from manifests.errors import ModelError
 from manifests.extras import require
 from manifests.models.tokenizers import read_tokenizer
@@ -106,7 +107,7 @@ class Embedder:
             most.
         device: what torch calls it; `auto` is a GPU where one is.
     Raises:
-        ModelError: no encoder, or one whose vectors can't be made here.
+        ModelError: no encoder, one whose vectors can't be made here, or one that answers a text by its batch.
         MissingExtraError: torch or transformers is not installed.
     """
 
@@ -134,6 +135,9 @@ class Embedder:
             getattr(self._module.config, "max_position_embeddings", None),
         )
         self.max_tokens = min(limit for limit in limits if limit is not None)
+        refuse_leaks(
+            self._vectors, self._token_rows([f"{query} {document}" for query, document in PROBES]), str(folder)
+        )
 
     def embed(self, texts: Sequence[str], role: Role) -> np.ndarray:
         """Vectors of length 1, float32 [N, D], in the order of the texts; of a text without tokens that count, the

@@ -25,10 +25,10 @@ from typing import Any, Protocol, Self, cast
 import numpy as np
 
 from distill.students.kinds import KINDS
-from distill.students.logits import logits_of_rows, softmax
+from distill.students.logits import PROBES, logits_of_rows, refuse_leaks, softmax
 from distill.students.specs import DistillSpec
 from distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
-from distill.students.token_rows import PairTexts
+from distill.students.token_rows import PairTexts, TokenRow
 from distill.training.disk_errors import open_to_readers
 from manifests.digests import digest_of, readable_json, sha256_file
 from manifests.errors import ModelError
@@ -140,7 +140,7 @@ def load_student(path: str | Path, *, device: str = "cpu") -> StudentModel:
         device: what torch calls it.
     Raises:
         ManifestError: the folder holds no student.
-        ModelError: its weights or tokenizer can't be loaded.
+        ModelError: its weights or tokenizer can't be loaded, or its answer to a row depends on the batch.
     """
     record = read_student(path)
     folder = Path(path)
@@ -153,7 +153,23 @@ def load_student(path: str | Path, *, device: str = "cpu") -> StudentModel:
         raise ModelError(
             f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy."
         ) from exc
-    return StudentModel(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
+    student = StudentModel(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
+    check_batches(module, student.texts, record, str(folder))
+    return student
+
+
+def check_batches(module: Any, texts: PairTexts, record: StudentRecord, where: str) -> None:
+    """Compare a row's logits alone with those in a batch, made as the student makes them; see `refuse_leaks`.
+
+    Args:
+        module: in eval mode.
+    """
+
+    def answer(rows: list[TokenRow]) -> np.ndarray:
+        found = logits_of_rows(module, texts, rows, record.heads, batch_tokens=len(rows) * record.max_tokens)
+        return np.concatenate(list(found.values()), axis=1)
+
+    refuse_leaks(answer, texts.encode(PROBES), where)
 
 
 def make_texts(record: StudentRecord, tokenizer: Any) -> PairTexts:

@@ -129,7 +129,11 @@ class Transformers:
         attention = GROUPED if args.attention == "grouped" else args.attention
         model = _load_model(library, self._resolved, args, self._dtype, self._device, attention)
         forward = Forward(model, self._device)
-        forward.check()
+        if not forward.check():
+            args = args.model_copy(update={"batch_size": 1})
+            self._remarks.append(
+                "this model answers a row by the others of its batch, so each is run alone (engine.args.batch_size: 1)"
+            )
         self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
         self._eos_ids = end_ids(model.generation_config.eos_token_id, tokenizer)
         self._compiler = GrammarCompiler(tokenizer, vocab_size=forward.vocab_size, eos_ids=self._eos_ids)

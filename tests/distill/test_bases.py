@@ -1,4 +1,4 @@
-"""No part of what a student starts from, or answers by, is random in silence."""
+"""No part of what a student starts from, or answers by, is random in silence, and no row is answered by its batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from distill.students.bases import check_base
+from distill.students.bases import build_module, check_base, make_record
 from distill.students.embedding import Embedder
 from distill.students.specs import DistillSpec
-from distill.students.students import load_student
+from distill.students.students import load_student, write_student
 from manifests.errors import ModelError
 from manifests.models.references import ResolvedModel
+from manifests.phi import DEFAULT_PHI
+from manifests.specs import Columns
 
 Damage = Callable[[Path], Any]
 
@@ -118,3 +120,65 @@ def test_distill_says_so(run: Callable[..., Any], encoder_dir: Callable[..., Pat
     with pytest.raises(ModelError, match=r"prefix 'module\.'"):
         run(student={"model": str(tmp_path / "base")})
     assert not (tmp_path / "out" / "student.json").exists()
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "convbert": {"embedding_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    "nystromformer": {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    "rwkv": {"num_hidden_layers": 2, "attention_hidden_size": 32},
+    "mamba": {"num_hidden_layers": 2},
+    "opt": {"num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "qwen2": {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type", "batching", "is_refused"),
+    [
+        ("encoder", "convbert", None, True),
+        ("encoder", "nystromformer", None, True),
+        ("decoder", "rwkv", "padded", True),
+        ("decoder", "mamba", "packed", True),
+        ("decoder", "opt", "packed", True),
+        ("decoder", "opt", "padded", False),
+        ("decoder", "qwen2", "packed", False),
+    ],
+)
+def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(
+    kind: str,
+    model_type: str,
+    batching: str | None,
+    is_refused: bool,
+    spec: Callable[..., dict[str, Any]],
+    encoder_dir: Callable[..., Path],
+    decoder_dir: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, likeness = tmp_path / "base", encoder_dir() if kind == "encoder" else decoder_dir()
+    rows = json.loads((likeness / "config.json").read_text())["vocab_size"]
+    config = tf.AutoConfig.for_model(model_type, vocab_size=rows, hidden_size=32, **SHAPES[model_type])
+    torch.manual_seed(5)
+    auto = tf.AutoModel if kind == "encoder" else tf.AutoModelForCausalLM
+    auto.from_config(config).save_pretrained(folder)
+    for file in (*likeness.glob("tokenizer*"), *likeness.glob("chat_template*")):
+        shutil.copy(file, folder)
+    student = {"kind": kind, "model": str(folder)} | ({} if batching is None else {"batching": batching})
+    values = DistillSpec.model_validate(spec(student=student, train={"max_tokens": 64 if kind == "encoder" else 200}))
+    base = check_base(values, ResolvedModel(folder, "0", "the-model"))
+    record = make_record(values, base, {"relevance": 3}, DEFAULT_PHI, Columns())
+    if not is_refused:
+        build_module(values, base, record)
+        return
+    says = r"its answer to a row changes with the other rows .*--batch-tokens"
+    with pytest.raises(ModelError, match=f"the-model.*{says}"):
+        build_module(values, base, record)
+    with monkeypatch.context() as patch:  # one that was trained before this was looked at
+        patch.setattr("distill.students.bases.check_batches", lambda *_: None)
+        module = build_module(values, base, record)
+    write_student(tmp_path / "student", record, module, base.tokenizer)
+    with pytest.raises(ModelError, match=says):
+        load_student(tmp_path / "student")
+    if kind == "encoder":
+        with pytest.raises(ModelError, match=says):
+            Embedder(folder, max_tokens=None, batch_tokens=None, device="cpu")

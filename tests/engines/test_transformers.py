@@ -163,6 +163,39 @@ def test_a_mixed_batch_answers_as_each_request_alone(kind, sampling, start):
     assert len(set(texts)) > 5
 
 
+def mixes_rows(model: Any, plain: Any, **given: Any) -> Any:
+    found = plain(model, **given)
+    found.last_hidden_state = 0.8 * found.last_hidden_state + 0.2 * found.last_hidden_state.mean(0, keepdim=True)
+    return found
+
+
+def ignores_positions(model: Any, plain: Any, **given: Any) -> Any:
+    """Counts them itself, from the widest row's columns."""
+    import torch
+
+    if given["past_key_values"] is not None and given["input_ids"].shape[1] == 1:
+        given["position_ids"] = torch.full_like(given["position_ids"], int(given["position_ids"].max()))
+    return plain(model, **given)
+
+
+@pytest.mark.parametrize("forward", [mixes_rows, ignores_positions])
+def test_a_model_that_mixes_the_rows_of_a_batch_is_asked_alone(forward, start, monkeypatch):
+    from transformers import Qwen2Model
+
+    plain = Qwen2Model.forward
+    monkeypatch.setattr(Qwen2Model, "forward", lambda model, **given: forward(model, plain, **given))
+    asks = requests_for(6, decisions=(SCORE,))
+    engine, alone = start(batch_size=8), start(batch_size=1, prefix_cache=False)
+    assert "each is run alone" in " ".join(engine.prepare([asks[0].ask]))
+    for found, wanted in zip(run_all(engine, asks), run_all(alone, asks), strict=True):
+        assert found.text == wanted.text
+        assert found.distributions["score"].probs == pytest.approx(wanted.distributions["score"].probs, abs=1e-4)
+
+
+def test_a_model_that_keeps_rows_apart_is_not(start):
+    assert "run alone" not in " ".join(start(batch_size=8).prepare([requests_for(1)[0].ask]))
+
+
 def test_the_seed_alone_decides_a_sampled_answer(start):
     engine = start(batch_size=4)
     request = requests_for(1, sampling=WARM)[0]
