@@ -67,7 +67,7 @@ def chosen_rows(job: Job, choice: RowChoice) -> Iterator[tuple[list[Pair], set[i
         return
     queries = dict.fromkeys(pair.query_id for pair in pairs_by_number(dataset, chosen))
     for rows in rows_of_queries(dataset, list(queries)).values():
-        yield pairs_by_number(dataset, rows), set(rows) & set(chosen)
+        yield list(pairs_by_number(dataset, rows)), set(rows) & set(chosen)
 
 
 def _numbers(dataset: Dataset, choice: RowChoice) -> Sequence[int]:

@@ -79,7 +79,8 @@ def write_table(polars: Any, source: Source, duplicates: Duplicates, target: For
     first = next(batches)
     with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
         for batch in itertools.chain([first], batches):
-            writer.write_table(batch)
+            if batch.num_rows:  # readers fail at a row group without rows (datasets 5.2)
+                writer.write_table(batch)
             count += batch.num_rows
     return count
 

@@ -53,7 +53,7 @@ def _probe_pairs(opened: OpenRun) -> list[Pair]:
         each = min(ROWS, plan.rows)
         firsts = sorted(rng.sample(range(plan.rows // each), min(PLACES, plan.rows // each)))
         rows = [row for first in firsts for row in range(first * each, (first + 1) * each)]
-        return pairs_by_number(opened.dataset, rows)
+        return list(pairs_by_number(opened.dataset, rows))
     chunks = [(shard, number) for shard in plan.shards for number in range(len(shard.chunks))]
     found = list[Pair]()
     for shard, number in rng.sample(chunks, min(PLACES * ROWS, len(chunks))):

@@ -52,27 +52,28 @@ def sampled_stages(opened: OpenRun, rates: Rates | None) -> Mapping[str, Sampled
 
 def _sampled(opened: OpenRun, rates: Rates | None) -> Mapping[str, SampledStage]:
     places = _places(opened)
-    pairs = pairs_by_number(opened.dataset, [row for rows in places for row in rows])
     probe, reuse = opened.job.labeler.probe(), Reuse(opened.job, opened.plan, [])
     found: dict[str, list[SampledStage]] = {ask.stage: [] for ask in probe}
     lengths = {ask.stage: answer_length(ask, rates, opened.plan.rows) for ask in probe}
-    for end in (0, 1, 2) if len(probe) > 1 else (1,):
-        counter = RowCounter(opened, reuse, {stage: length[end] for stage, length in lengths.items()})
-        of_places, prefix = [], PrefixHit()
-        left = iter(pairs)
-        for rows in places:
+    ends = (0, 1, 2) if len(probe) > 1 else (1,)
+    counters = [RowCounter(opened, reuse, {stage: length[end] for stage, length in lengths.items()}) for end in ends]
+    prefixes = [PrefixHit() for _ in ends]
+    of_ends: list[list[ExactCounts]] = [[] for _ in ends]
+    pairs = pairs_by_number(opened.dataset, [row for rows in places for row in rows])
+    for rows in places:
+        for of_places, prefix in zip(of_ends, prefixes, strict=True):
             of_places.append(ExactCounts(prefix=prefix))
-            for pair in itertools.islice(left, len(rows)):
+        for pair in itertools.islice(pairs, len(rows)):
+            for counter, of_places in zip(counters, of_ends, strict=True):
                 counter.count(pair, of_places[-1])
-        for ask in probe:
-            stage = ask.stage
-            asks, tokens = (
-                [getattr(one, what).get(stage, 0) for one in of_places] for what in ("asks", "prompt_tokens")
-            )
-            num_places = -(-opened.plan.rows // len(places[0]))
-            each_ask = ratio_range(asks, tokens, num_to_come=num_places, is_sample=True)
-            if each_ask is not None:
-                found[stage].append(SampledStage(each_ask, prefix.share(stage)))
+    num_places = -(-opened.plan.rows // len(places[0]))
+    for ask, (of_places, prefix) in itertools.product(probe, zip(of_ends, prefixes, strict=True)):
+        asks, tokens = (
+            [getattr(one, what).get(ask.stage, 0) for one in of_places] for what in ("asks", "prompt_tokens")
+        )
+        each_ask = ratio_range(asks, tokens, num_to_come=num_places, is_sample=True)
+        if each_ask is not None:
+            found[ask.stage].append(SampledStage(each_ask, prefix.share(ask.stage)))
     return {stage: _joined(some) for stage, some in found.items() if some}
 
 

@@ -71,7 +71,7 @@ def add_page_columns(
     kept = [one for one in held if one.name not in added]
     schema = pa.schema([*kept, *(pa.field(name, kind) for name, kind in added.items())])
     with written(to, storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        waiting = [schema.empty_table()]
+        waiting: list[pa.Table] = []
         for table in stream_tables(files, held, pairs_path, storage, batch_rows=_BATCH_ROWS):
             found = table.select([one.name for one in kept])
             texts = {name: values_of(table[name], pairs_path) for name in sorted(read)}

@@ -138,7 +138,7 @@ class SimilarPairs:
         schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())], metadata=mark)
         counts = SimilarCounts()
         with written(target, self._storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            waiting = [schema.empty_table()]
+            waiting: list[pa.Table] = []
             for table in self._tables():
                 waiting.append(self._with_cosines(table, embedder, counts).replace_schema_metadata(mark))
                 if sum(map(len, waiting)) >= _GROUP_ROWS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +17,17 @@ from manifests.runs.query_ids import id_batches
 from manifests.runs.rows import read_chunks
 
 
-def pairs_by_number(dataset: Dataset, rows: Sequence[int]) -> list[Pair]:
-    """The pairs of rows, in the order given. Where the labeler sees whole queries, rows of one query lie together and
-    are all of it.
+def pairs_by_number(dataset: Dataset, rows: Sequence[int]) -> Iterator[Pair]:
+    """The pairs of rows, in the order given; one is in memory at a time, unless the labeler sees whole queries. Then
+    rows of one query lie together and are all of it.
 
     Raises:
         InputError: a file can't be read.
     """
-    picked = ShardPlan(len(rows), None, None, [len(rows)], 0, 0)
-    return next(read_chunks(dataset, picked, np.array(rows, np.int64), [0], readings=None)).pairs
+    chunks = [len(rows)] if dataset.reads.siblings else [1] * len(rows)
+    picked = ShardPlan(len(rows), None, None, chunks, 0, 0)
+    for chunk in read_chunks(dataset, picked, np.array(rows, np.int64), range(len(chunks)), readings=None):
+        yield from chunk.pairs
 
 
 def rows_of_queries(dataset: Dataset, query_ids: Collection[str]) -> dict[str, list[int]]:

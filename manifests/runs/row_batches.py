@@ -14,8 +14,8 @@ from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
 from manifests.inputs.file_stamps import stamp_of
 from manifests.runs.readings import Readings, blocks_of
 
-BATCH_ROWS = 2048
-"""Rows decoded at a time: a few megabytes of ordinary text."""
+BATCH_ROWS, BATCH_BYTES = 2048, 16 << 20
+"""Rows decoded at a time, a few megabytes of ordinary text, and of about how many bytes where rows are long."""
 HELD_BYTES = 16 << 20
 """A block that is decoded before it is kept as the first reading is held if it is no larger, and else decoded once
 more.
@@ -46,11 +46,15 @@ def _group_batches(
         ]
         if touched:
             stamp = stamp_of(file.path)
+            longest = max(size / rows for rows, size in groups if rows)
+            batch_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(longest, 1))))
             with open_planned(file, dataset) as opened:
 
-                def batches(some: Sequence[int], parquet: Any = opened.parquet) -> Iterator[pa.RecordBatch]:
+                def batches(
+                    some: Sequence[int], parquet: Any = opened.parquet, batch_rows: int = batch_rows
+                ) -> Iterator[pa.RecordBatch]:
                     yield from parquet.plain_batches(
-                        dataset.text_columns, ids=dataset.id_columns, batch_rows=BATCH_ROWS, row_groups=[*some]
+                        dataset.text_columns, ids=dataset.id_columns, batch_rows=batch_rows, row_groups=[*some]
                     )
 
                 held: dict[tuple[int, ...], list[pa.RecordBatch]] = {}

@@ -732,3 +732,18 @@ def test_whole_numbers_that_no_column_holds_are_refused(
             3, "rows.jsonl: column `x` holds whole numbers beyond 64 bits", "as text"
         )
     assert relabel("convert", path, "x.qrels").code == 0
+
+
+def test_a_table_has_no_empty_row_group_and_is_read_by_datasets(
+    run: Callable[..., None], convert: Any, folder: Path
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    run()
+    convert("out/ecom", "x.parquet")
+    found = pq.ParquetFile("x.parquet")
+    assert all(found.metadata.row_group(group).num_rows for group in range(found.num_row_groups))
+    held = datasets.load_dataset("parquet", data_files="x.parquet", cache_dir=str(folder / "cache"))["train"]
+    assert held.num_rows == found.metadata.num_rows > 0
+    (folder / "none.jsonl").write_text("")
+    convert("none.jsonl", "none.parquet")
+    assert rows_of("none.parquet") == []

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from manifests.inputs.dataset import open_dataset
 from manifests.labels import QUERY_AND_DOCUMENT, Reads
 from manifests.runs import row_batches
+from manifests.runs.picked_rows import pairs_by_number
 from manifests.runs.plan_making import make_plan
 from manifests.runs.plans import shard_row_ids, write_plan
 from manifests.runs.rows import read_chunks
@@ -136,3 +137,15 @@ def test_context_documents_are_read_when_asked_for_and_capped_at_four(tmp_path: 
         plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
         (chunk,) = read_chunks(dataset, plan.shards[0], None, [0], readings=None)
         assert [pair.context for pair in chunk.pairs] == expected
+
+
+def test_long_rows_are_decoded_few_at_a_time_and_picked_one_by_one(tmp_path: Path) -> None:
+    """What a plan samples does not lie in memory at once, however long documents are."""
+    text = "oak " * 1_000_000
+    rows = [{"query_id": "q", "query": "oak", "doc_id": str(row), "document": text} for row in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", use_dictionary=False)
+    dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage())
+    assert max(batch.num_rows for _, batch, _ in row_batches.batches_in(dataset, None, 0, 12)) == 4
+    picked = pairs_by_number(dataset, [11, 3, 4])
+    assert [next(picked).doc_id for _ in range(3)] == ["11", "3", "4"]
+    assert next(picked, None) is None
