@@ -254,6 +254,17 @@ class KeepsCosts(Protocol):
 
 
 @runtime_checkable
+class ShowsPrompts(Protocol):
+    """An engine that makes the prompts that its model reads."""
+
+    def rendered(self, ask: Ask) -> list[str] | None:
+        """The whole prompt, template text and data by turns as in `Message.parts`, its document not cut; None where a
+        server makes it.
+        """
+        ...
+
+
+@runtime_checkable
 class WritesInSight(Protocol):
     """An engine that can tell what it writes before an answer is whole."""
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from manifests.errors import ConfigError, ModelError
+from manifests.models.chat_templates import ChatTemplate
 
 
 def render_prompt(tokenizer: Any, *, style: str, system: str, user: str, ending: str) -> tuple[str, str, str]:
@@ -24,9 +25,11 @@ def render_prompt(tokenizer: Any, *, style: str, system: str, user: str, ending:
             raise ConfigError(
                 "`student.prompt.style` is chat, and the model's tokenizer has no chat template. Use plain."
             )
-        turns = [{"role": "system", "content": system}] if system else []
-        turns.append({"role": "user", "content": user})
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        turns = [("system", system)] if system else []
+        try:
+            text = ChatTemplate(tokenizer).text([*turns, ("user", user)])
+        except (ConfigError, ModelError) as exc:
+            raise type(exc)(f"{exc} Or use `student.prompt.style: plain`.") from exc
     else:
         text = "\n\n".join(filter(None, (system, user, ending)))
     found = re.split(r"\{query\}|\{document\}", text)

@@ -14,6 +14,7 @@ import numpy as np
 
 from distill.students.token_rows import PAD_MULTIPLE, TokenRow, mask_of, padded, tensors_of, width_of
 from manifests.errors import ConfigError
+from manifests.models.chat_templates import start_ids
 
 # B rows, T tokens
 
@@ -85,7 +86,7 @@ class DecoderTexts:
         self._packs = packs
         before, between, after = pieces
         has_start = tokenizer.chat_template is None or not before.startswith(tokenizer.bos_token or "\0")
-        start = list(tokenizer("").input_ids) if has_start else []
+        start = start_ids(tokenizer) if has_start else []
         self.prompt_ids = (start + self._template_ids(before), self._template_ids(between), self._template_ids(after))
         """Tokens of the prompt before the query, between query and document, and after the document."""
         num_fixed = sum(map(len, self.prompt_ids))

@@ -37,7 +37,8 @@ def segments_of(rollout: Rollout, tokens: AnswerTokens, *, template: int = NO_PA
         spans: dict[int, list[Span]] = {}
         for tag, span in Reader(turn.ask.format).spans(turn.text).items():
             spans.setdefault(NODES.index(NODE_OF_TAG[tag]), []).append(span)
-        parts = token_parts(tokens.pieces(turn.ids), spans)
+        opened = turn.text.removesuffix(tokens.text(turn.ids)).encode()  # by the chat template
+        parts = token_parts([opened, *tokens.pieces(turn.ids)], spans)[1:]
         whose = [template if part == NO_PART else part for part in parts]
         segments[turn.start : turn.start + len(turn.ids)] = whose
     return segments

@@ -56,7 +56,7 @@ class WrittenTurn:
         ask: what it answers.
         start: where it begins among the rollout's completion ids.
         ids: its tokens, the end token included where it has one.
-        text: their text, without control tokens.
+        text: their text, without control tokens; before it the thought that the chat template opens, if it does.
     """
 
     ask: Ask
@@ -171,7 +171,7 @@ class Dialogues:
     def _take(self, talk: _Talk, ids: list[int]) -> bool:
         """Give the labeler an answer; whether it asks on."""
         rollout = talk.rollout
-        text = self.tokens.text(ids)
+        text = self._encoder.opened_for(talk.ask) + self.tokens.text(ids)
         rollout.turns.append(WrittenTurn(talk.ask, len(rollout.completion_ids), ids, text))
         talk.add(ids, is_own=True)
         try:
@@ -207,9 +207,9 @@ class Dialogues:
             if end < len(after) and self.tokens.text(after[start:end]).strip() == self.tokens.text(body).strip():
                 return after[end:]
         raise ConfigError(
-            "the model's chat template renders earlier turns anew (thinking models' templates drop earlier thoughts), "
-            "so a later turn can't go on from the answer as it was sampled. Set chat_template_kwargs, or a labeler of "
-            "one turn (`r3a` with `stages: 1`)."
+            "the model's chat template renders earlier turns in another way when more turns follow, so a later turn "
+            "can't go on from the answer as it was sampled. Set chat_template_kwargs, or a labeler of one turn (`r3a` "
+            "with `stages: 1`)."
         )
 
 

@@ -124,8 +124,9 @@ class AnswerEncoder:
             (decision,) = turn.ask.decisions
             answer, is_reasoning = [self._label_ids(decision)[turn.label]], [False]
         else:
-            answer = self._encoder.encode_answer(turn.parts)
-            is_reasoning = [part == REASONING for part in self._parts(answer, turn)]
+            opened = self._encoder.opened_for(turn.ask).strip()  # in the prompt already
+            answer = self._encoder.encode_answer((turn.parts[0].removeprefix(opened), *turn.parts[1:]))
+            is_reasoning = [part == REASONING for part in self._parts(answer, turn, opened)]
             answer, is_reasoning = [*answer, self._base.end_id], [*is_reasoning, False]
         prompt = self._encoder.encode(turn.ask, max_prompt_tokens=max_tokens - len(answer))
         if isinstance(prompt, Overlong):
@@ -155,9 +156,9 @@ class AnswerEncoder:
         vocabulary = int(self._base.config.get_text_config().vocab_size)
         return GrammarCompiler(self._base.tokenizer, vocab_size=vocabulary, eos_ids=[self._base.end_id])
 
-    def _parts(self, answer: list[int], turn: AnsweredTurn) -> list[int]:
-        pieces = [self._compiler.token_bytes(token) for token in answer]
-        return token_parts(pieces, {REASONING: turn.reasoning})
+    def _parts(self, answer: list[int], turn: AnsweredTurn, opened: str) -> list[int]:
+        pieces = [opened.encode(), *map(self._compiler.token_bytes, answer)]
+        return token_parts(pieces, {REASONING: turn.reasoning})[1:]
 
     def _resolved(self, decision: Decision) -> tuple[int, ...]:
         return resolve_labels(self._encoder, decision, tokenizer_name=self._base.resolved.reference)

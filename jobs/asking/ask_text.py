@@ -30,24 +30,30 @@ def head_of(pair: Pair) -> str:
     return click.style(f"row {pair.row_id} · query {shown(pair.query_id)} · document {shown(pair.doc_id)}", bold=True)
 
 
-def ask_text(ask: Ask, above: Sequence[Message] = ()) -> str:
-    """The prompt, turn by turn.
+def ask_text(exchange: HeardAsk, above: str = "") -> str:
+    """The prompt as the model reads it; where a server makes that, turn by turn as it is asked.
 
     Args:
-        above: turns that are on the screen already; a prompt that begins with them goes on from there.
+        above: the prompt that is on the screen already; one that begins with it goes on from there.
     """
+    ask, prompt = exchange.ask, prompt_text(exchange)
     lines = [ruler(f"{ask.stage}: asked")]
-    num_above = len(above) if above and ask.messages[: len(above)] == tuple(above) else 0
-    if num_above:
-        is_all = num_above == len(ask.messages)
+    if above and prompt.startswith(above):
         lines.append(
-            click.style("the prompt above, with another seed" if is_all else "the turns above, then", dim=True)
+            click.style("the prompt above, with another seed" if prompt == above else "the turns above, then", dim=True)
         )
-    for message in ask.messages[num_above:]:
-        lines += [click.style(message.role, dim=True), _turn(message)]
-    if ask.prefill:
+        prompt = prompt[len(above) :].removeprefix("\n")
+    lines += [prompt] if prompt else []
+    if ask.prefill and exchange.prompt is None:
         lines += [click.style("the answer begins with", dim=True), shown(ask.prefill)]
     return "\n".join(lines)
+
+
+def prompt_text(exchange: HeardAsk) -> str:
+    """The whole prompt, with its data marked."""
+    if exchange.prompt is not None:
+        return _marked(exchange.prompt)
+    return "\n".join(f"{click.style(one.role, dim=True)}\n{_marked(one.parts)}" for one in exchange.ask.messages)
 
 
 def answer_text(exchange: HeardAsk, *, is_text_shown: bool = False) -> str:
@@ -133,6 +139,7 @@ def _exchange(exchange: HeardAsk) -> dict[str, Any]:
         "stage": ask.stage,
         "messages": turns,
         "prefill": ask.prefill,
+        "rendered": None if exchange.prompt is None else "".join(exchange.prompt),
         "max_tokens": ask.max_tokens,
         "answer": said,
     }
@@ -146,10 +153,10 @@ def _parts(message: Message) -> Iterator[dict[str, str | None]]:
             yield {"field": field, "text": text}
 
 
-def _turn(message: Message) -> str:
+def _marked(parts: Sequence[str]) -> str:
     return "".join(
         click.style(f"⟦{shown(text).translate(_MARKS)}⟧", fg="cyan") if place % 2 else shown(text)
-        for place, text in enumerate(message.parts)
+        for place, text in enumerate(parts)
     )
 
 

@@ -13,11 +13,14 @@ from jobs.planning.jobs import Job
 from jobs.running.auto_options import with_options_begun_with
 from jobs.running.counts import Progress
 from jobs.running.labeling import ask_unwritten, start_engine
+from labelers.engines.counting import prompt_encoder
+from labelers.engines.tokens import PromptEncoder
 from manifests.asks import EngineFacts
-from manifests.errors import ConfigError, InputError, VerdictError
+from manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, VerdictError
 from manifests.inputs.dataset import Dataset
 from manifests.labels import Pair
 from manifests.runs.picked_rows import pairs_by_number, rows_of_queries
+from manifests.runs.plans import load_plan
 from manifests.schemas import LabelRow, QuarantineRow
 from manifests.storage.run_stores import open_run_store
 
@@ -86,8 +89,10 @@ def _numbers(dataset: Dataset, choice: RowChoice) -> Sequence[int]:
 
 def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
     """The first ask of each chosen row, without an engine; later turns depend on answers."""
+    encoder, remarks = _encoder_of(job)
     for pairs, chosen in chosen_rows(job, choice):
-        found = AskedRows([pair for pair in pairs if pair.row_id in chosen])
+        found = AskedRows([pair for pair in pairs if pair.row_id in chosen], remarks=remarks)
+        remarks = []
         for pair in found.pairs:
             conversation = job.labeler.label(pair)
             try:
@@ -98,9 +103,19 @@ def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
             finally:
                 conversation.close()
             if all(ask != one.ask for one in found.exchanges):
-                found.exchanges.append(HeardAsk(ask))
+                found.exchanges.append(HeardAsk(ask, prompt=None if encoder is None else encoder.shown(ask)))
         found.rows = [None] * len(found.pairs)
         yield found
+
+
+def _encoder_of(job: Job) -> tuple[PromptEncoder | None, list[str]]:
+    """What makes the prompts that the job's model reads, and remarks; None where that is not known here."""
+    try:
+        engine = job.at_day_of(load_plan(open_run_store(job.spec.output, job.storage))).spec.engine
+        folder = job.template_folder()
+        return (None if folder is None else prompt_encoder(engine, folder)), []
+    except (ModelError, MissingExtraError) as exc:
+        return None, [f"prompts are shown before the chat template: {exc}"]
 
 
 class Asker:
@@ -154,7 +169,8 @@ class Asker:
 
     def _engine_of(self, job: Job) -> Listening:
         if self._engine is None:
-            begun = with_options_begun_with(job, open_run_store(job.spec.output, job.storage))
+            store = open_run_store(job.spec.output, job.storage)
+            begun = with_options_begun_with(job, store).at_day_of(load_plan(store))
             started, remarks = start_engine(begun)
             self._engine = Listening(started, self._listen, is_read_along=self._is_read_along)
             if self._is_read_along and not self._engine.is_read_along:

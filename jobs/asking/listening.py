@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from manifests.asks import Answer, Ask, Engine, EngineFacts, Request, WritesInSight
+from manifests.asks import Answer, Ask, Engine, EngineFacts, Request, ShowsPrompts, WritesInSight
 
 
 @dataclass(slots=True)
@@ -17,12 +17,14 @@ class HeardAsk:
         answer: None while there is none.
         seconds: from the ask to the answer, waiting included.
         written: the answer so far, while there is none and the engine tells.
+        prompt: as the model reads it, template text and data by turns; None where that is not known here.
     """
 
     ask: Ask
     answer: Answer | None = None
     seconds: float | None = None
     written: str = ""
+    prompt: list[str] | None = None
 
 
 class Listening:
@@ -48,6 +50,8 @@ class Listening:
 
     def submit(self, request: Request) -> None:
         exchange = HeardAsk(request.ask)
+        if isinstance(self._engine, ShowsPrompts):
+            exchange.prompt = self._engine.rendered(request.ask)
         self._open[request.id] = exchange, time.perf_counter()
         self._heard(exchange)
         self._engine.submit(request)

@@ -10,7 +10,6 @@ from jobs.asking import ask_text
 from jobs.asking.asking import AskedRows
 from jobs.asking.listening import HeardAsk
 from jobs.output import shown
-from manifests.asks import Message
 from manifests.labels import Pair
 from manifests.secrets.redaction import redacted
 
@@ -29,8 +28,8 @@ class AskScreen:
         self._front: HeardAsk | None = None
         """Whose answer is being written on the screen."""
         self._said = ""
-        self._above: tuple[Message, ...] = ()
-        """The turns of the prompt that was shown last, of the same rows."""
+        self._above = ""
+        """The prompt that was shown last, of the same rows."""
         self._later: list[tuple[HeardAsk, bool]] = []
         """What came meanwhile, and whether that was an answer."""
 
@@ -39,7 +38,7 @@ class AskScreen:
         if self._is_first:
             click.echo(ask_text.LEGEND)
         self._is_first = False
-        self._above = ()
+        self._above = ""
         for pair in pairs:
             click.echo(ask_text.head_of(pair))
 
@@ -95,5 +94,5 @@ class AskScreen:
         if is_answered:
             click.echo(ask_text.answer_text(exchange))
             return
-        click.echo(ask_text.ask_text(exchange.ask, self._above))
-        self._above = exchange.ask.messages
+        click.echo(ask_text.ask_text(exchange, self._above))
+        self._above = ask_text.prompt_text(exchange)

@@ -25,7 +25,7 @@ from jobs.planning.job_files import load_job
 from jobs.planning.jobs import Job
 from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
-from jobs.planning.plan_text import plan_text, table_json
+from jobs.planning.plan_text import plan_text, table_json, template_days
 from jobs.planning.shard_choice import choose_shards
 from jobs.pool.backends import BACKENDS, WorkerPool, label_with
 from jobs.running.allowances import budget_so_far
@@ -184,6 +184,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         "estimate": estimate_json(planned),
         "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
         "variables": dict(opened.job.variables),
+        "template_day": next(iter(template_days(opened)), None),
         "chunk_seconds": None if timing is None else round(timing.seconds, 3),
         "decision_costs": [cost._asdict() for cost in costs],
         "budget": plain(budget),

@@ -104,7 +104,7 @@ def priced_args(engine: Any) -> EngineArgs | None:
 
 def _holds_its_plan(job: Job) -> bool:
     plan = load_plan(open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer))
-    return plan is not None and is_plan_of(plan, job.parts(job.open_dataset()))
+    return plan is not None and is_plan_of(plan, job.at_day_of(plan).parts(job.open_dataset()))
 
 
 def storage_of(values: Mapping[str, Any], *, where: str) -> Storage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,17 @@ from pydantic import SecretStr
 
 from jobs.fetching.models import fetch_model
 from jobs.planning.spec_places import mark_of
+from labelers.engines.api_tokenizer import TokenizerFolder, tokenizer_folder
 from labelers.engines.registry import EngineClass
 from labelers.registry import Labeler, declared_columns, declared_reads
 from manifests.engine_options import KeepsModels
 from manifests.errors import ConfigError
 from manifests.inputs.dataset import Dataset, Known, open_dataset
 from manifests.labels import Reads
+from manifests.models.chat_templates import day_of, with_day
 from manifests.runs.fingerprints import fingerprint_parts
 from manifests.runs.label_keys import stage_digests
+from manifests.runs.plans import Plan
 from manifests.runs.recipes import BY_CONTENT
 from manifests.specs import JobSpec
 from manifests.storage.context import Storage
@@ -82,11 +85,45 @@ class Job:
         Raises:
             ModelError: there is no such model, or it can't be fetched.
         """
+        self.fetch_model()
+        return self.engine_class.model_digest(self.spec.engine)
+
+    def fetch_model(self) -> None:
+        """See `model_digest`."""
         engine = self.spec.engine
         if engine.model is not None and isinstance(engine.args, KeepsModels):
             cache = engine.args.cache_dir
             fetch_model(engine.model, self.storage, cache_dir=Path(cache) if cache else None)
-        return self.engine_class.model_digest(engine)
+
+    def template_folder(self) -> TokenizerFolder | None:
+        """The tokenizer whose chat template makes the prompts; None where a server makes them.
+
+        Raises:
+            ModelError: the model is not here.
+        """
+        engine = self.spec.engine
+        if (
+            engine.model is None
+            or not isinstance(engine.args, KeepsModels)
+            or getattr(engine.args, "mode", "") == "chat"
+        ):
+            return None
+        return tokenizer_folder(engine.model, engine.args.cache_dir)
+
+    def at_day_of(self, plan: Plan | None) -> Job:
+        """The job with the day that its chat template says, if it says one: the plan's, or today where there is none.
+
+        Raises:
+            ModelError: the model is not here.
+        """
+        engine = self.spec.engine
+        kwargs = engine.chat_template_kwargs
+        if plan is not None:
+            kwargs = day_of(plan.parts.get("engine", {}).get("chat_template_kwargs")) | kwargs
+        elif (folder := self.template_folder()) is not None:
+            kwargs = with_day(kwargs, folder.path)
+        engine = engine.model_copy(update={"chat_template_kwargs": kwargs})
+        return replace(self, spec=self.spec.model_copy(update={"engine": engine}))
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:
         """What the fingerprint is made of. May fetch a model, never loads one."""

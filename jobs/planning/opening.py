@@ -44,6 +44,9 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     known = None if plan is None else load_known(store, plan)
     if plan is not None:
         job = _at_planned_snapshot(job, plan)
+    else:
+        job.fetch_model()
+    job = job.at_day_of(plan)
     dataset = _open_dataset(job, plan, known)
     if dataset.table is not None:
         job = _at_snapshot(job, dataset.table.snapshot)
@@ -72,8 +75,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
                 store.sweep(folder)
             was_planned_now = write_plan(store, plan, beside)
             plan = load_plan(store) or plan
-            if not was_planned_now and plan.parts.get("table") != parts.get("table"):
-                # the table moved on between this worker's look and that of the one who planned
+            if not was_planned_now and plan.parts != parts:
+                # the table or the day moved on between this worker's look and that of the one who planned
                 return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
     check_plan(plan, dataset, parts, output=job.spec.output)
     readings = Readings(

@@ -7,6 +7,7 @@ from jobs.planning.open_runs import OpenRun
 from labelers.engines.decision_costs import DecisionCost
 from manifests.inputs.input_files import left_out_text
 from manifests.inputs.snapshots import TableSnapshot
+from manifests.models.chat_templates import day_of
 from manifests.runs.budgets import BudgetState
 from manifests.runs.plans import Plan
 
@@ -32,6 +33,7 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budg
             ("rows", f"{found.rows:,} in {len(found.files):,} file(s)"),
             *([("table", _table_text(opened.dataset.table))] if opened.dataset.table else []),
             *([("left out", left_out_text(left_out))] if left_out else []),
+            *(("prompts say", f"{day}, the day of the plan") for day in template_days(opened)),
             ("queries", f"{found.queries:,}, {lies}"),
             ("shards", f"{len(sizes):,} of {interval} rows"),
             ("chunks", f"{found.num_chunks:,}, {chunks_open:,} open"),
@@ -40,6 +42,11 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budg
             ("fingerprint", found.fingerprint[:16]),
         ]
     )
+
+
+def template_days(opened: OpenRun) -> list[str]:
+    """The day that prompts say by their chat template, if it says one."""
+    return list(day_of(opened.job.spec.engine.chat_template_kwargs).values())
 
 
 def _table_text(table: TableSnapshot) -> str:

@@ -25,6 +25,7 @@ from manifests.asks import EngineFacts
 from manifests.cpus import device_names
 from manifests.digests import digest_of
 from manifests.engine_options import KeepsModels, PaidByToken, is_batched
+from manifests.models.chat_templates import DAY
 from manifests.models.references import default_cache_dir, write_json
 from manifests.records import checked, fault_of, version_of
 from manifests.specs import EngineSpec
@@ -142,11 +143,12 @@ def _folder(engine: EngineSpec) -> Path | None:
 def _key(opened: OpenRun) -> dict[str, Any]:
     """Model, engine with all that changes its speed, device, labeler."""
     engine = opened.job.spec.engine
+    kwargs = {key: value for key, value in engine.chat_template_kwargs.items() if key != DAY}
     neither = {"cache_dir", *PaidByToken.__annotations__}
     args: Mapping[str, Any] = engine.args.model_dump(mode="json", exclude=neither)
     return {
         "model": opened.plan.facts.model,
-        "engine": {"name": engine.name, "args": args, "chat_template_kwargs": engine.chat_template_kwargs},
+        "engine": {"name": engine.name, "args": args, "chat_template_kwargs": kwargs},
         "device": device_names(),
         "labeler": opened.job.spec.labeler.name,
     }

@@ -25,6 +25,7 @@ from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Message, Request
 from manifests.charges import most_prompt_tokens
 from manifests.errors import ModelError
 from manifests.formats import Text, closing_of, opening_of
+from manifests.models.chat_templates import DAY
 from manifests.specs import EngineSpec
 
 PATH = "/chat/completions"
@@ -176,8 +177,8 @@ class ChatMode:
             turns.append({"role": "assistant", "content": ask.prefill})
             if self._args.assistant_prefill == "continue":
                 extra = {"add_generation_prompt": False, "continue_final_message": True}
-        if self._spec.chat_template_kwargs:
-            extra["chat_template_kwargs"] = self._spec.chat_template_kwargs
+        if kwargs := {key: value for key, value in self._spec.chat_template_kwargs.items() if key != DAY}:
+            extra["chat_template_kwargs"] = kwargs
         body = {
             "model": self._args.served_model,
             "messages": turns,

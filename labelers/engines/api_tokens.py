@@ -83,6 +83,7 @@ class TokensMode:
         self._client, self._spec, self._args, self._reference, self._context = client, spec, args, reference, context
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
+        self.rendered = self._encoder.shown
         self._vocab_size = max(self._encoder.vocabulary.values()) + 1
         self._special = special_ids(tokenizer)
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
@@ -258,10 +259,10 @@ class TokensMode:
         source = quotable(ask, prompt)
         is_quoting = any(isinstance(section, Fragment) and section.is_constrained for section in ask.format.sections)
         if source is not None and is_quoting and len(source) <= MAX_SOURCE_CHARS:
-            return self._by_id(render_grammar(ask.format, prefill=ask.prefill, fragment_source=source))
-        key = (ask.format, ask.prefill)
+            return self._by_id(render_grammar(ask.format, prefill=prompt.begins, fragment_source=source))
+        key = (ask.format, prompt.begins)
         if key not in self._grammars:
-            self._grammars[key] = self._by_id(render_grammar(ask.format, prefill=ask.prefill))
+            self._grammars[key] = self._by_id(render_grammar(ask.format, prefill=prompt.begins))
         return self._grammars[key]
 
     def _by_id(self, grammar: str) -> str:
@@ -288,7 +289,7 @@ class TokensMode:
             if not isinstance(found, Failure):
                 opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
                 text = found.text.lstrip()
-                if not is_bound or ask.prefill or text.startswith(opening) or opening.startswith(text):
+                if not is_bound or sequence.prefill or text.startswith(opening) or opening.startswith(text):
                     break
                 why = "it does not heed `structured_outputs`"
             elif is_bound and found.status in CANNOT:

@@ -1,15 +1,30 @@
-"""How many tokens a prompt has, by a model's own tokenizer, without its weights: for `relabel plan --exact`."""
+"""A model's prompts and their tokens, by its own tokenizer, without its weights: for `relabel plan --exact` and
+`relabel ask --dry-run`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from labelers.engines.checkpoints import load_tokenizer, resolve_checkpoint
+from labelers.engines.api_tokenizer import TokenizerFolder
+from labelers.engines.checkpoints import resolve_checkpoint
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import Ask
-from manifests.extras import require
 from manifests.specs import EngineSpec
+
+
+def prompt_encoder(
+    spec: EngineSpec, folder: TokenizerFolder, *, overlong: Literal["truncate", "quarantine"] = "truncate"
+) -> PromptEncoder:
+    """What makes prompts of asks.
+
+    Raises:
+        ModelError, ConfigError: it has none, or its chat template can't be used.
+        MissingExtraError: transformers is absent.
+    """
+    tokenizer = folder.load("Rendering prompts")
+    return PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
 
 
 def checkpoint_token_counter(
@@ -18,12 +33,10 @@ def checkpoint_token_counter(
     """A function from an ask to the tokens that it is encoded as, cut where it would be cut.
 
     Raises:
-        ModelError: no model is named, or it has no tokenizer.
-        MissingExtraError: transformers is absent.
+        ModelError, ConfigError, MissingExtraError: no model is named, or see `prompt_encoder`.
     """
-    library = require("transformers", extra="cpu", purpose="Counting tokens")
-    tokenizer = load_tokenizer(library, resolve_checkpoint(spec, cache_dir))
-    encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
+    resolved = resolve_checkpoint(spec, cache_dir)
+    encoder = prompt_encoder(spec, TokenizerFolder(resolved.path, resolved.reference), overlong=overlong)
 
     def count(ask: Ask) -> int:
         found = encoder.encode(ask, max_prompt_tokens=spec.max_prompt_tokens)

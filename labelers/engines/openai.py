@@ -219,6 +219,9 @@ class OpenAi:
         self._mode.told = lambda request_id, text: self._answers.put(_Written(request_id, text))
         return True
 
+    def rendered(self, ask: Ask) -> list[str] | None:
+        return None if isinstance(self._mode, ChatMode) else self._mode.rendered(ask)
+
     def facts(self) -> EngineFacts:
         args = self._args
         prices = {"input": args.price_per_million_input, "output": args.price_per_million_output}

@@ -38,9 +38,11 @@ class TokenSequence:
 
     Args:
         request: what was asked.
-        prompt: token ids, the last `num_prefill` of them the prefill's.
+        prompt: token ids, the last `num_prefill` of them those of the ask's prefill.
         max_new: most tokens to generate; 0 only looks at what the logits say after the prompt.
         places: decisions to watch for.
+        prefill: how the answer begins in the prompt.
+        is_prefill_shown: that is part of the answer's text: a thought that the chat template opened.
         written: the answer so far as bytes, the prefill first.
         matcher: llguidance's state, or None for an answer that is not constrained.
         closing: what ends an answer that is not constrained; empty for nothing but the model's own end.
@@ -53,6 +55,7 @@ class TokenSequence:
     places: Sequence[DecisionPlace] = ()
     prefill: bytes = b""
     num_prefill: int = 0
+    is_prefill_shown: bool = False
     matcher: Any = None
     closing: bytes = b""
     flags: tuple[str, ...] = ()
@@ -85,9 +88,13 @@ class TokenSequence:
         """Columns that it may come to use."""
         return len(self.prompt) + self.max_new
 
+    @property
+    def _shown_from(self) -> int:
+        return 0 if self.is_prefill_shown else len(self.prefill)
+
     def text_so_far(self) -> str:
         """What is written, without the bytes of a character that is not whole yet."""
-        return codecs.getincrementaldecoder("utf-8")("replace").decode(self.written[len(self.prefill) :])
+        return codecs.getincrementaldecoder("utf-8")("replace").decode(self.written[self._shown_from :])
 
     def places_here(self) -> list[DecisionPlace]:
         """Decisions whose marker ends exactly here."""
@@ -162,7 +169,7 @@ class TokenSequence:
         ends = {place.name: self._only_end(place.marker) for place in self.places}
         return Answer(
             self.request.id,
-            self.written[len(self.prefill) :].decode("utf-8", errors="replace"),
+            self.written[self._shown_from :].decode("utf-8", errors="replace"),
             self.finish or "stop",
             distributions={name: found for name, (end, found) in self.found.items() if ends[name] == end},
             prompt_tokens=len(self.prompt),

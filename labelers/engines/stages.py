@@ -48,6 +48,7 @@ def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Calla
     remarks: list[str] = []
     for ask in asks:
         room = max_prompt(ask)
+        remarks += encoder.remarks(ask)
         prompt = encoder.encode(ask, max_prompt_tokens=max(room, 0))
         if isinstance(prompt, Overlong):
             raise ConfigError(
@@ -85,7 +86,8 @@ def admit(
         np.array(prompt.ids, dtype=np.int64),
         ask.max_tokens,
         places.of(ask),
-        prefill=ask.prefill.encode(),
+        prefill=prompt.begins.encode(),
+        is_prefill_shown=not ask.prefill,
         num_prefill=prompt.num_prefill,
         matcher=matcher(prompt) if matcher is not None else None,
         closing=closing_tag(ask),
@@ -113,15 +115,17 @@ def closing_tag(ask: Ask) -> bytes:
 
 def _check_extends(encoder: PromptEncoder, earlier: Ask, later: Ask) -> list[str]:
     """Whether the later prompt begins with the earlier one and its answer, token for token."""
-    turn = later.messages[len(earlier.messages)]
+    number = len(earlier.messages)
+    turn, opened = later.messages[number], encoder.opened_for(earlier)
+    if opened:  # as an answer in the opened thought begins
+        turn = turn._replace(parts=(turn.parts[0].replace(opened.strip(), opened, 1), *turn.parts[1:]))
     first = encoder.encode_messages(earlier.messages)
-    whole = first + encoder.encode_text(turn.text)
-    second = encoder.encode_messages(later.messages)
+    whole = first + encoder.encode_text(turn.text.removeprefix(opened))
+    second = encoder.encode_messages((*later.messages[:number], turn, *later.messages[number + 1 :]))
     if extends(whole, second):
         return []
     dropped = "rewrites the turn before" if extends(first, second) else "renders the earlier turns anew"
     return [
-        f"Stage {later.stage!r} does not continue the tokens of stage {earlier.stage!r}: the chat template {dropped} "
-        "(thinking models' templates drop earlier thoughts), so the model does not see its own first answer as it "
-        "wrote it."
+        f"Stage {later.stage!r} does not continue the tokens of stage {earlier.stage!r}: the chat template {dropped}, "
+        "so less of what was cached of the first prompt is used."
     ]

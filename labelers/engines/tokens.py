@@ -14,18 +14,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jinja2 import TemplateError
-
 from manifests.asks import DOCUMENT_FIELD, Ask, Message
-from manifests.errors import ConfigError, ModelError
+from manifests.formats import opening_of
+from manifests.models.chat_templates import ChatTemplate, start_ids
 
 CHARS_PER_TOKEN = 8
 """How many characters of a document are looked at for each token of room, at first. English has 4 to 5; fewer tokens
 than room only means a second, longer look.
 """
-
-OWN_TEMPLATE_KWARGS = {"conversation", "tokenize", "add_generation_prompt", "continue_final_message"}
-"""Arguments of `apply_chat_template` that are no user's to say."""
 
 
 class Prompt(NamedTuple):
@@ -33,12 +29,14 @@ class Prompt(NamedTuple):
 
     Args:
         ids: token ids, the ask's prefill at the end included.
-        num_prefill: how many of them are the prefill's.
+        num_prefill: how many of them are the ask's prefill's.
+        begins: how the answer begins in the prompt: the ask's prefill, or a thought that the template opens.
         cut_document: the document as far as the model sees it, or None if it sees the whole.
     """
 
     ids: list[int]
     num_prefill: int
+    begins: str = ""
     cut_document: str | None = None
 
 
@@ -57,8 +55,7 @@ class PromptEncoder:
         overlong: what to do with a prompt that is too long: cut the document, or nothing.
         chat_template_kwargs: passed to the chat template (`enable_thinking`).
     Raises:
-        ConfigError: one of them is not the user's to say.
-        ModelError: the chat template can't render a user turn.
+        ConfigError, ModelError: see `ChatTemplate`.
     """
 
     def __init__(
@@ -71,12 +68,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._overlong = overlong
-        self._template_kwargs = dict(chat_template_kwargs or {})
-        if taken := sorted(OWN_TEMPLATE_KWARGS & self._template_kwargs.keys()):
-            raise ConfigError(f"chat_template_kwargs: `{taken[0]}` is said by relabel itself. Leave it out.")
-        self._has_template = bool(tokenizer.chat_template)
-        self._folds_system = False
-        self._folds_system = self._refuses_system()
+        self._template = ChatTemplate(tokenizer, chat_template_kwargs)
         self._anchor = self._find_anchor()
         texts = _control_texts(tokenizer)
         self.control_ids = self._reserved_ids(texts)
@@ -84,36 +76,71 @@ class PromptEncoder:
         longest_first = sorted(texts, key=len, reverse=True)
         # A lookahead finds overlapping strings too: "<|im_<|im_end|>end|>" hides one in another.
         self._control = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")") if texts else None
-        self._skeletons: dict[tuple[Any, ...], int] = {}
-        self._start_ids: list[int] = [] if self._has_template else list(tokenizer("")["input_ids"])
+        self._counts: dict[tuple[str, ...], int] = {}
+        self._start_ids = [] if self._template.is_own else start_ids(tokenizer)
 
     def encode(self, ask: Ask, *, max_prompt_tokens: int) -> Prompt | Overlong:
-        """Encode one ask, cutting its document if that is allowed and needed."""
+        """Encode one ask, cutting its document if that is allowed and needed.
+
+        Raises:
+            ConfigError, ModelError: the chat template can't show all of it, see `ChatTemplate.around`.
+        """
         prefill = self.encode_text(ask.prefill) if ask.prefill else []
+        begins, end = ask.prefill or self.opened_for(ask), self._end_for(ask)
         room = max_prompt_tokens - len(prefill)
         if not self._is_surely_longer(ask.messages, room):
-            ids = self.encode_messages(ask.messages)
+            ids = self.encode_messages(ask.messages, end=end)
             if len(ids) <= room:
-                return Prompt(ids + prefill, len(prefill))
+                return Prompt(ids + prefill, len(prefill), begins)
             num_tokens = len(ids) + len(prefill)
         else:
             num_tokens = max_prompt_tokens + 1
         refused = Overlong(num_tokens, max_prompt_tokens)
         if self._overlong == "quarantine":
             return refused
-        cut = self._cut_to_fit(ask.messages, room)
-        return Prompt(cut[0] + prefill, len(prefill), cut[1]) if cut is not None else refused
+        cut = self._cut_to_fit(ask.messages, room, end)
+        return Prompt(cut[0] + prefill, len(prefill), begins, cut[1]) if cut is not None else refused
 
-    def encode_messages(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation with the generation prompt at its end."""
-        if any(self._has_control_text(part) for message in messages for part in message.parts[1::2]):
-            ids = self._encode_apart(messages, self._has_control_text)
-        else:
-            ids = self._start_ids + self._ids(self._render([message.text for message in messages], messages))
+    def opened_for(self, ask: Ask) -> str:
+        """The thought that the template opens at the prompt's end and the answer goes on in, since the ask's format
+        begins with it; empty where there is none.
+        """
+        first = ask.format.sections[:1] if ask.format is not None and not ask.prefill else ()
+        return self._template.opened if [self._template.opened.strip()] == [*map(opening_of, first)] else ""
+
+    def remarks(self, ask: Ask) -> list[str]:
+        """What the chat template does to an ask that a user may not expect, each a sentence."""
+        found = []
+        if self._template.around([(message.role, message.text) for message in ask.messages]).is_folded:
+            found.append(
+                f"Stage {ask.stage!r}: the chat template does not show a system turn in its place, so its text opens "
+                "the first user turn."
+            )
+        if self._template.close_thought and self._end_for(ask).endswith(self._template.close_thought):
+            found.append(
+                f"Stage {ask.stage!r}: the chat template opens a thought ({self._template.opened.strip()}), and this "
+                "stage asks for none, so it is closed before the answer."
+            )
+        return found
+
+    def shown(self, ask: Ask) -> list[str]:
+        """The whole prompt as the model reads it, template text and data by turns as in `Message.parts`; a document in
+        it is not cut.
+        """
+        first, *others, last = self._parts(ask.messages, self._end_for(ask))
+        return [self.decode(self._start_ids) + first, *others, last + ask.prefill]
+
+    def encode_messages(self, messages: Sequence[Message], *, end: str | None = None) -> list[int]:
+        """Token ids of a conversation with the generation prompt at its end.
+
+        Args:
+            end: in place of a thought that the template opens there.
+        """
+        parts = self._parts(messages, end)
+        is_hostile = any(map(self._has_control_text, parts[1::2]))
+        ids = self._encode_parts(parts, self._has_control_text if is_hostile else lambda _: False)
         # Equal counts also rule out what only becomes a control string next to template text, or after normalisation.
-        if self.count_control(ids) == self._skeleton_count(messages):
-            return ids
-        return self._encode_apart(messages, lambda _: True)
+        return ids if self.count_control(ids) == self._count(parts[::2]) else self._encode_parts(parts, lambda _: True)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of template text that continues something: no token of a sequence's start, no
@@ -175,78 +202,47 @@ class PromptEncoder:
     def _has_control_text(self, text: str) -> bool:
         return self._control is not None and self._control.search(text) is not None
 
-    def _refuses_system(self) -> bool:
-        """Whether the chat template takes no system turn (Gemma's); its text then opens the first user turn.
-
-        Raises:
-            ModelError: the template can't render a plain user turn either.
+    def _end_for(self, ask: Ask) -> str:
+        """What a prompt ends with where the template opens a thought: that, if the answer goes on in it; nothing, if
+        the ask's prefill opens it; else the thought, closed.
         """
-        user = Message("user", ("Hello.",))
-        try:
-            self._render(["Be brief.", user.text], [Message("system", ("Be brief.",)), user])
-        except TemplateError:
-            try:
-                self._render([user.text], [user])
-            except TemplateError as exc:
-                raise ModelError(
-                    f"the model's chat template can't render a user turn ({exc}); it is not one for chats."
-                ) from exc
-            return True
-        return False
+        template = self._template
+        if template.opened and ask.prefill.startswith(template.opened.strip()):
+            return ""
+        return template.opened if self.opened_for(ask) else template.opened + template.close_thought
 
-    def _render(self, contents: Sequence[str], messages: Sequence[Message]) -> str:
-        if self._folds_system and messages[0].role == "system" and len(messages) > 1:
-            contents = [f"{contents[0]}\n\n{contents[1]}", *contents[2:]]
-            messages = messages[1:]
-        if self._has_template:
-            turns = [
-                {"role": message.role, "content": content} for message, content in zip(messages, contents, strict=True)
-            ]
-            rendered: str = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **self._template_kwargs
-            )
-            return rendered
-        # A base model: headers in words, since it has no tokens for turns.
-        turns_text = [
-            f"### {message.role.capitalize()}\n{content}\n\n"
-            for message, content in zip(messages, contents, strict=True)
-        ]
-        return "".join(turns_text) + "### Assistant\n"
+    def _parts(self, messages: Sequence[Message], end: str | None) -> list[str]:
+        """The whole prompt, template text and data by turns; see `encode_messages`."""
+        around = self._template.around([(message.role, message.text) for message in messages])
+        found = around.pieces[:1]
+        for number, after in zip(around.order, around.pieces[1:], strict=True):
+            first, *others = _stripped(messages[number].parts)
+            found[-1] += first
+            found += others
+            found[-1] += after
+        if end is not None:
+            found[-1] = found[-1].removesuffix(self._template.opened) + end
+        return found
 
-    def _skeleton_count(self, messages: Sequence[Message]) -> int:
-        """Control tokens that the template itself brings; the same for all pairs of a stage, so it is counted once."""
-        key = tuple((message.role, len(message.parts), message.parts[::2]) for message in messages)
-        if key not in self._skeletons:
-            if len(self._skeletons) >= 256:
-                self._skeletons.clear()  # earlier answers may be template text, and there is no end to those
-            pieces, _ = self._split(messages, lambda _: True)
-            self._skeletons[key] = self.count_control(self._start_ids) + sum(
-                self.count_control(self.encode_text(piece)) for piece in pieces
-            )
-        return self._skeletons[key]
+    def _count(self, texts: Sequence[str]) -> int:
+        """Control tokens of template text; the same for all pairs of a stage, so they are counted once."""
+        key = tuple(texts)
+        if key not in self._counts:
+            if len(self._counts) >= 256:
+                self._counts.clear()  # earlier answers may be template text, and there is no end to those
+            own = sum(self.count_control(self.encode_text(text)) for text in key)
+            self._counts[key] = self.count_control(self._start_ids) + own
+        return self._counts[key]
 
-    def _split(self, messages: Sequence[Message], is_apart: Callable[[str], bool]) -> tuple[list[str], list[str]]:
-        """The rendered prompt cut at the data that `is_apart` names: n + 1 pieces of other text and n of data, in the
-        order of the prompt.
-
-        A template may drop a turn or show one twice, so the data comes back in the order in which it was found.
-        """
-        everything = "".join(message.text for message in messages)
-        salt = next(word for number in range(1_000_000) if (word := f"Qz{number}Zq") not in everything)
-        data: list[str] = []
-        contents = []
-        for message in messages:
-            parts = list(message.parts)
-            for place in range(1, len(parts), 2):
-                if is_apart(parts[place]):
-                    data.append(parts[place])
-                    parts[place] = f"{salt}{len(data) - 1}x"
-            contents.append("".join(parts))
-        pieces = re.split(salt + r"(\d+)x", self._render(contents, messages))
-        return pieces[::2], [data[int(number)] for number in pieces[1::2]]
-
-    def _encode_apart(self, messages: Sequence[Message], is_apart: Callable[[str], bool]) -> list[int]:
-        pieces, data = self._split(messages, is_apart)
+    def _encode_parts(self, parts: Sequence[str], is_apart: Callable[[str], bool]) -> list[int]:
+        """Token ids of a prompt's parts, with the data that `is_apart` names encoded apart."""
+        pieces, data = [parts[0]], list[str]()
+        for text, after in zip(parts[1::2], parts[2::2], strict=True):
+            if is_apart(text):
+                data.append(text)
+                pieces.append(after)
+            else:
+                pieces[-1] += text + after
         ids = self._start_ids + self._ids(pieces[0])
         for text, piece in zip(data, pieces[1:], strict=True):
             ids += self.encode_data(text) + (self.encode_text(piece) if piece else [])
@@ -286,12 +282,12 @@ class PromptEncoder:
             for _, _, text in _documents(messages)
         )
 
-    def _cut_to_fit(self, messages: Sequence[Message], room: int) -> tuple[list[int], str] | None:
+    def _cut_to_fit(self, messages: Sequence[Message], room: int, end: str) -> tuple[list[int], str] | None:
         """Ids with the documents cut at their ends, last document first, and what is left of them; None if even that
         does not fit.
         """
         places = _documents(messages)
-        bare = self.encode_messages(_with_documents(messages, places, [""] * len(places)))
+        bare = self.encode_messages(_with_documents(messages, places, [""] * len(places)), end=end)
         allowed = room - len(bare)
         if not places or allowed <= 0:
             return None
@@ -301,7 +297,7 @@ class PromptEncoder:
                 head, used = self._head(text, left)
                 kept.append(head)
                 left -= used
-            ids = self.encode_messages(_with_documents(messages, places, kept))
+            ids = self.encode_messages(_with_documents(messages, places, kept), end=end)
             if len(ids) <= room:
                 return ids, "\n\n".join(kept) if len(kept) > 1 else kept[0]
             allowed -= len(ids) - room
@@ -354,3 +350,14 @@ def _with_documents(
         parts = changed[number].parts
         changed[number] = changed[number]._replace(parts=(*parts[:part], text, *parts[part + 1 :]))
     return changed
+
+
+def _stripped(parts: Sequence[str]) -> list[str]:
+    """The parts of a text without the white space at its ends."""
+    found = list(parts)
+    for places, strip in ((range(len(found)), str.lstrip), (range(len(found) - 1, -1, -1), str.rstrip)):
+        for place in places:
+            found[place] = strip(found[place])
+            if found[place]:
+                break
+    return found

@@ -146,6 +146,7 @@ class Transformers:
         self._batch: Batch | None = Batch(forward, vocabulary, BatchLimits(*_limits(torch, model, self._device, args)))
         self._capacity = args.batch_size * (1 + WAITING_PER_ROW)
         self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
+        self.rendered = self._encoder.shown
         self._ready: list[Answer] = []
         self._told: Callable[[int, str], None] | None = None
 
@@ -189,7 +190,11 @@ class Transformers:
         for ask in asks:
             self._places.of(ask)
             if ask.format is not None and ask.max_tokens and self._args.constrain:
-                self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=ask.fragment_source)
+                self._compiler.matcher(
+                    ask.format,
+                    prefill=ask.prefill or self._encoder.opened_for(ask),
+                    fragment_source=ask.fragment_source,
+                )
         return [*self._remarks, *stage_remarks(self._encoder, asks, self._max_prompt)]
 
     @property
@@ -270,7 +275,7 @@ class Transformers:
 
     def _matcher(self, ask: Ask, prompt: Prompt) -> Any:
         assert ask.format is not None
-        return self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=quotable(ask, prompt))
+        return self._compiler.matcher(ask.format, prefill=prompt.begins, fragment_source=quotable(ask, prompt))
 
 
 def _args_of(spec: EngineSpec) -> TransformersArgs:

@@ -112,6 +112,7 @@ class Vllm:
             self.close()
             raise
         self._facts = self._describe(library)
+        self.rendered = self._encoder.shown
         self._ready: list[Answer] = []
 
     @staticmethod
@@ -148,7 +149,11 @@ class Vllm:
             self._open_loop().check(ask)
             self._places.of(ask)
             if self._is_bound(ask) and ask.format is not None:
-                self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=ask.fragment_source)
+                self._compiler.matcher(
+                    ask.format,
+                    prefill=ask.prefill or self._encoder.opened_for(ask),
+                    fragment_source=ask.fragment_source,
+                )
         return stage_remarks(self._encoder, asks, self._max_prompt)
 
     @property
@@ -173,7 +178,7 @@ class Vllm:
 
     def _matcher(self, ask: Ask, prompt: Prompt) -> Any:
         assert ask.format is not None
-        return self._compiler.matcher(ask.format, prefill=ask.prefill, fragment_source=quotable(ask, prompt))
+        return self._compiler.matcher(ask.format, prefill=prompt.begins, fragment_source=quotable(ask, prompt))
 
     def poll(self) -> list[Answer]:
         loop = self._open_loop()

@@ -17,7 +17,6 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-DROPS_THINKING = CHATML.replace("{{ message['content'] }}", "{{ message['content'].split('</think>')[-1] }}")
 
 WORDS = [
     "the",

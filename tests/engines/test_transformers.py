@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from labelers.engines.sequences import TokenSequence
+from labelers.engines.stages import stage_remarks
+from labelers.engines.tokens import PromptEncoder
 from labelers.verdicts import Reader
 from manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
 from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
@@ -18,7 +20,8 @@ from manifests.specs import EngineSpec
 from manifests.storage.context import Storage
 from tests.labelers.driving import ROSES, labeler
 
-from .conftest import QUOTE_SCORE, THINK_SCORE, ask_for, run_all
+from .chat_shapes import MISTRAL
+from .conftest import QUOTE_SCORE, THINK_SCORE, ask_for, make_tokenizer, run_all
 
 SCORE = Decision("score", "<score>", ("0", "1", "2"))
 WARM = Sampling(temperature=1.0)
@@ -275,17 +278,13 @@ def _second_stage(first: Ask, answer: str) -> Ask:
     return ask_for("q", "d", messages=turns, stage="second")
 
 
-def test_a_template_that_drops_earlier_thoughts_is_noticed(start):
-    from .conftest import DROPS_THINKING
-
-    engine = start()
+def test_a_template_that_moves_the_system_turn_starts_the_second_stage_anew(start):
     first = ask_for("q", "d", stage="first")
     second = _second_stage(first, "<think>why</think><intent>buy</intent>")
-    assert engine.prepare([first, second]) == []
-    engine._encoder._tokenizer.chat_template = DROPS_THINKING
-    (remark,) = engine.prepare([first, second])
-    assert "'second'" in remark
-    assert "'first'" in remark
+    assert start().prepare([first, second]) == []
+    tokenizer = make_tokenizer(template=MISTRAL.replace("(rules", "('Mind: ' + rules"))
+    found = stage_remarks(PromptEncoder(tokenizer), [first, second], lambda _: 2048)
+    assert [("'second'" in one, "'first'" in one) for one in found] == [(True, False), (True, True)]
 
 
 def test_facts_name_the_model_by_the_digest_known_before_the_start(start):

@@ -22,7 +22,7 @@ from labelers.engines.tokens import PromptEncoder
 from labelers.registry import Labeler
 from manifests.asks import Request
 from manifests.errors import ConfigError, VerdictError
-from tests.engines.conftest import DROPS_THINKING, make_tokenizer
+from tests.engines.conftest import CHATML, make_tokenizer
 from tests.labelers.driving import ROSES, fake, labeler, walk
 from tests.labelers.test_evidence_set import query_of
 
@@ -167,11 +167,14 @@ def test_rollouts_that_end_early_leave_the_others_going(
     assert [len(one.turns) for one in rollouts] == [2, 1, 2]
 
 
-def test_a_template_that_drops_earlier_thoughts_is_refused(tokens: AnswerTokens, writes: Writes) -> None:
+def test_a_template_that_rewrites_what_lies_before_a_later_turn_is_refused(
+    tokens: AnswerTokens, writes: Writes
+) -> None:
+    marks_last = CHATML.replace("{{ message['content'] }}", "{{ 'Now: ' if loop.last }}{{ message['content'] }}")
     talks = Dialogues(
-        labeler("r3a"), PromptEncoder(make_tokenizer(template=DROPS_THINKING)), tokens, max_prompt_tokens=8192
+        labeler("r3a"), PromptEncoder(make_tokenizer(template=marks_last)), tokens, max_prompt_tokens=8192
     )
-    with pytest.raises(ConfigError, match="renders earlier turns anew"):
+    with pytest.raises(ConfigError, match="renders earlier turns in another way"):
         talks.roll([ROSES], writes([INTENT, VERDICT]))
 
 

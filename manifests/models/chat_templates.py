@@ -1,0 +1,190 @@
+"""A model's chat template, as all who write prompts use it: engines, training, students.
+
+A template never sees a turn's text. It is rendered with a mark in place of each text, which is proof that every text is
+in the prompt, in order, and keeps templates from cutting, rewriting or obeying what the texts hold (thinking models'
+templates cut thoughts out of earlier answers). White space at a text's ends stays visible, since many templates strip
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+
+from manifests.errors import ConfigError, ModelError
+
+DAY = "template_day"
+"""The key of `chat_template_kwargs` with the day that a template says, as 2026-11-25; no template sees the key."""
+DEFAULT_DAY = "2026-01-01"
+"""Where there is no plan that settles one: what a student or a teacher was trained on stays as it was."""
+SET_BY_US = frozenset({"conversation", "tokenize", "add_generation_prompt", "continue_final_message", "strftime_now"})
+"""Arguments of `apply_chat_template` that no user sets."""
+
+_PLAIN = (
+    "{% for m in messages %}{{ '### ' + m.role | capitalize + '\n' + m.content + '\n\n' }}{% endfor %}"
+    "{{ '### Assistant\n' }}"
+)
+"""For base models, which have no tokens for turns: headers in words."""
+_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_MARK = re.compile(r"Qz(\d+)Zq")
+_THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
+_OPENED = re.compile(r"([<\[◁])([\w:.-]+)([>\]▷])\s*\Z")
+
+Turn = tuple[str, str]
+"""Role and text."""
+
+
+class Around(NamedTuple):
+    """What a template puts around the texts of turns.
+
+    Args:
+        pieces: its own text before, between and after the turns' texts, white space at their ends included.
+        order: number of the turn whose text is between two pieces; a template may show a turn again.
+        is_folded: the system turn's text opens the first user turn.
+    """
+
+    pieces: list[str]
+    order: list[int]
+    is_folded: bool
+
+
+class ChatTemplate:
+    """The template of one tokenizer.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+        kwargs: passed to the template (`enable_thinking`); `chat_template` is a template's name or its text.
+    Raises:
+        ConfigError: one of them is not the user's to set, there are several templates and none is chosen, or a turn's
+            text would be lost.
+        ModelError: the template can't render a user turn.
+    """
+
+    def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        self._tokenizer, self._kwargs = tokenizer, dict(kwargs or {})
+        if taken := sorted(SET_BY_US & self._kwargs.keys()):
+            raise ConfigError(f"chat_template_kwargs: `{taken[0]}` is set by relabel itself. Leave it out.")
+        day = self._kwargs.pop(DAY, DEFAULT_DAY)
+        try:
+            noon = datetime.combine(date.fromisoformat(str(day)), time(12))
+        except ValueError as exc:
+            raise ConfigError(f"chat_template_kwargs.{DAY}: want a day such as 2026-11-25, got {day!r}.") from exc
+        own, chosen = tokenizer.chat_template, self._kwargs.get("chat_template")
+        self.is_own = bool(own or chosen)
+        """Whether the model has a template, or one was named."""
+        if isinstance(own, dict) and chosen is None and "default" not in own:
+            raise ConfigError(
+                f"{tokenizer.name_or_path}: has several chat templates and no default: {', '.join(sorted(own))}. "
+                f"Choose one, for instance chat_template_kwargs.chat_template: {min(own)} (in a job, below `engine`)."
+            )
+        if not self.is_own:
+            self._kwargs["chat_template"] = _PLAIN
+        self._kwargs["strftime_now"] = noon.strftime
+        found: re.Match[str] | None = None
+        self._proven = functools.lru_cache(maxsize=256)(self._prove)
+        with contextlib.suppress(ConfigError):  # which is raised of real turns
+            found = _OPENED.search(self.around([("system", "a"), ("user", "a")]).pieces[-1])
+        self.opened = found[0] if found is not None else ""
+        """The tag that the prompt ends with, of a thought or of all answers, and white space after it; empty where none
+        is.
+        """
+        is_thought = found is not None and _THOUGHT.search(found[0]) is not None
+        self.close_thought = found.expand(r"\n\1/\2\3\n\n") if found is not None and is_thought else ""
+        """What closes it, if it is a thought."""
+
+    def around(self, turns: Sequence[Turn]) -> Around:
+        """What the template puts around turns, with the generation prompt at the end.
+
+        Raises:
+            ConfigError: a turn's text would be lost, or be in another order.
+            ModelError: the template fails.
+        """
+        return self._proven(tuple((role, _edges(text)) for role, text in turns))
+
+    def text(self, turns: Sequence[Turn]) -> str:
+        """The whole prompt, with a thought that it opens closed again."""
+        found = self.around(turns)
+        texts = [turns[number][1].strip() for number in found.order]
+        whole = "".join(piece + text for piece, text in zip(found.pieces, [*texts, ""], strict=True))
+        return whole + self.close_thought
+
+    def _prove(self, shape: tuple[Turn, ...]) -> Around:
+        """See `around`.
+
+        Args:
+            shape: the turns with NUL in place of their texts, white space at the ends left.
+        """
+        marked = [(role, edges.replace("\0", f"Qz{number}Zq")) for number, (role, edges) in enumerate(shape)]
+        ways = [(marked, False)]
+        if [role for role, _ in shape[:2]] == ["system", "user"]:
+            ways.append(([("user", f"{marked[0][1]}\n\n{marked[1][1]}"), *marked[2:]], True))
+        failure: Exception | None = None
+        for asked, is_folded in ways:
+            try:
+                found = _MARK.split(self._render(asked))
+            except _FAILURES as exc:
+                failure = exc
+                continue
+            failure, order = None, [int(number) for number in found[1::2]]
+            if list(dict.fromkeys(order)) == list(range(len(shape))):
+                return Around(found[::2], order, is_folded)
+        advice = "Take another one (chat_template_kwargs.chat_template: a name or the text), or another model."
+        name = self._tokenizer.name_or_path
+        if failure is not None:
+            roles = ", ".join(role for role, _ in shape)
+            raise ModelError(
+                f"{name}: its chat template can't render turns of {roles} ({failure}); it is not one for chats, or not "
+                f"for so many turns. {advice}"
+            ) from failure
+        number = min(set(range(len(shape))) - set(order), default=None)
+        raise ConfigError(
+            f"{name}: its chat template {'moves' if number is None else 'leaves out'} turn {(number or 0) + 1} of "
+            f"{len(shape)} ({shape[number or 0][0]}), so that the model would not read what is asked. {advice} A "
+            "labeler that asks in one turn may do."
+        )
+
+    def _render(self, turns: Sequence[Turn]) -> str:
+        rendered: str = self._tokenizer.apply_chat_template(
+            [{"role": role, "content": text} for role, text in turns],
+            tokenize=False,
+            add_generation_prompt=True,
+            **self._kwargs,
+        )
+        return rendered
+
+
+def start_ids(tokenizer: Any) -> list[int]:
+    """The tokens that a tokenizer puts before a text, without those that it puts after one."""
+    plain, whole = (list(tokenizer("a", add_special_tokens=is_whole).input_ids) for is_whole in (False, True))
+    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
+
+
+def with_day(kwargs: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """`chat_template_kwargs` with today as the day that the template says, if it says one and none is given.
+
+    Args:
+        folder: the tokenizer's.
+    """
+    files = [folder / "tokenizer_config.json", folder / "chat_template.json", *folder.glob("*.jinja")]
+    files += folder.glob("additional_chat_templates/*.jinja")
+    texts = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
+    has_day = any("strftime_now" in text for text in (*texts, str(kwargs.get("chat_template"))))
+    return {**({DAY: date.today().isoformat()} if has_day else {}), **kwargs}
+
+
+def day_of(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The day among `chat_template_kwargs`, if it is there."""
+    return {key: value for key, value in (kwargs or {}).items() if key == DAY}
+
+
+def _edges(text: str) -> str:
+    """A text with NUL in place of all but the white space at its ends."""
+    kept = text.strip()
+    return text.replace(kept, "\0", 1) if kept else f"{text}\0"
