@@ -64,8 +64,9 @@ def parity_rows(parity: Parity) -> list[list[str]]:
     """The parity table: a row a precision, with the worst batch size's figure in each column; the first row is the
     head.
     """
-    rows = [["precision", "max abs Δp", "flips", "tau", "F1 loss, points (95 %)", "nDCG@10 loss", "gate"]]
+    rows = [["precision", "max abs Δp", "flips (95 %)", "tau", "F1 loss, points (95 %)", "nDCG@10 loss", "gate"]]
     for one in parity.models:
+        flips = max(one.figures, key=lambda figure: figure.flip_share)
         worst_f1 = max((figure.f1_macro for figure in one.figures), key=lambda f1: f1.loss_points)
         taus = [figure.tau for figure in one.figures if figure.tau is not None]
         losses = [figure.ndcg.loss for figure in one.figures if figure.ndcg.loss is not None]
@@ -73,7 +74,8 @@ def parity_rows(parity: Parity) -> list[list[str]]:
             [
                 one.precision,
                 f"{max(figure.max_abs for figure in one.figures):.1e}",
-                f"{one.flip_share:.2%}",
+                f"{flips.flip_share:.2%}"
+                + ("" if flips.flip_low is None else f" ({flips.flip_low:.2%} to {flips.flip_high:.2%})"),
                 f"{min(taus):.4f}" if taus else "–",
                 f"{worst_f1.loss_points:+.2f} ({worst_f1.loss_low:+.2f} to {worst_f1.loss_high:+.2f})",
                 f"{max(losses, key=abs):+.4f}" if losses else "–",

@@ -23,6 +23,8 @@ from export.orders import kept_orders, least_difference
 from export.parity_records import ModelParity, OrderCounts, ParityCheck, SizeFigures, WorstRow
 from export.reference_pairs import PairSet
 from export.specs import ParitySpec
+from manifests.metrics.metric import finite
+from manifests.metrics.shares import share_bounds
 
 # N pairs, K grades of a head, G queries
 
@@ -151,6 +153,7 @@ def _figures(
         name: float(np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max()) for name in reference
     }
     flips_N = ours_NK.argmax(1) != theirs_NK.argmax(1)
+    flip_low, flip_high = share_bounds(np.bincount(pairs.queries, flips_N), np.bincount(pairs.queries))
     judged = judged_figures(ours_NK, theirs_NK, pairs, spec)
     return SizeFigures(
         is_finite=all(bool(np.isfinite(values).all()) for values in found.values()),
@@ -161,6 +164,8 @@ def _figures(
         flip_share_by_head={
             name: float((reference[name].argmax(1) != found[name].argmax(1)).mean()) for name in reference
         },
+        flip_low=finite(float(flip_low)),
+        flip_high=finite(float(flip_high)),
         tau=orders.tau,
         orders=OrderCounts(orders.ordered, orders.of, margin),
         judged_by=judged.judge,

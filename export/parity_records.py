@@ -48,6 +48,8 @@ class SizeFigures:
     Args:
         max_abs: the largest |Δp|.
         tau: Kendall's, by query; None where the student orders no two documents of a query.
+        flip_low, flip_high: bounds of `flip_share`, 95 %, over queries; absent with one query, and in bundles of
+            earlier days.
         orders: absent in bundles of earlier days.
         judged_by: whose grades macro F1 and nDCG are by: `gold`, `teacher`, or the student's own.
         judged_queries: 0 in bundles of earlier days.
@@ -59,6 +61,8 @@ class SizeFigures:
     flips: int
     flip_share: float
     flip_share_by_head: dict[str, float]
+    flip_low: float | None = field(default=None, metadata=LEFT_OUT)
+    flip_high: float | None = field(default=None, metadata=LEFT_OUT)
     tau: float | None
     orders: OrderCounts | None = field(default=None, metadata=LEFT_OUT)
     judged_by: str

@@ -103,7 +103,7 @@ def _against(judged: Sequence[JudgedRun]) -> list[Block]:
     rows = _figure_rows(judged)
     alt = "; ".join(f"{run}: {figure} {value:.4f}" for run, figure, value, *_ in rows if value is not None)
     svg = draw_intervals(groups, label="value, with its 95 % interval")
-    note = f"Intervals: percentile bootstrap over queries, {RESAMPLES:,} resamples."
+    note = f"Intervals over queries: of shares Wilson's, else percentile bootstrap, {RESAMPLES:,} resamples."
     title = title_over("Agreement with gold", judged_queries(judged))
     return [Drawing(title, svg, alt, csv_download("figures", _FIGURE_HEAD, rows), note)]
 

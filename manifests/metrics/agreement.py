@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from manifests.metrics.metric import Share
+
 EXTRA = "eval"
 PURPOSE = "relabel evaluate"
 
@@ -30,19 +32,18 @@ def confusion_by_group(
     return np.bincount(cell_N, minlength=num_groups * grades * grades).reshape(num_groups, grades, grades)
 
 
-def accuracy(counts_KK: np.ndarray) -> np.ndarray:
-    """Share of rows whose label is gold."""
-    return np.asarray(_hits(counts_KK).sum(-1) / counts_KK.sum((-2, -1)))
+accuracy = Share(lambda counts_KK: _hits(counts_KK).sum(-1), lambda counts_KK: counts_KK.sum((-2, -1)))
+"""Share of rows whose label is gold."""
 
 
-def precision(counts_KK: np.ndarray) -> np.ndarray:
-    """Share of labels k whose gold is k: [..., K]."""
-    return np.asarray(_hits(counts_KK) / counts_KK.sum(-2))
+def precision(grade: int) -> Share:
+    """Share of labels of a grade whose gold it is."""
+    return Share(lambda counts_KK: counts_KK[..., grade, grade], lambda counts_KK: counts_KK[..., :, grade].sum(-1))
 
 
-def recall(counts_KK: np.ndarray) -> np.ndarray:
-    """Share of gold k that is labelled k: [..., K]."""
-    return np.asarray(_hits(counts_KK) / counts_KK.sum(-1))
+def recall(grade: int) -> Share:
+    """Share of gold of a grade that is labelled with it."""
+    return Share(lambda counts_KK: counts_KK[..., grade, grade], lambda counts_KK: counts_KK[..., grade, :].sum(-1))
 
 
 def f1_by_grade(counts_KK: np.ndarray) -> np.ndarray:

@@ -14,10 +14,28 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from manifests.metrics.bootstrap import Interval
+from manifests.metrics.shares import share_bounds
 from manifests.metrics.statistics import Statistic, Sums, places_of
 
 Formula = Callable[[np.ndarray], np.ndarray]
 """Weighted sums [..., F] to values [...], NaN where one is not defined (0/0)."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A formula that is one sum over another, each group adding between 0 and what it adds to the other.
+
+    Args:
+        part, whole: the two, of sums [..., F], or of what one group adds.
+    """
+
+    part: Formula
+    whole: Formula
+
+    def __call__(self, sums: np.ndarray) -> np.ndarray:
+        return np.asarray(self.part(sums) / self.whole(sums))
+
+
 NOTHING_DRAWN = Interval(math.nan, math.nan, 0)
 
 
@@ -65,7 +83,8 @@ class MetricValue:
 
     Args:
         value: None where the metric is not defined (0/0).
-        low, high: 95 % percentile bootstrap bounds; None without resamples or with fewer than two groups.
+        low, high: 95 % bounds: of a `Share` those of `share_bounds`, else percentiles of the bootstrap; None without
+            resamples or with fewer than two groups.
         over: how many rows or queries it is the metric of.
         unit: `rows` or `queries`.
         undefined_resamples: resamples without a value, left out of the interval.
@@ -141,10 +160,19 @@ class MetricSet:
             return {name: formula(sums[id(statistic)]) for name, (statistic, formula, _) in self._measured.items()}
 
     def with_intervals(self, intervals: Mapping[str, Interval]) -> dict[str, MetricValue]:
-        """Every metric's value with its interval."""
+        """Every metric's value with its interval.
+
+        Args:
+            intervals: of the bootstrap; those of shares are taken from the groups' own sums instead.
+        """
         found = {}
         for name, value in self.values.items():
             low, high, num_undefined = intervals.get(name, NOTHING_DRAWN)
+            statistic, formula, _ = self._measured[name]
+            if name in intervals and isinstance(formula, Share) and isinstance(statistic, Sums):
+                sums_GF = np.asarray(statistic.by_group, dtype=np.float64)
+                low, high = map(float, share_bounds(formula.part(sums_GF), formula.whole(sums_GF)))
+                num_undefined = 0
             over, is_by_grade = self.over(name), self.is_by_grade(name)
             found[name] = MetricValue(
                 finite(value), finite(low), finite(high), over, self._units[name], num_undefined, is_by_grade
@@ -155,6 +183,10 @@ class MetricSet:
 def mean(sums_2: np.ndarray) -> np.ndarray:
     """Formula of `mean_of_rows` and `mean_of_queries`: the total over the count."""
     return np.asarray(sums_2[..., 0] / sums_2[..., 1])
+
+
+share = Share(lambda sums_2: sums_2[..., 0], lambda sums_2: sums_2[..., 1])
+"""`mean`, where the values that are added up lie between 0 and 1."""
 
 
 def finite(value: float) -> float | None:

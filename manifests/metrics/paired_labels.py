@@ -14,7 +14,7 @@ import numpy as np
 
 from manifests.metrics.agreement import confusion_by_group, kappa
 from manifests.metrics.bootstrap import bootstrap
-from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean
+from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean, share
 from manifests.metrics.paired_rows import PairedRows, QueryMoves, js_rows, query_moves
 from manifests.metrics.statistics import Sums, mean_of_queries
 from manifests.metrics.teacher_statistics import AGREEMENT, KAPPA, kl_rows, of_counts
@@ -189,7 +189,7 @@ PAIRED = (
         "share of the top {} that stays",
         "higher",
         "queries",
-        lambda rows: {str(rows.depth): Measured(rows.stayed, mean)},
+        lambda rows: {str(rows.depth): Measured(rows.stayed, share)},
         "documents of B's top that are in A's",
     ),
     Metric(
@@ -197,7 +197,7 @@ PAIRED = (
         "queries with another first",
         "lower",
         "queries",
-        lambda rows: {"": Measured(rows.first_changed, mean)},
+        lambda rows: {"": Measured(rows.first_changed, share)},
         "share of queries where another document comes first",
     ),
 )

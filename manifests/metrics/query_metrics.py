@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import Measured, Metric, mean
+from manifests.metrics.metric import Formula, Measured, Metric, mean, share
 from manifests.metrics.query_level import EvidenceByQuery, ReviewByQuery
 from manifests.metrics.statistics import Largest, Order, mean_of_queries
 
 Measure = Callable[[JudgedStatistics], Mapping[str, Measured]]
 
 
-def _of_evidence(value: Callable[[EvidenceByQuery], np.ndarray | None]) -> Measure:
+def _of_evidence(value: Callable[[EvidenceByQuery], np.ndarray | None], formula: Formula = mean) -> Measure:
     """Measures the mean over queries of what their chosen evidence comes to."""
 
     def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
         value_G = None if rows.evidence is None else value(rows.evidence)
-        return {} if value_G is None else {"": Measured(mean_of_queries(value_G), mean)}
+        return {} if value_G is None else {"": Measured(mean_of_queries(value_G), formula)}
 
     return measure
 
@@ -33,7 +33,7 @@ def _most_of_evidence(value: Callable[[EvidenceByQuery], np.ndarray]) -> Measure
 
 
 def _of_review(value: Callable[[ReviewByQuery], np.ndarray]) -> Measure:
-    return lambda rows: {} if rows.review is None else {"": Measured(mean_of_queries(value(rows.review)), mean)}
+    return lambda rows: {} if rows.review is None else {"": Measured(mean_of_queries(value(rows.review)), share)}
 
 
 def _sufficiency(rows: JudgedStatistics) -> Mapping[str, Measured]:
@@ -101,7 +101,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "exact match",
         "higher",
         "queries",
-        _of_evidence(lambda found: found.exact_match),
+        _of_evidence(lambda found: found.exact_match, share),
         "share of queries with every gold answer among the `answers`",
         aliases=("em",),
         is_drawn=True,
@@ -111,7 +111,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "Hit@1",
         "higher",
         "queries",
-        _of_evidence(lambda found: found.hit_at_1),
+        _of_evidence(lambda found: found.hit_at_1, share),
         "share of queries whose first answer is any gold answer",
         is_drawn=True,
     ),

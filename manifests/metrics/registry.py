@@ -27,7 +27,7 @@ from manifests.metrics.agreement import (
 )
 from manifests.metrics.calibration import brier_rows, ece_of_bins
 from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import Formula, Measured, Metric, mean
+from manifests.metrics.metric import Formula, Measured, Metric, mean, share
 from manifests.metrics.query_metrics import QUERY_METRICS
 from manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
 from manifests.metrics.routing_metrics import ROUTING_METRICS
@@ -101,13 +101,15 @@ def _brier(rows: JudgedStatistics) -> Mapping[str, Measured]:
     return {} if probs_NK is None else {"": Measured(rows.mean_of_rows(brier_rows(probs_NK, rows.judged.gold)), mean)}
 
 
-def _of_ranking(value: Callable[[QueryRanking], np.ndarray]) -> Callable[[JudgedStatistics], Mapping[str, Measured]]:
+def _of_ranking(
+    value: Callable[[QueryRanking], np.ndarray], formula: Formula = mean
+) -> Callable[[JudgedStatistics], Mapping[str, Measured]]:
     """Measures the mean of a value that each query's ranking has."""
-    return lambda rows: {} if rows.ranking is None else {"": Measured(mean_of_queries(value(rows.ranking)), mean)}
+    return lambda rows: {} if rows.ranking is None else {"": Measured(mean_of_queries(value(rows.ranking)), formula)}
 
 
 def _passes(rows: JudgedStatistics) -> Mapping[str, Measured]:
-    return {k: Measured(sums, mean) for k, sums in rows.passes.items()}
+    return {k: Measured(sums, share) for k, sums in rows.passes.items()}
 
 
 METRICS: tuple[Metric, ...] = (
@@ -187,7 +189,7 @@ METRICS: tuple[Metric, ...] = (
         "irrelevant: precision",
         "higher",
         "rows",
-        OfCounts(lambda counts_KK: precision(counts_KK)[..., 0]),
+        OfCounts(precision(0)),
         "of grade 0",
     ),
     Metric(
@@ -195,7 +197,7 @@ METRICS: tuple[Metric, ...] = (
         "irrelevant: recall",
         "higher",
         "rows",
-        OfCounts(lambda counts_KK: recall(counts_KK)[..., 0]),
+        OfCounts(recall(0)),
         "of grade 0",
     ),
     Metric(
@@ -252,7 +254,7 @@ METRICS: tuple[Metric, ...] = (
         "bad-case rate",
         "lower",
         "queries",
-        _of_ranking(lambda ranking: ranking.bad_case),
+        _of_ranking(lambda ranking: ranking.bad_case, share),
         f"share of queries with a grade-0 document in the top {DEPTH}",
         is_drawn=True,
     ),

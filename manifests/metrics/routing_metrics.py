@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import Measured, Metric, mean
+from manifests.metrics.metric import Formula, Measured, Metric, mean, share
 from manifests.metrics.routing import RoutingByRow
 
 
-def _of_routing(value: Callable[[RoutingByRow], np.ndarray | None]) -> Callable[..., Mapping[str, Measured]]:
+def _of_routing(
+    value: Callable[[RoutingByRow], np.ndarray | None], formula: Formula = mean
+) -> Callable[..., Mapping[str, Measured]]:
     """Measures the mean over rows of what their actions come to."""
 
     def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
         value_N = None if rows.routing is None else value(rows.routing)
-        return {} if value_N is None else {"": Measured(rows.mean_of_rows(value_N), mean)}
+        return {} if value_N is None else {"": Measured(rows.mean_of_rows(value_N), formula)}
 
     return measure
 
@@ -37,7 +39,7 @@ ROUTING_METRICS: tuple[Metric, ...] = (
         "headings: precision",
         "higher",
         "rows",
-        _of_routing(lambda found: found.expand_precision),
+        _of_routing(lambda found: found.expand_precision, share),
         "share of `expand_ids` in `gold_expand_ids`, over rows where gold has any; 0 where the label has none",
         aliases=("exp_pre",),
         is_drawn=True,
@@ -47,7 +49,7 @@ ROUTING_METRICS: tuple[Metric, ...] = (
         "refusals: accuracy",
         "higher",
         "rows",
-        _of_routing(lambda found: found.refusal),
+        _of_routing(lambda found: found.refusal, share),
         "of rows where gold has neither, the share whose label has neither",
         aliases=("ref_acc",),
         is_drawn=True,
@@ -66,7 +68,7 @@ ROUTING_METRICS: tuple[Metric, ...] = (
         "collapse rate",
         "lower",
         "rows",
-        _of_routing(lambda found: found.collapsed),
+        _of_routing(lambda found: found.collapsed, share),
         "share of rows without any line that is an action, legal or not",
         aliases=("col",),
         is_drawn=True,

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics
 
-from manifests.metrics.bootstrap import draw_weights
 from manifests.metrics.registry import metric_of
+from manifests.metrics.shares import share_bounds
 
 LabelRows = list[dict[str, Any]]
 
@@ -189,7 +189,7 @@ def test_samples_give_pass_at_k(
 def test_pass_at_names_its_k_and_each_is_the_share_of_draws_that_hold_the_human_grade(
     relabel: Callable[..., Any], write_rows: Callable[..., str]
 ) -> None:
-    """Against every draw written out; the intervals are those of means over drawn queries."""
+    """Against every draw written out; the intervals are those of shares over queries."""
     random = np.random.default_rng(4)
     rows = [
         {"query_id": f"q{row % 4}", "doc_id": f"d{row}", "label": 1, "grade": int(random.integers(0, 3)),
@@ -200,13 +200,11 @@ def test_pass_at_names_its_k_and_each_is_the_share_of_draws_that_hold_the_human_
     command = ("evaluate", path, "--qrels", path, "--label", "label", "--pass-at", "5,1, 2,2", "--resamples", "40")
     found = relabel(*command, "--output", "json").json["figures"]
     assert [name for name in found if name.startswith("pass")] == ["pass@1", "pass@2", "pass@5"]
-    drawn_G = np.concatenate(list(draw_weights(4, 40, seed=7)))
     for k in (1, 2, 5):
         passed = [np.mean([row["grade"] in draw for draw in itertools.combinations(row["samples"], k)]) for row in rows]
         figure = found[f"pass@{k}"]
         assert (figure["value"], figure["over"], figure["unit"]) == (pytest.approx(np.mean(passed)), 24, "rows")
-        by_query = np.array([np.mean(passed[query::4]) for query in range(4)])
-        low, high = np.quantile(drawn_G @ by_query / 4, [0.025, 0.975])
+        low, high = share_bounds(np.array([np.sum(passed[query::4]) for query in range(4)]), np.full(4, 6))
         assert (figure["low"], figure["high"]) == (pytest.approx(low), pytest.approx(high))
     text = relabel(*command).out
     assert [line.split()[0] for line in text.splitlines() if line.startswith("  pass@")] == [

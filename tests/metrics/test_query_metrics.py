@@ -184,7 +184,7 @@ def test_the_intervals_are_those_of_a_loop_over_resampled_queries() -> None:
         for query in queries
     ]
     found = evaluated(queries, rows, resamples=200).figures
-    drawn: dict[str, list[float]] = {"evidence_f1": [], "chunks_max": [], "useful_recall": [], "sufficient_auc": []}
+    drawn: dict[str, list[float]] = {"evidence_f1": [], "chunks_max": [], "sufficient_auc": []}
     mine = [[row for query, row in zip(queries, rows, strict=True) if query == number] for number in range(12)]
     for weight in np.concatenate(list(draw_weights(12, 200, 7))).astype(int).tolist():
         picked = [number for number, times in enumerate(weight) for _ in range(times)]
@@ -192,8 +192,6 @@ def test_the_intervals_are_those_of_a_loop_over_resampled_queries() -> None:
             float(np.mean([np.mean([set_f1(row["selected"], row["gold_chunks"]) for row in mine[q]]) for q in picked]))
         )
         drawn["chunks_max"].append(max(sum(len(set(row["selected"])) for row in mine[q]) for q in picked))
-        useful = [[row["label"] for row in mine[q] if row["gold"]] for q in picked]
-        drawn["useful_recall"].append(float(np.mean([np.mean(one) for one in useful if one])))
         better = [np.sign(yes[a] - yes[b]) for a in picked for b in picked if sufficient[a] and not sufficient[b]]
         drawn["sufficient_auc"].append(float(np.mean(better)) / 2 + 0.5 if better else math.nan)
     for name, held in drawn.items():
