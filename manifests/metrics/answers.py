@@ -17,7 +17,9 @@ def normal_answer(answer: str) -> str:
     of punctuation alone keeps it.
     """
     lower = unicodedata.normalize("NFC", answer.lower())
-    return _folded("".join(one for one in lower if not _is_punctuation(one))) or _folded(lower)
+    words = "".join(one for one in lower if not _is_punctuation(one))
+    # an accent that stood on a sign now stands on what came before
+    return _folded(unicodedata.normalize("NFC", words)) or _folded(lower)
 
 
 def _folded(text: str) -> str:

@@ -100,6 +100,7 @@ def test_rows_without_gold_chunks_and_rows_of_other_labelers_are_left_out() -> N
         ("?!", "?!"),
         ("", ""),
         ("«北京»。", "北京"),
+        ("score>\u0301", "scor\u00e9"),
     ],
 )
 def test_answers_are_compared_in_lower_case_without_punctuation(answer: str, normal: str) -> None:
