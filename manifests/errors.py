@@ -3,6 +3,7 @@
     RelabelError
     ├── TransientError            the same command again may work
     │   ├── EngineCrashError      the engine process or device is gone; committed work is safe
+    │   ├── ServerGoneError       the server that runs the model answers no more, or not for now
     │   ├── PeerLostError         another of the processes that train together is gone; checkpoints are safe
     │   ├── LockHeldError         another process holds the shard
     │   ├── ChannelMovedError     another process moved the channel first; what was published is safe
@@ -48,6 +49,12 @@ class TerminalError(RelabelError):
 
 class EngineCrashError(TransientError):
     """The engine is gone. Chunks that were committed stay; open ones are asked again by the next run."""
+
+
+class ServerGoneError(TransientError):
+    """The server that runs the model is gone, out of credit, or wants no request for long: no row is the reason, and
+    another start would not help now. Committed work is safe; the same command goes on once it answers.
+    """
 
 
 class PeerLostError(TransientError):

@@ -31,7 +31,7 @@ from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine, EngineFacts, KeepsCosts
 from manifests.batches import SendsBatches
 from manifests.engine_options import is_batched
-from manifests.errors import EngineCrashError, LockHeldError, RelabelError
+from manifests.errors import EngineCrashError, LockHeldError, RelabelError, ServerGoneError
 from manifests.labels import Pair
 from manifests.runs.earlier_outputs import why_nothing
 from manifests.runs.engine_identity import engines_differ
@@ -348,7 +348,7 @@ def _drive(
     with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s), closing(live_file):
         try:
             loop.run(chunks)
-        except EngineCrashError:
+        except (EngineCrashError, ServerGoneError):
             session.keep_refused(loop.unfinished)
             raise
         session.keep_refused(loop.unfinished)

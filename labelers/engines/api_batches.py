@@ -29,7 +29,7 @@ from manifests import failpoints
 from manifests.asks import Answer
 from manifests.batches import BatchRecord, BatchRecords
 from manifests.digests import digest_of
-from manifests.errors import EngineCrashError, ModelError
+from manifests.errors import ModelError, ServerGoneError
 
 PATH = "/batches"
 URL = "/v1/chat/completions"
@@ -137,7 +137,7 @@ class Batches:
         self._failed_in_a_row += 1
         self._unpaid.add(record.name)
         if self._failed_in_a_row >= FAILED_IN_A_ROW or read_complaint(ended).subject(200) == "credit":
-            raise EngineCrashError(
+            raise ServerGoneError(
                 f"the server at {self._client.at} failed {self._failed_in_a_row} batches in a row: {_fault(ended)}. "
                 "Mend that; the same command then continues."
             )
@@ -151,7 +151,7 @@ class Batches:
             if isinstance(found, Failure):
                 if found.status == 404:
                     return None
-                raise EngineCrashError(f"the server at {self._client.at} does not tell of its batches: {found.detail}")
+                raise ServerGoneError(f"the server at {self._client.at} does not tell of its batches: {found.detail}")
             if found.get("status") in ENDED:
                 return found
             await self._pause(self._args.batch_poll_s)
@@ -162,7 +162,7 @@ class Batches:
         while True:
             found = await self._client.fetch(f"{PATH}?limit={LISTED}{after}", _read_object)
             if isinstance(found, Failure):
-                raise EngineCrashError(f"the server at {self._client.at} does not list its batches: {found.detail}")
+                raise ServerGoneError(f"the server at {self._client.at} does not list its batches: {found.detail}")
             held = [one for one in found.get("data") or () if isinstance(one, dict) and isinstance(one.get("id"), str)]
             for one in held:
                 if isinstance(one.get("metadata"), dict) and one["metadata"].get("relabel") == name:
@@ -210,7 +210,7 @@ class Batches:
             await self._pause(self._args.backoff_s)
             if (batch := await self._find(name)) is not None:
                 return batch
-        raise EngineCrashError(f"the server at {self._client.at} takes no batch now; the same command continues later.")
+        raise ServerGoneError(f"the server at {self._client.at} takes no batch now; the same command continues later.")
 
     async def _read(self, line: Any, work: ChatWork, *, is_own: bool) -> Answer | None:
         """The answer that a line of a batch's files holds; None if it has to be asked again."""

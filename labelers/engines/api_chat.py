@@ -81,7 +81,7 @@ class ChatMode:
         Raises:
             ModelError: a stage wants a distribution and nothing else, or begins the answer; or the server refuses the
                 requests.
-            EngineCrashError: the server does not answer.
+            ServerGoneError: the server does not answer.
         """
         for ask in asks:
             if ask.max_tokens == 0 or ask.format is None:

@@ -28,7 +28,7 @@ from labelers.engines.api_stream import ChatStream, is_stream, whole_stream
 from labelers.engines.reply_limits import LIMITS, most_output, reply_limit
 from manifests.asks import Finish
 from manifests.engine_options import BATCH_PRICE
-from manifests.errors import EngineCrashError, ModelError, StoreError
+from manifests.errors import ModelError, ServerGoneError, StoreError
 from manifests.extras import require
 from manifests.storage.disk_errors import out_of_files
 
@@ -72,10 +72,10 @@ class Failure(NamedTuple):
             at: the server's address.
         Raises:
             ModelError: it refuses such requests.
-            EngineCrashError: it does not answer.
+            ServerGoneError: it does not answer.
         """
         if self.status == 0:
-            raise EngineCrashError(
+            raise ServerGoneError(
                 f"the server at {at} is not ready: stage {stage!r}: {self.detail}. The same command may work later."
             )
         named = [
@@ -158,13 +158,13 @@ class ApiClient:
 
         Raises:
             ModelError: the key is refused.
-            EngineCrashError: no server answers.
+            ServerGoneError: no server answers.
         """
         found = await self._send("GET", "/models", None, _parsed(read_model_names), reply_limit(None, 0), is_trial=True)
         if isinstance(found, Failure):
             if found.status in _NOT_OFFERED:
                 return None
-            raise EngineCrashError(f"the server at {self.at} is not ready: {found.detail}")
+            raise ServerGoneError(f"the server at {self.at} is not ready: {found.detail}")
         return found
 
     async def post(
@@ -185,7 +185,7 @@ class ApiClient:
                 one.
         Raises:
             ModelError: the key is refused, or the server does not know the model.
-            EngineCrashError: no server answers any request, or the server wants none for a long time.
+            ServerGoneError: no server answers any request, or the server wants none for a long time.
         """
         content = _content(body)
         limit_bytes = reply_limit(body, len(content))
@@ -289,7 +289,7 @@ class ApiClient:
             await self._wait(len(tries), outcome.wait_s)
         self.costs.given_up += 1
         if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
-            raise EngineCrashError(
+            raise ServerGoneError(
                 f"no server answers at {self.at} (engine.args.base_url), after {len(tries)} tries: {tries[-1].reason}. "
                 "Start the server, or fix the address; the same command then continues."
             )
@@ -311,7 +311,7 @@ class ApiClient:
             return
         self._failed_in_a_row = 0
         if self._accepted is None or isinstance(await self.post(*self._accepted, is_trial=True), Failure):
-            raise EngineCrashError(
+            raise ServerGoneError(
                 f"the server at {self.at} {did} the last {number} requests{why}. Fix the server; the same command "
                 "then continues."
             )
@@ -373,7 +373,7 @@ class ApiClient:
         wait_s = self._wanted_wait(reply) or complaint.wait_s
         subject = complaint.subject(status, may_pass=wait_s > 0)
         if subject == "credit":
-            raise EngineCrashError(
+            raise ServerGoneError(
                 f"the server at {self.at} says that the credit or quota is used up ({said}). Raise it there; the same "
                 "command then continues with the rows that are open."
             )
@@ -422,7 +422,7 @@ class ApiClient:
     async def _wait(self, num_failed: int, wanted_s: float) -> None:
         args = self._args
         if wanted_s > args.max_wait_s:
-            raise EngineCrashError(
+            raise ServerGoneError(
                 f"the server at {self.at} wants no request for {wanted_s:.0f} s, more than engine.args.max_wait_s = "
                 f"{args.max_wait_s:g}. Run the same "
                 "command again then; what is committed stays."

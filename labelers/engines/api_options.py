@@ -144,7 +144,7 @@ def key_of(args: OpenAiArgs, secrets: Mapping[str, SecretStr]) -> str | None:
     secret = secrets.get(KEY_OPTION)
     key = secret.get_secret_value().strip() if secret is not None else ""
     if not key:
-        if KEY_OPTION in args.model_fields_set:
+        if args.api_key_env != OpenAiArgs.model_fields[KEY_OPTION].default:  # a worker's spec sets all fields
             raise ConfigError(
                 f"engine.args.api_key_env: the variable {args.api_key_env} is not set; set it to the server's key."
             )

@@ -25,7 +25,7 @@ from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remar
 from labelers.engines.tokens import Prompt, PromptEncoder
 from manifests.asks import Answer, Ask, Message, Request
 from manifests.charges import most_prompt_tokens
-from manifests.errors import EngineCrashError, ModelError
+from manifests.errors import ModelError, ServerGoneError
 from manifests.formats import Fragment, opening_of
 from manifests.specs import EngineSpec
 
@@ -111,7 +111,7 @@ class TokensMode:
             None if it takes token ids, else why not.
         Raises:
             ModelError: its tokenizer is another one.
-            EngineCrashError: it answers nothing.
+            ServerGoneError: it answers nothing.
         """
         prompt = self._encoder.encode_messages([Message("user", ("Say 0 or 1.",))])
         label_ids = [self._encoder.encode_text(digit)[-1] for digit in "01"]
@@ -123,7 +123,7 @@ class TokensMode:
             if isinstance(found, Failure):
                 if found.status in CANNOT:
                     return found.detail
-                raise EngineCrashError(f"the server at {self._client.at} is not ready: {found.detail}")
+                raise ServerGoneError(f"the server at {self._client.at} is not ready: {found.detail}")
         if (found.prompt_ids is not None and found.prompt_ids != prompt) or found.usage.prompt not in (0, len(prompt)):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
         self._can = Abilities(set(label_ids) <= set(found.logprobs), found.token_ids is not None)

@@ -31,7 +31,7 @@ from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from manifests.batches import BatchRecords
 from manifests.charges import Charge
 from manifests.engine_options import price_of
-from manifests.errors import ConfigError, EngineCrashError, ModelError
+from manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
 from manifests.extras import require
 from manifests.specs import EngineArgs, EngineSpec
 
@@ -59,7 +59,7 @@ class OpenAi:
     Raises:
         ConfigError: the address, or the key that was named, is off.
         ModelError: the server refuses the key, does not know the model, or can't do what `engine.args.mode` wants.
-        EngineCrashError: no server answers.
+        ServerGoneError: no server answers.
         MissingExtraError: httpx, or transformers for the tokens mode, is absent.
     """
 
@@ -140,7 +140,7 @@ class OpenAi:
         try:
             try:
                 remarks = engine.prepare([replace(ask, max_tokens=min(ask.max_tokens, 1)) for ask in asks])
-            except (ModelError, EngineCrashError):  # some refuse small limits
+            except (ModelError, ServerGoneError):  # some refuse small limits
                 remarks = engine.prepare(asks)
         finally:
             engine.close()

@@ -106,7 +106,7 @@ class CallsServer(Protocol):
 
         Raises:
             ModelError: it refuses.
-            EngineCrashError: it does not answer.
+            ServerGoneError: it does not answer.
         """
         ...
 

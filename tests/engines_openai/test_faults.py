@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from manifests.asks import Engine, Message
-from manifests.errors import EngineCrashError, ModelError
+from manifests.errors import EngineCrashError, ModelError, ServerGoneError
 
 from .conftest import GOOD, Waits, ask_for, echo, requests_for, run_all
 from .scripted_server import Call, Hang, Json, Raw, Reset, chat, error
@@ -126,14 +126,14 @@ def test_retry_after_may_be_a_date(serve: Any, connect: Any, waits: Waits) -> No
 
 def test_a_retry_after_beyond_the_limit_ends_the_run_for_now(serve: Any, connect: Any, waits: Waits) -> None:
     engine = connect(serve(lambda _: error(429, retry_after="86400")))
-    with pytest.raises(EngineCrashError, match=r"wants no request for 86400 s.*max_wait_s = 600"):
+    with pytest.raises(ServerGoneError, match=r"wants no request for 86400 s.*max_wait_s = 600"):
         run_all(engine, requests_for(3))
     assert not waits
 
 
 def test_an_exhausted_quota_ends_the_run_for_now(serve: Any, connect: Any, waits: Waits) -> None:
     engine = connect(serve(lambda _: error(429, "You exceeded your current quota", "insufficient_quota")))
-    with pytest.raises(EngineCrashError, match="quota"):
+    with pytest.raises(ServerGoneError, match="quota"):
         run_all(engine, requests_for(3))
     assert not waits
 
@@ -327,7 +327,7 @@ def test_credit_that_ends_ends_the_run_at_once_with_the_servers_words(
     server = serve(lambda call: echo(call) if call.number < 3 else Json(said[1], said[0]))
     engine = connect(server, concurrency=1)
     with pytest.raises(
-        EngineCrashError, match=rf"{server.url} says that the credit or quota is used up.*HTTP {said[0]}"
+        ServerGoneError, match=rf"{server.url} says that the credit or quota is used up.*HTTP {said[0]}"
     ):
         run_all(engine, requests_for(6))
     assert (len(server.calls) <= 5, list(waits)) == (True, [])
@@ -348,7 +348,7 @@ def test_a_server_that_refuses_every_row_ends_the_run_and_one_that_refuses_a_kin
     assert {answer.finish for answer in run_all(engine, requests_for(100))} == {"error"}
     refuses = True
     with pytest.raises(
-        EngineCrashError, match=r"refused all of the last 32 requests, and that of the start:.*no \{more"
+        ServerGoneError, match=r"refused all of the last 32 requests, and that of the start:.*no \{more"
     ):
         run_all(engine, requests_for(100))
 
@@ -425,13 +425,13 @@ def test_a_server_that_is_gone_ends_the_run_for_now_whenever_it_goes(serve: Any,
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    with pytest.raises(EngineCrashError, match=rf"no server answers at {url} .*after 3 tries"):
+    with pytest.raises(ServerGoneError, match=rf"no server answers at {url} .*after 3 tries"):
         connect(url, max_tries=3)
     server = serve(echo)
     engine = connect(server, max_tries=3)
     run_all(engine, requests_for(2))
     server.close()
-    with pytest.raises(EngineCrashError, match="no server answers"):
+    with pytest.raises(ServerGoneError, match="no server answers"):
         run_all(engine, requests_for(2))
 
 
@@ -440,7 +440,7 @@ def test_a_server_that_fails_every_request_ends_the_run_before_it_quarantines_ev
 ) -> None:
     server = serve(lambda _: error(503, "no capacity"))
     engine = connect(server, max_tries=2, concurrency=4)
-    with pytest.raises(EngineCrashError, match=r"none of the last 32 requests.*HTTP 503: no capacity"):
+    with pytest.raises(ServerGoneError, match=r"none of the last 32 requests.*HTTP 503: no capacity"):
         run_all(engine, requests_for(400))
     assert len(server.calls) < 2 * (32 + 2 * 8)
 
@@ -506,5 +506,5 @@ def test_close_may_come_twice_and_ends_the_engine(serve: Any, connect: Any) -> N
 
 
 def test_a_server_that_does_not_answer_the_start_is_no_fault_of_the_job(serve: Any, connect: Any) -> None:
-    with pytest.raises(EngineCrashError, match=r"stage 'verdict'.*HTTP 500"):
+    with pytest.raises(ServerGoneError, match=r"stage 'verdict'.*HTTP 500"):
         connect(serve(lambda _: error(500)), max_tries=2).prepare([ask_for("q", "d")])

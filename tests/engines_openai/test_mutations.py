@@ -17,7 +17,7 @@ import pytest
 
 from labelers.engines.api_replies import MAX_COUNT
 from manifests.asks import Answer
-from manifests.errors import EngineCrashError, ModelError
+from manifests.errors import ModelError, ServerGoneError
 from tests.faults.conftest import some
 
 from .conftest import GOOD, echo, requests_for, run_all
@@ -92,7 +92,7 @@ def test_a_list_of_models_that_is_wrong_anywhere_starts_the_engine_or_says_why_n
     server = serve(echo)
     for mutation in some(list(mutations(listed)), short=60):
         server.models_raw = mutation.raw
-        with contextlib.suppress(EngineCrashError, ModelError):  # a list that can't be read; no such model in it
+        with contextlib.suppress(ServerGoneError, ModelError):  # a list that can't be read; no such model in it
             engine = connect(server, max_tries=2)
             json.dumps(engine.facts().details, allow_nan=False)
             assert run_all(engine, requests_for(1))[0].finish == "stop", mutation

@@ -22,7 +22,7 @@ from labelers.engines.api_replies import MAX_COUNT
 from labelers.engines.decisions import distribution_of_logprobs
 from labelers.engines.tokens import PromptEncoder
 from manifests.asks import Answer, Decision, Request
-from manifests.errors import ConfigError, EngineCrashError, ModelError
+from manifests.errors import ConfigError, ModelError, ServerGoneError
 from manifests.formats import AnswerFormat, Choice, Fragment, Text
 from tests.engines.conftest import make_model, make_tokenizer
 from tests.faults.conftest import some
@@ -203,7 +203,7 @@ def test_tokens_mode_is_refused_where_it_can_not_be_had(token_server: Any, conne
         connect(server, model=tiny[2], mode="tokens")
     with pytest.raises(ModelError, match=r"set engine\.model"):
         connect(server, mode="tokens")
-    with pytest.raises(EngineCrashError, match="is not ready"):
+    with pytest.raises(ServerGoneError, match="is not ready"):
         connect(serve(lambda _: error(500)), model=tiny[2], max_tries=2)
 
 
