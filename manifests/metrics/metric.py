@@ -170,8 +170,8 @@ class MetricSet:
             low, high, num_undefined = intervals.get(name, NOTHING_DRAWN)
             statistic, formula, _ = self._measured[name]
             if name in intervals and isinstance(formula, Share) and isinstance(statistic, Sums):
-                sums_GF = np.asarray(statistic.by_group, dtype=np.float64)
-                low, high = map(float, share_bounds(formula.part(sums_GF), formula.whole(sums_GF)))
+                sums = statistic.by_group
+                low, high = map(float, share_bounds(formula.part(sums), formula.whole(sums)))
                 num_undefined = 0
             over, is_by_grade = self.over(name), self.is_by_grade(name)
             found[name] = MetricValue(

@@ -28,8 +28,8 @@ def share_bounds(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[np.ndarray, n
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         num_groups = np.asarray((whole_G > 0).sum(-1), dtype=np.float64)
-        total = np.where(num_groups > 1, whole_G.sum(-1), np.nan)
-        share = part_G.sum(-1) / total
+        total = np.where(num_groups > 1, whole_G.sum(-1, dtype=np.float64), np.nan)
+        share = part_G.sum(-1, dtype=np.float64) / total
         square_G = (part_G - share[..., None] * whole_G) ** 2
         square, unit = square_G.sum(-1), share * (1 - share)
         alike = total**2 / (whole_G**2).sum(-1)
