@@ -125,9 +125,7 @@ class Embedder:
             self._module = load_backbone(folder).eval()
         except (OSError, ValueError, KeyError) as exc:
             raise ModelError(f"{folder}: no encoder that transformers can load: {exc}") from exc
-        self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        self._module.to(self.device)
-        self._batch_tokens = batch_tokens or batch_tokens_on(self.device)
+        self.device = "cpu"
         limits = (
             max_tokens,
             self.settings.max_tokens,
@@ -138,6 +136,9 @@ class Embedder:
         refuse_leaks(
             self._vectors, self._token_rows([f"{query} {document}" for query, document in PROBES]), str(folder)
         )
+        self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        self._module.to(self.device)
+        self._batch_tokens = batch_tokens or batch_tokens_on(self.device)
 
     def embed(self, texts: Sequence[str], role: Role) -> np.ndarray:
         """Vectors of length 1, float32 [N, D], in the order of the texts; of a text without tokens that count, the

@@ -153,16 +153,16 @@ def load_student(path: str | Path, *, device: str = "cpu") -> StudentModel:
         raise ModelError(
             f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy."
         ) from exc
-    student = StudentModel(record, folder, tokenizer, module.to(device).eval(), make_texts(record, tokenizer), device)
-    check_batches(module, student.texts, record, str(folder))
-    return student
+    texts = make_texts(record, tokenizer)
+    check_batches(module.eval(), texts, record, str(folder))
+    return StudentModel(record, folder, tokenizer, module.to(device), texts, device)
 
 
 def check_batches(module: Any, texts: PairTexts, record: StudentRecord, where: str) -> None:
     """Compare a row's logits alone with those in a batch, made as the student makes them; see `refuse_leaks`.
 
     Args:
-        module: in eval mode.
+        module: in eval mode, on the CPU: a GPU's convolutions round to ten bits, as much as a leak makes.
     """
 
     def answer(rows: list[TokenRow]) -> np.ndarray:

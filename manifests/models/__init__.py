@@ -1,1 +1,1 @@
-"""Models: what a reference names, and the digest of the files that it comes to."""
+"""Models: what a reference names, the digest of the files that it comes to, and the checks of what is loaded from them."""

@@ -81,7 +81,7 @@ def read_tokenizer(library: Any, path: Path, reference: str) -> Any:
             f"Replace the tokenizer's files in {path} by those that the model was published with."
         )
     if not kept.fits_table:
-        beyond = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= rows)
+        beyond = _beyond(tokenizer, rows)
         named = ", ".join(f"{token!r} (id {number})" for number, token in beyond[:3])
         raise ModelError(
             f"model {reference!r}: its embedding table has {rows} rows, and {len(beyond)} tokens of its tokenizer have "
@@ -117,12 +117,21 @@ def _kept(tokenizer: Any, rows: int | None) -> _Kept:
             for text in PLAIN
         )
         texts = sum(back)
-        largest = max(tokenizer.get_vocab().values(), default=-1)
+        is_fitting = not _beyond(tokenizer, rows)
     except Exception:  # noqa: BLE001 (there is none, or it can't use this vocabulary: the library raises Exception itself)
         return _Kept(False, False, 0)
     # a vocabulary without any of these letters shows nothing
     is_apart = ids[SPACED] != ids[JOINED] or not ids[SPACED]
-    return _Kept(is_apart, rows is None or largest < rows, texts)
+    return _Kept(is_apart, is_fitting, texts)
+
+
+def _beyond(tokenizer: Any, rows: int | None) -> list[tuple[int, str]]:
+    """Ids without a row, with their tokens; without placeholders of pictures and sound, which no text gives rise to
+    (Gemma 3 has one in models of text alone).
+    """
+    placeholders = {getattr(tokenizer, f"{kind}_token", None) for kind in ("image", "audio", "video")}
+    found = ((number, token) for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows)
+    return sorted((number, token) for number, token in found if token not in placeholders)
 
 
 def _table_rows(path: Path) -> int | None:

@@ -17,6 +17,8 @@ OF_A_CONFIG = (ArithmeticError, AssertionError, AttributeError, ImportError, Loo
 """What a model is built from is not checked before: numbers of any size, libraries that are not here."""
 _IN_A_STACK = re.compile(r"(.+?)\.\d+\.")
 """A tensor of one of several equal layers."""
+_CONSTANT = re.compile(r"\.(attn|attention)\.bias$|\.masked_bias$|\.causal_mask$|\.inv_freq$")
+"""Masks and frequencies that old versions wrote among the weights (GPT-2, GPT-J, Falcon); the config says the same."""
 
 
 def read_weights(kind: Any, path: Path, where: str, *, device: str | None = None, **options: Any) -> Any:
@@ -56,7 +58,7 @@ def check_loading(model: Any, loading: dict[str, Any], where: str) -> None:
     """
     # A student reads the last layer: a pooler that transformers adds to it answers nothing.
     missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
-    unexpected = sorted(loading["unexpected_keys"])
+    unexpected = sorted(name for name in loading["unexpected_keys"] if not _CONSTANT.search(name))
     if missing:
         prefix = next((found for name in unexpected if (found := _prefix(name, set(missing)))), None)
         why = (

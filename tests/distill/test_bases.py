@@ -35,6 +35,14 @@ def renamed(change: Callable[[str], str | None]) -> Damage:
     return go
 
 
+def with_tensor(name: str) -> Damage:
+    def go(folder: Path) -> None:
+        held = load_file(folder / "model.safetensors")
+        save_file({**held, name: torch.zeros(2)}, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return go
+
+
 def configured(**changes: Any) -> Damage:
     def go(folder: Path) -> None:
         held = json.loads((folder / "config.json").read_text())
@@ -75,6 +83,9 @@ BEHIND = r"tensors are not in its weights, {} among them; they carry the prefix 
         ("encoder", configured(intermediate_size=64), "another shape than config.json says"),
         ("encoder", lambda folder: (folder / "model.safetensors").write_bytes(b"1234"), "its weights can't be loaded"),
         ("encoder", saved_as("BertForMaskedLM"), None),
+        ("encoder", with_tensor("encoder.layer.0.attention.self.distance_embedding.weight"), "have no place"),
+        ("decoder", with_tensor("model.layers.0.self_attn.rotary_emb.inv_freq"), None),
+        ("decoder", with_tensor("model.layers.0.self_attn.masked_bias"), None),
         ("encoder", saved_as("BertForSequenceClassification"), None),
         (
             "decoder",

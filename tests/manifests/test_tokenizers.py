@@ -144,6 +144,14 @@ def test_tokens_that_the_model_has_no_row_for_are_refused_by_name(tmp_path: Path
         read(folder)
 
 
+def test_a_placeholder_of_pictures_needs_no_row(tmp_path: Path) -> None:
+    folder = write(tmp_path, byte_level)
+    own = transformers.PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens={"image_token": "<image>"})
+    assert max(own.get_vocab().values()) == json.loads((folder / "config.json").read_text())["vocab_size"]
+    own.save_pretrained(folder)
+    assert read(folder).image_token == "<image>"
+
+
 def test_a_class_that_makes_tokens_up_gives_way_to_the_file(tmp_path: Path) -> None:
     found = read(write(tmp_path, byte_level, named="Qwen2Tokenizer"))
     assert max(found.get_vocab().values()) < json.loads((tmp_path / "config.json").read_text())["vocab_size"]
