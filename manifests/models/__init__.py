@@ -1,1 +1,1 @@
-"""Models: what a reference names, the digest of the files that it comes to, and the checks of what is loaded from them."""
+"""Models: what a reference names, the digest of its files, and the checks of what is loaded from them."""
