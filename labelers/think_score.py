@@ -4,9 +4,7 @@ default scale.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Generator
 
 from labelers.one_ask import OneAsk
 from manifests.asks import Answer, Ask, Decision
@@ -18,17 +16,13 @@ from manifests.specs import LabelerOptions
 class ThinkScore(OneAsk):
     """Asks for `<think>` and `<score>`. Flags: `no_distribution`, and the answer's own. A subclass says which templates
     it uses.
-
-    Args:
-        settings: of its templates, beside `grades`.
     """
 
-    def __init__(self, options: LabelerOptions, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, options: LabelerOptions) -> None:
         grades = tuple(map(str, range(options.grades)))
         sections = (Text("think", options.max_think_tokens), Choice("score", grades))
-        super().__init__(
-            options, sections, (Decision("score", "<score>", grades),), {"grades": options.grades, **settings}
-        )
+        settings = options.model_dump(include={"grades", "steps"})
+        super().__init__(options, sections, (Decision("score", "<score>", grades),), settings)
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask.

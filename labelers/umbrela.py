@@ -33,6 +33,3 @@ class Umbrela(ThinkScore):
 
     Options: ClassVar[type[LabelerOptions]] = UmbrelaOptions
     template_set = "umbrela"
-
-    def __init__(self, options: UmbrelaOptions) -> None:
-        super().__init__(options, {"steps": options.steps})

@@ -36,16 +36,6 @@ accuracy = Share(lambda counts_KK: _hits(counts_KK).sum(-1), lambda counts_KK: c
 """Share of rows whose label is gold."""
 
 
-def precision(grade: int) -> Share:
-    """Share of labels of a grade whose gold it is."""
-    return Share(lambda counts_KK: counts_KK[..., grade, grade], lambda counts_KK: counts_KK[..., :, grade].sum(-1))
-
-
-def recall(grade: int) -> Share:
-    """Share of gold of a grade that is labelled with it."""
-    return Share(lambda counts_KK: counts_KK[..., grade, grade], lambda counts_KK: counts_KK[..., grade, :].sum(-1))
-
-
 def f1_by_grade(counts_KK: np.ndarray) -> np.ndarray:
     """2·both / (gold k + labels k): [..., K]."""
     return np.asarray(2 * _hits(counts_KK) / (counts_KK.sum(-1) + counts_KK.sum(-2)))

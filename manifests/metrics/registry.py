@@ -22,12 +22,10 @@ from manifests.metrics.agreement import (
     f1_macro,
     f1_weighted,
     kappa,
-    precision,
-    recall,
 )
 from manifests.metrics.calibration import brier_rows, ece_of_bins
 from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import Formula, Measured, Metric, mean, share
+from manifests.metrics.metric import Formula, Measured, Metric, Share, mean, share
 from manifests.metrics.query_metrics import QUERY_METRICS
 from manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
 from manifests.metrics.routing_metrics import ROUTING_METRICS
@@ -189,7 +187,7 @@ METRICS: tuple[Metric, ...] = (
         "irrelevant: precision",
         "higher",
         "rows",
-        OfCounts(precision(0)),
+        OfCounts(Share(lambda counts_KK: counts_KK[..., 0, 0], lambda counts_KK: counts_KK[..., :, 0].sum(-1))),
         "of grade 0",
     ),
     Metric(
@@ -197,7 +195,7 @@ METRICS: tuple[Metric, ...] = (
         "irrelevant: recall",
         "higher",
         "rows",
-        OfCounts(recall(0)),
+        OfCounts(Share(lambda counts_KK: counts_KK[..., 0, 0], lambda counts_KK: counts_KK[..., 0, :].sum(-1))),
         "of grade 0",
     ),
     Metric(
