@@ -274,7 +274,9 @@ def _say_error(message: str, event: str, **fields: Any) -> None:
     if is_json():
         say(message, level="error", event=event, **fields)
     else:
-        click.echo(message, err=True)
+        from manifests.odd_text import one_line
+
+        click.echo(one_line(message), err=True)
 
 
 def _wants_json(arguments: list[str]) -> bool:

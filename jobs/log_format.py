@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from jobs.streams import RedactedStream
+from manifests.odd_text import one_line
 from manifests.secrets.redaction import redacted_values
 
 VARIABLE = "RELABEL_LOG_FORMAT"
@@ -120,4 +121,4 @@ def say_crash(error: BaseException, message: str) -> None:
 
 def as_text(message: str, level: str) -> str:
     """A message as people read it."""
-    return message if level == "info" else f"{level}: {message}"
+    return one_line(message if level == "info" else f"{level}: {message}")

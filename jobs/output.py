@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from jobs.exits import Exit
+from manifests.odd_text import one_line
 from manifests.secrets.redaction import redacted_values
 
 
@@ -19,7 +20,7 @@ def emit(result: dict[str, Any], text: str, output: str, code: int = Exit.DONE) 
 
 def note(text: str) -> None:
     """A remark on stderr."""
-    click.echo(f"note: {text}", err=True)
+    click.echo(one_line(f"note: {text}"), err=True)
 
 
 def shown(text: str) -> str:
@@ -30,7 +31,7 @@ def shown(text: str) -> str:
 def table(rows: list[tuple[str, str]]) -> str:
     """Two columns, the first padded."""
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in rows)
+    return "\n".join(f"  {one_line(name.ljust(width))}  {one_line(value)}" for name, value in rows)
 
 
 def clock_text(seconds: float) -> str:

@@ -1,4 +1,6 @@
-"""Text that no path, plan or file can hold: with a NUL, or with a code point that UTF-8 has no bytes for."""
+"""Text that no path, plan or file can hold (with a NUL, or with a code point that UTF-8 has no bytes for), or that a
+message shows in another form.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,11 @@ def shown(text: str) -> str:
     except UnicodeEncodeError:  # half of a surrogate pair, which stands for no byte
         data = text.encode("utf-8", "backslashreplace")
     return shortened(data.decode("utf-8", "backslashreplace").replace("\0", "\\0"), 200)
+
+
+def one_line(text: str) -> str:
+    """A message as one line: no id, path or text in it begins a line of its own or commands a terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def odd_values(values: Any, where: str = "") -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ import click
 
 from jobs.output import note
 from manifests.errors import ConfigError
+from manifests.odd_text import one_line
 
 LOOK_EVERY_S = 0.25
 """Between two looks at the files, seconds; a change counts when two looks in a row see the same."""
@@ -31,7 +32,7 @@ def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[fl
         try:
             do()
         except ConfigError as exc:
-            click.echo(f"relabel: {exc}", err=True)
+            click.echo(one_line(f"relabel: {exc}"), err=True)
         note(f"{folder} is watched: a change there asks again, Ctrl-C ends.")
         found = _next_contents(folder, seen, pause)
         names = sorted(name for name in {*seen, *found} if seen.get(name) != found.get(name))
