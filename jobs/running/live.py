@@ -142,10 +142,12 @@ class Live:
         """What to say where the first answers were all refused."""
         if self.accepted or self.refused.total() < FIRST_ANSWERS or self.last_refused is None:
             return None
+        why = "the server or engine does not answer, or refuses"
+        if self.refused.keys() - {"engine", "refused", "overlong"}:
+            why = "the model may be too small for this labeler, or its room to answer too short"
         return (
-            f"none of the first {self.refused.total():,} answers was accepted ({', '.join(sorted(self.refused))}): the "
-            "model may be too small for this labeler, or its room to answer too short. `relabel ask` shows whole "
-            f"answers. The last one: {self.last_refused.line()}"
+            f"none of the first {self.refused.total():,} answers was accepted ({', '.join(sorted(self.refused))}): "
+            f"{why}. `relabel ask` shows whole answers. The last one: {self.last_refused.line()}"
         )
 
 

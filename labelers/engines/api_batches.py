@@ -68,6 +68,7 @@ class Batches:
         self._tries = Counter[str]()
         self._failed_in_a_row = 0
         self._unpaid: set[str] = set()
+        self._fault: ServerGoneError | None = None
         self.adopted: set[int] = set()
         """Requests in flight that an earlier execution has paid for."""
 
@@ -110,6 +111,8 @@ class Batches:
             else:
                 left[ask] = work
         self._deliver(answers)
+        if self._fault is not None:
+            raise self._fault
         if record.name in self._own:
             del self._lines[record.name]
         if left:
@@ -224,7 +227,12 @@ class Batches:
                 if is_own:
                     self._client.charge_batch(found.usage, work.body)
                 return answer_of(work, found)
-        refused = await self._client.judge(HttpReply(status, {}, json.dumps(body).encode()))
+        try:
+            refused = await self._client.judge(HttpReply(status, {}, json.dumps(body).encode()))
+        except ServerGoneError as exc:
+            # what else the batch holds is paid for; of one that an earlier execution handed over it is asked again
+            self._fault = exc if is_own else None
+            return None
         return None if refused is None else answer_of(work, refused)
 
 

@@ -19,7 +19,7 @@ from manifests.runs.budgets import last_entry
 from manifests.storage.local_run_store import LocalRunStore
 
 from .batch_server import BatchServer, Fate
-from .scripted_server import ScriptedServer
+from .scripted_server import Call, Json, ScriptedServer
 from .test_run import committed, r3a, relabel, write_job
 
 __all__ = ["write_job"]
@@ -129,6 +129,31 @@ def test_what_a_batch_leaves_unanswered_goes_into_another(fate: Fate, serve: Any
     again = sorted(ask for asks in others for ask in asks if ask in first)
     left = first[::-1][1::2] if fate == "expired" else first
     assert again == sorted(left), "what was answered is not asked again, and the rest once"
+
+
+def test_lines_of_a_batch_are_read_as_answers_that_come_alone(serve: Any, write_job: Any, capsys: Any) -> None:
+    """Thoughts kept apart, errors in good replies, and credit that ends: what the batch answered is kept."""
+    has_credit = False
+
+    def answers(call: Call) -> Json:
+        reply = r3a(call)
+        if "of kind 3" in call.raw.decode() and not has_credit:
+            return Json({"error": {"code": "insufficient_quota", "message": "pay first"}})
+        if "of kind 4" in call.raw.decode():
+            return Json({"error": {"code": 400, "message": "prompt is too long: 9 > 8"}})
+        thought, _, rest = reply.payload["choices"][0]["message"]["content"].partition("</think>")
+        message = {"content": [{"type": "text", "text": rest}], "reasoning": thought.removeprefix("<think>")}
+        reply.payload["choices"][0]["message"] = message
+        return reply
+
+    provider = BatchServer(answers)
+    job = job_of(write_job, start(serve, provider))
+    assert run(job, capsys=capsys)[0] == 20
+    num_asked = len(provider.paid)
+    has_credit = True
+    assert run(job, capsys=capsys)[0] == 0
+    assert grades() == {row: grade for row, grade in WANTED.items() if row != 4}
+    assert len(provider.paid) == num_asked, "what a batch had answered was asked again"
 
 
 def test_batches_that_all_fail_end_the_run_and_say_why(serve: Any, write_job: Any, capsys: Any) -> None:
