@@ -118,8 +118,8 @@ class PromptEncoder:
             )
         if self._template.close_thought and self._end_for(ask).endswith(self._template.close_thought):
             found.append(
-                f"Stage {ask.stage!r}: the chat template opens a thought ({self._template.opened.strip()}), and this "
-                "stage asks for none, so it is closed before the answer."
+                f"Stage {ask.stage!r}: the chat template opens a thought ({self._template.opened.strip()}), which "
+                "is no part of this stage's answer, so it is closed before that."
             )
         return found
 

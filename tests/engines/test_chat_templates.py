@@ -210,7 +210,7 @@ def test_a_decision_without_reasoning_is_read_behind_the_closed_thought(
     (decision,) = asks[0].decisions
     labels = list(resolve_labels(encoder, decision, tokenizer_name="tiny"))
     assert np.allclose(answer.distributions[decision.name].probs, thinker.probs(ids, labels), atol=1e-4)
-    assert any("so it is closed before the answer" in one for one in remarks) == (not options)
+    assert any("so it is closed before that" in one for one in remarks) == (not options)
 
 
 def test_training_learns_no_second_opening_tag(thinker: Model, tmp_path: Path) -> None:

@@ -126,13 +126,18 @@ def start(
         overlong: str = "truncate",
         max_prompt_tokens: int = 2048,
         fresh: bool = False,
+        chat_template: str | None = None,
         **args: Any,
     ) -> Any:
         cache = tmp_path_factory.getbasetemp() / "relabel-cache"
         given: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 8, "kv_cache_space_gib": KV_CACHE_GIB}
         options = Vllm.Args(cache_dir=str(cache), **(given | args))
         spec = EngineSpec(
-            name="vllm", model=str(model_dir(merged=merged)), max_prompt_tokens=max_prompt_tokens, args=options
+            name="vllm",
+            model=str(model_dir(merged=merged)),
+            max_prompt_tokens=max_prompt_tokens,
+            args=options,
+            chat_template_kwargs={} if chat_template is None else {"chat_template": chat_template},
         )
         if fresh:
             running.close()

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from labelers.verdicts import Reader
 from manifests.asks import Decision, Engine, Request, Sampling
 from manifests.errors import ConfigError, EngineCrashError
 from manifests.formats import AnswerFormat, Choice, Fragment, Text
+from tests.engines.chat_shapes import SHAPES
 from tests.engines.conftest import QUOTE_SCORE, THINK_SCORE, ask_for, run_all
 from tests.engines.test_transformers import SCORE, WARM, assert_own_softmax, requests_for
 
@@ -65,6 +67,20 @@ def test_decisions_alone_beside_bound_and_free_asks_stay_exact(start, model_dir,
     rows = [row for row in finished if row.places]
     assert_own_softmax(model_dir(), rows, engine._encoder.encode_text)
     assert_own_softmax(model_dir(), [row for row in rows if len(row.places) == 2], engine._encoder.encode_text, "pair")
+
+
+def test_answers_go_on_in_a_thought_that_the_chat_template_opens_and_decisions_alone_close_it(
+    start, model_dir, finished
+):
+    engine = start(chat_template=SHAPES["qwen3"].template)
+    written = run_all(engine, requests_for(9, decisions=(SCORE,), sampling=WARM, format=QUOTE_SCORE))
+    alone = run_all(engine, requests_for(5, decisions=(SCORE,), max_tokens=0, format=None, prefill="<score>"))
+    assert all(answer.text.startswith("<think>\n") and answer.text.count("<think>") == 1 for answer in written)
+    assert all(Reader(QUOTE_SCORE).read(answer) and "score" in answer.distributions for answer in written)
+    assert {answer.text for answer in alone} == {""}
+    ends = {engine._encoder.decode(row.prompt.tolist()).rpartition("assistant\n")[2] for row in finished}
+    assert ends == {"<think>\n", "<think>\n\n</think>\n\n<score>"}
+    assert_own_softmax(model_dir(), list(finished), engine._encoder.encode_text)
 
 
 def test_a_marker_that_comes_twice_is_no_place(start):
