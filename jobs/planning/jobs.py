@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ from pydantic import SecretStr
 from jobs.fetching.models import fetch_model
 from jobs.planning.spec_places import mark_of
 from labelers.engines.api_tokenizer import TokenizerFolder, tokenizer_folder
+from labelers.engines.counting import prompt_encoder
 from labelers.engines.registry import EngineClass
 from labelers.registry import Labeler, declared_columns, declared_reads
 from manifests.engine_options import KeepsModels
-from manifests.errors import ConfigError
+from manifests.errors import ConfigError, MissingExtraError
 from manifests.inputs.dataset import Dataset, Known, open_dataset
 from manifests.labels import Reads
-from manifests.models.chat_templates import day_of, with_day
+from manifests.models.chat_templates import DAY, day_of, may_say_day
 from manifests.runs.fingerprints import fingerprint_parts
 from manifests.runs.label_keys import stage_digests
 from manifests.runs.plans import Plan
@@ -120,10 +123,25 @@ class Job:
         kwargs = engine.chat_template_kwargs
         if plan is not None:
             kwargs = day_of(plan.parts.get("engine", {}).get("chat_template_kwargs")) | kwargs
-        elif (folder := self.template_folder()) is not None:
-            kwargs = with_day(kwargs, folder.path)
+        elif (
+            (folder := self.template_folder()) is not None
+            and may_say_day(folder.path, kwargs)
+            and self._says_day(folder)
+        ):
+            kwargs = {DAY: date.today().isoformat()} | kwargs
         engine = engine.model_copy(update={"chat_template_kwargs": kwargs})
         return replace(self, spec=self.spec.model_copy(update={"engine": engine}))
+
+    def _says_day(self, folder: TokenizerFolder) -> bool:
+        """Whether the day is in the prompts: many templates say it only where there is no system turn."""
+        asks, said = self.labeler.probe(), []
+        with contextlib.suppress(MissingExtraError):  # then it may be
+            for day in ("1999-12-31", "2026-01-01"):
+                kwargs = {**self.spec.engine.chat_template_kwargs, DAY: day}
+                encoder = prompt_encoder(self.spec.engine.model_copy(update={"chat_template_kwargs": kwargs}), folder)
+                said.append([encoder.shown(ask) for ask in asks])
+            return said[0] != said[1]
+        return True
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:
         """What the fingerprint is made of. May fetch a model, never loads one."""

@@ -106,7 +106,7 @@ class PromptEncoder:
         begins with it; empty where there is none.
         """
         first = ask.format.sections[:1] if ask.format is not None and not ask.prefill else ()
-        return self._template.opened if [self._template.opened.strip()] == [*map(opening_of, first)] else ""
+        return self._template.opened if [self._template.opened_tag] == [*map(opening_of, first)] else ""
 
     def remarks(self, ask: Ask) -> list[str]:
         """What the chat template does to an ask that a user may not expect, each a sentence."""
@@ -118,7 +118,7 @@ class PromptEncoder:
             )
         if self._template.close_thought and self._end_for(ask).endswith(self._template.close_thought):
             found.append(
-                f"Stage {ask.stage!r}: the chat template opens a thought ({self._template.opened.strip()}), which "
+                f"Stage {ask.stage!r}: the chat template opens a thought ({self._template.opened_tag}), which "
                 "is no part of this stage's answer, so it is closed before that."
             )
         return found
@@ -207,7 +207,7 @@ class PromptEncoder:
         the ask's prefill opens it; else the thought, closed.
         """
         template = self._template
-        if template.opened and ask.prefill.startswith(template.opened.strip()):
+        if template.opened and ask.prefill.startswith(template.opened_tag):
             return ""
         return template.opened if self.opened_for(ask) else template.opened + template.close_thought
 

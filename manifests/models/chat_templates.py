@@ -35,7 +35,10 @@ _PLAIN = (
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _MARK = re.compile(r"Qz(\d+)Zq")
 _THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
-_OPENED = re.compile(r"([<\[◁])([\w:.-]+)([>\]▷])\s*\Z")
+_OPENED = re.compile(
+    rf"([<\[◁])([\w:.-]*(?:{_THOUGHT.pattern})[\w:.-]*|[\w:.-]+(?=[>\]▷]\s*\Z))([>\]▷])(?!.*\1/\2\3).*\Z", re.I | re.S
+)
+"""A tag that is not closed to the end: of a thought, or the last thing there."""
 
 Turn = tuple[str, str]
 """Role and text."""
@@ -91,11 +94,9 @@ class ChatTemplate:
         self._proven = functools.lru_cache(maxsize=256)(self._prove)
         with contextlib.suppress(ConfigError):  # which is raised of real turns
             found = _OPENED.search(self.around([("system", "a"), ("user", "a")]).pieces[-1])
-        self.opened = found[0] if found is not None else ""
-        """The tag that the prompt ends with, of a thought or of all answers, and white space after it; empty where none
-        is.
-        """
-        is_thought = found is not None and _THOUGHT.search(found[0]) is not None
+        self.opened, self.opened_tag = (found[0], found.expand(r"\1\2\3")) if found is not None else ("", "")
+        """What the prompt ends with from an opened tag on, of a thought or of all answers, and that tag; else empty."""
+        is_thought = _THOUGHT.search(self.opened_tag) is not None
         self.close_thought = found.expand(r"\n\1/\2\3\n\n") if found is not None and is_thought else ""
         """What closes it, if it is a thought."""
 
@@ -166,17 +167,12 @@ def start_ids(tokenizer: Any) -> list[int]:
     return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
 
-def with_day(kwargs: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """`chat_template_kwargs` with today as the day that the template says, if it says one and none is given.
-
-    Args:
-        folder: the tokenizer's.
-    """
+def may_say_day(folder: Path, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer's chat template, or one among `chat_template_kwargs`, asks for the day at all."""
     files = [folder / "tokenizer_config.json", folder / "chat_template.json", *folder.glob("*.jinja")]
     files += folder.glob("additional_chat_templates/*.jinja")
     texts = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
-    has_day = any("strftime_now" in text for text in (*texts, str(kwargs.get("chat_template"))))
-    return {**({DAY: date.today().isoformat()} if has_day else {}), **kwargs}
+    return any("strftime_now" in text for text in (*texts, str(kwargs.get("chat_template"))))
 
 
 def day_of(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

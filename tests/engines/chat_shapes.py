@@ -100,6 +100,12 @@ SHAPES = {
     ),
     "qwen3": Shape(chatml(CUTS_THOUGHTS, "<think>\n"), "kept", "kept", False, "<think>\n"),
     "qwen3-silent": Shape(chatml(CUTS_THOUGHTS, "<think>\n\n</think>\n\n"), "kept", "kept", False),
+    "seed-silent": Shape(
+        chatml(answer="<seed:think><seed:cot_budget_reflect>"),
+        "kept",
+        "kept",
+        opened="<seed:think><seed:cot_budget_reflect>",
+    ),
     "exaone": Shape(chatml(answer="<thought>\n"), "kept", "kept", True, "<thought>\n"),
     "llama-2": Shape(LLAMA_2, "kept", "kept"),
     "llama-3": Shape(LLAMA_3, "kept", "kept"),

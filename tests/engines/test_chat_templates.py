@@ -15,6 +15,7 @@ import pytest
 
 from distill.students.grade_prompts import render_prompt
 from distill.students.texts import DecoderTexts
+from jobs.planning import jobs
 from labelers.engines.decisions import resolve_labels
 from labelers.engines.tokens import PromptEncoder
 from labelers.registry import labeler_class
@@ -22,7 +23,6 @@ from labelers.verdicts import Reader
 from manifests.asks import Ask, Message, Request
 from manifests.errors import ConfigError, ModelError
 from manifests.labels import Pair
-from manifests.models import chat_templates
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
 from .chat_shapes import SHAPES, chatml
@@ -93,7 +93,9 @@ def test_a_student_reads_all_of_its_prompt_and_answers_outside_a_thought(name: s
     assert between == "\nDocument: "
     assert after.startswith("\nGrade:")
     assert after.count("<think>") == after.count("</think>") or name == "deepseek-v3.1"
-    assert not shape.opened or after.endswith(f"{shape.opened}\n{shape.opened.strip().replace('<', '</')}\n\n")
+    assert not shape.opened or after.endswith(
+        f"{shape.opened}\n{shape.opened.partition('>')[0].replace('<', '</')}>\n\n"
+    )
 
 
 class Model:
@@ -305,7 +307,7 @@ def it_is(monkeypatch: pytest.MonkeyPatch, day: str) -> None:
         def today(cls) -> datetime.date:
             return datetime.date.fromisoformat(day)
 
-    monkeypatch.setattr(chat_templates, "date", Day)
+    monkeypatch.setattr(jobs, "date", Day)
 
 
 def test_the_day_in_a_prompt_is_that_of_the_plan(
@@ -331,11 +333,13 @@ def test_the_day_in_a_prompt_is_that_of_the_plan(
     ).refused(3, "want a day such as 2026-11-25")
 
 
-def test_a_model_whose_template_says_no_day_keeps_its_fingerprint(
+@pytest.mark.parametrize("name", ["chatml", "granite"])  # the latter says it where there is no system turn
+def test_a_model_whose_prompts_say_no_day_keeps_its_fingerprint(
+    name: str,
     job: Callable[..., Model],
     relabel: Callable[..., Any],  # noqa: F811
 ) -> None:
-    job(chatml())
+    job(SHAPES[name].template)
     assert "prompts say" not in relabel("plan", "job.yaml").out
     assert json.loads(Path("out/plan.json").read_text())["parts"]["engine"]["chat_template_kwargs"] == {}
 
