@@ -47,7 +47,8 @@ class VerifiedRun:
     "--live",
     is_flag=True,
     help="Follow the run while anybody works on it: what each worker has in flight, was answered and refused, its "
-    "tokens/s, and when the run should be done. With --output json: one look.",
+    "tokens/s, and when the run should be done. Exit 20: rows are open and nobody works on them. With --output json: "
+    "one look.",
 )
 @date_option
 @log_option
@@ -56,8 +57,7 @@ def status(target: str, live: bool, day: str | None, output: str) -> int:
     """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
     folder, engine = _opened(target, day)
     if live:
-        _follow(folder, output)
-        return Exit.DONE
+        return _follow(folder, output)
     found = status_of(folder, engine)
     return emit(plain(found), status_text(found), output)
 
@@ -115,11 +115,11 @@ def verify(target: str, day: str | None, output: str) -> int:
     return emit(plain(result), text, output)
 
 
-def _follow(folder: RunFolder, output: str) -> None:
+def _follow(folder: RunFolder, output: str) -> Exit:
     if output == "json":
         found = look(folder)
         emit(plain(found), "", output)
-        return
+        return found.exit
     is_terminal = sys.stdout.isatty()
 
     def show(found: LiveStatus) -> None:
@@ -127,7 +127,7 @@ def _follow(folder: RunFolder, output: str) -> None:
             click.clear()
         emit({}, redacted(live_text(found)), output)
 
-    follow(folder, show)
+    return follow(folder, show).exit
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:

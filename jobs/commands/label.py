@@ -237,12 +237,14 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
         return _dry_run(work, is_retry=is_retry)
     metrics = MetricsFile(work.metrics, job=Path(work.job_file).stem, shard=shard) if work.metrics else None
     code: int = Exit.OUR_FAULT
+    reason = ""
     try:
         session = open_session(
             work.job_file, work.overrides, work.shard, is_retry=is_retry, day=work.day, deadline=deadline
         )
         report = execute(session, metrics, pool, shows_refused=work.verbose)
         code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
+        reason = "stopped" if report.stopped is not None else ""
     except KeyboardInterrupt:
         code = Exit.STOPPED
         raise
@@ -251,11 +253,11 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
         log_format.note_event("end", str(exc), exit_code=int(code))
         return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), work.output, code)
     except RelabelError as exc:
-        code = exit_for(exc)
+        code, reason = exit_for(exc), type(exc).__name__
         raise
     finally:
         if metrics is not None:
-            metrics.write(code)
+            metrics.write(code, reason)
     result = {**report_json(report), "exit_code": int(code)}
     log_format.note_event("end", verdict(report), **{key: result[key] for key in END_FIELDS})
     emit(result, report_text(report), work.output)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jobs.exits import Exit
 from jobs.running.forecast import DoneSoFar, expected_of, left_s, left_text
 from jobs.running.live import Live
 from jobs.running.live_files import WorkerState, live_states
@@ -53,8 +54,17 @@ class LiveStatus:
     left_s: Range | None
 
     @property
+    def is_done(self) -> bool:
+        return self.chunks_done == self.chunks
+
+    @property
     def goes_on(self) -> bool:
-        return self.chunks_done < self.chunks and self.is_held
+        return not self.is_done and self.is_held
+
+    @property
+    def exit(self) -> Exit:
+        """`PARTIAL` where rows are open and nobody works on them."""
+        return Exit.DONE if self.is_done or self.is_held else Exit.PARTIAL
 
 
 def look(folder: RunFolder) -> LiveStatus:
@@ -100,12 +110,12 @@ def _left_s(folder: RunFolder, heard: list[WorkerState], rows_open: int) -> Rang
 
 def live_text(found: LiveStatus) -> str:
     """A look, for people."""
-    if found.chunks_done == found.chunks:
+    if found.is_done:
         state = "every chunk is committed"
     elif found.is_held:
         state = f"ETA {left_text(found.left_s)}"
     else:
-        state = "nobody is at it"
+        state = "no worker: run the same command again"
     lines = [
         f"{found.name}: {found.rows_done:,} of {found.rows:,} rows committed, {found.chunks_done:,} of "
         f"{found.chunks:,} chunks · {state} · {found.output}"
@@ -128,10 +138,11 @@ def live_text(found: LiveStatus) -> str:
     return "\n".join(lines)
 
 
-def follow(folder: RunFolder, show: Callable[[LiveStatus], None]) -> None:
-    """Look again and again, until nobody is at the run any more."""
+def follow(folder: RunFolder, show: Callable[[LiveStatus], None]) -> LiveStatus:
+    """Look again and again, until nobody is at the run any more; returns the last look."""
     every_s = LOOK_EVERY_S if sys.stdout.isatty() else LINE_EVERY_S
     while (found := look(folder)).goes_on:
         show(found)
         time.sleep(every_s)
     show(found)
+    return found

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 WRITE_EVERY_S = 15.0
 LAST_SUCCESS = "relabel_last_success_timestamp_seconds"
+WITHOUT_COMMIT = "relabel_exits_without_commit"
 
 
 class Sample(NamedTuple):
@@ -63,7 +64,8 @@ class MetricsFile:
         self._next_s = 0.0
         self._has_failed = False
         _check_target(self._path)
-        self._last_success = _last_success(self._path)
+        self._last_success = _written_before(self._path, LAST_SUCCESS)
+        self._without_commit = _written_before(self._path, WITHOUT_COMMIT) or 0.0
         self.progress: Progress | None = None
         self.report: RunReport | None = None
 
@@ -72,19 +74,23 @@ class MetricsFile:
         if time.perf_counter() >= self._next_s:
             self.write()
 
-    def write(self, code: int | None = None) -> None:
+    def write(self, code: int | None = None, reason: str = "") -> None:
         """Write the file anew.
 
         Args:
             code: the exit code, at the end of the run.
+            reason: why it is that: the kind of the error, or nothing where there was none.
         """
         self._next_s = time.perf_counter() + WRITE_EVERY_S
         if code in (Exit.DONE, Exit.NOTHING_TO_DO):
             self._last_success = time.time()
+        if code is not None:
+            is_idle = code == Exit.PARTIAL and not (self.progress and self.progress.chunks_committed)
+            self._without_commit = self._without_commit + 1 if is_idle else 0.0
         # a path without a name (`.`, `/`) fails at the renaming
         beside = self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
         try:
-            text = rendered(self._metrics(code), {"job": self.job, "shard": self._shard})
+            text = rendered(self._metrics(code, reason), {"job": self.job, "shard": self._shard})
             beside.write_text(text, encoding="utf-8", errors="replace")  # a file's name need not be text
             beside.replace(self._path)
         except OSError as exc:
@@ -93,7 +99,7 @@ class MetricsFile:
                 self._has_failed = True
                 logger.warning("--metrics %s: can't be written (%s); going on without", self._path, exc.strerror)
 
-    def _metrics(self, code: int | None) -> list[Gauge]:
+    def _metrics(self, code: int | None, reason: str) -> list[Gauge]:
         found = [
             Gauge(
                 "relabel_running", "1 while the execution goes on, 0 once it has ended.", [Sample(float(code is None))]
@@ -111,8 +117,19 @@ class MetricsFile:
             found += _of_report(self.report)
         if code is not None:
             found.append(
-                Gauge("relabel_exit_code", "Exit code of the execution (see docs/something-broke.md).", [Sample(code)])
+                Gauge(
+                    "relabel_exit_code",
+                    "Exit code of the execution (see docs/something-broke.md); its reason is the kind of the error.",
+                    [Sample(code, {"reason": reason or Exit(code).name.lower()})],
+                )
             )
+        found.append(
+            Gauge(
+                WITHOUT_COMMIT,
+                "How many executions in a row, up to the last that ended, exited with 20 and committed nothing.",
+                [Sample(self._without_commit)],
+            )
+        )
         if self._last_success is not None:
             found.append(
                 Gauge(LAST_SUCCESS, "When an execution last ended with 0 or 10.", [Sample(self._last_success)])
@@ -199,10 +216,10 @@ def _check_target(path: Path) -> None:
         raise InputError(f"--metrics {path}: is not a regular file. Name a file.")
 
 
-def _last_success(path: Path) -> float | None:
+def _written_before(path: Path, name: str) -> float | None:
     """What an earlier execution wrote, so that one that fails does not forget it."""
     try:
-        found = re.search(rf"^{LAST_SUCCESS}\{{.*\}} (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(rf"^{name}\{{.*\}} (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         return float(found[1]) if found else None
     except (OSError, ValueError):
         return None

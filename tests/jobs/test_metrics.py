@@ -41,7 +41,7 @@ def test_a_run_says_what_it_did_and_when_it_last_went_well(
     started = time.time()
     assert relabel("run", path, "--shard", "1/2", "--metrics", str(file)).code == 0
     found = read(file)
-    assert found["relabel_exit_code"] == {(): 0}
+    assert found["relabel_exit_code"] == {(("reason", "done"),): 0}
     assert found["relabel_running"] == {(): 0}
     assert found["relabel_run_rows"][(("status", "ok"),)] == 12
     assert found["relabel_rows"] == {(("status", "ok"),): 12, (("status", "open"),): 12}
@@ -63,7 +63,7 @@ def test_a_run_with_nothing_to_do_counts_as_a_success_and_starts_no_engine(
     assert relabel("run", path).code == 0
     assert relabel("run", path, "--metrics", str(file)).code == 10
     found = read(file)
-    assert found["relabel_exit_code"] == {(): 10}
+    assert found["relabel_exit_code"] == {(("reason", "nothing_to_do"),): 10}
     assert found["relabel_run_engine_starts"] == {(): 0}
     assert found["relabel_last_success_timestamp_seconds"][()] > 0
 
@@ -78,7 +78,8 @@ def test_a_failure_keeps_the_time_of_the_last_success(
     assert relabel("run", path, "--set", "engine.seed=99", "--metrics", str(file)).code == 3
     assert relabel("run", path, "--set", "shards=0", "--metrics", str(file)).code == 3
     found = read(file)
-    assert (found["relabel_exit_code"], found["relabel_last_success_timestamp_seconds"]) == ({(): 3}, before)
+    assert found["relabel_exit_code"] == {(("reason", "ConfigError"),): 3}
+    assert found["relabel_last_success_timestamp_seconds"] == before
 
 
 def test_quarantine_stands_by_status_and_as_a_share(
@@ -125,7 +126,7 @@ def test_a_folder_for_a_file_is_warned_of_and_leaves_nothing_behind(
 
 def test_a_job_file_whose_name_is_no_text_has_metrics_too(tmp_path: Path) -> None:
     MetricsFile(str(tmp_path / "m.prom"), job=os.fsdecode(b"nightly-\xff"), shard="all").write(3)
-    assert read(tmp_path / "m.prom")["relabel_exit_code"] == {(): 3}
+    assert read(tmp_path / "m.prom")["relabel_exit_code"] == {(("reason", "bad_input"),): 3}
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(
@@ -172,3 +173,22 @@ def test_a_name_with_quotes_and_line_ends_is_one_label(tmp_path: Path) -> None:
     MetricsFile(str(tmp_path / "m.prom"), job='a"b\\c\nd', shard="all").write(0)
     (family, *_) = text_string_to_metric_families((tmp_path / "m.prom").read_text())
     assert family.samples[0].labels["job"] == 'a"b\\c\nd'
+
+
+def test_exits_with_20_that_committed_nothing_are_counted_until_one_commits(tmp_path: Path) -> None:
+    """As of a server that is down, night for night: no other figure of such a run differs from a good start's."""
+
+    def ended(code: int, reason: str = "", committed: int = 0) -> dict[str, Any]:
+        file = MetricsFile(str(tmp_path / "m.prom"), job="ecom", shard="0/1")
+        file.write()
+        file.progress = Progress()
+        file.progress.chunks_committed = committed
+        file.write(code, reason)
+        return read(tmp_path / "m.prom")
+
+    counts = [ended(20, "EngineDownError")["relabel_exits_without_commit"][()] for _ in range(3)]
+    assert counts == [1, 2, 3]
+    assert ended(20, "EngineDownError")["relabel_exit_code"] == {(("reason", "EngineDownError"),): 20}
+    assert ended(20, committed=1)["relabel_exits_without_commit"] == {(): 0}
+    assert ended(20)["relabel_exits_without_commit"] == {(): 1}
+    assert ended(0)["relabel_exits_without_commit"] == {(): 0}
