@@ -13,6 +13,7 @@ import pyarrow as pa
 from jobs.compare.results import AgainstGold, McNemar
 from jobs.evaluate.judged_options import Gold, JudgingOptions
 from jobs.evaluate.judging import gold_of, load_pairs
+from jobs.evaluate.lexical import lexical_scores
 from manifests.errors import InputError
 from manifests.ids import codes_of, ids_of
 from manifests.judging.label_sets import LabelSet
@@ -34,6 +35,7 @@ class _Part:
     docs: list[str]
     grades: tuple[np.ndarray, np.ndarray]
     probs: tuple[np.ndarray, np.ndarray]
+    row_ids: np.ndarray
 
 
 class JudgedMatches:
@@ -50,6 +52,7 @@ class JudgedMatches:
         self, polars: Any, sets: tuple[LabelSet, LabelSet], grades: int, options: JudgingOptions, storage: Storage
     ) -> None:
         self._polars, self._grades, self._qrels = polars, grades, str(options.qrels)
+        self._first, self._storage = sets[0], storage
         golds: tuple[Gold, Gold] = (gold_of(sets[0], options, storage), gold_of(sets[1], options, storage))
         self.num_seen = self.num_null = 0
         self._parts: list[_Part] = []
@@ -90,6 +93,7 @@ class JudgedMatches:
                 [rows.docs[place] for place in places],
                 (first[places], second[places]),
                 (rows.probs[0][places], rows.probs[1][places]),
+                frame["row_a"].gather(places).to_numpy(),
             )
         )
 
@@ -108,7 +112,9 @@ class JudgedMatches:
         query_N, query_names = codes_of(ids_of(query for part in self._parts for query in part.queries))
         doc_N, _ = codes_of(ids_of(doc for part in self._parts for doc in part.docs))
         num_queries = len(query_names)
-        judged = []
+        judged, notes = [], list[str]()
+        row_ids = np.concatenate([part.row_ids for part in self._parts])
+        lexical = lexical_scores(self._first, row_ids, self._storage, notes)
         for side in (0, 1):
             probs_NK = np.concatenate([part.probs[side] for part in self._parts])
             labels_N = np.concatenate([part.grades[side] for part in self._parts])
@@ -124,9 +130,11 @@ class JudgedMatches:
                     probs_NK if has_probs else None,
                     None,
                     None,
+                    lexical=lexical,
                 )
             )
         first, second, difference = evaluate_both(*judged, resamples=resamples, seed=seed)
+        first.notes.extend(notes)
         is_right = [one.labels == gold_N for one in judged]
         only_a, only_b = int((is_right[0] & ~is_right[1]).sum()), int((~is_right[0] & is_right[1]).sum())
         return AgainstGold(

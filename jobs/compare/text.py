@@ -8,7 +8,18 @@ from collections.abc import Mapping
 
 from jobs.compare.results import AgainstGold, Flips, McNemar, QueriesMoved, RunComparison
 from jobs.evaluate.comparison_text import signed_text
-from jobs.evaluate.text import aligned, confusion_text, figure_title, interval_text, notes_text, side_text, value_text
+from jobs.evaluate.headlines import baseline_text, level_text
+from jobs.evaluate.headlines import difference_text as difference_text_of
+from jobs.evaluate.text import (
+    aligned,
+    confusion_text,
+    figure_title,
+    interval_text,
+    notes_text,
+    over_text,
+    top_text,
+    value_text,
+)
 from jobs.output import table
 from manifests.metrics.metric import MetricValue
 from manifests.metrics.paired_labels import PAIRED
@@ -21,7 +32,7 @@ SHOWN = 60
 def runs_text(result: RunComparison) -> str:
     """The report of one comparison."""
     blocks = [
-        side_text(result.side),
+        top_text(verdicts_of(result), result.side),
         f"A {result.a.path}, B {result.b.path}\n" + table(_counts(result)),
         "B beside A\n" + _figures(result.figures),
         confusion_text(result.confusion, "A \\ B"),
@@ -31,6 +42,17 @@ def runs_text(result: RunComparison) -> str:
         blocks.append(f"both against {result.gold.qrels}\n" + _against_gold(result.gold))
     blocks += [_flips(result.flips), _queries(result.queries), notes_text(result.notes)]
     return "\n\n".join(filter(None, blocks))
+
+
+def verdicts_of(result: RunComparison) -> list[str]:
+    """Whether B differs from A by gold, and where both lie beside the baselines; without gold, how far they agree."""
+    if result.gold is None:
+        one = result.figures["agreement"]
+        return [f"B against A: equal grades in {value_text(one.value)} of {one.over:,} rows ({interval_text(one)})"]
+    gold = result.gold
+    both = (("A: ", gold.a), ("B: ", gold.b))
+    said = [level_text(found.figures, found.baselines, who=who) for who, found in both]
+    return [difference_text_of("B against A, by gold", gold.difference), *said]
 
 
 def name_of(figure: str) -> str:
@@ -112,13 +134,15 @@ def _tests(result: RunComparison) -> str:
 
 def _against_gold(found: AgainstGold) -> str:
     ours, theirs = found.a.figures, found.b.figures
-    rows = [("figure", "A", "B", "B - A", "95 % interval")]
+    rows = [("figure", "A", "B", "B - A", "95 % interval", "over", "baseline")]
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         first, second = (value_text(side[name].value) if name in side else "-" for side in (ours, theirs))
         step = found.difference.get(name)
         interval = "-" if step is None or step.low is None else f"{signed_text(step.low)} to {signed_text(step.high)}"
         title = both_title(name, ours, theirs)
-        rows.append((title, first, second, "-" if step is None else signed_text(step.value), interval))
+        change = "-" if step is None else signed_text(step.value)
+        over, bound = over_text(name, theirs, ours), baseline_text(found.b.baselines, name)
+        rows.append((title, first, second, change, interval, over, bound))
     return aligned(rows)
 
 

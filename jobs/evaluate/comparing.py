@@ -107,7 +107,9 @@ def _against_teacher(
     if gold is None:
         return compare(*rows, match, None, np.zeros(0), grades=grades, **drawn), None
     joined_by, golds, is_known, columns = gold.of(sets, rows, match)
-    found = compare(*rows, match, golds, is_known, grades=grades, columns=columns, **drawn)
+    lexical, notes = gold.lexical(sets, rows, match, golds)
+    found = compare(*rows, match, golds, is_known, grades=grades, columns=columns, lexical=lexical, **drawn)
+    found.notes.extend(notes)
     if found.teacher is None:
         raise InputError(
             f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "

@@ -4,8 +4,18 @@ grades.
 
 from __future__ import annotations
 
+from jobs.evaluate.headlines import baseline_text, difference_text, level_text
 from jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
-from jobs.evaluate.text import aligned, gates_text, interval_text, notes_text, side_text, sides_title, value_text
+from jobs.evaluate.text import (
+    aligned,
+    gates_text,
+    interval_text,
+    notes_text,
+    over_text,
+    sides_title,
+    top_text,
+    value_text,
+)
 from jobs.output import table
 from manifests.metrics.evaluation_of_both import Difference
 from manifests.metrics.metric import MetricValue
@@ -16,7 +26,7 @@ from manifests.metrics.teacher_statistics import AGAINST_TEACHER
 def comparison_text(result: SetsBeside) -> str:
     """The report of one comparison."""
     kinds = {one.name: one.kind for one in result.sets}
-    blocks = [side_text(result.side)]
+    blocks = [top_text([line for one in result.comparisons for line in verdicts_of(one)], result.side)]
     for one in result.comparisons:
         teacher, student = (f"{name} ({kinds[name]})" for name in (one.teacher, one.student))
         blocks += [
@@ -30,6 +40,15 @@ def comparison_text(result: SetsBeside) -> str:
     verdicts = [(one.student, gates_text(one.gates)) for one in result.comparisons if one.gates]
     said = [f"{student}\n{text}" if len(verdicts) > 1 else text for student, text in verdicts]
     return "\n\n".join(filter(None, [*blocks, notes_text(result.notes), *said]))
+
+
+def verdicts_of(one: StudentBeside) -> list[str]:
+    """Whether a student differs from its teacher by gold, and beats the baselines; empty without gold."""
+    found = one.against_gold
+    if found is None:
+        return []
+    said = difference_text(f"{one.student} against {one.teacher}, by gold", found.difference)
+    return [said, level_text(found.student.figures, found.student.baselines, who=f"{one.student}: ")]
 
 
 def _counts(one: StudentBeside, result: SetsBeside) -> list[tuple[str, str]]:
@@ -66,11 +85,12 @@ def _confusion(matrix: list[list[int]]) -> str:
 
 def _against_gold(found: BothByGold) -> str:
     ours, theirs = found.teacher.figures, found.student.figures
-    rows = [("figure", "teacher", "student", "student - teacher", "95 % interval")]
+    rows = [("figure", "teacher", "student", "student - teacher", "95 % interval", "over", "baseline")]
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         first, second = (value_text(side[name].value) if name in side else "-" for side in (ours, theirs))
         title = sides_title(name, {"teacher": ours, "student": theirs})
-        rows.append((title, first, second, *_difference(found.difference.get(name))))
+        over, bound = over_text(name, theirs, ours), baseline_text(found.student.baselines, name)
+        rows.append((title, first, second, *_difference(found.difference.get(name)), over, bound))
     return aligned(rows)
 
 

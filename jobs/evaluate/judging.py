@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jobs.evaluate.gold_scale import scale_of
 from jobs.evaluate.join_notes import join_notes, judged_counts, nothing_judged
 from jobs.evaluate.judged_options import Gold, JudgingOptions
+from jobs.evaluate.lexical import lexical_scores
 from jobs.evaluate.results import JudgedCounts, JudgedSource
 from jobs.evaluate.sides import SideCut, cut_sets
 from manifests.errors import InputError, UsageError
@@ -82,11 +83,14 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
     if not join.num_judged:
         raise InputError(nothing_judged(join, pairs, options))
     release_unused()
-    judged = join.judged()
+    judged, texts = join.judged(), list[str]()
+    lexical = lexical_scores(sets[0] if len(sets) == 1 else None, join.row_ids, storage, texts)
+    judged = replace(judged, lexical=lexical)
     notes = [
         *itertools.chain.from_iterable(one.notes for one in sets),
         *notes,
         *join_notes(join, pairs, options),
+        *texts,
     ]
     sources = [JudgedSource(path=one.where, kind=one.kind, grades=one.grades, **vars(one.origin)) for one in sets]
     if len(sets) > 1:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from jobs.evaluate.judged_options import JudgingOptions
 from jobs.evaluate.judging import gold_of, load_pairs, seen_by
+from jobs.evaluate.lexical import lexical_scores
 from manifests.judging.further_columns import check_chunks, columns_taken
 from manifests.judging.label_sets import LabelSet
 from manifests.judging.pair_grades import taken
@@ -34,7 +35,7 @@ class GoldOfBoth:
     """
 
     def __init__(self, sets: list[LabelSet], options: JudgingOptions, storage: Storage) -> None:
-        self.qrels = str(options.qrels)
+        self.qrels, self._storage = str(options.qrels), storage
         self._golds = {id(one): gold_of(one, options, storage) for one in sets}
         golds = self._golds.values()
         self._pairs = load_pairs(sets, options, storage) if any(gold.by_row is None for gold in golds) else None
@@ -53,6 +54,15 @@ class GoldOfBoth:
             if held:
                 check_chunks(held, one.query_ids.take(taken_of), one.doc_ids.take(taken_of), where=self.qrels)
         return found
+
+    def lexical(
+        self, sets: Both, rows: tuple[Labelled, Labelled], match: Match, golds: pa.Int64Array
+    ) -> tuple[np.ndarray | None, list[str]]:
+        """BM25 of the matched rows that have a grade, and why there is none: see `lexical_scores`."""
+        number, notes = int(sets[0].plan is None), list[str]()
+        judged = golds.is_valid().to_numpy(zero_copy_only=False)
+        row_ids = rows[number].row_ids[(match.teacher, match.student)[number][judged]]
+        return lexical_scores(sets[number], row_ids, self._storage, notes), notes
 
     def _of(self, sets: Both, rows: tuple[Labelled, Labelled], match: Match) -> _MatchedGold:
         for labels, held, places in zip(sets, rows, (match.teacher, match.student), strict=True):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jobs.evaluate.sides import SideCut
+from manifests.metrics.baselines import Baselines
 from manifests.metrics.calibration_trial import CalibrationTrial
 from manifests.metrics.evaluation import Evaluation, ReliabilityBin
 from manifests.metrics.evaluation_of_both import Difference
@@ -57,7 +58,7 @@ class JudgedCounts:
 
 @dataclass(frozen=True)
 class JudgedLabels:
-    """One set of labels, or several as one, by gold; from `grades` to `notes` as in `Evaluation`."""
+    """One set of labels, or several as one, by gold; from `grades` to `baselines` as in `Evaluation`."""
 
     labels: list[JudgedSource]
     qrels: str | None
@@ -74,6 +75,7 @@ class JudgedLabels:
     reliability: list[ReliabilityBin] | None
     calibration: CalibrationTrial | None
     notes: list[str]
+    baselines: Baselines
     gates: list[GateVerdict]
     exit_code: int
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from jobs.evaluate.headlines import baseline_text, level_text
 from jobs.evaluate.results import JudgedLabels
 from jobs.evaluate.sides import SideCut
 from jobs.output import table
+from manifests.metrics.baselines import Baselines
 from manifests.metrics.calibration_trial import CalibrationTrial
 from manifests.metrics.evaluation import ReliabilityBin
 from manifests.metrics.gates import GateVerdict
@@ -19,10 +21,10 @@ from manifests.metrics.registry import CALIBRATION, title_of
 def evaluation_text(result: JudgedLabels) -> str:
     """The report of one evaluation."""
     blocks = [
-        side_text(result.side),
+        top_text([level_text(result.figures, result.baselines)], result.side),
         f"Labels of {', '.join(source.path for source in result.labels)} judged by {result.qrels}\n"
         + table(_counts(result)),
-        _figures(result.figures),
+        _figures(result.figures, result.baselines),
         confusion_text(result.confusion, "gold \\ label"),
     ]
     if result.reliability:
@@ -33,9 +35,9 @@ def evaluation_text(result: JudgedLabels) -> str:
     return "\n\n".join(filter(None, blocks))
 
 
-def side_text(side: SideCut) -> str:
-    """Which rows are judged; empty where no student and no file is among the sets."""
-    return "\n".join(side.lines())
+def top_text(verdicts: Sequence[str], side: SideCut) -> str:
+    """What comes first: verdicts, a sentence each, and which rows are judged; what is empty is left out."""
+    return "\n".join(filter(None, [*verdicts, *side.lines()]))
 
 
 def gates_text(gates: list[GateVerdict]) -> str:
@@ -73,11 +75,12 @@ def _and(count: int | None, what: str) -> str:
     return f", {count:,} {what}" if count else ""
 
 
-def _figures(figures: dict[str, MetricValue]) -> str:
-    rows = [("figure", "value", "95 % interval", "over")]
+def _figures(figures: dict[str, MetricValue], beside: Baselines) -> str:
+    rows = [("figure", "value", "95 % interval", "over", "baseline")]
     for name, figure in figures.items():
         title = figure_title(name, {"labels": figure.is_by_grade})
-        rows.append((title, value_text(figure.value), interval_text(figure), f"{figure.over:,} {figure.unit}"))
+        over, bound = f"{figure.over:,} {figure.unit}", baseline_text(beside, name)
+        rows.append((title, value_text(figure.value), interval_text(figure), over, bound))
     return aligned(rows)
 
 
@@ -109,6 +112,12 @@ def value_text(value: float | None) -> str:
 def interval_text(figure: MetricValue) -> str:
     """A figure's bounds; a dash where nothing was drawn."""
     return "-" if figure.low is None else f"{figure.low:.4f} to {figure.high:.4f}"
+
+
+def over_text(figure: str, *sides: Mapping[str, MetricValue]) -> str:
+    """Over how many rows or queries a figure is, of each side where they differ."""
+    held = [side[figure] for side in sides if figure in side]
+    return " and ".join(dict.fromkeys(f"{one.over:,}" for one in held)) + f" {held[0].unit}"
 
 
 def confusion_text(matrix: list[list[int]], corner: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from jobs.compare.results import AgainstGold, QueriesMoved, RunComparison
-from jobs.compare.text import both_title, difference_text, name_of, outcome_text
+from jobs.compare.text import both_title, difference_text, name_of, outcome_text, verdicts_of
+from jobs.evaluate.headlines import baseline_text
+from jobs.evaluate.text import over_text
 from jobs.report.blocks import Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table, confusion_table
 from jobs.report.compare_flips import flips_section
 from jobs.report.downloads import csv_download
@@ -59,7 +61,8 @@ def _rows(result: RunComparison) -> list[Block]:
         ("quarantined in both", counts.quarantined_both),
         ("quarantined in one, absent from the other", counts.quarantined_elsewhere_absent),
     ]
-    return [*(Paragraph(line, "warn") for line in result.side.lines()), made, Facts(facts)]
+    said = [Paragraph(line) for line in verdicts_of(result) if line]
+    return [*said, *(Paragraph(line, "warn") for line in result.side.lines()), made, Facts(facts)]
 
 
 def _figures(result: RunComparison) -> list[Block]:
@@ -115,13 +118,14 @@ def _tests(result: RunComparison) -> list[Block]:
 
 def _gold(gold: AgainstGold) -> list[Block]:
     ours, theirs = gold.a.figures, gold.b.figures
-    head = ("figure", "A", "B", "B minus A", "low", "high")
+    head = ("figure", "A", "B", "B minus A", "low", "high", "over", "baseline")
     rows: list[tuple[Cell, ...]] = []
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         step = gold.difference.get(name)
         values = [side[name].value if name in side else None for side in (ours, theirs)]
         ends = (None, None, None) if step is None else (step.value, step.low, step.high)
-        rows.append((both_title(name, ours, theirs), *values, *ends))
+        bound = baseline_text(gold.b.baselines, name)
+        rows.append((both_title(name, ours, theirs), *values, *ends, over_text(name, theirs, ours), bound))
     steps = [PlottedInterval(str(row[0]), float(row[3]), row[4], row[5]) for row in rows if isinstance(row[3], float)]  # type: ignore[arg-type]
     blocks: list[Block] = [
         Facts(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.evaluate.comparing import compare_sets
+from jobs.evaluate.comparison_text import verdicts_of
+from jobs.evaluate.headlines import baseline_text
 from jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
 from jobs.evaluate.text import figure_title
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table
@@ -40,6 +42,7 @@ def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Sec
             blocks.append(Paragraph(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
             continue
         blocks += [Paragraph(line, "warn") for line in found.side.lines()]
+        blocks += [Paragraph(line) for line in verdicts_of(found.comparisons[0]) if line]
         blocks += _comparison_blocks(teacher.name, other.name, found.comparisons[0])
     return [
         Section("between", "Between runs", between),
@@ -117,10 +120,20 @@ def _both_against_gold(teacher: str, student: str, found: BothByGold, judged: in
                 ours.value,
                 None if theirs is None else theirs.value,
                 *ends,
+                baseline_text(found.student.baselines, key),
                 Badge("differs", "warn") if is_apart else "",
             ]
         )
-    head = ("figure", shortened(teacher, 20), shortened(student, 20), "difference", "low", "high", "verdict")
+    head = (
+        "figure",
+        shortened(teacher, 20),
+        shortened(student, 20),
+        "difference",
+        "low",
+        "high",
+        "baseline",
+        "verdict",
+    )
     save = csv_download(
         f"student-against-teacher-{teacher}-{student}",
         (*head[:-1], "differs"),

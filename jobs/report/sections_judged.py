@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from jobs.evaluate.headlines import level_text
 from jobs.evaluate.judging import Judging, judge
 from jobs.evaluate.sides import EmptySideError
 from jobs.evaluate.text import figure_title
@@ -24,7 +25,8 @@ from manifests.metrics.metric import MetricValue
 from manifests.metrics.registry import METRICS
 
 RESAMPLES = 1000
-_FIGURE_HEAD = ("run", "figure", "value", "low", "high", "over", "unit")
+_FIGURE_HEAD = ("run", "figure", "value", "low", "high", "over", "unit", "constant", "random", "lexical")
+"""The last three are baselines."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ def gold_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
     blocks += [
         Paragraph(line, "warn") for line in dict.fromkeys(line for one in judged for line in one.judging.side.lines())
     ]
+    said = (level_text(one.evaluation.figures, one.evaluation.baselines, who=f"{one.name}: ") for one in judged)
+    blocks += [Paragraph(text) for text in said if text]
     if judged:
         blocks += [
             _counts(judged),
@@ -122,7 +126,10 @@ def _title(name: str, figure: MetricValue) -> str:
 
 def _figure_rows(judged: Sequence[JudgedRun]) -> list[tuple[Any, ...]]:
     return [
-        (one.name, _title(name, figure), figure.value, figure.low, figure.high, figure.over, figure.unit)
+        (
+            *(one.name, _title(name, figure), figure.value, figure.low, figure.high, figure.over, figure.unit),
+            *(one.evaluation.baselines.of(name).get(kind) for kind in _FIGURE_HEAD[-3:]),
+        )
         for one in judged
         for name, figure in one.evaluation.figures.items()
     ]

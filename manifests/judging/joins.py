@@ -36,6 +36,7 @@ class Join:
         num_gold_null: labels whose pair or row has a null grade.
         num_unjudged: labels whose pair has no grade at all.
         num_relabelled: judged rows beyond the first of their (query_id, doc_id); 0 where rows name no document.
+        row_ids: int64 [N], of the judged rows, once `judged` gave them.
         is_labelled: bool [P], the pairs that a judged label has.
     """
 
@@ -44,6 +45,7 @@ class Join:
         self.qrels = qrels
         self.num_labels = self.num_without_label = self.num_gold_null = self.num_unjudged = self.num_judged = 0
         self.num_relabelled = 0
+        self.row_ids = np.zeros(0, dtype=np.int64)
         self.joined_by: set[str] = set()
         self.label_examples: list[str] = []
         self.is_labelled = np.zeros(0 if pairs is None else len(pairs.keys), dtype=bool)
@@ -116,6 +118,7 @@ class Join:
         rows, gold_N = put_together(self._parts), np.concatenate(self._golds)
         beside = put_together(self._beside) if self._beside else None
         self._parts, self._golds, self._beside = [], [], []
+        self.row_ids = rows.row_ids.to_numpy()
         query_N, query_names = _numbered(rows.query_ids, len(gold_N))
         doc_N, doc_names = _numbered(rows.doc_ids, len(gold_N))
         if len(doc_names) < len(gold_N) and any(texts_of(doc_names[:2])):

@@ -13,6 +13,7 @@ import numpy as np
 
 from manifests.errors import InputError
 from manifests.memory import release_unused
+from manifests.metrics.baselines import Baselines, baselines
 from manifests.metrics.bootstrap import Interval, bootstrap
 from manifests.metrics.calibration import BINS, Method
 from manifests.metrics.calibration_trial import CalibrationTrial, calibration_trial
@@ -44,6 +45,7 @@ class Evaluation:
         resampled: `queries` or `rows`; `num_groups` of them.
         reliability: bins of confidence that hold a row; None without distributions.
         calibration: of `--calibrate`, on held-out groups; None if not asked for.
+        baselines: of the same rows.
     """
 
     grades: int
@@ -54,6 +56,7 @@ class Evaluation:
     reliability: list[ReliabilityBin] | None
     calibration: CalibrationTrial | None
     notes: list[str]
+    baselines: Baselines
 
 
 def evaluate(
@@ -83,11 +86,27 @@ def evaluate(
     release_unused()
     intervals = bootstrap(metrics.resampled, num_groups=found.num_groups, resamples=resamples, seed=seed)
     calibration = None if calibrate is None else calibration_trial(found, calibrate, resamples, seed)
-    return evaluation_of(found, metrics, intervals, calibration)
+    return evaluation_of(found, metrics, intervals, calibration, baselines_of(judged))
+
+
+def baselines_of(judged: Judged) -> Baselines:
+    """The baselines of judged rows."""
+    return baselines(
+        judged.gold,
+        judged.queries,
+        judged.docs,
+        grades=judged.grades,
+        num_queries=judged.num_queries,
+        lexical_N=judged.lexical,
+    )
 
 
 def evaluation_of(
-    found: JudgedStatistics, metrics: MetricSet, intervals: Mapping[str, Interval], calibration: CalibrationTrial | None
+    found: JudgedStatistics,
+    metrics: MetricSet,
+    intervals: Mapping[str, Interval],
+    calibration: CalibrationTrial | None,
+    beside: Baselines,
 ) -> Evaluation:
     return Evaluation(
         found.judged.grades,
@@ -98,6 +117,7 @@ def evaluation_of(
         None if found.reliability is None else reliability_table(found.reliability.by_group.sum(0)),
         calibration,
         [*_notes(found), *_left_out(metrics)],
+        beside,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from manifests.memory import release_unused
 from manifests.metrics.bootstrap import paired_bootstrap
-from manifests.metrics.evaluation import Evaluation, check_samples, evaluation_of
+from manifests.metrics.evaluation import Evaluation, baselines_of, check_samples, evaluation_of
 from manifests.metrics.judged import Judged
 from manifests.metrics.judged_statistics import JudgedStatistics
 from manifests.metrics.metric import NOTHING_DRAWN, MetricSet, finite
@@ -55,8 +55,9 @@ def evaluate_both(
         low, high, num_undefined = paired.difference.get(name, NOTHING_DRAWN)
         step = theirs.values[name] - ours.values[name]
         differences[name] = Difference(finite(step), finite(low), finite(high), num_undefined)
+    beside = baselines_of(first)
     judged = [
-        evaluation_of(one, metrics, intervals, None)
+        evaluation_of(one, metrics, intervals, None, beside)
         for one, metrics, intervals in zip(found, (ours, theirs), (paired.first, paired.second), strict=True)
     ]
     if alike != both:

@@ -51,6 +51,7 @@ class Judged:
         query_names: the ids behind `queries`, where whoever made this kept them.
         columns: further ones of the rows, by name: see `manifests.judging.further_columns`.
         beside: of labelled rows of these queries that have no gold grade, what they say of their query.
+        lexical: float64 [N], BM25 of query and document; None where their texts are not known.
     """
 
     grades: int
@@ -65,6 +66,7 @@ class Judged:
     query_names: pa.LargeBinaryArray | None = None
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
     beside: RowsBeside | None = None
+    lexical: np.ndarray | None = None
 
     @property
     def has_probs(self) -> np.ndarray:

@@ -44,11 +44,13 @@ class Measured(NamedTuple):
 
     `is_by_grade`: it ranks rows by the grade that was written, for want of a distribution. Such an AUC is lower than
     the same labeler's by distributions: grades tie what probabilities tell apart.
+    `num_rows`: rows that it rests on, where these are neither all of the statistic's nor the whole of a `Share`.
     """
 
     statistic: Statistic
     formula: Formula
     is_by_grade: bool = False
+    num_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,12 @@ class MetricSet:
 
     def over(self, name: str) -> int:
         """How many rows or queries a metric is of; 0 where it was not measured."""
-        return self._measured[name].statistic.over if name in self._measured else 0
+        if name not in self._measured:
+            return 0
+        statistic, formula, _, num_rows = self._measured[name]
+        if num_rows is None and isinstance(formula, Share) and isinstance(statistic, Sums):
+            return int(formula.whole(statistic.by_group.sum(0)))
+        return statistic.over if num_rows is None else num_rows
 
     def of(self, metrics: Iterable[Metric]) -> list[Metric]:
         """Those of some metrics that were measured."""
@@ -157,7 +164,7 @@ class MetricSet:
             weight_GR = places_of(weight_RG)
             sums |= {id(one): one.weighted(weight_RG, weight_GR) for one in others}
         with np.errstate(divide="ignore", invalid="ignore"):
-            return {name: formula(sums[id(statistic)]) for name, (statistic, formula, _) in self._measured.items()}
+            return {name: formula(sums[id(statistic)]) for name, (statistic, formula, *_) in self._measured.items()}
 
     def with_intervals(self, intervals: Mapping[str, Interval]) -> dict[str, MetricValue]:
         """Every metric's value with its interval.
@@ -168,7 +175,7 @@ class MetricSet:
         found = {}
         for name, value in self.values.items():
             low, high, num_undefined = intervals.get(name, NOTHING_DRAWN)
-            statistic, formula, _ = self._measured[name]
+            statistic, formula, *_ = self._measured[name]
             if name in intervals and isinstance(formula, Share) and isinstance(statistic, Sums):
                 sums = statistic.by_group
                 low, high = map(float, share_bounds(formula.part(sums), formula.whole(sums)))

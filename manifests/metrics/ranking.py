@@ -67,6 +67,27 @@ def rank_queries(
     )
 
 
+def random_order(
+    query_N: np.ndarray, doc_N: np.ndarray, gold_N: np.ndarray, *, num_queries: int, depth: int = DEPTH
+) -> QueryRanking:
+    """What `rank_queries` gives for a random order of each query's items, on average over all orders: exact."""
+    query_M, _, _, gold_M = _items(query_N, doc_N, gold_N, gold_N)
+    ndcg_G, tau_G, bad_G = np.full((3, num_queries), np.nan)
+    for query, rows in enumerate(rows_by_group(query_M, num_queries)):
+        size = min(len(rows), depth)
+        gain_M, discount_T = np.floor(gold_M[rows] + 0.5), 1 / np.log2(np.arange(size) + 2)
+        ideal = np.sort(gain_M)[::-1][:size] @ discount_T
+        if ideal > 0:
+            ndcg_G[query] = gain_M.mean() * discount_T.sum() / ideal
+        if len(rows) and np.ptp(gold_M[rows]) > 0:
+            tau_G[query] = 0.0
+        if len(rows):
+            left_T = len(rows) - np.arange(size)
+            good_T = left_T - (gold_M[rows] < 0.5).sum()
+            bad_G[query] = 1 - (np.clip(good_T, 0, None) / left_T).prod()
+    return QueryRanking(ndcg_G, tau_G, bad_G)
+
+
 def _items(
     query_N: np.ndarray, doc_N: np.ndarray, score_N: np.ndarray, gold_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -77,6 +77,7 @@ def compare(
     seed: int,
     pass_at: Sequence[int] = (),
     columns: Mapping[str, pa.Array] | None = None,
+    lexical: np.ndarray | None = None,
 ) -> StudentComparison:
     """Compare over matched rows, of which there is at least one.
 
@@ -85,6 +86,7 @@ def compare(
         golds: gold grade of each matched row, or null; None where nobody judges.
         is_known: whether the row has a gold grade at all, null or not.
         columns: what gold says beside the grade, of each matched row.
+        lexical: BM25 of each row that has a gold grade.
     """
     query_N, query_names = codes_of(teacher.query_ids.take(pa.array(match.teacher)))
     num_queries = len(query_names)
@@ -106,6 +108,7 @@ def compare(
             replace(
                 _judged(one, rows[judged], match.teacher[judged], teacher, gold_N, grades, wanted),
                 beside=_beside(one, rows[~judged], query_N[~judged], query_N[judged], unjudged),
+                lexical=lexical,
             )
             for one, rows in ((teacher, match.teacher), (student, match.student))
         )
