@@ -21,6 +21,7 @@ from distill.students.students import StudentModel
 from distill.students.token_rows import TokenRow
 from manifests.digests import readable_json
 from manifests.errors import ModelError
+from manifests.models.model_dirs import config_file
 
 # B rows, K grades, D hidden
 
@@ -72,7 +73,7 @@ def _classifier(student: StudentModel) -> Any | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     backbone = student.module.backbone
-    config = AutoConfig.from_pretrained(student.path)
+    config = AutoConfig.from_pretrained(config_file(student.path))
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return None
     config.update(_labels(student.record))

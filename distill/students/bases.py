@@ -17,6 +17,7 @@ from distill.students.token_rows import PairTexts
 from distill.training.adapters import check_targets
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
+from manifests.models.model_dirs import config_file
 from manifests.models.references import ResolvedModel
 from manifests.models.tokenizers import read_tokenizer
 from manifests.phi import PhiTable
@@ -68,7 +69,7 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
     transformers.logging.disable_progress_bar()
     path, reference = resolved.path, resolved.reference
     try:
-        config = transformers.AutoConfig.from_pretrained(path)
+        config = transformers.AutoConfig.from_pretrained(config_file(path))
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise ModelError(f"model {reference!r}: its config can't be loaded ({_first_line(exc)}).") from exc
     tokenizer = read_tokenizer(transformers, path, reference)

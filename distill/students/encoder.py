@@ -17,6 +17,7 @@ from distill.students.students import HEADS_NAME
 from distill.students.texts import EncoderTexts
 from distill.students.token_rows import PairTexts
 from manifests.digests import sha256_bytes
+from manifests.models.model_dirs import BACKBONE_NAME, config_file
 from manifests.models.weights import read_weights
 
 # B rows, T tokens, D hidden, K grades of a head
@@ -95,8 +96,9 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         return module
 
     def save(self, folder: Path) -> None:
-        """Write the backbone as transformers does, and the heads beside it."""
+        """Write the backbone as transformers does but for its config's name, and the heads beside it."""
         self.backbone.save_pretrained(folder)
+        (folder / "config.json").replace(folder / BACKBONE_NAME)
         heads = self.heads.state_dict().items()
         save_file({name: tensor.contiguous().cpu() for name, tensor in heads}, folder / HEADS_NAME)
 
@@ -155,11 +157,11 @@ def load_backbone(path: Path, where: str | None = None, *, device: str | None = 
     from transformers import AutoConfig, AutoModel
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(config_file(path))
     kind = MODEL_MAPPING[type(config)]
     takes_flag = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     extra = {"add_pooling_layer": False} if takes_flag else {}
-    return read_weights(AutoModel, path, where or str(path), device=device, dtype=torch.float32, **extra)
+    return read_weights(AutoModel, path, where or str(path), device=device, config=config, dtype=torch.float32, **extra)
 
 
 def find_layers(model: Any) -> Any:

@@ -3,8 +3,8 @@
 The folder, every file but `checkpoints/` written once training has ended:
 
     student.json                     what it is: `StudentRecord`; read without torch
-    config.json, model.safetensors   the backbone (encoder) or language model (decoder), as transformers' Auto classes
-                                     load it
+    config.json, model.safetensors   the language model of a decoder, as transformers' Auto classes load it; an
+                                     encoder's config is backbone.json, since they would give it a random head
     heads.safetensors                an encoder's heads: `<head>.weight` [K, D], `<head>.bias` [K]
     tokenizer.json, …                the tokenizer
     manifest.json                    lineage: labels, row counts, split, spec, versions, metrics, gate, and the sha256

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manifests.errors import ModelError
+from manifests.models.model_dirs import config_file
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def _beyond(tokenizer: Any, rows: int | None) -> list[tuple[int, str]]:
 
 def _table_rows(path: Path) -> int | None:
     """Rows of the model's embedding table as its config says; None where it does not."""
-    config = _read_json(path / "config.json")
+    config = _read_json(config_file(path))
     text = config.get("text_config")
     rows = (text if isinstance(text, dict) else config).get("vocab_size", config.get("vocab_size"))
     return rows if isinstance(rows, int) else None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoModelForSequenceClassification
 
 from distill.students.data_facts import ExampleCounts
 from distill.students.heads import remark_on_nodes
@@ -69,7 +70,7 @@ def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pic
     names = {file.name for file in output.iterdir()}
     assert {
         "student.json",
-        "config.json",
+        "backbone.json",
         "model.safetensors",
         "heads.safetensors",
         "tokenizer.json",
@@ -78,6 +79,8 @@ def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pic
     assert {"curves.parquet", "curves.svg", "README.md"} <= names
     assert "checkpoints" not in names
     assert_no_pickle(output)
+    with pytest.raises((OSError, ValueError), match=r"config\.json"):  # it would answer by a head of random weights
+        AutoModelForSequenceClassification.from_pretrained(output)
     data = (output / "manifest.json").read_bytes()
     assert readable_json(plain(report.manifest)) == data
     assert readable_json(plain(read_student_manifest(data, "here"))) == data

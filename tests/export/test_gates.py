@@ -392,8 +392,8 @@ def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one
 
 def test_a_student_that_was_changed_since_it_was_trained_is_not_exported(student: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(student, tmp_path / "copy"))
-    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
-    with pytest.raises(ManifestError, match=r"config\.json changed since"):
+    (copy / "backbone.json").write_text((copy / "backbone.json").read_text() + " ")
+    with pytest.raises(ManifestError, match=r"backbone\.json changed since"):
         export_bundle(copy, tmp_path / "bundle", ExportSpec(), Storage(), provider="cpu")
 
 
