@@ -149,6 +149,7 @@ _NO_CONTENT = frozenset(
         "epoch",
         "started",
         "committed",
+        "execution",
         "in_budget",
         "write_id",
         "replaces",
