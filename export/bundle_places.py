@@ -12,13 +12,10 @@ that all share (`linked_copy`). Either is on the disk, and not only in its cache
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
-import secrets
 import shutil
-import socket
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from export.bundles import MANIFEST_NAME, Bundle
@@ -28,9 +25,11 @@ from manifests.interruptions import check_interrupted
 from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
 from manifests.storage.local_run_store import sync_folder
+from manifests.storage.temp_files import held_temp, remove_abandoned
 
 PART, OLD, LOCK, MAKING = "relabel-part", "relabel-old", "relabel-lock", "relabel-making"
-_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+ABANDONED_S = 86400.0
+"""Age at which what another machine was making is nobody's any more, seconds: no engine takes that long to build."""
 
 
 def beside(folder: Path, ending: str) -> Path:
@@ -76,22 +75,20 @@ def made_beside(folder: Path) -> Iterator[Path]:
     """An empty folder beside a bundle's place, to make a bundle in and to `switch` it from; gone when the body ends,
     however it does.
 
-    Its name is this call's alone, so that two who make at one place share nothing. What killed processes of this
-    machine left there goes.
+    Its name is this call's alone, so that two who make at one place share nothing. What killed processes left there
+    goes.
 
     Raises:
         StoreError: the folder above can't be written.
     """
-    for left in folder.parent.glob(f"{glob.escape(beside(folder, MAKING).name)}-{_HOST}-*"):
-        if not _is_alive(left.name.split("-")[-2]):
-            shutil.rmtree(left, ignore_errors=True)
-    part = beside(folder, f"{MAKING}-{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with translate_errors("write", part):
-            part.mkdir(parents=True)
+    making = beside(folder, MAKING)
+    for left in folder.parent.glob(f"{glob.escape(making.name)}-*"):
+        remove_abandoned(left, older_s=ABANDONED_S)
+    with ExitStack() as held:
+        with translate_errors("write", making):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            part, _ = held.enter_context(held_temp(folder.parent, f"{making.name}-", is_folder=True))
         yield part
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
@@ -156,17 +153,6 @@ def check_unchanged(bundle: Bundle, sealed: Bundle, *, written: Collection[str])
             "was written into it. Export or pull the bundle again unless an export or a pull just did, then run the "
             "same command again."
         )
-
-
-def _is_alive(pid: str) -> bool:
-    """Whether a process of this machine has that number."""
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> str:

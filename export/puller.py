@@ -425,8 +425,7 @@ class ServingFolder:
 
     def write(self, state: ServingState) -> None:
         """Make the state durable; the switch lock is held."""
-        host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
-        temp = self.folder / f".tmp-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        temp = self.folder / f".tmp-{secrets.token_hex(8)}"
         text = json.dumps({"format": 1, **asdict(state)}, indent=1, ensure_ascii=False) + "\n"
         temp.write_bytes(text.encode())
         sync(temp)

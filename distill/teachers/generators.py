@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -198,7 +198,7 @@ class Generator:
             return
         folder = self._folder / key[:2]
         held = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
-        scratch = folder / f".{key}.{os.getpid()}"
+        scratch = folder / f".{key}.{secrets.token_hex(8)}"
         with writing(folder, None):
             folder.mkdir(parents=True, exist_ok=True)
             scratch.write_text(json.dumps(held), encoding="utf-8")

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def written(to: str, storage: Storage) -> Iterator[Path]:
             return
         _refuse_odd(to, _local(to))
         target = _local(to).resolve()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             yield temporary

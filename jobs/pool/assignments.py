@@ -5,7 +5,6 @@ same form.
 from __future__ import annotations
 
 import json
-import socket
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -20,6 +19,7 @@ from jobs.running.sessions import Session
 from manifests.runs.receipts import ChunkId
 from manifests.secrets.secret_names import STORAGE_KEY
 from manifests.storage.filesystems import absolute_path
+from manifests.storage.temp_files import HERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def assign(session: Session) -> Assignment:
 
 def worker_name(process: int, name: str) -> str:
     """What a worker's receipts call it."""
-    return f"{socket.gethostname()}-{process}-{name}"
+    return f"{HERE}-{process}-{name}"
 
 
 def deadline_of(assignment: Assignment) -> Deadline | None:

@@ -15,12 +15,12 @@ seen for longer than asking takes. Clocks are this process's own.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from typing import NamedTuple
 
 from jobs.planning.open_runs import OpenRun
 from manifests.storage.run_stores import shard_lock_name
+from manifests.storage.temp_files import HERE
 
 CHUNKS_AT_ONCE = 8
 """Most chunks that a helper takes on at a time: a row group that is read for one can as well serve its neighbours."""
@@ -81,13 +81,13 @@ class Helping:
         return found
 
     def _is_dead(self, claim: str) -> bool:
-        """Whether the worker of a claim was a process of this machine and is gone; of another
-        machine only time tells.
+        """Whether the worker of a claim was a process in this process's PID namespace and is gone; of others only time
+        tells.
         """
         if claim not in self._workers:
             self._workers[claim] = self._store.read(claim).decode(errors="replace")
-        process = self._workers[claim].removeprefix(f"{socket.gethostname()}-").partition("-")[0]
-        if not process.isdecimal() or not self._workers[claim].startswith(f"{socket.gethostname()}-"):
+        process = self._workers[claim].removeprefix(f"{HERE}-").partition("-")[0]
+        if not process.isdecimal() or not self._workers[claim].startswith(f"{HERE}-"):
             return False
         try:
             os.kill(int(process), 0)

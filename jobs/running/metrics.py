@@ -7,8 +7,8 @@ never reads half of one. A file that can't be written is warned of once and ends
 from __future__ import annotations
 
 import logging
-import os
 import re
+import secrets
 import stat
 import time
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ class MetricsFile:
             is_idle = code == Exit.PARTIAL and not (self.progress and self.progress.chunks_committed)
             self._without_commit = self._without_commit + 1 if is_idle else 0.0
         # a path without a name (`.`, `/`) fails at the renaming
-        beside = self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
+        beside = self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}.tmp"
         try:
             text = rendered(self._metrics(code, reason), {"job": self.job, "shard": self._shard})
             beside.write_text(text, encoding="utf-8", errors="replace")  # a file's name need not be text

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from manifests.schemas import LabelRow, QuarantineRow
 from manifests.specs import JobSpec
 from manifests.storage.run_store_ports import Lock
 from manifests.storage.run_stores import shard_lock, shard_lock_name
+from manifests.storage.temp_files import HERE
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Session:
         self.journal = CrashJournal(opened.store)
         self.watch: Watch = self.journal
         self.allowance: Allowance | None = None
-        self.worker = f"{socket.gethostname()}-{os.getpid()}"
+        self.worker = f"{HERE}-{os.getpid()}"
         self.execution = execution or secrets.token_hex(8)
         self.keys = label_keys(opened.job, opened.plan)
         self._logs = ShardLogs(opened.store)

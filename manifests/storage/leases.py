@@ -16,7 +16,6 @@ import logging
 import os
 import random
 import secrets
-import socket
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +25,7 @@ from manifests.errors import LockHeldError, RelabelError, StoreError
 from manifests.records import checked, read_in_threads
 from manifests.storage.objects import ConditionFailedError, Objects
 from manifests.storage.retries import Retries
+from manifests.storage.temp_files import HERE
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Lease:
         self._objects = objects
         self._keeper = keeper
         self._retries = retries
-        self._mine = LeaseRecord(0, f"{socket.gethostname()}-{os.getpid()}", secrets.token_hex(8), ttl_s)
+        self._mine = LeaseRecord(0, f"{HERE}-{os.getpid()}", secrets.token_hex(8), ttl_s)
         self._tag: str | None = None
         self._renewed_s = 0.0
         self._guard = threading.Lock()

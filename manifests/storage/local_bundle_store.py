@@ -6,7 +6,6 @@ import base64
 import contextlib
 import hashlib
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,8 @@ from manifests.storage.bundle_store_ports import (
 )
 from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
-from manifests.storage.local_run_store import TEMP_PREFIX, LocalRunStore, sync_folder
+from manifests.storage.local_run_store import LocalRunStore, sync_folder
+from manifests.storage.temp_files import TEMP_PREFIX, held_temp
 
 
 class LocalBundleStore:
@@ -80,23 +80,19 @@ class LocalBundleStore:
 
     def upload(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
         path = self._store.path(name)
-        temp = path.with_name(f"{TEMP_PREFIX}upload-{os.getpid()}-{secrets.token_hex(4)}")
         with translate_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             found = hashlib.sha256()
-            try:
-                with source.open("rb") as reader, temp.open("wb") as writer:
+            with held_temp(path.parent) as (temp, descriptor):
+                with source.open("rb") as reader, open(descriptor, "wb", closefd=False) as writer:
                     while block := reader.read(BLOCK_BYTES):
                         found.update(block)
                         writer.write(block)
                         on_progress(len(block))
-                    writer.flush()
-                    os.fsync(writer.fileno())
+                os.fsync(descriptor)
                 if found.hexdigest() != held.sha256:
                     raise changed(source)
                 temp.replace(path)
-            finally:
-                temp.unlink(missing_ok=True)
             sync_folder(path.parent)
 
     def digest(self, name: str, on_progress: OnProgress) -> Held:

@@ -6,11 +6,9 @@ exist, and the folder was synced after.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
-import secrets
-import socket
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from manifests import failpoints
@@ -18,11 +16,7 @@ from manifests.secrets.redaction import redacted
 from manifests.storage.disk_errors import translate_errors
 from manifests.storage.file_locks import FileLock
 from manifests.storage.run_store_ports import parts_of
-
-TEMP_PREFIX = ".tmp-"
-ABANDONED_S = 3600.0
-"""Age at which a temporary file is nobody's any more, seconds: no write takes that long."""
-_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+from manifests.storage.temp_files import TEMP_PREFIX, held_temp, remove_abandoned
 
 
 class LocalRunStore:
@@ -97,16 +91,16 @@ class LocalRunStore:
         """Write a file durably, replacing what has that name in one step."""
         path = self.path(name)
         with translate_errors("write", path):
-            temp = self._temp(path, data)
-            failpoints.hit("before_temp_rename")
-            temp.replace(path)
+            with self._temp(path, data) as temp:
+                temp.replace(path)
             sync_folder(path.parent)
 
     def jot(self, name: str, data: bytes) -> None:
         """Write a file in one step; the disk has it when the kernel likes."""
         path = self.path(name)
         with translate_errors("write", path):
-            self._temp(path, data, is_synced=False).replace(path)
+            with self._temp(path, data, is_synced=False) as temp:
+                temp.replace(path)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file durably if there is none of that name; in a race exactly one caller gets True.
@@ -116,16 +110,13 @@ class LocalRunStore:
         """
         path = self.path(name)
         with translate_errors("write", path):
-            temp = self._temp(path, data)
-            failpoints.hit("before_temp_rename")
-            try:
-                os.link(temp, path)  # a hard link fails where the name exists: all bytes or none, one winner
-            except FileExistsError:
-                # a network file system that lost the first reply and asked again meets its own link
-                if not temp.samefile(path):
-                    return False
-            finally:
-                temp.unlink()
+            with self._temp(path, data) as temp:
+                try:
+                    os.link(temp, path)  # a hard link fails where the name exists: all bytes or none, one winner
+                except FileExistsError:
+                    # a network file system that lost the first reply and asked again meets its own link
+                    if not temp.samefile(path):
+                        return False
             sync_folder(path.parent)
             return True
 
@@ -138,17 +129,14 @@ class LocalRunStore:
     def sweep(self, folder: str) -> int:
         """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many.
 
-        Only those of this host's dead processes, and any that are an hour old: where locks are weak, another writer may
-        be at work.
+        Those of this machine's dead processes, and of others' what is an hour old: where locks are weak, another writer
+        may be at work.
         """
         path = self.path(folder) if folder else self._folder
         with translate_errors("clean up", path):
             if not path.is_dir():
                 return 0
-            left = [entry for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX) and _is_abandoned(entry)]
-            for entry in left:
-                entry.unlink(missing_ok=True)
-        return len(left)
+            return sum(remove_abandoned(entry) for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX))
 
     def lock(self, name: str, what: str) -> FileLock:
         """An OS lock, which the kernel frees when its holder dies."""
@@ -171,22 +159,19 @@ class LocalRunStore:
     def _lock_path(self, name: str) -> Path:
         return self.path(f"leases/{name}.lock")
 
-    def _temp(self, path: Path, data: bytes, *, is_synced: bool = True) -> Path:
+    @contextlib.contextmanager
+    def _temp(self, path: Path, data: bytes, *, is_synced: bool = True) -> Iterator[Path]:
         if path.parent not in self._known_folders:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._known_folders.add(path.parent)
-        temp = path.with_name(f"{TEMP_PREFIX}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            with temp.open("xb") as file:
+        with held_temp(path.parent) as (temp, descriptor):
+            with open(descriptor, "wb", closefd=False) as file:
                 file.write(data)
-                if is_synced:
-                    file.flush()
-                    failpoints.hit("before_temp_sync")
-                    os.fsync(file.fileno())
-        except OSError:
-            temp.unlink(missing_ok=True)
-            raise
-        return temp
+            if is_synced:
+                failpoints.hit("before_temp_sync")
+                os.fsync(descriptor)
+                failpoints.hit("before_temp_rename")
+            yield temp
 
 
 def _leads_back(folder: Path) -> bool:
@@ -197,17 +182,6 @@ def _leads_back(folder: Path) -> bool:
 def _unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-def _is_abandoned(temp: Path) -> bool:
-    try:
-        if time.time() - temp.stat().st_mtime > ABANDONED_S:
-            return True
-    except OSError:
-        return False
-    host, _, rest = temp.name.removeprefix(TEMP_PREFIX).partition("-")
-    pid = rest.partition("-")[0]
-    return host == _HOST and pid.isdigit() and not Path(f"/proc/{pid}").exists()
 
 
 def sync_folder(path: Path) -> None:

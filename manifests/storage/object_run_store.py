@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from manifests.storage.leases import Lease, LeaseKeeper
 from manifests.storage.objects import ConditionFailedError, Found, FsspecObjects, Objects
 from manifests.storage.retries import Retries
 from manifests.storage.run_store_ports import parts_of
+from manifests.storage.temp_files import HERE
 
 PROBE_NAME = "leases/probe"
 """One object for all probes; it stays, so that no permission to delete is needed."""
@@ -184,7 +184,7 @@ class ObjectRunStore:
             held.written, held.written_s = len(held.text), time.monotonic()
         if is_news:
             part = f"-{held.part}" if held.part else ""
-            own = f"{stem}-{socket.gethostname()}-{os.getpid()}{part}.{ending}"
+            own = f"{stem}-{HERE}-{os.getpid()}{part}.{ending}"
             replace(self._retries, tries=3).call(
                 functools.partial(self._objects.put, self._key(own), data), f"{self.root}/{own}: writing it"
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from jobs.running.stops import Stop
 from manifests.storage.local_run_store import LocalRunStore
 from manifests.storage.run_store_ports import Lock
 from manifests.storage.run_stores import shard_lock
+from manifests.storage.temp_files import HERE
 from tests.jobs.conftest import Outcome
 
 
@@ -176,9 +176,12 @@ def test_a_claim_of_a_process_that_is_gone_counts_no_more(one_shard: OpenRun) ->
     gone = subprocess.Popen(["true"])
     gone.wait()
     for chunk, process in enumerate((os.getpid(), gone.pid)):
-        assert Helping(one_shard, f"{socket.gethostname()}-{process}-w0").choose(0, [chunk]) == [chunk]
+        assert Helping(one_shard, f"{HERE}-{process}-w0").choose(0, [chunk]) == [chunk]
     assert helper(one_shard, 1).claimed(0) == {0}
     assert helper(one_shard, 1).choose(0, [0, 1]) == [1]
+    elsewhere = f"{HERE[:-8]}00000000-{gone.pid}-w0"
+    assert Helping(one_shard, elsewhere).choose(0, [2]) == [2]
+    assert 2 in helper(one_shard, 2).claimed(0), "another PID namespace may have that number"
 
 
 @pytest.mark.parametrize(

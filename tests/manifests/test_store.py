@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError
-from manifests.storage import local_run_store as store_module
 from manifests.storage.local_run_store import LocalRunStore
 from manifests.storage.run_stores import shard_lock
+from manifests.storage.temp_files import remove_abandoned
 
 
 def test_of_many_creators_exactly_one_wins_and_its_bytes_stay(tmp_path: Path) -> None:
@@ -61,25 +63,59 @@ def test_a_refusal_of_the_disk_names_the_path(tmp_path: Path) -> None:
         LocalRunStore(tmp_path).put("labels/a.parquet", b"x")
 
 
-def test_sweep_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
+HOLDS = """
+import sys
+from pathlib import Path
+from manifests.storage.temp_files import held_temp
+
+with held_temp(Path(sys.argv[1]), sys.argv[2], is_folder=sys.argv[3] == "folder") as (temp, _):
+    print(temp.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("maker", ["lives", "is dead", "of another boot, young", "of another boot, old"])
+def test_temporary_file_goes_once_its_maker_is_gone_whatever_process_has_its_number(
+    tmp_path: Path, maker: str, kind: str
+) -> None:
     store = LocalRunStore(tmp_path)
     store.put("labels/a.parquet", b"x")
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    mine = f".tmp-{store_module._HOST}-{os.getpid()}-abc"
-    for name in (
-        f".tmp-{store_module._HOST}-{dead.pid}-abc",
-        mine,
-        f".tmp-elsewhere-{dead.pid}-abc",
-        ".tmp-elsewhere-1-old",
-    ):
-        (tmp_path / "labels" / name).write_bytes(b"half")
-    os.utime(tmp_path / "labels" / ".tmp-elsewhere-1-old", (1, 1))
-    assert store.names("labels") == ["labels/a.parquet"]
-    assert store.sweep("labels") == 2
-    assert sorted(path.name for path in (tmp_path / "labels").iterdir()) == sorted(
-        ["a.parquet", mine, f".tmp-elsewhere-{dead.pid}-abc"]
-    )
+    line = [sys.executable, "-c", HOLDS, str(tmp_path / "labels"), ".tmp-", kind]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        temp = tmp_path / "labels" / process.stdout.readline().strip()
+        if maker != "lives":
+            process.kill()
+            process.wait()
+        if maker.startswith("of another boot"):
+            temp = temp.rename(temp.with_name(".tmp-elsewhere-abc"))
+            os.utime(temp, (1, 1) if maker.endswith("old") else None)
+        stays = maker in ("lives", "of another boot, young")
+        assert store.names("labels") == ["labels/a.parquet"]
+        assert store.sweep("labels") == (not stays)
+        assert temp.exists() == stays
+        process.stdin.close()
+        process.wait()
+    assert (tmp_path / "labels" / "a.parquet").exists()
+
+
+def test_temporary_file_that_is_swept_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, swept = fcntl.flock, []
+
+    def late(descriptor: int, how: int) -> None:
+        if not swept and how == fcntl.LOCK_EX:
+            swept.extend(tmp_path.iterdir())
+            assert remove_abandoned(*swept)
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    LocalRunStore(tmp_path).put("plan.json", b"{}")
+    assert len(swept) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import gzip
 import hashlib
 import io
 import json
-import socket
 import tarfile
 import tempfile
 from pathlib import Path
 
+from manifests.storage.temp_files import HERE
 from tests.reuse.conftest import Days, Row, rows_of
 
 ARCHIVE = Path(__file__).parent / "labels_2.tar.gz"
@@ -62,9 +62,7 @@ def _pack(folder: Path) -> None:
         for file in sorted([*inputs, *outputs]):
             data = file.read_bytes()
             if file.suffix == ".json":
-                data = data.replace(str(folder).encode(), ROOT.encode()).replace(
-                    socket.gethostname().encode() + b"-", b"host-"
-                )
+                data = data.replace(str(folder).encode(), ROOT.encode()).replace(HERE.encode() + b"-", b"host-")
             entry = tarfile.TarInfo(str(file.relative_to(folder)))
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
