@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from manifests.digests import readable_json, sha256_bytes
 from manifests.errors import ManifestError
 
+_SEAL = b',\n "sha256": "'
 RecordT = TypeVar("RecordT")
 
 
@@ -45,6 +48,28 @@ def checked(kind: type[RecordT], values: Any) -> RecordT:
     return adapter.validate_python(values)
 
 
+def sealed_json(values: dict[str, Any]) -> bytes:
+    """A record's plain values as readable JSON whose last key, `sha256`, is the digest of all bytes before it."""
+    body = readable_json(values).removesuffix(b"\n}\n")
+    return body + _SEAL + sha256_bytes(body).encode() + b'"\n}\n'
+
+
+def unsealed(data: bytes) -> Any:
+    """The plain JSON values of a record, without its digest; an earlier relabel wrote none.
+
+    Raises:
+        ValueError: the bytes are no JSON, or not those that were written.
+    """
+    held = json.loads(data)
+    last = list(held.items())[-1:] if isinstance(held, dict) else []
+    if any(key == "sha256" or re.fullmatch("[0-9a-f]{64}", str(value)) for key, value in last):
+        body, _, seal = data.rpartition(_SEAL)
+        if seal != sha256_bytes(body).encode() + b'"\n}\n':
+            raise ValueError("it changed since it was written: its bytes have another sha256 than it states")
+        del held["sha256"]
+    return held
+
+
 def read_record(kind: type[RecordT], held: Any, where: str, what: str, advice: str) -> RecordT:
     """`checked`, with a message that says what is wrong and what to do.
 
@@ -56,7 +81,7 @@ def read_record(kind: type[RecordT], held: Any, where: str, what: str, advice: s
         ManifestError: the bytes are no JSON, or the values no such record.
     """
     try:
-        return checked(kind, json.loads(held) if isinstance(held, bytes) else held)
+        return checked(kind, unsealed(held) if isinstance(held, bytes) else held)
     except ValueError as exc:
         raise ManifestError(f"{where}: {what} ({fault_of(exc)}). {advice}") from exc
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,13 @@ from jobs.commands.status_live import LiveStatus, follow, live_text, look
 from jobs.exits import Exit
 from jobs.output import emit
 from jobs.planning.job_files import output_of
+from jobs.running.auto_options import read_auto
+from jobs.running.canary import load_results
 from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError, UsageError
 from manifests.records import plain
+from manifests.runs.budgets import check_entries
+from manifests.runs.kept_estimates import load_estimate
 from manifests.runs.kept_readings import check_readings
 from manifests.runs.plans import PLAN_NAME
 from manifests.runs.receipts import FileRef
@@ -70,8 +76,9 @@ def status(target: str, live: bool, day: str | None, output: str) -> int:
 def verify(target: str, day: str | None, output: str) -> int:
     """Prove that no row is lost or doubled, that no committed file changed, and that every label is one.
 
-    Compares multisets of row ids with the plan, each file's sha256 with its receipt, each label with its own
-    distribution, and what was kept of the input's first reading (`inputs/`) with the manifest.
+    Compares multisets of row ids with the plan, each file's sha256 with its receipt, each record (receipts, manifest,
+    budget, canary) with its own sha256, each label with its own distribution, and what was kept of the input's first
+    reading (`inputs/`) with the manifest.
     Of a folder that bundles are pulled to, proves that what serves is what was pulled, byte for byte, without network.
     Exits 3 at the first thing that does not hold.
     """
@@ -94,6 +101,7 @@ def verify(target: str, day: str | None, output: str) -> int:
             f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy."
         )
     check_readings(folder.store, folder.plan, manifest)
+    _check_records(folder)
     counted = fates.by_kind()
     said = (manifest.fingerprint, manifest.rows, manifest.quarantined_by_status, manifest.receipts_sha256)
     holds = (folder.plan.fingerprint, counted, fates.quarantined, found.digest)
@@ -113,6 +121,20 @@ def verify(target: str, day: str | None, output: str) -> int:
     )
     text = f"{folder.plan.name}: verified. {sums}, {files:,} files unchanged."
     return emit(plain(result), text, output)
+
+
+def _check_records(folder: RunFolder) -> None:
+    """Read the records that no row hangs on: what was spent, lost, estimated, compared and chosen.
+
+    Raises:
+        ManifestError: one is damaged.
+    """
+    check_entries(folder.store)
+    load_results(folder.store)
+    load_estimate(folder.store)
+    collections.deque(folder.lost_receipts(), maxlen=0)
+    with contextlib.suppress(FileNotFoundError):
+        read_auto(folder.store)
 
 
 def _follow(folder: RunFolder, output: str) -> Exit:

@@ -24,8 +24,8 @@ from jobs.planning.open_runs import OpenRun
 from jobs.planning.opening import open_run
 from jobs.running.rates import Rates, load_rates
 from jobs.running.reusing import earlier_outputs
-from manifests.digests import readable_json
 from manifests.engine_options import gpus_of, price_of
+from manifests.records import sealed_json
 from manifests.runs.earlier_outputs import EarlierOutput, why_nothing
 from manifests.runs.estimates import Estimate, EstimateBasis, StageEstimate
 from manifests.runs.kept_estimates import ESTIMATE_NAME, ESTIMATE_VERSION
@@ -138,7 +138,7 @@ def keep_estimate(opened: OpenRun, estimate: Estimate) -> None:
     is committed.
     """
     if not opened.folder.attempts_of_all():
-        opened.store.put(ESTIMATE_NAME, readable_json({"version": ESTIMATE_VERSION, **asdict(estimate)}))
+        opened.store.put(ESTIMATE_NAME, sealed_json({"version": ESTIMATE_VERSION, **asdict(estimate)}))
 
 
 def _shared_stages(opened: OpenRun) -> set[str]:

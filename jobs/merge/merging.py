@@ -22,8 +22,8 @@ from jobs.merge.merge_steps import steps_of
 from jobs.merge.sources import MergedRun, differences_of, merged_plan, open_runs
 from jobs.running.canary import load_results
 from manifests import failpoints
-from manifests.digests import readable_json
 from manifests.errors import ConfigError, GateError, LockHeldError, ManifestError, StaleRunError
+from manifests.records import sealed_json
 from manifests.runs.kept_readings import check_readings, copy_readings, refuse_differing
 from manifests.runs.plans import (
     Plan,
@@ -178,7 +178,7 @@ def _refuse_fewer(held: RunManifest, runs: list[MergedRun], root: str) -> None:
 
 
 def _commit(store: RunStore, receipt: Receipt) -> None:
-    name, data = receipt.id.receipt_name, readable_json(asdict(receipt))
+    name, data = receipt.id.receipt_name, sealed_json(asdict(receipt))
     failpoints.hit("before_receipt")
     if not store.create(name, data) and store.read(name) != data:
         raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")

@@ -12,8 +12,7 @@ from typing import Any
 
 from jobs.planning.jobs import Job
 from labelers.engines.registry import ResolvesAuto
-from manifests.digests import readable_json
-from manifests.records import read_record
+from manifests.records import read_record, sealed_json
 from manifests.runs.engine_identity import engine_identity
 from manifests.specs import EngineSpec
 from manifests.storage.run_store_ports import RunStore
@@ -53,7 +52,7 @@ def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
     if not isinstance(job.engine_class, ResolvesAuto):
         return {}
     try:
-        held = _read(store)
+        held = read_auto(store)
     except FileNotFoundError:
         return {}
     return {name: value for name, value in held.resolved.items() if getattr(job.spec.engine.args, name, "") == "auto"}
@@ -87,13 +86,19 @@ def _of_engine(engine: EngineSpec, chosen: dict[str, str], facts: Mapping[str, A
 
 
 def _of_first(store: RunStore, chosen: dict[str, str]) -> dict[str, str]:
-    if store.create(AUTO_NAME, readable_json(asdict(AutoOptions(1, chosen)))):
+    if store.create(AUTO_NAME, sealed_json(asdict(AutoOptions(1, chosen)))):
         return chosen
-    held = _read(store)
+    held = read_auto(store)
     return {name: held.resolved.get(name, value) for name, value in chosen.items()}
 
 
-def _read(store: RunStore) -> AutoOptions:
+def read_auto(store: RunStore) -> AutoOptions:
+    """What the first worker of an output wrote down.
+
+    Raises:
+        FileNotFoundError: nothing.
+        ManifestError: it can't be read.
+    """
     return read_record(
         AutoOptions,
         store.read(AUTO_NAME),

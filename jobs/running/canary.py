@@ -23,11 +23,11 @@ from jobs.running.sessions import Session
 from jobs.running.stops import DRAIN_S
 from jobs.running.watchdog import hangs_end
 from manifests.asks import Engine
-from manifests.digests import digest_of, readable_json
+from manifests.digests import digest_of
 from manifests.engine_options import is_batched
 from manifests.errors import GateError
 from manifests.labels import Pair
-from manifests.records import read_record
+from manifests.records import read_record, sealed_json
 from manifests.runs.engine_identity import engine_identity
 from manifests.runs.label_files import read_labels
 from manifests.runs.plans import shard_row_ids
@@ -236,7 +236,7 @@ def compare(
 
 def keep_result(store: RunStore, result: CanaryResult) -> None:
     """Write a canary's result beside the labels, in place of an earlier one of the same engine."""
-    store.put(f"{FOLDER}/{digest_of(result.engine)[:16]}.json", readable_json(asdict(result)))
+    store.put(f"{FOLDER}/{digest_of(result.engine)[:16]}.json", sealed_json(asdict(result)))
 
 
 def load_results(store: RunStore) -> list[CanaryResult]:
@@ -245,7 +245,7 @@ def load_results(store: RunStore) -> list[CanaryResult]:
     Raises:
         ManifestError: a result is damaged.
     """
-    what, advice = "not a canary's result", "Move it away to have it asked again."
+    what, advice = "not a canary's result", "Restore it from a copy, or move it away to have it asked again."
     return [
         read_record(CanaryResult, store.read(name), f"{store.root}/{name}", what, advice)
         for name in store.names(FOLDER)

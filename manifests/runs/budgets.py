@@ -7,7 +7,6 @@ its end what it did not spend. One that is killed gives nothing back: its share 
 
 from __future__ import annotations
 
-import json
 import random
 import secrets
 import time
@@ -17,9 +16,8 @@ from typing import NamedTuple
 
 from manifests import failpoints
 from manifests.charges import Charge
-from manifests.digests import readable_json
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, plain, version_of
+from manifests.records import checked, fault_of, plain, sealed_json, unsealed, version_of
 from manifests.storage.run_store_ports import RunStore
 
 FOLDER = "budget"
@@ -268,7 +266,7 @@ class Ledger:
                 changed, worker=self._worker, limits=self.limits, write_id=secrets.token_hex(8), version=VERSION
             )
             failpoints.hit("before_budget")
-            if self._store.create(_name(self._number + 1), readable_json(plain(entry))):
+            if self._store.create(_name(self._number + 1), sealed_json(plain(entry))):
                 failpoints.hit("after_budget")
                 self._number, self.last = self._number + 1, entry
                 return before
@@ -284,16 +282,31 @@ def last_entry(store: RunStore) -> tuple[int, BudgetEntry]:
     Raises:
         ManifestError: it is damaged, or another version of relabel wrote it.
     """
-    numbers = [int(stem) for name in store.names(FOLDER) if (stem := name[len(FOLDER) + 1 : -5]).isdecimal()]
-    if not numbers:
-        return 0, BudgetEntry()
-    number = max(numbers)
+    number = max(_numbers(store), default=0)
+    return number, _entry(store, number) if number else BudgetEntry()
+
+
+def check_entries(store: RunStore) -> None:
+    """Read the whole ledger.
+
+    Raises:
+        ManifestError: as of `last_entry`, of any entry.
+    """
+    for number in _numbers(store):
+        _entry(store, number)
+
+
+def _numbers(store: RunStore) -> list[int]:
+    return [int(stem) for name in store.names(FOLDER) if (stem := name[len(FOLDER) + 1 : -5]).isdecimal()]
+
+
+def _entry(store: RunStore, number: int) -> BudgetEntry:
     where = f"{store.root}/{_name(number)}"
     try:
-        held = json.loads(store.read(_name(number)))
+        held = unsealed(store.read(_name(number)))
         if (version := version_of(held)) != VERSION:
             raise ManifestError(f"{where}: written as version {version}; this relabel reads {VERSION}.")
-        return number, checked(BudgetEntry, held)
+        return checked(BudgetEntry, held)
     except ValueError as exc:
         raise ManifestError(
             f"{where}: not an entry of a budget ({fault_of(exc)}). Restore it from a copy: without it, what was spent "

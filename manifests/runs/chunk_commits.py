@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from manifests import failpoints
-from manifests.digests import readable_json, sha256_bytes
+from manifests.digests import sha256_bytes
 from manifests.errors import RelabelError
+from manifests.records import sealed_json
 from manifests.row_files import parquet_bytes
 from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, logger
 from manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow
@@ -98,7 +99,7 @@ def commit_chunk(
         execution=facts.execution,
     )
     failpoints.hit("before_receipt")
-    was_first = store.create(facts.id.receipt_name, readable_json(asdict(receipt)))
+    was_first = store.create(facts.id.receipt_name, sealed_json(asdict(receipt)))
     failpoints.hit("after_receipt")
     if was_first:
         return receipt
@@ -112,7 +113,7 @@ def _keep_lost(store: RunStore, receipt: Receipt) -> None:
     """
     name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
     try:
-        store.put(name, readable_json(asdict(receipt)))
+        store.put(name, sealed_json(asdict(receipt)))
     except (RelabelError, OSError) as exc:
         logger.info("%s/%s: can't be written (%s)", store.root, name, exc)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, version_of
+from manifests.records import checked, fault_of, unsealed, version_of
 from manifests.runs.estimates import Actual, Estimate, PlannedFigure, against
 from manifests.runs.snapshots import Tally
 from manifests.storage.run_store_ports import RunStore
@@ -23,7 +21,7 @@ def load_estimate(store: RunStore) -> Estimate | None:
         ManifestError: it is damaged, or another version of relabel wrote it.
     """
     try:
-        held = json.loads(store.read(ESTIMATE_NAME))
+        held = unsealed(store.read(ESTIMATE_NAME))
         return checked(Estimate, held) if version_of(held) in READ_VERSIONS else None
     except FileNotFoundError:
         return None

@@ -7,7 +7,6 @@ attempt. Times live here and never in label files.
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from manifests.digests import digest_of
 from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, read_in_threads, version_of
+from manifests.records import checked, fault_of, read_in_threads, unsealed, version_of
 from manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
@@ -158,6 +157,9 @@ _NO_CONTENT = frozenset(
 )
 
 
+_COUNTS = frozenset(("asks", "prompt_tokens", "cached_tokens", "output_tokens"))
+
+
 def load_receipt(store: RunStore, name: str) -> Receipt:
     """Read one receipt.
 
@@ -165,7 +167,7 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
         ManifestError: it is damaged, or another version of relabel wrote it.
     """
     try:
-        held = json.loads(store.read(name))
+        held = unsealed(store.read(name))
         version = version_of(held)
         if version != RECEIPT_VERSION:
             raise ManifestError(
@@ -174,10 +176,14 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
         receipt = checked(Receipt, held)
         for moment in (receipt.started, receipt.committed):
             datetime.fromisoformat(moment)
+        for stage, counts in receipt.stages.items():
+            if missing := _COUNTS - counts.keys():
+                raise ValueError(f"`stages.{stage}.{min(missing)}` is missing")
         return receipt
     except ValueError as exc:
         raise ManifestError(
-            f"{store.root}/{name}: not a receipt ({fault_of(exc)}). Move it away to have the chunk done again."
+            f"{store.root}/{name}: not a receipt ({fault_of(exc)}). Restore it from a copy, or move it away to have "
+            "the chunk done again."
         ) from exc
 
 

@@ -7,14 +7,13 @@ without them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from manifests import failpoints
-from manifests.digests import readable_json, sha256_bytes
+from manifests.digests import sha256_bytes
 from manifests.errors import ManifestError
-from manifests.records import LEFT_OUT, checked, fault_of, plain, version_of
+from manifests.records import LEFT_OUT, checked, fault_of, plain, sealed_json, unsealed, version_of
 from manifests.runs.budgets import BudgetState
 from manifests.runs.estimates import PlannedFigure
 from manifests.runs.proofs import RunRows
@@ -114,7 +113,7 @@ def load_manifest(store: RunStore) -> RunManifest | None:
     if data is None:
         return None
     try:
-        held = json.loads(data)
+        held = unsealed(data)
         version = version_of(held)
         if version != MANIFEST_VERSION:
             raise ManifestError(f"{where}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
@@ -145,5 +144,5 @@ def _check_sums(manifest: RunManifest) -> None:
 def write_manifest(store: RunStore, manifest: RunManifest) -> None:
     """Make the manifest durable: the last file of a run, replaced after a retry."""
     failpoints.hit("before_manifest")
-    store.put(MANIFEST_NAME, readable_json(plain(manifest)))
+    store.put(MANIFEST_NAME, sealed_json(plain(manifest)))
     failpoints.hit("after_manifest")

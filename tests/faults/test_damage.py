@@ -155,15 +155,17 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, sweep: Sweep) -> None:
+    """Of a run with a budget and a canary; locks, logs and what a plan knew of the input before prove nothing."""
     place = local_place()
-    place.write()
-    assert place.call("run", "verify").codes == [0, 0]
-    # nothing hangs on that one
-    beside = [path for path in Path(place.output, "plan").iterdir() if path != Path(place.output, KNOWN_NAME)]
-    names = [*place.committed(), *(f"{path.relative_to(place.output)}" for path in beside)]
-    assert len(names) > 10
+    place.write(run={"max_tokens": 10_000_000}, canary=4, max_flip_rate=1.0)
+    assert place.call("run --shard 1/3", "run", "verify").codes == [0, 0, 0]
+    found = sorted(str(path.relative_to(place.output)) for path in Path(place.output).rglob("*.*") if path.is_file())
+    names = [name for name in found if name != KNOWN_NAME and not name.startswith(("leases/", "logs/", "claims/"))]
+    assert {"budget", "canary", "receipts", "labels", "quarantine", "answers", "inputs", "plan", "manifest.json"} <= {
+        name.partition("/")[0] for name in names
+    }, names
     rng = random.Random(13)
-    places = [(name, rng.random()) for name in names for _ in range(count(full=6, short=1))]
+    places = [(name, rng.random()) for name in names for _ in range(count(full=20, short=1))]
 
     def attempt(schedule: tuple[str, float]) -> str | None:
         name, part = schedule
@@ -174,7 +176,7 @@ def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, 
         path.write_bytes(original)
         return None if code == 3 and path.name in said else f"exit code {code}: {said[-500:]}"
 
-    sweep(places if count(full=1, short=0) else places[::3], attempt, at_a_time=1)
+    sweep(places if count(full=1, short=0) else places[::2], attempt, at_a_time=1)
     assert inside("verify", place.job)[0] == 0
 
 
@@ -215,6 +217,26 @@ def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_o
         return f"committed files changed or vanished: {sorted(lost)}" if lost else None
 
     sweep(places, attempt, at_a_time=1)
+
+
+def test_receipts_of_an_earlier_relabel_have_no_digest_and_are_read_and_refused_where_a_count_is_missing(
+    local_place: Places,
+) -> None:
+    place = local_place()
+    place.write(run={"max_tokens": 10_000_000})
+    assert place.call("run").codes == [0]
+    records = [path for kind in ("receipts", "budget") for path in Path(place.output, kind).rglob("*.json")]
+    for path in [*records, Path(place.output, "manifest.json")]:
+        held = json.loads(path.read_bytes())
+        del held["sha256"]
+        path.write_text(json.dumps(held))
+    assert [inside(verb, place.job)[0] for verb in ("verify", "status", "run")] == [0, 0, 10]
+    victim = sorted(Path(place.output, "receipts").rglob("*.json"))[1]
+    victim.write_text(victim.read_text().replace('"prompt_tokens"', '"prompu_tokens"'))
+    for verb in ("verify", "status", "run", "report"):
+        code, said = inside(verb, place.job if verb != "report" else Path(place.output))
+        assert code == 3, (verb, said)
+        assert victim.name in said, (verb, said)
 
 
 def held_labels(place: Place) -> dict[str, str]:

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from manifests.failpoints import FAILPOINTS
+from manifests.records import unsealed
 from tests.faults.conftest import IS_FULL, Places, Sweep, count, instants, seconds_of_a_run, some, undisturbed
 from tests.faults.forks import Setup
 from tests.faults.places import FAULTY, ROWS, SLOW, Place, pairs
@@ -192,7 +193,7 @@ def test_a_chunk_that_is_done_again_with_other_bytes_leaves_a_true_manifest(loca
     assert place.call().codes == [0]
     out = Path(place.output)
     receipt = out / "receipts" / "shard-00000" / "chunk-000000.json"
-    held = json.loads(receipt.read_bytes())
+    held = unsealed(receipt.read_bytes())
     rows = pq.read_table(out / held["labels"]["path"])
     receipt.unlink()
     changed = rows.set_column(

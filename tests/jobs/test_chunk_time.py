@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.running.chunk_time import pairs_per_s
+from manifests.records import unsealed
 from manifests.runs.receipts import Receipt, ReusedRows
 
 
@@ -44,7 +45,7 @@ def slow_run(
     path = write_job()
     assert relabel("run", path).code == 0
     for file in folder.glob("out/ecom/receipts/*/*.json"):
-        held = json.loads(file.read_bytes())
+        held = unsealed(file.read_bytes())
         held["started"], held["committed"] = "2026-11-20T06:00:00.000+00:00", "2026-11-20T06:00:12.000+00:00"
         file.write_text(json.dumps(held))
     return path

@@ -33,6 +33,7 @@ from jobs.cli import relabel as root
 from jobs.given_secrets import keep_arguments, refuse_secret_arguments
 from labelers.engines.registry import ENGINES
 from labelers.registry import LABELERS
+from manifests.records import unsealed
 from manifests.secrets.redaction import forget_secrets
 from manifests.specs import JobSpec
 from tests.jobs.conftest import JOB
@@ -497,7 +498,7 @@ def test_a_secret_in_any_variable_is_shown_nowhere(world: World, monkeypatch: py
 def test_secrets_in_an_output_of_others_reach_neither_page_nor_streams(world: World) -> None:
     shutil.copytree("out/ecom", "out/theirs", dirs_exist_ok=True)
     manifest = Path("out/theirs/manifest.json")
-    held = json.loads(manifest.read_bytes())
+    held = unsealed(manifest.read_bytes())
     held["variables"] = {"env.DB": FORMS["password"], "env.KEY": DER}
     held["spec"]["engine"]["model"] = FORMS["jwt"]
     manifest.write_text(json.dumps(held))

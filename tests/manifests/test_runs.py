@@ -11,6 +11,7 @@ import pytest
 
 from manifests.digests import digest_of
 from manifests.errors import ManifestError
+from manifests.records import unsealed
 from manifests.row_files import parquet_bytes
 from manifests.runs.proofs import Fates, RunRows
 from manifests.runs.run_folder import RunFolder, build_manifest
@@ -142,7 +143,7 @@ def test_a_damaged_receipt_is_reported(folder: RunFolder, body: bytes) -> None:
 def test_a_receipt_of_another_job_or_of_no_chunk_is_refused(folder: RunFolder) -> None:
     commit(folder, 0, [0, 1, 2, 3])
     name = "receipts/shard-00000/chunk-000000.json"
-    held = json.loads(folder.store.read(name))
+    held = unsealed(folder.store.read(name))
     folder.store.put(name, json.dumps({**held, "fingerprint": "f" * 64}).encode())
     with pytest.raises(ManifestError, match="belongs to another job"):
         folder.snapshot()
@@ -155,7 +156,7 @@ def test_a_receipt_that_points_out_of_the_folder_is_refused(folder: RunFolder) -
     commit(folder, 0, [0, 1, 2, 3])
     commit(folder, 1, [4, 5, 6, 7])
     name = "receipts/shard-00000/chunk-000000.json"
-    held = json.loads(folder.store.read(name))
+    held = unsealed(folder.store.read(name))
     held["labels"]["path"] = "../../in.parquet"
     folder.store.put(name, json.dumps(held).encode())
     with pytest.raises(ManifestError, match="leaves the folder"):

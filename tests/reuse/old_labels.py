@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from manifests.records import unsealed
 from manifests.storage.temp_files import HERE
 from tests.reuse.conftest import Days, Row, rows_of
 
@@ -44,7 +45,7 @@ def unpack(folder: Path) -> Days:
         (folder / f"{day}.parquet").write_bytes(held)  # the very file that was planned, whichever pyarrow wrote it
         for file in days.out(day).rglob("*.json"):
             file.write_text(file.read_text().replace(ROOT, str(folder)))
-        manifest = json.loads((days.out(day) / "manifest.json").read_bytes())
+        manifest = unsealed((days.out(day) / "manifest.json").read_bytes())
         manifest["plan_sha256"] = hashlib.sha256((days.out(day) / "plan.json").read_bytes()).hexdigest()
         (days.out(day) / "manifest.json").write_text(json.dumps(manifest))
     return days

@@ -20,6 +20,7 @@ from distill.students.label_tables import load_labels
 from distill.students.sources import LabelSource
 from jobs.cli import relabel
 from labelers.engines.fake import Fake
+from manifests.records import unsealed
 from manifests.runs.plans import load_plan
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
@@ -145,7 +146,7 @@ def test_templates_and_engine_versions_are_refused_too(days: Days, monkeypatch: 
     code, message = days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))
     assert (code, "verdict.j2" in message) == (5, True)
     receipt = next((days.out("monday") / "receipts").rglob("*.json"))
-    held = json.loads(receipt.read_bytes())
+    held = unsealed(receipt.read_bytes())
     days.run("wednesday", rows[12:])
     held["engine"]["version"] = "99"
     receipt.write_text(json.dumps(held))
