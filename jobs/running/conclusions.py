@@ -29,6 +29,7 @@ from manifests.runs.run_folder import Attempts, build_manifest
 from manifests.runs.run_manifest import OwnRunManifest, RunManifest, load_manifest, write_manifest
 from manifests.runs.snapshots import Snapshot, Tally
 from manifests.storage.run_store_ports import RunStore
+from manifests.storage.run_stores import shard_lock_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,9 @@ def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_n
     has_work = any(session.left.todo(shard, seen) for shard in session.shards)
     is_open = has_work or any(len(seen.get(shard, ())) < len(planned[shard].chunks) for shard in session.shards)
     report.is_for_run = is_open and not has_work
-    report.busy_shards = busy = [shard for shard in session.busy if session.left.todo(shard, seen)]
+    is_locked = session.opened.store.is_locked
+    busy = [one for one in session.busy if session.left.todo(one, seen) and is_locked(shard_lock_name(one))]
+    report.busy_shards = busy
     if busy and not session.taken:
         return Exit.LOCKED
     if is_open and report.stopped == AT_BUDGET:

@@ -182,7 +182,7 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
     if report.exit is Exit.GATE:
         lines.append(beyond_budget(job_file))
     if report.busy_shards:
-        lines.append(f"{len(report.busy_shards)} shard(s) are locked by live processes: {report.busy_shards[:10]}")
+        lines.append(f"{len(report.busy_shards)} shard(s) are locked by other workers: {report.busy_shards[:10]}")
     if report.left.begun_chunks and report.left.refused:
         lines.append(
             f"Refused answers of unfinished chunks are kept and not asked again; see: relabel ask --refused {same_job}"

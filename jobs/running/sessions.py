@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import os
@@ -141,7 +142,7 @@ class Session:
         """
         if self._reached is not None or self._waits:
             return True
-        for shard in self._upcoming:
+        for shard in itertools.chain(self._upcoming, self._freed()):
             if not self.left.todo(shard, self.left.seen):
                 continue
             lock = shard_lock(self.opened.store, shard)
@@ -149,7 +150,8 @@ class Session:
                 lock.acquire()
             except LockHeldError as exc:
                 logger.info("%s", exc)
-                self.busy.append(shard)
+                if shard not in self.busy:
+                    self.busy.append(shard)
                 continue
             todo = self.left.todo(shard, {shard: self._attempts(shard)})
             if not todo:  # its last holder finished between the look and the lock
@@ -162,6 +164,17 @@ class Session:
             self._reached = shard, todo
             return True
         return self._help()
+
+    def _freed(self) -> Iterator[int]:
+        """Shards that others held when they were reached and hold no more: their workers were killed or stopped. A
+        session that helps asks what is open there anyway.
+        """
+        if self.helps or (self._chunks_left and time.monotonic() < self._next_choice_s):
+            return
+        self._next_choice_s = time.monotonic() + self._look_every_s
+        for shard in [one for one in self.busy if one not in self._locks and one not in self._given_up]:
+            if not self.opened.store.is_locked(shard_lock_name(shard)):
+                yield shard
 
     def _help(self) -> bool:
         """Choose open chunks of the shards that others hold, those with most open ones first. First commit wins.
@@ -217,6 +230,9 @@ class Session:
                 yield None
                 continue
             if not self.reach():
+                if self.busy and self._chunks_left:  # a lock may come free before this worker's last commit
+                    yield None
+                    continue
                 return
             if self._reached is None:
                 self._waits = False
