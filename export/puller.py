@@ -385,6 +385,7 @@ class ServingFolder:
     def state(self) -> ServingState | None:
         """What is remembered, put right by the link: a kill may have come between the two."""
         path, serving = self.folder / ".pull.json", self.serving()
+        need(path.is_file() or not path.exists(), f"{path}: is not an ordinary file. Move it away and pull again.")
         try:
             said = json.loads(path.read_bytes())
             need(said["format"] == 1, f"{path}: written by another relabel. Pull to a new folder.")

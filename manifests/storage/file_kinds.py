@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
-from manifests.errors import InputError
+from manifests.errors import InputError, ManifestError
 
 _KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a file of ours. Whoever shares the folder may have put a pipe there, which nobody would come back
+    from.
+
+    Raises:
+        ManifestError: it is not an ordinary file.
+        OSError: it can't be read.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ManifestError(f"{path}: is not an ordinary file. Restore it from a copy, or move it away.")
+        return file.read()
 
 
 def check_kind(path: str, found: os.stat_result, *, takes_pipes: bool = False) -> None:

@@ -16,8 +16,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import LockHeldError, StoreError
+from manifests.errors import LockHeldError, ManifestError, StoreError
 from manifests.storage.disk_errors import translate_errors
+from manifests.storage.file_kinds import read_file
 
 
 class FileLock:
@@ -75,8 +76,8 @@ class FileLock:
     def holder(self) -> dict[str, Any] | None:
         """What the holder wrote of itself; for messages only."""
         try:
-            held: dict[str, Any] = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
+            held: dict[str, Any] = json.loads(read_file(self.path))
+        except (OSError, ValueError, ManifestError):
             return None
         return held if "pid" in held and "host" in held else None
 
@@ -84,7 +85,7 @@ class FileLock:
     def is_held(path: Path) -> bool:
         """Whether a live process holds the lock on that file."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return False
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from manifests import failpoints
 from manifests.secrets.redaction import redacted
 from manifests.storage.disk_errors import translate_errors
+from manifests.storage.file_kinds import read_file
 from manifests.storage.file_locks import FileLock
 from manifests.storage.run_store_ports import parts_of
 from manifests.storage.temp_files import TEMP_PREFIX, held_temp, remove_abandoned
@@ -49,10 +50,11 @@ class LocalRunStore:
         Raises:
             FileNotFoundError: there is none.
             StoreError: it can't be read.
+            ManifestError: it is not an ordinary file.
         """
         path = self.path(name)
         with translate_errors("read", path, is_missing_fine=True):
-            return path.read_bytes()
+            return read_file(path)
 
     def names(self, folder: str) -> list[str]:
         """Names of the files right inside a folder, sorted, without temporary ones; empty if there

@@ -392,6 +392,7 @@ STATES: dict[str, tuple[Harm, int]] = {
         3,
     ),
     "no state": (lambda world: (world.dest / ".pull.json").unlink(), 0),
+    "a pipe for a state": (lambda world: swap(world.dest / ".pull.json", os.mkfifo), 3),
     **{
         f"the state {text!r}": (lambda world, text=text: (world.dest / ".pull.json").write_text(text), 3)
         for text in ("", "{", "[]", '{"format": 9}', '{"format": 1}', '{"format": 1, "name": 3}')
