@@ -6,8 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from jobs.running.live import StageSeen
-from jobs.running.refused_answers import KeptAnswer
+from jobs.running.live import RefusedAnswer, StageSeen
 from manifests.asks import Answer
 from manifests.labels import Pair
 from manifests.runs.receipts import ChunkId
@@ -23,6 +22,7 @@ class ChunkWork:
     """
 
     __slots__ = (
+        "answered",
         "answers",
         "apart",
         "asked",
@@ -63,8 +63,9 @@ class ChunkWork:
         self.sources: Counter[int] = Counter()  # rows reused, by the number of the earlier output
         self.answers: list[AnswerRow] = []
         self.reused_answers = 0
-        self.refused: list[KeptAnswer] = []
-        self.known: dict[bytes, Answer] = {}  # refused in an execution that was stopped, by the key of their ask
+        self.refused: list[RefusedAnswer] = []
+        self.answered: dict[bytes, Answer] = {}  # by the key of their ask; those that rows share are left out
+        self.known: dict[bytes, Answer] = {}  # likewise, of an execution that was stopped
         self.started_s = time.perf_counter()
         self.started_clock = time.time()
 

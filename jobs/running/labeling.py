@@ -349,6 +349,6 @@ def _drive(
         try:
             loop.run(chunks)
         except (EngineCrashError, ServerGoneError):
-            session.keep_refused(loop.unfinished)
+            session.keep_answers(loop.unfinished)
             raise
-        session.keep_refused(loop.unfinished)
+        session.keep_answers(loop.unfinished)

@@ -22,7 +22,6 @@ from jobs.running.label_values import check_columns
 from jobs.running.live import RefusedAnswer
 from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
 from jobs.running.pair_rows import row_of
-from jobs.running.refused_answers import kept_of
 from jobs.running.shared_asks import AnswerBook, AskKeys, SharedAsk, SharedAsks
 from jobs.running.stall_detection import StallDetection
 from jobs.running.stops import Stop
@@ -53,10 +52,12 @@ NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
 
 
 class _InFlight(NamedTuple):
+    """`trajectory` is None where rows share the ask: who waits for it is found by its key."""
+
     work: ChunkWork
     stage: str
     trajectory: Trajectory | None
-    key: bytes | None
+    key: bytes
     is_first: bool
 
 
@@ -304,10 +305,10 @@ class RunLoop:
         for _ in range(len(self._ready)):
             request = self._ready.popleft()
             flight = self._in_flight[request.id]
-            waiting = self._shared[flight.key].waiters if flight.key is not None else [flight.trajectory]
+            waiting = self._shared[flight.key].waiters if flight.trajectory is None else [flight.trajectory]
             if all(trajectory is None or trajectory.open.work.is_dropped for trajectory in waiting):
                 del self._in_flight[request.id]
-                if flight.key is not None:
+                if flight.trajectory is None:
                     del self._shared[flight.key]
             else:
                 self._ready.append(request)
@@ -402,7 +403,7 @@ class RunLoop:
             self._runnable.append((trajectory, known))
             return
         if ask.shared_by is None:
-            self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, None, is_first))
+            self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, key, is_first))
             return
         shared = self._shared.get(key)
         if shared is None:
@@ -440,9 +441,10 @@ class RunLoop:
         progress.cached_tokens += answer.cached_tokens
         progress.output_tokens += answer.output_tokens
         if flight.trajectory is not None:
+            if answer.finish in ("stop", "length"):  # at what the engine failed it is asked again
+                flight.work.answered[flight.key] = answer
             self._runnable.append((flight.trajectory, answer))
         else:
-            assert flight.key is not None
             shared = self._shared[flight.key]
             shared.answer = answer
             if shared.kept_as is not None and answer.finish in ("stop", "length"):
@@ -464,12 +466,13 @@ class RunLoop:
             trajectory, answer = runnable.popleft()
             if trajectory.open.work.is_dropped:
                 continue
-            ask, attempt = trajectory.ask, trajectory.attempt
             is_going_on = trajectory.take(answer, self.labeler, self.options)
             refused = None
             if trajectory.refused_as is not None:
-                assert ask is not None
-                refused = self._refuse(trajectory, trajectory.refused_as, ask, attempt, answer)
+                refused = RefusedAnswer(
+                    trajectory.open.pair.row_id, status=trajectory.refused_as, **trajectory.tries[-1]
+                )
+                trajectory.open.work.refused.append(refused)
             if answer is delivered:
                 read_as.append(refused)
             if is_going_on:
@@ -478,15 +481,6 @@ class RunLoop:
                 self._end(trajectory)
         if read_as:
             self.progress.live.count(read_as)
-
-    def _refuse(self, trajectory: Trajectory, status: str, ask: Ask, attempt: int, answer: Answer) -> RefusedAnswer:
-        """Keep an answer that could not be read until its chunk is committed."""
-        assert trajectory.tries
-        refused = RefusedAnswer(trajectory.open.pair.row_id, status=status, **trajectory.tries[-1])
-        work: ChunkWork = trajectory.open.work
-        key = self._keys.key(ask, work.round, trajectory.sample, attempt)
-        work.refused.append(kept_of(refused, key, answer, is_shared=ask.shared_by is not None))
-        return refused
 
     def _end(self, trajectory: Trajectory) -> None:
         open_pair = trajectory.open

@@ -1,7 +1,7 @@
-"""Answers that could not be read, of chunks that a run left unfinished: kept in `refused/`, for people (`relabel ask
---refused`) and for the run that continues, which need not ask them again.
+"""Answers of chunks that a run left unfinished: kept in `refused/`, so that the run that continues need not ask them
+again. Those that could not be read are for people too (`relabel ask --refused`).
 
-A committed chunk has its own in quarantine, and the file here is no longer looked at. Nothing depends on one.
+A committed chunk has its own in its files, and the file here is no longer looked at. Nothing depends on one.
 """
 
 from __future__ import annotations
@@ -10,74 +10,66 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from jobs.running.chunks import ChunkWork
 from jobs.running.live import RefusedAnswer
-from manifests.asks import Answer
+from manifests.asks import Answer, EngineFacts
 from manifests.digests import readable_json
 from manifests.errors import RelabelError
 from manifests.records import checked, plain, version_of
+from manifests.runs.engine_identity import engines_differ
 from manifests.runs.receipts import ChunkId
 from manifests.runs.run_folder import RunFolder
 from manifests.secrets.redaction import redacted_values
+from manifests.storage.concurrency import map_concurrent
 from manifests.storage.run_store_ports import RunStore, read_if_there
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "refused"
-VERSION = 1
+VERSION = 2
 _NAME = re.compile(FOLDER + r"/shard-(\d{5,})/chunk-(\d{6,})\.(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """An answer and why it was refused.
-
-    Args:
-        key: of its ask, in hex; empty where it tells nothing of what the engine would say again.
-        answer: without its text, which `refused` has.
-    """
-
-    refused: RefusedAnswer
-    key: str
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True)
 class _Kept:
+    """`engine` gave the answers in `answered`, by the hex of their ask's key; `refused` of them could not be read."""
+
     version: int
     fingerprint: str
-    answers: list[KeptAnswer]
+    engine: dict[str, Any]
+    refused: list[RefusedAnswer]
+    answered: dict[str, Answer]
 
 
-def kept_of(refused: RefusedAnswer, key: bytes, answer: Answer, *, is_shared: bool) -> KeptAnswer:
-    """What is kept of a refused answer. One that the engine failed at, or that rows share, is asked again."""
-    may_stand = answer.finish in ("stop", "length") and not is_shared
-    return KeptAnswer(refused, key.hex() if may_stand else "", replace(answer, text="", detail="", raw=""))
+def keep_answers(
+    store: RunStore, fingerprint: str, engine: EngineFacts | None, unfinished: Sequence[ChunkWork]
+) -> None:
+    """Write down the answers of chunks that stay open. What can't be written is warned of, once."""
+
+    def keep(work: ChunkWork) -> None:
+        answered = {key.hex(): replace(answer, detail="", raw="") for key, answer in work.answered.items()}
+        values = plain(_Kept(VERSION, fingerprint, asdict(engine) if engine else {}, work.refused, answered))
+        # an answer stays as the model wrote it, as in a label: what is read of it again is the same
+        values["refused"] = redacted_values(values["refused"])
+        store.put(_name(work.id), readable_json(values))
+
+    try:
+        for _ in map_concurrent(store, keep, [work for work in unfinished if work.refused or work.answered]):
+            pass
+    except (OSError, RelabelError, ValueError) as exc:
+        logger.warning("%s/%s: answers can't be kept (%s); they are asked again", store.root, FOLDER, exc)
 
 
-def keep_refused(store: RunStore, fingerprint: str, refused: Mapping[ChunkId, list[KeptAnswer]]) -> None:
-    """Write down the refused answers of chunks that stay open. What can't be written is warned of, once."""
-    for chunk, answers in refused.items():
-        if not answers:
-            continue
-        name = _name(chunk)
-        values = plain(_Kept(VERSION, fingerprint, answers))
-        try:
-            store.put(name, readable_json(redacted_values(values)))
-        except (OSError, RelabelError) as exc:
-            logger.warning("%s/%s: refused answers can't be kept (%s); they are asked again", store.root, name, exc)
-            return
-
-
-def known_answers(store: RunStore, fingerprint: str, chunk: ChunkId) -> dict[bytes, Answer]:
-    """Refused answers of a chunk that need not be asked again, by the key of their ask."""
-    return {
-        bytes.fromhex(one.key): replace(one.answer, text=one.refused.text)
-        for one in _load(store, fingerprint, _name(chunk))
-        if one.key
-    }
+def known_answers(store: RunStore, fingerprint: str, engine: EngineFacts | None, chunk: ChunkId) -> dict[bytes, Answer]:
+    """Answers of a chunk that need not be asked again, by the key of their ask; none that another engine gave."""
+    kept = _load(store, fingerprint, _name(chunk))
+    if kept is None or engine is None or engines_differ([kept.engine, asdict(engine)]):
+        return {}
+    return {bytes.fromhex(key): answer for key, answer in kept.answered.items()}
 
 
 def kept_answers(folder: RunFolder) -> Iterator[RefusedAnswer]:
@@ -85,7 +77,8 @@ def kept_answers(folder: RunFolder) -> Iterator[RefusedAnswer]:
     attempts = folder.attempts_of_all()
     for name, chunk in listed(folder.store):
         if chunk.attempt not in attempts.get(chunk.shard, {}).get(chunk.chunk, ()):
-            yield from (one.refused for one in _load(folder.store, folder.plan.fingerprint, name))
+            kept = _load(folder.store, folder.plan.fingerprint, name)
+            yield from kept.refused if kept is not None else ()
 
 
 def kept_chunks(store: RunStore) -> set[ChunkId]:
@@ -93,14 +86,13 @@ def kept_chunks(store: RunStore) -> set[ChunkId]:
     return {chunk for _, chunk in listed(store)}
 
 
-def _load(store: RunStore, fingerprint: str, name: str) -> list[KeptAnswer]:
-    """What a file holds; nothing where it is another version's or another job's, damaged, or gone."""
+def _load(store: RunStore, fingerprint: str, name: str) -> _Kept | None:
+    """What a file holds; None where it is another version's or another job's, damaged, or gone."""
     with contextlib.suppress(ValueError):
         held = json.loads(read_if_there(store, name) or b"{}")
-        if version_of(held) == VERSION:
-            kept = checked(_Kept, held)
-            return kept.answers if kept.fingerprint == fingerprint else []
-    return []
+        if version_of(held) == VERSION and (kept := checked(_Kept, held)).fingerprint == fingerprint:
+            return kept
+    return None
 
 
 def _name(chunk: ChunkId) -> str:

@@ -183,10 +183,9 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
         lines.append(beyond_budget(job_file))
     if report.busy_shards:
         lines.append(f"{len(report.busy_shards)} shard(s) are locked by other workers: {report.busy_shards[:10]}")
-    if report.left.begun_chunks and report.left.refused:
-        lines.append(
-            f"Refused answers of unfinished chunks are kept and not asked again; see: relabel ask --refused {same_job}"
-        )
+    if report.left.begun_chunks:
+        see = f"; those that were refused: relabel ask --refused {same_job}" if report.left.refused else ""
+        lines.append(f"Answers of unfinished chunks are kept and not asked again{see}")
     for line in lines:
         log_format.say(line, event="advice")
 

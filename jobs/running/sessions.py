@@ -22,7 +22,7 @@ from jobs.running.chunks import ChunkWork
 from jobs.running.counts import Progress
 from jobs.running.crash_journal import CrashJournal
 from jobs.running.helping import Helping
-from jobs.running.refused_answers import keep_refused, kept_chunks, known_answers
+from jobs.running.refused_answers import keep_answers, kept_chunks, known_answers
 from jobs.running.reusing import AnswerCache, Reuse, earlier_outputs, label_keys
 from jobs.running.shard_log import ShardLogs
 from jobs.running.stops import Stop
@@ -355,17 +355,19 @@ class Session:
         if self.reuse is not None:
             self.progress.reused += self.reuse.fill(work)
         if chunk in self._kept:
-            work.known = known_answers(self.opened.store, self.opened.plan.fingerprint, chunk)
+            work.known = work.answered = known_answers(
+                self.opened.store, self.opened.plan.fingerprint, self.facts, chunk
+            )
         return work
 
     @functools.cached_property
     def _kept(self) -> set[ChunkId]:
-        """Chunks whose refused answers an execution that was stopped kept."""
+        """Chunks of which an execution that was stopped kept answers."""
         return kept_chunks(self.opened.store)
 
-    def keep_refused(self, unfinished: list[ChunkWork]) -> None:
-        """Keep the refused answers of chunks that stay open."""
-        keep_refused(self.opened.store, self.opened.plan.fingerprint, {work.id: work.refused for work in unfinished})
+    def keep_answers(self, unfinished: list[ChunkWork]) -> None:
+        """Keep the answers of chunks that stay open."""
+        keep_answers(self.opened.store, self.opened.plan.fingerprint, self.facts, unfinished)
 
     @functools.cached_property
     def reuse(self) -> Reuse | None:

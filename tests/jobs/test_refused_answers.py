@@ -1,9 +1,10 @@
-"""Refused answers of chunks that a stop left unfinished: kept, shown, and not asked again; the run that continues ends
-with the bytes of one that nobody stopped.
+"""Answers of chunks that a stop left unfinished: kept, not asked again, and shown where they were refused; the run that
+continues ends with the bytes of one that nobody stopped.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,16 +79,19 @@ def test_the_run_that_continues_asks_none_of_them_again_and_ends_as_if_never_sto
 ) -> None:
     first = stopped("--output", "json").json
     shown = relabel("ask", "job.yaml", "--refused", "--output", "json").json["refused"]
+    kept = [json.loads(file.read_bytes())["answered"] for file in folder.glob("out/ecom/refused/*/*")]
     second = relabel("run", "job.yaml", "--output", "json").json
     assert second["rows_open"] == 0
     assert list(folder.glob("out/ecom/refused/*/*")) == []
     assert relabel("verify", "out/ecom").code == 0
     alone = relabel("run", "job.yaml", "--set", "output=out/alone", "--output", "json").json
     assert rows_of(folder, "out/ecom") == rows_of(folder, "out/alone")
-    saved = [one for one in shown if one["finish"] in ("stop", "length")]
-    assert saved
+    saved = sum(map(len, kept))
+    assert saved > len(shown) > 0, "answers that were accepted are kept too"
+    in_vain = first["this_run"]["in_vain"]["requests"]
+    assert in_vain - saved == sum(one["finish"] not in ("stop", "length") for one in shown)
     asked = [one["this_run"]["requests"] for one in (first, second)]
-    assert alone["this_run"]["requests"] == sum(asked) + len(saved)
+    assert alone["this_run"]["requests"] == sum(asked) + saved
 
 
 def test_damaged_and_others_files_are_asked_again(
@@ -107,6 +111,22 @@ def test_damaged_and_others_files_are_asked_again(
     assert all(file.read_text() == "somebody's" for file in foreign)
 
 
+def test_answers_of_another_engine_are_asked_again(
+    stopped: Callable[..., Any], relabel: Callable[..., Any], folder: Path
+) -> None:
+    stopped()
+    for file in folder.glob("out/ecom/refused/*/*"):
+        held = json.loads(file.read_bytes())
+        assert held["answered"]
+        held["engine"]["version"] = "another"
+        for answer in held["answered"].values():
+            answer["text"] = "of another engine"
+        file.write_text(json.dumps(held))
+    assert relabel("run", "job.yaml").code == 0
+    relabel("run", "job.yaml", "--set", "output=out/alone")
+    assert rows_of(folder, "out/ecom") == rows_of(folder, "out/alone")
+
+
 def test_answers_that_cannot_be_kept_end_no_run(
     stopped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, relabel: Callable[..., Any]
 ) -> None:
@@ -121,5 +141,5 @@ def test_answers_that_cannot_be_kept_end_no_run(
         patch.setattr(LocalRunStore, "put", full)
         done = stopped()
     assert done.code == 20
-    assert done.err.count("refused answers can't be kept (no space)") == 1
+    assert done.err.count("answers can't be kept (no space)") == 1
     assert relabel("run", "job.yaml").code == 0
