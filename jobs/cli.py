@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from jobs.environment import fill_in_region
+from jobs.environment import fill_in_region, fill_in_user
 from jobs.given_secrets import keep_arguments, keep_environment, refuse_secret_arguments
 from jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
 from jobs.streams import redacted_streams
@@ -137,6 +137,7 @@ def main(args: list[str] | None = None) -> None:
     forget_secrets()  # of a command before, in a process that runs several
     keep_environment(os.environ)
     fill_in_region(os.environ)
+    fill_in_user(os.environ)
     keep_arguments(arguments)
     with unfailing_streams() as sink, redacted_streams(), _log_form(arguments):
         found = _ended(arguments)

