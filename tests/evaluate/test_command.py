@@ -16,6 +16,7 @@ from sklearn import metrics
 
 from manifests.metrics.registry import metric_of
 from manifests.metrics.shares import share_bounds
+from manifests.records import unsealed
 
 LabelRows = list[dict[str, Any]]
 
@@ -425,7 +426,7 @@ def test_a_manifest_older_than_its_receipts_is_no_finished_run(
     relabel: Callable[..., Any], run: Callable[..., None], folder: Path
 ) -> None:
     run()
-    manifest = json.loads((folder / "out/ecom/manifest.json").read_bytes())
+    manifest = unsealed((folder / "out/ecom/manifest.json").read_bytes())
     (folder / "out/ecom/manifest.json").write_text(
         json.dumps(manifest | {"receipts_sha256": "0" * 64, "receipts_listing_sha256": "0" * 64})
     )

@@ -22,7 +22,7 @@ from jobs.report.bundle_page import REPORT_NAME, put_report
 from jobs.report.lineage import trace
 from manifests.digests import digest_of, sha256_file
 from manifests.errors import InputError, ManifestError
-from manifests.records import plain
+from manifests.records import plain, unsealed
 from manifests.storage.context import Storage
 from tests.bench.made_up import bench_facts, compared, latency_row, model_facts
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
@@ -205,7 +205,7 @@ def test_chain_holds_together_by_digests(run: Path, student: Path, bundle: Path)
 
 def test_run_that_changed_since_the_training_is_pointed_at(run: Path, student: Path) -> None:
     manifest = run / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"0.1.0"', '"0.1.1"'))
+    manifest.write_text(json.dumps(unsealed(manifest.read_bytes()) | {"relabel": "0.1.1"}))
     assert ("label run", "student", False) in edges(run, student)
     assert "its manifest has changed since" in build_report([str(run), str(student)], Storage()).html
 
