@@ -469,6 +469,7 @@ class RunLoop:
             is_going_on = trajectory.take(answer, self.labeler, self.options)
             refused = None
             if trajectory.refused_as is not None:
+                assert trajectory.tries
                 refused = RefusedAnswer(
                     trajectory.open.pair.row_id, status=trajectory.refused_as, **trajectory.tries[-1]
                 )
