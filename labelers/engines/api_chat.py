@@ -152,21 +152,17 @@ class ChatMode:
 
     async def answer(self, work: ChatWork) -> Answer:
         """Ask the server."""
-        found: Reply | Failure = Failure("error", "", STREAM_REFUSED)
+        number, ask, _ = work.request
         if (told := self.told) is not None:
-            ask = work.request.ask
             found = await self._client.post(
                 PATH,
                 work.body | STREAMED,
                 read_chat,
-                written=lambda text, thought: told(work.request.id, answer_text(ask, text, thought, is_cut=True)),
+                written=lambda text, thought: told(number, answer_text(ask, text, thought, is_cut=True)),
             )
-        if isinstance(found, Failure) and (found.finish, found.status) == (
-            "error",
-            STREAM_REFUSED,
-        ):  # not every server can
-            found = await self._client.post(PATH, work.body, read_chat)
-        return answer_of(work, found)
+            if not isinstance(found, Failure) or found.finish != "error" or found.status != STREAM_REFUSED:
+                return answer_of(work, found)  # else: not every server can
+        return answer_of(work, await self._client.post(PATH, work.body, read_chat))
 
     def _body(self, ask: Ask, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         turns = [{"role": message.role, "content": message.text} for message in messages]

@@ -46,7 +46,6 @@ MOST_PAGE = 64 << 10
 """Bytes of a page that is looked through for words."""
 
 _RETRIED = frozenset({408, 425, 429, 498})
-_NOT_OFFERED = frozenset({404, 405, 501})
 
 
 class Failure(NamedTuple):
@@ -138,6 +137,8 @@ class ApiClient:
         self._accepted: tuple[str, dict[str, Any], Callable[[Any], Reply]] | None = None
         """The first request that was answered, to find out whether such still are."""
         self.num_tokens: Callable[[str], int] = lambda text: -(-len(text.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
+        self.listed: dict[str, dict[str, Any]] = {}
+        """What the server lists, as `model_names` says."""
         self.is_counting = False
         """Whether tokens are counted here, since the server does not say."""
         self._library = require("httpx", extra="openai", purpose="The openai engine")
@@ -154,18 +155,22 @@ class ApiClient:
         await self._connections.close()
 
     async def model_names(self) -> dict[str, dict[str, Any]] | None:
-        """What the server lists at `/models`, by name; None if it has no such list.
+        """What the server lists at `/models`, by name; None if it has no such list, or not for this key.
 
         Raises:
-            ModelError: the key is refused.
             ServerGoneError: no server answers.
         """
-        found = await self._send("GET", "/models", None, _parsed(read_model_names), reply_limit(None, 0), is_trial=True)
-        if isinstance(found, Failure):
-            if found.status in _NOT_OFFERED:
-                return None
+        read, limit = _parsed(read_model_names), reply_limit(None, 0)
+        try:
+            found = await self._send("GET", "/models", None, read, limit, is_trial=True)
+        except ModelError:  # a key may be good for answers alone: the first of them tells
+            return None
+        if not isinstance(found, Failure):
+            self.listed = found
+            return found
+        if found.status == 0:
             raise ServerGoneError(f"the server at {self.at} is not ready: {found.detail}")
-        return found
+        return None
 
     async def post(
         self,
@@ -210,6 +215,11 @@ class ApiClient:
         ids = found.token_ids if found.token_ids is not None else found.reasoning + found.text
         counts = [len(held) if isinstance(held, list) else self.num_tokens(held) for held in (prompt, ids)]
         return found._replace(usage=Usage(usage.prompt or counts[0], usage.cached, usage.output or counts[1]))
+
+    @property
+    def names(self) -> str:
+        """Models that the server lists, as a message shows them."""
+        return shown(", ".join(sorted(self.listed)[:20]))
 
     async def fetch(self, path: str, read: Callable[[bytes], ReadT]) -> ReadT | Failure:
         """Get what is there; an unknown path is a Failure."""
@@ -382,7 +392,7 @@ class ApiClient:
         if status in _RETRIED or (status >= 500 and status != 501) or (subject == "busy" and status in (400, 403)):
             return _Try(said, wait_s)
         if status in (401, 403):
-            if status == 401 or self._accepted is None or await self._is_locked_out():
+            if status == 401 or self._accepted is None or (self.listed and await self._is_locked_out()):
                 self._deny(status, said)
             # moderation, at some providers
             return Failure("refused", f"the server refused this request ({said})", status)
@@ -390,7 +400,8 @@ class ApiClient:
             return Failure("refused", f"the server's content filter refused the request ({said})", status)
         if status == 404 and not is_trial:
             raise ModelError(
-                f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({said}). Check "
+                f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({said})"
+                f"{f'; it lists {self.names}' if self.listed else ''}. Check "
                 "engine.args.served_model, and "
                 "engine.args.base_url, which ends in /v1 at most servers."
             )

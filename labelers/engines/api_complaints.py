@@ -98,7 +98,8 @@ class Complaint(NamedTuple):
             may_pass: the server says when to ask again: then no money has ended.
         """
         plain = self._plain
-        if status == 402 or (_CREDIT.search(plain) and not (status == 429 and may_pass)):
+        may_pass = may_pass and status == 429 and "insufficient" not in plain
+        if status == 402 or (_CREDIT.search(plain) and not may_pass):
             return "credit"
         is_large = status == 413 or "request too large" in plain
         if is_large or (status not in (401, 403, 429) and _is_long(plain)):

@@ -222,6 +222,7 @@ class TokensMode:
             if end >= 0 and reply.finish == "stop" and reply.text.endswith(sequence.closing.decode()):
                 del sequence.written[end + len(sequence.closing) :]
         sequence.finish, sequence.detail = reply.finish, reply.detail
+        sequence.flags = (*sequence.flags, *reply.flags)
 
     def _generation(self, sequence: TokenSequence) -> dict[str, Any]:
         ask = sequence.request.ask

@@ -144,8 +144,8 @@ class OpenAi:
                 remarks = engine.prepare(asks)
         finally:
             engine.close()
-        listed = "no list of models" if engine.num_listed is None else f"{engine.num_listed:,} model(s)"
-        head = f"{engine._client.at} has {listed} and answers as {args.served_model} ({engine._mode.name} mode)"
+        client, mode = engine._client, engine._mode.name
+        head = f"{client.at} lists {len(client.listed):,} model(s) and answers as {args.served_model} ({mode} mode)"
         return ". ".join([head, *(remark.removesuffix(".") for remark in remarks)])
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
@@ -294,11 +294,10 @@ class OpenAi:
         """Look at what is served, and choose the way."""
         args = self._args
         models = self._loop.call(self._client.model_names())
-        self.num_listed = None if models is None else len(models)
         if models and args.served_model not in models:
             self._remarks.append(
                 f"The server at {self._client.at} does not list {args.served_model!r}; it lists "
-                f"{shown(', '.join(sorted(models)[:20]))}. It is asked all the same."
+                f"{self._client.names}. It is asked all the same."
             )
         served = (models or {}).get(args.served_model, {})
         self._server |= {

@@ -415,10 +415,23 @@ def test_an_unknown_model_is_named_with_those_that_are_served(serve: Any, connec
     assert any(
         "does not list 'gpt-9'; it lists teacher" in one for one in connect(server, served_model="gpt-9").prepare([])
     )
-    server.models = None  # a server without a list says it at the first request
     server.script = lambda _: error(404, "The model `gpt-9` does not exist", "model_not_found")
+    with pytest.raises(ModelError, match=r"no model 'gpt-9'.*it lists teacher.*served_model"):
+        connect(server, served_model="gpt-9").prepare([ask_for("q", "d")])
+    server.models = None
     with pytest.raises(ModelError, match=r"no model 'gpt-9'.*served_model"):
         connect(server, served_model="gpt-9").prepare([ask_for("q", "d")])
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
+def test_a_list_of_models_that_is_not_for_this_key_leaves_it_to_the_trial(
+    status: int, serve: Any, connect: Any
+) -> None:
+    server = serve(lambda call: error(403, "flagged") if "document 1" in call.raw.decode() else echo(call))
+    server.models, server.no_models = None, status
+    engine = connect(server)
+    assert engine.prepare([ask_for("q", "7")]) == []
+    assert [answer.finish for answer in run_all(engine, requests_for(3))] == ["stop", "refused", "stop"]
 
 
 def test_a_server_that_is_gone_ends_the_run_for_now_whenever_it_goes(serve: Any, connect: Any) -> None:
