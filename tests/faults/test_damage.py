@@ -236,8 +236,9 @@ def test_receipts_of_an_earlier_relabel_have_no_digest_and_are_read_and_refused_
     assert [inside(verb, place.job)[0] for verb in ("verify", "status", "run")] == [0, 0, 10]
     victim = sorted(Path(place.output, "receipts").rglob("*.json"))[1]
     victim.write_text(victim.read_text().replace('"prompt_tokens"', '"prompu_tokens"'))
-    for verb in ("verify", "status", "run", "report"):
-        code, said = inside(verb, place.job if verb != "report" else Path(place.output))
+    page = f"report --to {place.root}/report.html"
+    for verb in ("verify", "status", "run", page):
+        code, said = inside(*verb.split(), place.job if verb != page else Path(place.output))
         assert code == 3, (verb, said)
         assert victim.name in said, (verb, said)
 
@@ -257,7 +258,8 @@ def test_pipe_in_place_of_a_file_is_refused_by_name_by_every_command(local_place
             kept = path.rename(path.with_name(f".tmp-kept-{path.name}"))
             os.mkfifo(path)
             said = {}
-            for verb in ("verify", "status", "run", "report", f"merge --to {place.root}/merged", "evaluate"):
+            page, merge = f"report --to {place.root}/report.html", f"merge --to {place.root}/merged"
+            for verb in ("verify", "status", "run", page, merge, "evaluate"):
                 signal.alarm(20)
                 target = place.job if verb == "run" else Path(place.output)
                 said[verb] = inside(*verb.split(), target)
