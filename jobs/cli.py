@@ -275,9 +275,9 @@ def _say_error(message: str, event: str, **fields: Any) -> None:
     if is_json():
         say(message, level="error", event=event, **fields)
     else:
-        from manifests.odd_text import one_line
+        from manifests.odd_text import message_lines
 
-        click.echo(one_line(message), err=True)
+        click.echo(message_lines(message), err=True)
 
 
 def _wants_json(arguments: list[str]) -> bool:

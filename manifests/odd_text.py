@@ -36,6 +36,11 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+def message_lines(text: str) -> str:
+    """A message that may list something, each thing on an indented line of its own; see `one_line`."""
+    return "\n  ".join(map(one_line, text.split("\n  ")))
+
+
 def odd_values(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
     """Where odd texts are in plain values, as dotted keys, and what is wrong with each."""
     if isinstance(values, str):

@@ -18,6 +18,7 @@ from distill.students.student_manifest import (
 )
 from manifests.errors import InputError
 from manifests.metrics.gates import judge_gate, judge_gates
+from manifests.plurals import counted
 
 
 def check_gates(spec: DistillSpec, examples: Examples) -> None:
@@ -61,8 +62,8 @@ def check_stopping(spec: DistillSpec, examples: Examples) -> None:
     wanted = 1 if stopping.metric in ("accuracy", "macro_f1") else 2
     if num_grades < wanted:
         raise InputError(
-            f"train.early_stopping looks at {stopping.metric}, which wants {wanted} grade(s) on dev; its {len(rows)} "
-            f"rows have {num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
+            f"train.early_stopping looks at {stopping.metric}, which wants {counted(wanted, 'grade')} on dev; its "
+            f"{len(rows)} rows have {num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
         )
 
 

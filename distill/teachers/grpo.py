@@ -42,6 +42,7 @@ from labelers.replays import Recalls
 from manifests.digests import digest_of
 from manifests.errors import ConfigError, InputError
 from manifests.extras import require
+from manifests.plurals import counted
 from manifests.specs import LabelerOptions
 from manifests.storage.context import Storage
 
@@ -77,9 +78,9 @@ class GrpoTeacher:
         rows = self._gold.rows
         if len(rows) < spec.prompts_per_step:
             raise InputError(
-                f"{self._gold.about.path}: {len(rows)} prompt(s) to learn from, {len(self._held_out)} held out, and a "
-                f"step takes {spec.prompts_per_step} (train.batch_size · train.accumulation / rollouts.group). Lower "
-                "one of the first two, or raise the third."
+                f"{self._gold.about.path}: {counted(len(rows), 'prompt')} to learn from, {len(self._held_out)} held "
+                f"out, and a step takes {spec.prompts_per_step} (train.batch_size · train.accumulation / "
+                "rollouts.group). Lower one of the first two, or raise the third."
             )
         self.labeler = options.model_dump(mode="json")
         self.templates = labeler.template_digests

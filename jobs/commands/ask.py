@@ -23,6 +23,7 @@ from jobs.running.refused_answers import kept_answers
 from jobs.running.run_text import engine_text
 from manifests.asks import EngineFacts
 from manifests.errors import UsageError
+from manifests.plurals import counted
 from manifests.records import plain
 from manifests.runs.plans import plan_to_read
 from manifests.runs.run_folder import RunFolder
@@ -180,4 +181,4 @@ def _conclude(found: list[AskedRows], stage: str | None, output: str, *, is_dry:
         sum(map(len, held)) for held in zip(*((one.rows, one.exchanges) for one in found), strict=True)
     )
     how = "would be asked first" if is_dry else f"in {seconds:.1f} s"
-    emit(result, f"{num_rows:,} row(s), {num_asks:,} ask(s) {how}; nothing was written.", output)
+    emit(result, f"{counted(num_rows, 'row')}, {counted(num_asks, 'ask')} {how}; nothing was written.", output)

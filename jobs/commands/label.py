@@ -42,6 +42,7 @@ from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from manifests.asks import EngineFacts
 from manifests.errors import ManifestError, NothingNewError, RelabelError
+from manifests.plurals import counted
 from manifests.records import plain
 from manifests.runs.kept_estimates import load_estimate
 from manifests.runs.plans import load_plan
@@ -272,7 +273,7 @@ def _dry_run(work: RunOptions, *, is_retry: bool) -> int:
     verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
     return emit(
         result,
-        f"Would {verb} {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {result['output']}.",
+        f"Would {verb} {total:,} of {rows:,} rows in {counted(len(session.shards), 'shard')} of {result['output']}.",
         work.output,
     )
 

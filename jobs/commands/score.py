@@ -26,6 +26,7 @@ from jobs.running.sessions import Session
 from jobs.running.signals import stopping
 from jobs.running.stops import Stop
 from manifests.models.references import default_cache_dir
+from manifests.plurals import counted
 from manifests.spec_faults import nearest
 from manifests.storage.context import Storage
 
@@ -141,7 +142,7 @@ def score(**options: Any) -> int:
         result = {"output": work.to, "shards": session.shards, "rows_to_ask": total, "rows": rows}
         return emit(
             result,
-            f"Would score {total:,} of {rows:,} rows in {len(session.shards)} shard(s) of {work.to}.",
+            f"Would score {total:,} of {rows:,} rows in {counted(len(session.shards), 'shard')} of {work.to}.",
             work.output,
         )
     report = _execute(session)

@@ -29,6 +29,7 @@ from manifests.inputs.grade_columns import read_grades
 from manifests.inputs.input_files import list_files
 from manifests.judging.gold_columns import load_gold_by_row
 from manifests.models.references import resolve_model
+from manifests.plurals import counted
 from manifests.runs.run_manifest import load_manifest
 from manifests.spec_faults import validate_spec
 from manifests.storage.context import Storage
@@ -114,7 +115,7 @@ def _input(job: Job) -> str:
             grades = read_grades(load_gold_by_row([file.path], dataset.columns.gold, job.storage))
             grades.readable(file.path, dataset.columns.gold)
     columns = ", ".join(dataset.columns.document)
-    return f"{dataset.rows:,} rows in {len(dataset.files)} file(s), document from {columns}"
+    return f"{counted(dataset.rows, 'row')} in {counted(len(dataset.files), 'file')}, document from {columns}"
 
 
 def _labels(places: list[str], storage: Storage) -> str:

@@ -8,6 +8,7 @@ from labelers.engines.decision_costs import DecisionCost
 from manifests.inputs.input_files import left_out_text
 from manifests.inputs.snapshots import TableSnapshot
 from manifests.models.chat_templates import day_of
+from manifests.plurals import counted
 from manifests.runs.budgets import BudgetState
 from manifests.runs.plans import Plan
 
@@ -30,7 +31,7 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budg
         f"{opened.job.spec.output}/plan.json\n"
     ) + table(
         [
-            ("rows", f"{found.rows:,} in {len(found.files):,} file(s)"),
+            ("rows", f"{found.rows:,} in {counted(len(found.files), 'file')}"),
             *([("table", _table_text(opened.dataset.table))] if opened.dataset.table else []),
             *([("left out", left_out_text(left_out))] if left_out else []),
             *(("prompts say", f"{day}, the day of the plan") for day in template_days(opened)),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from manifests.errors import MissingExtraError, UsageError
+from manifests.plurals import counted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
@@ -75,8 +76,8 @@ def gpu_groups(names: Sequence[str], map_concurrent: int) -> list[list[str]]:
     """
     if len(names) < map_concurrent:
         raise MissingExtraError(
-            f"engine.args.tensor_parallel_size is {map_concurrent}, and {len(names)} GPU(s) were given; give more, or "
-            "lower it."
+            f"engine.args.tensor_parallel_size is {map_concurrent}, and {counted(len(names), 'GPU')} given; give more, "
+            "or lower it."
         )
     return [
         list(names[start : start + map_concurrent])

@@ -39,6 +39,7 @@ from jobs.running.stops import Stop
 from manifests.engine_options import secret_variables
 from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError
 from manifests.extras import require
+from manifests.plurals import counted
 from manifests.secrets.redaction import redacted
 from manifests.stdout import stdout_apart
 from manifests.storage.filesystems import is_url
@@ -230,8 +231,8 @@ class Driver:
         count = workers if workers is not None else gpus // gpus_each
         if count == 0:
             raise MissingExtraError(
-                f"--backend ray: the cluster has {gpus} GPU(s), and an engine of this job wants {gpus_each}. Add "
-                "nodes, or run on CPUs with --workers N."
+                f"--backend ray: the cluster has {counted(gpus, 'GPU')}, and an engine of this job wants {gpus_each}. "
+                "Add nodes, or run on CPUs with --workers N."
             )
         output = session.opened.job.spec.output
         nodes = sum(node["Alive"] for node in self._ray.nodes())
@@ -259,9 +260,8 @@ class Driver:
             place_one()
         self._place_one = place_one
         self._gpus_each = gpus_each if workers is None else 0
-        self._say(
-            f"asked Ray for {count} actor(s){f' with {gpus_each} GPU(s) each' if gpus else ''} on {nodes} node(s)"
-        )
+        of_each = f" with {counted(gpus_each, 'GPU')} each" if gpus else ""
+        self._say(f"asked Ray for {counted(count, 'actor')}{of_each} on {counted(nodes, 'node')}")
 
     def watch_over(self) -> None:
         """Call, listen, and call again, until nothing is left to do or to hope for.
@@ -300,7 +300,7 @@ class Driver:
         for _ in range(room):
             self._place_one()
         if room > 0:
-            self._say(f"the cluster has grown: asked Ray for {room} more actor(s)")
+            self._say(f"the cluster has grown: asked Ray for {counted(room, 'actor')} more")
 
     def _call_due(self) -> None:
         for actor in self._actors:

@@ -28,6 +28,7 @@ from jobs.running.isolation import Isolation
 from jobs.running.sessions import Session
 from manifests import errors
 from manifests.errors import EngineLostError, RelabelError
+from manifests.plurals import counted
 from manifests.runs.receipts import load_receipt
 
 logger = logging.getLogger(__name__)
@@ -245,9 +246,7 @@ class Supervisor:
             chunk = process.chunks[number]
             row = self.isolation.crashed_apart(chunk, rows, words)
             if row is None:
-                note = (
-                    f"{len(rows)} row(s) of chunk {chunk.chunk} of shard {chunk.shard} were in flight and nothing else"
-                )
+                note = f"{counted(len(rows), 'row')} of chunk {chunk.chunk} of shard {chunk.shard} in flight, no other"
             else:
                 for one in self.slots:
                     one.crashes = 0  # a row that is caught is as good as a commit
@@ -255,7 +254,7 @@ class Supervisor:
         else:
             slot.crashes += 1
             self.isolation.crashed(in_flight)
-            note = f"{len(rows)} row(s) were in flight; they will be asked apart" if rows else "no row was in flight"
+            note = f"in flight: {counted(len(rows), 'row')}; to be asked apart" if rows else "no row was in flight"
         self._log(slot, f"the engine went down ({words}); {note}.")
         if self._is_not_the_rows():
             self._error = EngineLostError(
@@ -370,7 +369,7 @@ class Supervisor:
             elif process.in_flight and silent_s > limits.ask_timeout_s + 2 * LISTEN_S:
                 rows = len(process.in_flight)
                 process.kill(
-                    f"its engine did not come back from its work on {rows} row(s) (run.ask_timeout_s is "
+                    f"its engine did not come back from its work on {counted(rows, 'row')} (run.ask_timeout_s is "
                     f"{limits.ask_timeout_s:g})."
                 )
             elif not process.is_engine_up and silent_s > limits.start_timeout_s:

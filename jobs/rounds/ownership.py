@@ -56,6 +56,6 @@ def claim(store: RunStore, parts: dict[str, Any]) -> None:
     if changed := list(differences(was, parts)):
         listed = "\n  ".join(changed)
         raise StaleRunError(
-            f"{store.root}: belongs to another search. Different:\n  {listed}\nUse another `output`, or restore what "
+            f"{store.root}: belongs to another search. Different:\n  {listed}\n  Use another `output`, or restore what "
             "changed."
         )

@@ -10,6 +10,7 @@ from jobs.output import table
 from jobs.running.canary import CanaryResult, canary_text
 from jobs.running.conclusions import AskedInVain, RunReport
 from manifests.asks import EngineFacts
+from manifests.plurals import counted
 from manifests.records import plain
 
 ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
@@ -182,7 +183,7 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
     if report.exit is Exit.GATE:
         lines.append(beyond_budget(job_file))
     if report.busy_shards:
-        lines.append(f"{len(report.busy_shards)} shard(s) are locked by other workers: {report.busy_shards[:10]}")
+        lines.append(f"locked by other workers: {counted(len(report.busy_shards), 'shard')}: {report.busy_shards[:10]}")
     if report.left.begun_chunks:
         see = f"; those that were refused: relabel ask --refused {same_job}" if report.left.refused else ""
         lines.append(f"Answers of unfinished chunks are kept and not asked again{see}")

@@ -33,6 +33,7 @@ from manifests.charges import Charge
 from manifests.engine_options import price_of
 from manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
 from manifests.extras import require
+from manifests.plurals import counted
 from manifests.specs import EngineArgs, EngineSpec
 
 WAITING_PER_SLOT = 2
@@ -145,7 +146,8 @@ class OpenAi:
         finally:
             engine.close()
         client, mode = engine._client, engine._mode.name
-        head = f"{client.at} lists {len(client.listed):,} model(s) and answers as {args.served_model} ({mode} mode)"
+        listed = counted(len(client.listed), "model")
+        head = f"{client.at} lists {listed} and answers as {args.served_model} ({mode} mode)"
         return ". ".join([head, *(remark.removesuffix(".") for remark in remarks)])
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:

@@ -35,6 +35,7 @@ from manifests.inputs.plain_columns import PlainParquet, folder_columns
 from manifests.inputs.snapshots import TableSnapshot
 from manifests.inputs.table_input import list_table, open_table
 from manifests.labels import QUERY_AND_DOCUMENT, Reads
+from manifests.plurals import counted
 from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.file_kinds import check_kind
@@ -156,7 +157,7 @@ def open_dataset(
     rows = sum(file.rows for file in files)
     if rows == 0:
         raise InputError(
-            f"input.path {', '.join(spec.path)}: {len(files)} file(s), no rows. There is nothing to label."
+            f"input.path {', '.join(spec.path)}: {counted(len(files), 'file')}, no rows. There is nothing to label."
         )
     is_stamped = len(stamps) == len(files)
     return Dataset(

@@ -83,13 +83,13 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
         listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
         raise StaleRunError(
             f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. "
-            f"Changed:\n  {listed}\n"
+            f"Changed:\n  {listed}\n  "
             "Restore the files, or label the new ones into another output."
             + (f" Settings differ too: {'; '.join(changes)}." if changes else "")
         )
     listed = "\n  ".join(changes[:20]) + (f"\n  … and {len(changes) - 20} more" if len(changes) > 20 else "")
     raise StaleRunError(
-        f"{output}: belongs to another job. Different:\n  {listed}\nUse another `output`, or restore the spec."
+        f"{output}: belongs to another job. Different:\n  {listed}\n  Use another `output`, or restore the spec."
     )
 
 

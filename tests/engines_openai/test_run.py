@@ -141,7 +141,7 @@ def test_doctor_calls_the_server_and_says_what_it_found(serve: Any, write_job: A
         return str(json.loads(capsys.readouterr().out)["job"]["server"])
 
     server = serve(r3a)
-    assert f"{server.url} lists 1 model(s) and answers as teacher (chat mode)" in told(server, 0)
+    assert f"{server.url} lists 1 model and answers as teacher (chat mode)" in told(server, 0)
     assert {call.body["max_tokens"] for call in server.calls} == {1}
     assert "does not list 'other'" in told(server, 0, served_model="other")
     picky = serve(lambda call: error(400, "the limit is too small") if call.body["max_tokens"] < 17 else r3a(call))

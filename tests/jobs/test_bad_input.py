@@ -109,7 +109,7 @@ def test_wrong_type_is_reported_with_the_one_that_is_wanted(
 
 def test_no_rows_is_nothing_to_label(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows) -> None:
     write_pairs(pa.Table.from_pylist(pairs).slice(0, 0))
-    relabel("run", write_job()).refused(3, "input.path pairs.parquet: 1 file(s), no rows", "nothing to label")
+    relabel("run", write_job()).refused(3, "input.path pairs.parquet: 1 file, no rows", "nothing to label")
 
 
 @pytest.mark.parametrize("pattern", ["empty", "empty/*.parquet"])

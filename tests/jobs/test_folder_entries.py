@@ -26,12 +26,12 @@ from tests.jobs.test_no_secret_shown import LEVEL, World, commands, made, world
 
 __all__ = ["made", "world"]
 LINES = {
-    "ask job_file": ("ask {job} --random 1000000 --dry-run", "{rows} row(s), "),
-    "plan job_file": ("plan {job}", "rows           {rows} in {files} file(s)"),
+    "ask job_file": ("ask {job} --random 1000000 --dry-run", "{rows} row"),
+    "plan job_file": ("plan {job}", "rows           {rows} in {files} file"),
     "run job_file": ("run {job}", "labelled     {rows}"),
     "retry job_file": ("retry {job}", "no plan there yet"),
     "rounds job_file": ("rounds {search}", "{files} of {files} questions"),
-    "doctor spec_file": ("doctor {job}", "{rows} rows in {files} file(s)"),
+    "doctor spec_file": ("doctor {job}", "{rows} rows in {files} file"),
     "convert sources": ("convert {folder} {out}.jsonl --from parquet", "Wrote {rows} rows"),
     "evaluate qrels": ("evaluate out/ecom --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "compare qrels": ("compare out/ecom out/other --qrels {folder} --resamples 10", "a folder, and a file is wanted"),

@@ -43,7 +43,7 @@ def test_a_poisonous_row_is_found_on_the_cluster_too_and_gpus_are_counted(cluste
     out, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     report = json.loads(out)
-    assert "asked Ray for 3 actor(s) with 1 GPU(s) each on 3 node(s)" in said
+    assert "asked Ray for 3 actors with 1 GPU each on 3 nodes" in said
     assert "must be one folder that all of them see" in said
     assert (report["labelled"], report["quarantined_by_status"]) == (59, {"engine": 1})
     assert report["engine_restarts"] >= 3

@@ -165,7 +165,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
 ) -> None:
     write_pairs()
     done = score("--dry-run")
-    assert (done.code, done.out) == (0, "Would score 24 of 24 rows in 2 shard(s) of out/scores.\n")
+    assert (done.code, done.out) == (0, "Would score 24 of 24 rows in 2 shards of out/scores.\n")
     assert not (folder / "out").exists()
 
 
