@@ -88,15 +88,11 @@ class Job:
         Raises:
             ModelError: there is no such model, or it can't be fetched.
         """
-        self.fetch_model()
-        return self.engine_class.model_digest(self.spec.engine)
-
-    def fetch_model(self) -> None:
-        """See `model_digest`."""
         engine = self.spec.engine
         if engine.model is not None and isinstance(engine.args, KeepsModels):
             cache = engine.args.cache_dir
             fetch_model(engine.model, self.storage, cache_dir=Path(cache) if cache else None)
+        return self.engine_class.model_digest(engine)
 
     def template_folder(self) -> TokenizerFolder | None:
         """The tokenizer whose chat template makes the prompts; None where a server makes them.
@@ -134,13 +130,12 @@ class Job:
 
     def _says_day(self, folder: TokenizerFolder) -> bool:
         """Whether the day is in the prompts: many templates say it only where there is no system turn."""
-        asks, said = self.labeler.probe(), []
+        asks, engine = self.labeler.probe(), self.spec.engine
+        several = ({**engine.chat_template_kwargs, DAY: day} for day in ("1999-12-31", "2026-01-01"))
+        specs = (engine.model_copy(update={"chat_template_kwargs": kwargs}) for kwargs in several)
         with contextlib.suppress(MissingExtraError):  # then it may be
-            for day in ("1999-12-31", "2026-01-01"):
-                kwargs = {**self.spec.engine.chat_template_kwargs, DAY: day}
-                encoder = prompt_encoder(self.spec.engine.model_copy(update={"chat_template_kwargs": kwargs}), folder)
-                said.append([encoder.shown(ask) for ask in asks])
-            return said[0] != said[1]
+            one, other = (list(map(prompt_encoder(spec, folder).shown, asks)) for spec in specs)
+            return one != other
         return True
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     if plan is not None:
         job = _at_planned_snapshot(job, plan)
     else:
-        job.fetch_model()
+        job.model_digest()  # which fetches the model
     job = job.at_day_of(plan)
     dataset = _open_dataset(job, plan, known)
     if dataset.table is not None:

@@ -143,12 +143,15 @@ def _folder(engine: EngineSpec) -> Path | None:
 def _key(opened: OpenRun) -> dict[str, Any]:
     """Model, engine with all that changes its speed, device, labeler."""
     engine = opened.job.spec.engine
-    kwargs = {key: value for key, value in engine.chat_template_kwargs.items() if key != DAY}
     neither = {"cache_dir", *PaidByToken.__annotations__}
     args: Mapping[str, Any] = engine.args.model_dump(mode="json", exclude=neither)
     return {
         "model": opened.plan.facts.model,
-        "engine": {"name": engine.name, "args": args, "chat_template_kwargs": kwargs},
+        "engine": {
+            "name": engine.name,
+            "args": args,
+            "chat_template_kwargs": {key: one for key, one in engine.chat_template_kwargs.items() if key != DAY},
+        },
         "device": device_names(),
         "labeler": opened.job.spec.labeler.name,
     }

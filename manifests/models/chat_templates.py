@@ -96,8 +96,9 @@ class ChatTemplate:
             found = _OPENED.search(self.around([("system", "a"), ("user", "a")]).pieces[-1])
         self.opened, self.opened_tag = (found[0], found.expand(r"\1\2\3")) if found is not None else ("", "")
         """What the prompt ends with from an opened tag on, of a thought or of all answers, and that tag; else empty."""
-        is_thought = _THOUGHT.search(self.opened_tag) is not None
-        self.close_thought = found.expand(r"\n\1/\2\3\n\n") if found is not None and is_thought else ""
+        self.close_thought = (
+            found.expand(r"\n\1/\2\3\n\n") if found is not None and _THOUGHT.search(self.opened_tag) else ""
+        )
         """What closes it, if it is a thought."""
 
     def around(self, turns: Sequence[Turn]) -> Around:
@@ -112,9 +113,8 @@ class ChatTemplate:
     def text(self, turns: Sequence[Turn]) -> str:
         """The whole prompt, with a thought that it opens closed again."""
         found = self.around(turns)
-        texts = [turns[number][1].strip() for number in found.order]
-        whole = "".join(piece + text for piece, text in zip(found.pieces, [*texts, ""], strict=True))
-        return whole + self.close_thought
+        texts = [*(turns[number][1].strip() for number in found.order), self.close_thought]
+        return "".join(piece + text for piece, text in zip(found.pieces, texts, strict=True))
 
     def _prove(self, shape: tuple[Turn, ...]) -> Around:
         """See `around`.
@@ -129,20 +129,25 @@ class ChatTemplate:
         failure: Exception | None = None
         for asked, is_folded in ways:
             try:
-                found = _MARK.split(self._render(asked))
+                rendered = self._tokenizer.apply_chat_template(
+                    [{"role": role, "content": text} for role, text in asked],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **self._kwargs,
+                )
             except _FAILURES as exc:
                 failure = exc
                 continue
+            found = _MARK.split(rendered)
             failure, order = None, [int(number) for number in found[1::2]]
             if list(dict.fromkeys(order)) == list(range(len(shape))):
                 return Around(found[::2], order, is_folded)
         advice = "Take another one (chat_template_kwargs.chat_template: a name or the text), or another model."
         name = self._tokenizer.name_or_path
         if failure is not None:
-            roles = ", ".join(role for role, _ in shape)
             raise ModelError(
-                f"{name}: its chat template can't render turns of {roles} ({failure}); it is not one for chats, or not "
-                f"for so many turns. {advice}"
+                f"{name}: its chat template can't render turns of {', '.join(role for role, _ in shape)} ({failure}); "
+                f"it is not one for chats, or not for so many turns. {advice}"
             ) from failure
         number = min(set(range(len(shape))) - set(order), default=None)
         raise ConfigError(
@@ -150,15 +155,6 @@ class ChatTemplate:
             f"{len(shape)} ({shape[number or 0][0]}), so that the model would not read what is asked. {advice} A "
             "labeler that asks in one turn may do."
         )
-
-    def _render(self, turns: Sequence[Turn]) -> str:
-        rendered: str = self._tokenizer.apply_chat_template(
-            [{"role": role, "content": text} for role, text in turns],
-            tokenize=False,
-            add_generation_prompt=True,
-            **self._kwargs,
-        )
-        return rendered
 
 
 def start_ids(tokenizer: Any) -> list[int]:
