@@ -18,7 +18,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser environments test test-vllm test-optimum contract check format docs faults full faults-long bench shows gpu clean
+.PHONY: help demo teach browser environments test test-vllm test-optimum contract check format docs faults full faults-long bench shows gpu gpu-day clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -117,6 +117,12 @@ $(GPU_STAMP): pyproject.toml
 gpu: $(STAMP) $(GPU_STAMP) ## Tests that need a CUDA device; those of rollouts by vLLM in .venv-train-gpu
 	$(BIN)/python -m pytest -m gpu
 	$(GPU_VENV)/bin/python -m pytest -m gpu tests/gpu/test_grpo_vllm.py
+
+# A rehearsal has vLLM on its CPU build; where a GPU is, the module is called as benchmarks/gpu_day.md says.
+GPU_DAY_VENV := $(if $(findstring --rehearse,$(ARGS)),$(VLLM_VENV),$(VENV))
+
+gpu-day: $(GPU_DAY_VENV)/.installed ## All that was never run on CUDA, in parts. ARGS=--dry, --rehearse, '--only PART,…', '--pack DIR'
+	$(GPU_DAY_VENV)/bin/python -m benchmarks.gpu_day $(ARGS)
 
 clean: ## Remove what was built and labelled here
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

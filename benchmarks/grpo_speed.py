@@ -37,6 +37,7 @@ class Stamps:
 
     def __init__(self) -> None:
         self.found: list[tuple[float, float]] = []
+        self.made_s = time.perf_counter()
 
     def callback(self) -> Any:
         from transformers import TrainerCallback
@@ -52,12 +53,16 @@ class Stamps:
     def per_step(self) -> dict[str, float]:
         (began, cpu_began), (ended, cpu_ended) = self.found[WARM_UP - 1], self.found[-1]
         steps = len(self.found) - WARM_UP
-        return {"seconds": (ended - began) / steps, "cpu_seconds": (cpu_ended - cpu_began) / steps}
+        return {
+            "seconds": (ended - began) / steps,
+            "cpu_seconds": (cpu_ended - cpu_began) / steps,
+            "cold_s": began - self.made_s,
+        }
 
 
 def write_setting(folder: Path, chosen: argparse.Namespace) -> None:
     """A spec, its pairs, and the tiny model where none was named."""
-    labeler: dict[str, Any] = {"name": "r1", "grades": 3, "max_think_tokens": 32}
+    labeler: dict[str, Any] = {"name": "r1", "grades": 3, "max_think_tokens": chosen.think}
     model = chosen.model
     # one epoch: each side draws the order of a second one in its own way
     num_rows = chosen.steps * chosen.batch * chosen.accumulation // chosen.group
@@ -86,11 +91,11 @@ def write_setting(folder: Path, chosen: argparse.Namespace) -> None:
         "init": str(model),
         "labeler": labeler,
         "data": {"gold": {"path": str(folder / "pairs.parquet"), "grade": "grade"}},
-        "rollouts": {"group": chosen.group},
+        "rollouts": {"group": chosen.group, "vllm": chosen.vllm},
         "train": {
             "max_steps": chosen.steps, "batch_size": chosen.batch, "accumulation": chosen.accumulation,
             "learning_rate": 1e-12, "warmup": 0, "max_tokens": chosen.max_tokens, "save_every": 10**6, "seed": 3,
-            "device": "cpu", "precision": "fp32",
+            "device": chosen.device, "precision": chosen.precision,
         },
         "output": str(folder / "out"),
     }  # fmt: skip
@@ -182,6 +187,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=400)
+    parser.set_defaults(think=32, device="cpu", precision="fp32", vllm=None)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()

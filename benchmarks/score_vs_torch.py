@@ -1,11 +1,8 @@
 """Pairs per second of `relabel score` against a bare PyTorch loop on length-sorted batches, both in one process and
-taking turns.
+taking turns: the parts `score-minilm`, `score-bert` and `score-host` of
+`benchmarks/gpu_day.py`.
 
-    python benchmarks/score_vs_torch.py STUDENT PAIRS.parquet
-        [--pairs 4096] [--rounds 5] [--batch-tokens 8192] [--threads 2]
-
-STUDENT is a student's folder, or a model directory or reference, of which a student with fresh heads is made in a
-temporary folder. The bare loop has all texts in memory: it tokenizes them in one call, sorts them by length over the
+The bare loop has all texts in memory: it tokenizes them in one call, sorts them by length over the
 whole set, pads each batch to its longest row, and takes softmax and argmax; nothing is read, checked or written.
 `relabel score` reads Parquet, tokenizes, scores, and commits labels with receipts, from the plan to the manifest;
 loading the model is outside both. The ratio is the median over rounds of (pairs/s of score) / (pairs/s of the bare loop
@@ -15,22 +12,20 @@ order within a round alternates.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from distill.students.encoder import EncoderStudent, load_backbone
 from distill.students.length_batches import length_batches
+from distill.students.logits import softmax
 from distill.students.score import Scorer
 from distill.students.student_record import StudentRecord
 from distill.students.students import StudentModel, load_student, student_files, write_student
@@ -41,7 +36,7 @@ from jobs.running.counts import Progress
 from jobs.running.sessions import Session
 from jobs.running.stops import Stop
 from jobs.score.score_loop import ScoreLoop
-from jobs.score.student_jobs import ScoreRequest, score_job
+from jobs.score.student_jobs import ScoreRequest, score_job, score_rows
 from manifests.models.references import resolve_model
 from manifests.storage.context import Storage
 
@@ -113,81 +108,111 @@ def score_run(scorer: Scorer, request: ScoreRequest) -> None:
     assert int(report.exit) == 0, report
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("student")
-    parser.add_argument("pairs_file")
-    parser.add_argument("--pairs", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch-tokens", type=int, default=8192)
-    parser.add_argument("--chunk-rows", type=int, default=2048)
-    parser.add_argument("--max-tokens", type=int, default=96, help="of a student made of a model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--document", default="", help="columns of the document, joined by +")
-    parser.add_argument(
-        "--no-forward", action="store_true", help="both sides without the forward pass: the rate of all the rest"
+def score_request(
+    folder: Path, pairs_file: str, output: str, pairs: int, chunk_rows: int, batch_tokens: int, device: str, dtype: str
+) -> ScoreRequest:
+    """What `relabel score` is asked for."""
+    return ScoreRequest(
+        student=str(folder), input=(pairs_file,), columns={}, output=output, name=None, limit=pairs, shards=1,
+        chunk_rows=chunk_rows, batch_tokens=batch_tokens, device=device, dtype=dtype,
+    )  # fmt: skip
+
+
+class Round(NamedTuple):
+    """Both sides of a round."""
+
+    bare: Timed
+    score: Timed
+
+
+def compare(
+    folder: Path, pairs_file: str, scratch: Path, *, pairs: int, rounds: int, batch_tokens: int, chunk_rows: int,
+    device: str = "cpu", dtype: str = "float32", forward: bool = True,
+) -> list[Round]:  # fmt: skip
+    """Let both sides take turns.
+
+    Args:
+        folder: a student's.
+        scratch: folder for outputs.
+        forward: False leaves the forward pass out on both sides: the rate of all the rest.
+    """
+    student = load_student(folder, device=device)
+    student.module.to(getattr(torch, dtype))
+    if not forward:
+        student.module = lambda input_ids, **_: {
+            name: torch.zeros(len(input_ids), k) for name, k in student.record.heads.items()
+        }
+    scorer = Scorer(student, batch_tokens=batch_tokens)
+
+    def request(number: int) -> ScoreRequest:
+        output = str(scratch / f"scores-{number}")
+        return score_request(folder, pairs_file, output, pairs, chunk_rows, batch_tokens, device, dtype)
+
+    opened = open_run(score_job(request(0), Storage()))
+    session = Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress())
+    texts = [(pair.query, pair.document) for work in session.chunks() if work is not None for pair in work.pairs]
+    session.close()
+    bare_loop(student, texts[:512], batch_tokens)
+    lengths = [len(row.ids) for row in scorer.encode(texts)]
+    padded = sum(len(places) * lengths[places[0]] for places in length_batches(lengths, batch_tokens))
+    print(
+        f"{len(texts)} pairs, {np.mean(lengths):.1f} tokens on average, padding {1 - sum(lengths) / padded:.2%} "
+        "sorted as a whole"
     )
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    transformers_logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(args.student)
-        if not (folder / "student.json").is_file():
-            folder = make_student(args.student, Path(scratch, "student"), args.max_tokens)
-        student = load_student(folder, device=args.device)
-        if args.no_forward:
-            student.module = lambda input_ids, **_: {
-                name: torch.zeros(len(input_ids), k) for name, k in student.record.heads.items()
-            }
-        scorer = Scorer(student, batch_tokens=args.batch_tokens)
-        columns: dict[str, Any] = {"document": args.document.split("+")} if args.document else {}
-
-        def request(number: int) -> ScoreRequest:
-            return ScoreRequest(
-                student=str(folder),
-                input=(args.pairs_file,),
-                columns=columns,
-                output=str(Path(scratch, f"scores-{number}")),
-                name=None,
-                limit=args.pairs,
-                shards=1,
-                chunk_rows=args.chunk_rows,
-                batch_tokens=args.batch_tokens,
-                device=args.device,
-                dtype="float32",
-            )
-
-        opened = open_run(score_job(request(0), Storage()))
-        session = Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress())
-        texts = [(pair.query, pair.document) for work in session.chunks() if work is not None for pair in work.pairs]
-        session.close()
-        bare_loop(student, texts[:512], args.batch_tokens)
-        lengths = [len(row.ids) for row in scorer.encode(texts)]
-        padded = sum(len(places) * lengths[places[0]] for places in length_batches(lengths, args.batch_tokens))
+    found = []
+    for number in range(rounds):
+        sides = {
+            "bare": lambda: bare_loop(student, texts, batch_tokens),
+            "score": lambda at=number: score_run(scorer, request(at + 1)),
+        }
+        found.append(Round(**{name: timed(sides[name]) for name in (list(sides) if number % 2 else list(sides)[::-1])}))
+        bare, score = found[-1]
         print(
-            f"{len(texts)} pairs, {np.mean(lengths):.1f} tokens on average, padding {1 - sum(lengths) / padded:.2%} "
-            "sorted as a whole"
+            f"round {number}: bare {len(texts) / bare.wall_s:7.1f} pairs/s, score "
+            f"{len(texts) / score.wall_s:7.1f} pairs/s, "
+            f"ratio {bare.wall_s / score.wall_s:.3f} (by CPU time {bare.cpu_s / score.cpu_s:.3f})",
+            flush=True,
         )
-        rounds = []
-        for number in range(args.rounds):
-            sides = {
-                "bare": lambda: bare_loop(student, texts, args.batch_tokens),
-                "score": lambda at=number: score_run(scorer, request(at + 1)),
-            }
-            found = {name: timed(sides[name]) for name in (list(sides) if number % 2 else list(sides)[::-1])}
-            bare, score = found["bare"], found["score"]
-            rounds.append((bare.wall_s / score.wall_s, bare.cpu_s / score.cpu_s))
-            print(
-                f"round {number}: bare {len(texts) / bare.wall_s:7.1f} pairs/s, score "
-                f"{len(texts) / score.wall_s:7.1f} pairs/s, "
-                f"ratio {rounds[-1][0]:.3f} (by CPU time {rounds[-1][1]:.3f})",
-                flush=True,
+    return found
+
+
+def host_costs(student: Any, request: ScoreRequest, batch_tokens: int) -> dict[str, float]:
+    """CPU seconds of the host by step of one run without a forward pass, each step alone in one thread.
+
+    In a run a thread reads and tokenizes, the main thread makes batches and rows, others write. All is Python, on one
+    lock, but what tokenizers, NumPy and Arrow do inside.
+    """
+    found = dict.fromkeys(("plan", "read", "tokenize", "batches", "rows", "write", "manifest"), 0.0)
+
+    def timed(step: str, call: Callable[[], Any]) -> Any:
+        clock = time.thread_time()
+        try:
+            return call()
+        finally:
+            found[step] += time.thread_time() - clock
+
+    opened = timed("plan", lambda: open_run(score_job(request, Storage())))
+    session = Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress())
+    heads = student.record.heads
+    chunks = session.chunks()
+    with suppress(StopIteration):
+        while True:
+            work = timed("read", lambda: next(chunks))
+            if work is None:
+                continue
+            tokens = timed("tokenize", lambda w=work: student.texts.encode([(p.query, p.document) for p in w.pairs]))
+
+            def collate(rows: Any = tokens) -> None:
+                for places in length_batches([len(row.ids) for row in rows], batch_tokens):
+                    student.texts.collate([rows[place] for place in places])
+
+            timed("batches", collate)
+            probs = {name: softmax(torch.zeros(len(tokens), grades).numpy()) for name, grades in heads.items()}
+            work.rows = timed(
+                "rows", lambda w=work, t=tokens, p=probs: list(score_rows(w.pairs, w.keys, p, t, student.record.phi))
             )
-        for name, ratios in zip(("wall", "CPU"), zip(*rounds, strict=True), strict=True):
-            middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
-            print(f"median of {args.rounds} paired ratios by {name} time: {middle:.3f} ({low:.3f} to {high:.3f})")
-
-
-if __name__ == "__main__":
-    main()
+            work.left = 0
+            timed("write", lambda w=work: session.commit(w))
+    session.close()
+    timed("manifest", lambda: conclude(session))
+    return found

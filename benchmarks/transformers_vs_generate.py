@@ -1,8 +1,5 @@
 """Output tokens per second of the transformers engine against a bare `model.generate` loop, both in one run and taking
-turns.
-
-    python benchmarks/transformers_vs_generate.py MODEL_DIR PAIRS.parquet
-        [--pairs 64] [--batch 8] [--new 64] [--threads 1]
+turns: the part `transformers` of `benchmarks/gpu_day.py`.
 
 Both sides get the same prompts, batch size, greedy decoding and limit of new tokens, and stop at the end-of-text token.
 `generate` gets them in batches sorted by length, left-padded. Tokens are counted up to the end-of-text token, prefill
@@ -12,14 +9,14 @@ busy with something else meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import time
+from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.paired import turns
 from labelers.engines.transformers import Transformers
 from manifests.asks import Ask, Message, Request
 from manifests.specs import EngineSpec
@@ -32,25 +29,11 @@ INSTRUCTIONS = (
 )
 
 
-def load_asks(path: str, num_pairs: int, max_new: int) -> list[Ask]:
-    columns = pq.read_schema(path).names
-    document = next(name for name in ("document", "body", "passage", "text", "title") if name in columns)
-    rows = pq.read_table(path, columns=["query", document]).slice(0, num_pairs).to_pylist()
+def ask_of(query: str, document: str, max_new: int) -> Ask:
+    """A free answer about a pair."""
     system = Message("system", (INSTRUCTIONS,))
-    return [
-        Ask(
-            "bench",
-            (
-                system,
-                Message(
-                    "user", ("Query: ", row["query"], "\nDocument: ", row[document] or "", "\n"), ("query", "document")
-                ),
-            ),
-            None,
-            max_new,
-        )
-        for row in rows
-    ]
+    user = Message("user", ("Query: ", query, "\nDocument: ", document, "\n"), ("query", "document"))
+    return Ask("bench", (system, user), None, max_new)
 
 
 def run_engine(engine: Any, asks: list[Ask]) -> int:
@@ -81,54 +64,42 @@ def run_generate(model: Any, tokenizer: Any, asks: list[Ask], batch_size: int, m
         ids = torch.tensor([[eos] * (width - len(prompt)) + prompt for prompt in batch])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=mask, max_new_tokens=max_new, do_sample=False, pad_token_id=eos)
+            out = model.generate(
+                ids.to(model.device),
+                attention_mask=mask.to(model.device),
+                max_new_tokens=max_new,
+                do_sample=False,
+                pad_token_id=eos,
+            )
         for row in out[:, width:].tolist():
             tokens += row.index(eos) + 1 if eos in row else len(row)
     return tokens
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("pairs_file")
-    parser.add_argument("--pairs", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    asks = load_asks(args.pairs_file, args.pairs, args.new)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa").eval()
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
+def compare(
+    folder: Path | str, asks: list[Ask], *, rounds: int, batch_size: int, max_new: int, device: str, dtype: str
+) -> dict[str, list[float]]:
+    """Tokens, wall and CPU seconds by side, the sides in turns."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval().to(device)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def start(*, prefix_cache: bool) -> Any:
-        options = Transformers.Args(device="cpu", batch_size=args.batch, prefix_cache=prefix_cache)
-        return Transformers(EngineSpec(name="transformers", model=args.model, args=options))
+        options = Transformers.Args(device=device, dtype=dtype, batch_size=batch_size, prefix_cache=prefix_cache)
+        return Transformers(EngineSpec(name="transformers", model=str(folder), args=options))
 
     sides = {
-        "generate": lambda part: run_generate(model, tokenizer, part, args.batch, args.new),
+        "generate": lambda part: run_generate(model, tokenizer, part, batch_size, max_new),
         "engine, prefixes off": (lambda engine: lambda part: run_engine(engine, part))(start(prefix_cache=False)),
         "engine, prefixes on": (lambda engine: lambda part: run_engine(engine, part))(start(prefix_cache=True)),
     }
     for run in sides.values():
         run(asks[:2])  # warm-up
     sums = {name: [0, 0.0, 0.0] for name in sides}
-    size = -(-len(asks) // args.rounds)
-    for first in range(0, len(asks), size):
-        for name, run in sides.items():
+    size = -(-len(asks) // rounds)
+    for number, first in enumerate(range(0, len(asks), size)):
+        for name in turns(list(sides), number):
             wall, cpu = time.perf_counter(), time.process_time()
-            sums[name][0] += run(asks[first : first + size])
+            sums[name][0] += sides[name](asks[first : first + size])
             sums[name][1] += time.perf_counter() - wall
             sums[name][2] += time.process_time() - cpu
-    tokens, wall, cpu = sums["generate"]
-    for name, (own_tokens, own_wall, own_cpu) in sums.items():
-        print(
-            f"{name:22} {own_tokens:6} tokens  {own_tokens / own_wall:7.1f} tok/s  ratio "
-            f"{own_tokens / own_wall / (tokens / wall):.3f} "
-            f"(by CPU time {own_tokens / own_cpu / (tokens / cpu):.3f})"
-        )
-
-
-if __name__ == "__main__":
-    main()
+    return sums
