@@ -82,10 +82,12 @@ class ChatTemplate:
         own, chosen = tokenizer.chat_template, self._kwargs.get("chat_template")
         self.is_own = bool(own or chosen)
         """Whether the model has a template, or one was named."""
-        if isinstance(own, dict) and chosen is None and "default" not in own:
+        named, wanted = sorted(own) if isinstance(own, dict) else [], str(chosen or "default")
+        if (chosen or named) and wanted not in named and "{" not in wanted:
             raise ConfigError(
-                f"{tokenizer.name_or_path}: has several chat templates and no default: {', '.join(sorted(own))}. "
-                f"Choose one, for instance chat_template_kwargs.chat_template: {min(own)} (in a job, below `engine`)."
+                f"{tokenizer.name_or_path}: has no chat template named {wanted!r}"
+                + (f", but {', '.join(named)}. Choose one by" if named else ". Leave out")
+                + " chat_template_kwargs.chat_template (in a job, below `engine`), or write a whole template there."
             )
         if not self.is_own:
             self._kwargs["chat_template"] = _PLAIN

@@ -249,8 +249,11 @@ def test_training_learns_no_second_opening_tag(thinker: Model, tmp_path: Path) -
 
 def test_a_template_of_several_is_chosen_by_name() -> None:
     tokenizer = make_tokenizer(template={"rag": chatml(), "tool_use": SHAPES["gemma"].template})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"no default: rag, tool_use.*chat_template_kwargs\.chat_template: rag"):
+    with pytest.raises(ConfigError, match=r"named 'default', but rag, tool_use.*chat_template_kwargs\.chat_template"):
         PromptEncoder(tokenizer)
+    for one in (tokenizer, make_tokenizer()):
+        with pytest.raises(ConfigError, match="has no chat template named 'rags'"):
+            PromptEncoder(one, chat_template_kwargs={"chat_template": "rags"})
     chosen = PromptEncoder(tokenizer, chat_template_kwargs={"chat_template": "tool_use"})
     assert "<start_of_turn>user" in chosen.decode(chosen.encode_messages(CONVERSATIONS["two"]))
     with pytest.raises(ConfigError, match=r"student\.prompt\.style: plain"):
