@@ -34,6 +34,7 @@ from manifests.runs.run_manifest import load_manifest
 from manifests.spec_faults import validate_spec
 from manifests.storage.context import Storage
 from manifests.storage.filesystems import filesystem_of, is_url
+from manifests.storage.local_run_store import has_links
 from manifests.storage.run_stores import open_run_store
 
 STEPS = {
@@ -160,6 +161,11 @@ def _output(place: str, storage: Storage, *, single_writer: bool = False) -> str
         raise StoreError(f"{there}: a file, where the output wants a folder. Name another.")
     if not os.access(there, os.W_OK):
         raise StoreError(f"{there}: no permission to write there.")
+    if not has_links(there):
+        return (
+            f"{place} can be written, but its file system has no hard links: a worker that is killed, or loses its "
+            "power, in the middle of a commit leaves half a receipt, which is named then and has to be moved away"
+        )
     return f"{place} can be written"
 
 

@@ -7,6 +7,7 @@ exist, and the folder was synced after.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ from manifests.storage.file_kinds import read_file
 from manifests.storage.file_locks import FileLock
 from manifests.storage.run_store_ports import parts_of
 from manifests.storage.temp_files import TEMP_PREFIX, held_temp, remove_abandoned
+
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system says that has no hard links: vfat, exfat, SMB and many in user space."""
 
 
 class LocalRunStore:
@@ -118,6 +122,10 @@ class LocalRunStore:
                     # a network file system that lost the first reply and asked again meets its own link
                     if not temp.samefile(path):
                         return False
+                except OSError as exc:
+                    if exc.errno not in NO_LINKS:
+                        raise
+                    return _create_in_place(path, data)
             sync_folder(path.parent)
             return True
 
@@ -173,6 +181,35 @@ class LocalRunStore:
                 os.fsync(descriptor)
                 failpoints.hit("before_temp_rename")
             yield temp
+
+
+def has_links(folder: Path) -> bool:
+    """Whether the file system of a folder has hard links, by making one."""
+    with held_temp(folder) as (temp, _):
+        twin = temp.with_name(f"{temp.name}-link")
+        try:
+            os.link(temp, twin)
+        except OSError as exc:
+            return exc.errno not in NO_LINKS
+        twin.unlink()
+    return True
+
+
+def _create_in_place(path: Path, data: bytes) -> bool:
+    """As `create`, where there are no hard links: one winner, but a kill in the middle of it leaves half a file."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            failpoints.hit("before_temp_sync")
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return True
 
 
 def _leads_back(folder: Path) -> bool:

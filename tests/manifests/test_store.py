@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError
+from manifests.storage import local_run_store as store_module
 from manifests.storage.local_run_store import LocalRunStore
 from manifests.storage.run_stores import shard_lock
 from manifests.storage.temp_files import remove_abandoned
@@ -196,3 +197,25 @@ def test_a_file_that_goes_while_its_folder_is_listed_is_left_out(
 
     monkeypatch.setattr(Path, "stat", stat)
     assert list(store.etags("refused")) == ["refused/b.json"]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_hard_links_exactly_one_creator_wins_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As on vfat, exfat and SMB."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(code, os.strerror(code), source, None, target)
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = LocalRunStore(tmp_path)
+    assert not store_module.has_links(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(64)))
+    assert sum(won) == 1
+    assert store.read("receipts/a.json") == b"%d" % won.index(True)
+    assert [path.name for path in (tmp_path / "receipts").iterdir()] == ["a.json"]
+    monkeypatch.undo()
+    assert store_module.has_links(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["receipts"]
