@@ -29,7 +29,7 @@ from manifests.models.chat_templates import DAY
 from manifests.specs import EngineSpec
 
 PATH = "/chat/completions"
-STREAM_REFUSED = 400
+STREAM_REFUSED = frozenset({400, 422})
 THINK = "think"
 """The section that a model's own thought is, in formats that begin with it."""
 _OPENED = re.compile(r"\s*(?:<(?:think|thinking|thought|seed:think)>|\[THINK\]|◁think▷)")
@@ -160,7 +160,7 @@ class ChatMode:
                 read_chat,
                 written=lambda text, thought: told(number, answer_text(ask, text, thought, is_cut=True)),
             )
-            if not isinstance(found, Failure) or found.finish != "error" or found.status != STREAM_REFUSED:
+            if not isinstance(found, Failure) or found.finish != "error" or found.status not in STREAM_REFUSED:
                 return answer_of(work, found)  # else: not every server can
         return answer_of(work, await self._client.post(PATH, work.body, read_chat))
 
