@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from export.addresses import check_name, object_name, version_name
 from export.bundle_files import BundleFile
@@ -20,6 +20,7 @@ from export.signatures import SigningKey
 from export.versions import Version, check_same, check_whole, find_version, load_version, version_of, write_version
 from manifests import failpoints
 from manifests.errors import GateError, InputError, StoreError
+from manifests.records import checked
 from manifests.storage.bundle_store_ports import BundleStore, Held, digest_of_blocks
 from manifests.storage.disk_errors import translate_errors
 
@@ -56,6 +57,7 @@ class PublishOptions(NamedTuple):
         channel: to be moved there.
         key: to sign version and pointer with.
         rereads: prove every object by reading it back, those of a published version too, and repair what is damaged.
+        is_anyway: point the channel at a student that beats no baseline, too.
     """
 
     name: str | None = None
@@ -63,6 +65,7 @@ class PublishOptions(NamedTuple):
     channel: str | None = None
     key: SigningKey | None = None
     rereads: bool = False
+    is_anyway: bool = False
 
 
 def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, progress: Progress) -> Published:
@@ -71,6 +74,7 @@ def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, 
     Args:
         bundle: whose bytes were just held against its manifest.
     Raises:
+        GateError: a channel is to be moved to a student that is no better than a baseline; nothing was uploaded.
         ManifestError: the version is there with other contents.
         ChannelMovedError: another process moved the channel since this call began; the version is published anyway.
         LockHeldError: gc is removing something that this version needs.
@@ -81,6 +85,8 @@ def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, 
 
 
 def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, progress: Progress) -> Published:
+    if options.channel is not None and not options.is_anyway:
+        _check_baselines(bundle)
     name = check_name(options.name or bundle.name, "name")
     version = version_of(bundle, name, check_name(options.version, "version") if options.version else None)
     # read first, so that a move made during a long upload is not overruled
@@ -108,6 +114,22 @@ def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions,
         )
     size = sum(file.size_bytes for file in uploaded)
     return Published(version, len(uploaded), size, len(files), pointer, has_changed)
+
+
+def _check_baselines(bundle: Bundle) -> None:
+    """Hold the student's figures on its test split against the baselines beside them; older bundles have none."""
+    from manifests.metrics.baselines import Baselines, not_beaten  # brings numpy, which a move does without
+
+    test: Any = bundle.facts
+    for name in ("lineage", "student", "metrics", "test"):
+        test = test.get(name) if isinstance(test, dict) else None
+    beside = test.get("baselines") if isinstance(test, dict) else None
+    below = not_beaten(test["student"], checked(Baselines, beside)) if beside else []
+    if below:
+        raise GateError(
+            f"{bundle.folder}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a "
+            "better one, or publish it with --anyway. Nothing was uploaded, and the channel is where it was."
+        )
 
 
 def set_channel(

@@ -8,7 +8,7 @@ import numpy as np
 
 from distill.students.examples import NO_GRADE, Examples
 from distill.students.figures import graded_figures
-from distill.students.side_figures import judge
+from distill.students.side_figures import NDCG, judge
 from distill.students.specs import DistillSpec
 from distill.students.splits import DEV, TEST
 from distill.students.student_manifest import (
@@ -31,7 +31,7 @@ def check_gates(spec: DistillSpec, examples: Examples) -> None:
     if not spec.gates:
         return
     grades = examples.grades
-    names = graded_figures(np.eye(grades), np.arange(grades))
+    names = graded_figures(np.eye(grades), np.arange(grades)) | {NDCG: 1.0}
     judge_gates(spec.gates, names, names)
     judge_N, by = judge(examples)
     rows = examples.rows_of(TEST)

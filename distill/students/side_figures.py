@@ -18,6 +18,10 @@ from distill.students.student_manifest import (
     SideFigures,
 )
 from distill.students.trainers import TrainingInputs
+from manifests.metrics.baselines import MOST_LEXICAL, Baselines, baselines, bm25
+from manifests.metrics.ranking import DEPTH, rank_queries
+
+NDCG = f"ndcg@{DEPTH}"
 
 
 def judge(examples: Examples) -> tuple[np.ndarray, str]:
@@ -84,13 +88,40 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     return SideFigures(
         rows=len(rows),
         judged_by=by,
-        student=_graded(relevance_NK, judge_N, judged),
+        baselines=_baselines(examples, judge_N, judged) if len(judged) else None,
+        student=_graded(relevance_NK, judge_N, judged) | _ranked(examples, relevance_NK, judge_N, judged),
         teacher=_teacher_against(examples, both) if is_beside else None,
         student_where_teacher=(
-            _graded(relevance_NK, judge_N, both) if is_beside and len(both) != len(judged) else None
+            _graded(relevance_NK, judge_N, both) | _ranked(examples, relevance_NK, judge_N, both)
+            if is_beside and len(both) != len(judged)
+            else None
         ),
         to_teacher=teacher_figures(*taught_sets) if len(taught) else None,
         **by_node,
+    )
+
+
+def _ranked(examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
+    """nDCG@10 of the expected grade, over queries that have a relevant row; equal ones in the order of the rows."""
+    if not len(rows):
+        return {}
+    query_N, names = np.unique([examples.queries[row] for row in rows.tolist()], return_inverse=True)[::-1]
+    score_N = np.round(probs_NK[rows].astype(np.float64) @ np.arange(probs_NK.shape[1]), 6)
+    found = rank_queries(query_N, np.arange(len(rows)), score_N, grade_N[rows], num_queries=len(names))
+    return {NDCG: None if np.isnan(found.ndcg).all() else float(np.nanmean(found.ndcg))}
+
+
+def _baselines(examples: Examples, grade_N: np.ndarray, rows: np.ndarray) -> Baselines:
+    query_N, names = np.unique([examples.queries[row] for row in rows.tolist()], return_inverse=True)[::-1]
+    few = len(rows) <= MOST_LEXICAL
+    lexical_N = bm25([examples.texts[row] for row in rows.tolist()]) if few else None
+    return baselines(
+        grade_N[rows],
+        query_N,
+        np.arange(len(rows)),
+        grades=examples.grades,
+        num_queries=len(names),
+        lexical_N=lexical_N,
     )
 
 
@@ -108,4 +139,7 @@ def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:
     if not np.isnan(probs_NK).any():
         of_probs = graded_figures(probs_NK, gold_N)
         found |= {name: value for name, value in of_probs.items() if name not in found}
-    return found
+    scores_NK = np.where(np.isnan(probs_NK), np.eye(examples.grades)[examples.teacher[rows]], probs_NK)
+    whole_NK = np.zeros((len(examples.gold), examples.grades))
+    whole_NK[rows] = scores_NK
+    return found | _ranked(examples, whole_NK, examples.gold, rows)

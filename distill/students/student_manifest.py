@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from distill.students.data_facts import ExampleCounts, LearnedGold, LearnedLabels, SplitFacts
 from distill.training.model_manifests import BaseModelUsed, read_manifest
+from manifests.metrics.baselines import Baselines
 from manifests.metrics.gates import GateVerdict
 from manifests.phi import PhiTable
 from manifests.records import LEFT_OUT
@@ -45,6 +46,7 @@ class SideFigures:
             these are not all.
         to_teacher: the student against its teacher, before calibration.
         subject, attribute: of these heads, by their labels.
+        baselines: of the rows that `student` is over; None in students of earlier days, and without such a row.
     """
 
     rows: int
@@ -55,6 +57,7 @@ class SideFigures:
     to_teacher: Figures | None = field(default=None, metadata=LEFT_OUT)
     subject: Figures | None = field(default=None, metadata=LEFT_OUT)
     attribute: Figures | None = field(default=None, metadata=LEFT_OUT)
+    baselines: Baselines | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,12 @@ from manifests.records import plain
 
 if TYPE_CHECKING:
     from distill.students.distilling import Report
+    from distill.students.student_manifest import Figures
+    from manifests.metrics.baselines import Baselines
 
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
 STUDENT_MARKS = ("manifest.json", "checkpoints/training.json")
-SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece")
+SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "ndcg@10")
 
 
 @click.command(epilog="Example: relabel distill student.yaml --resume")
@@ -87,11 +89,25 @@ def _result(report: Report) -> dict[str, Any]:
     return {**{key: plain(getattr(report.manifest, key)) for key in keys}, "gate": plain(report.gate)}
 
 
+def verdicts(student: Figures, found: Baselines | None, *, judged_by: str) -> list[str]:
+    """Whether a student is above the baselines on its test split; without intervals, which `evaluate` has."""
+    from manifests.metrics.baselines import not_beaten
+
+    if found is None or not student.get("rows"):
+        return []
+    below = not_beaten(student, found)
+    over = f"over {student['rows']:,} test rows, by {judged_by}"
+    if below:
+        return [f"no better than a baseline {over}: {'; '.join(below)}"]
+    return [f"above the constant and lexical baselines {over}; `relabel evaluate` says whether that is shown"]
+
+
 def _text(report: Report) -> str:
     manifest = report.manifest
     training, test = manifest.training, manifest.metrics.test
     sides = (f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items())
-    rows = [
+    rows = [("verdict", text) for text in verdicts(test.student, test.baselines, judged_by=test.judged_by)]
+    rows += [
         ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
         ("rows", ", ".join(sides)),
         ("trained", f"{training.steps:,} steps, {training.rows_per_s or 0:,} rows/s on {training.device}"),
@@ -99,8 +115,15 @@ def _text(report: Report) -> str:
     for who, figures in (("student", test.student), ("teacher", test.teacher or {})):
         found = [f"{name} {value:.4f}" for name in SHOWN if (value := figures.get(name)) is not None]
         if found:
+            found.append(f"over {figures.get('rows') or 0:,} rows")
+        if found:
             rows.append((f"{who}, by {test.judged_by}", ", ".join(found)))
+    for kind in ("constant", "random", "lexical"):
+        held = {name: test.baselines.of(name).get(kind) for name in SHOWN} if test.baselines else {}
+        bounds = [f"{name} {value:.4f}" for name, value in held.items() if value is not None]
+        if bounds:
+            rows.append((f"{kind} baseline", ", ".join(bounds)))
     rows += [("note", note) for note in manifest.notes]
-    rows += [("gate", check.text) for check in report.gate.checks]
+    rows += [("gate", check.text) for check in report.gate.checks] or [("gate", "no gate set")]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
     return f"{head} {report.place}\n{table(rows)}"

@@ -21,6 +21,7 @@ from manifests.storage.context import Storage
 @click.option(
     "--reread", is_flag=True, help="Read every object back, known ones too, and repair what is damaged in the store."
 )
+@click.option("--anyway", is_flag=True, help="Point the channel at a student that is no better than a baseline, too.")
 @sign_key_option
 @output_option
 def publish(
@@ -30,6 +31,7 @@ def publish(
     name: str | None,
     version: str | None,
     reread: bool,
+    anyway: bool,
     sign_key: str | None,
     output: str,
 ) -> int:
@@ -37,7 +39,8 @@ def publish(
 
     Every file's digest is checked before and after it is uploaded. The same bundle again uploads nothing and exits 10.
     If it is killed or cut off, the same command does what is left. If another process moved the channel meanwhile, it
-    exits 20.
+    exits 20. A channel is not pointed at a student that is no better than a baseline on its test split (a constant
+    grade, BM25), unless --anyway is given: exit 5.
     """
     from export.bundles import open_bundle
     from export.publishing import PublishOptions
@@ -46,7 +49,7 @@ def publish(
     from manifests.storage.bundle_stores import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
-    options = PublishOptions(name, version, channel, _signing_key(sign_key), reread)
+    options = PublishOptions(name, version, channel, _signing_key(sign_key), reread, anyway)
     with TransferDisplay() as display:
         display("checking the bundle", 0)
         done = publish_bundle(open_bundle(local_folder(bundle, "BUNDLE")), bundle_store, options, display)

@@ -141,7 +141,7 @@ def _against_gold(found: AgainstGold) -> str:
         interval = "-" if step is None or step.low is None else f"{signed_text(step.low)} to {signed_text(step.high)}"
         title = both_title(name, ours, theirs)
         change = "-" if step is None else signed_text(step.value)
-        over, bound = over_text(name, theirs, ours), baseline_text(found.b.baselines, name)
+        over, bound = over_text(name, theirs, ours), baseline_text(found.b.baselines, name) or "-"
         rows.append((title, first, second, change, interval, over, bound))
     return aligned(rows)
 

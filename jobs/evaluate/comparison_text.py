@@ -89,7 +89,7 @@ def _against_gold(found: BothByGold) -> str:
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         first, second = (value_text(side[name].value) if name in side else "-" for side in (ours, theirs))
         title = sides_title(name, {"teacher": ours, "student": theirs})
-        over, bound = over_text(name, theirs, ours), baseline_text(found.student.baselines, name)
+        over, bound = over_text(name, theirs, ours), baseline_text(found.student.baselines, name) or "-"
         rows.append((title, first, second, *_difference(found.difference.get(name)), over, bound))
     return aligned(rows)
 

@@ -17,8 +17,8 @@ HEADLINES = ("accuracy", f"ndcg@{DEPTH}")
 
 
 def baseline_text(found: Baselines, figure: str) -> str:
-    """The baselines that bound a figure; a dash where none does."""
-    return ", ".join(f"{value:.4f} {kind}" for kind, value in found.of(figure).items()) or "-"
+    """The baselines that bound a figure; empty where none does."""
+    return ", ".join(f"{value:.4f} {kind}" for kind, value in found.of(figure).items())
 
 
 def level_text(figures: Mapping[str, MetricValue], found: Baselines, *, who: str = "") -> str:

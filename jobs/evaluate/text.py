@@ -79,7 +79,7 @@ def _figures(figures: dict[str, MetricValue], beside: Baselines) -> str:
     rows = [("figure", "value", "95 % interval", "over", "baseline")]
     for name, figure in figures.items():
         title = figure_title(name, {"labels": figure.is_by_grade})
-        over, bound = f"{figure.over:,} {figure.unit}", baseline_text(beside, name)
+        over, bound = f"{figure.over:,} {figure.unit}", baseline_text(beside, name) or "-"
         rows.append((title, value_text(figure.value), interval_text(figure), over, bound))
     return aligned(rows)
 

@@ -96,7 +96,8 @@ def _student_facts(one: StudentArtifact, *, has_places: bool) -> Facts:
     rows.append(("reads at most", f"{record.max_tokens} tokens"))
     if manifest is not None:
         rows += [("starts from", manifest.model.reference), ("fingerprint", manifest.fingerprint[:DIGITS])]
-        rows.append(("gate", Badge("passed", "good") if manifest.gate.has_passed else Badge("refused", "bad")))
+        passed = Badge("passed", "good") if manifest.gate.has_passed else Badge("refused", "bad")
+        rows.append(("gate", passed if manifest.gate.checks else "no gate set"))
     return Facts([*rows, *([("path", one.path)] if has_places else [])], f"Student {one.name}")
 
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from distill.students.student_manifest import SideFigures, StudentManifest
 from distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
+from jobs.evaluate.headlines import baseline_text
 from jobs.report.artifacts import StudentArtifact
 from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table
 from jobs.report.downloads import csv_download
@@ -158,8 +159,12 @@ def _test_table(student: str, test: SideFigures) -> Table:
     by = "trusted grades" if test.judged_by == "gold" else "its labels"
     columns = [("student", test.student)] + ([("teacher", test.teacher)] if test.teacher is not None else [])
     names = list(dict.fromkeys(name for _, held in columns for name in held))
-    rows: list[list[Cell]] = [[_name(name), *(held.get(name) for _, held in columns)] for name in names]
-    head = ("figure", *(name for name, _ in columns))
+    bounds = [baseline_text(test.baselines, name) if test.baselines else "" for name in names]
+    rows: list[list[Cell]] = [
+        [_name(name), *(held.get(name) for _, held in columns), bound]
+        for name, bound in zip(names, bounds, strict=True)
+    ]
+    head = ("figure", *(name for name, _ in columns), "baseline")
     return Table(head, rows, f"{student} on its test split, by {by}", csv_download(f"test-{student}", head, rows))
 
 

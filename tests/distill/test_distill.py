@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForSequenceClassification
 
 from distill.students.data_facts import ExampleCounts
+from distill.students.example_rows import load_examples
 from distill.students.heads import remark_on_nodes
+from distill.students.specs import DistillSpec
+from distill.students.splits import TEST
 from distill.students.student_manifest import read_student_manifest
 from distill.students.student_record import read_student
 from distill.students.students import load_student, student_digest, student_files
@@ -23,6 +27,7 @@ from distill.training.ownership import note_claim
 from distill.training.reporting import EVENTS
 from manifests.digests import readable_json
 from manifests.errors import ManifestError, StaleRunError
+from manifests.metrics.baselines import bm25
 from manifests.records import plain
 from manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
@@ -46,7 +51,6 @@ def trained(
 ) -> tuple[Path, Any, list[str]]:
     """A student with three heads that was trained long enough to have learned its tiny world."""
     from distill.students.distilling import distill
-    from distill.students.specs import DistillSpec
 
     output, said = tmp_path_factory.mktemp("student") / "out", []
     spec = DistillSpec(
@@ -121,6 +125,22 @@ def test_curves_tell_every_step_and_the_loss_falls(trained: tuple[Path, Any, lis
     }
     assert {row["name"] for row in rows if row["split"] == "dev"} >= {"loss", "f1_macro"}
     assert (output / "curves.svg").read_text().startswith("<?xml")
+
+
+def test_its_figures_lie_beside_the_baselines_of_the_same_rows(trained: tuple[Path, Any, list[str]]) -> None:
+    _, report, _ = trained
+    test = report.manifest.metrics.test
+    found = test.baselines
+    examples = load_examples(DistillSpec(**report.manifest.spec), Storage())
+    rows = examples.rows_of(TEST)
+    gold = examples.gold[rows]
+    assert test.student["rows"] == len(gold)
+    assert found.constant["accuracy"] == pytest.approx(np.bincount(gold).max() / len(gold))
+    assert found.constant["accuracy"] < test.student["accuracy"]
+    assert set(found.of("ndcg@10")) == {"random", "lexical"}
+    assert 0 < found.random["ndcg@10"] < test.student["ndcg@10"] <= 1
+    lexical = bm25([examples.texts[row] for row in rows.tolist()])
+    assert found.lexical["auc_0/12"] == pytest.approx(roc_auc_score(gold >= 1, lexical))
 
 
 def test_rows_of_a_query_never_fall_apart(trained: tuple[Path, Any, list[str]]) -> None:
