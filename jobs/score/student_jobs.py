@@ -44,6 +44,10 @@ class ScoreJob(Job):
 
     __slots__ = ()
 
+    def model_digest(self) -> str:
+        """The digest of the student, or of the bundle: no engine class knows them."""
+        return _identify(str(self.spec.engine.model)).digest
+
     def parts(self, dataset: Dataset) -> dict[str, Any]:
         """What the fingerprint is made of: the input, the student, and in what it computes."""
         engine, args = self.spec.engine, self.spec.engine.args.model_dump(mode="json")
@@ -61,7 +65,7 @@ class ScoreJob(Job):
                     key: value for key, value in args.items() if key not in engine.args.speed_only and value is not None
                 },
             },
-            model_digest=_identify(str(engine.model)).digest,
+            model_digest=self.model_digest(),
             cut={"shards": self.spec.shards, "chunk_rows": self.spec.run.chunk_rows},
         )
         return {**found, "kind": STUDENT}
