@@ -77,25 +77,22 @@ class Failure(NamedTuple):
             raise ServerGoneError(
                 f"the server at {at} is not ready: stage {stage!r}: {self.detail}. The same command may work later."
             )
-        named = [
-            name for name in body if name == self.param or re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", self.detail)
+        said = re.sub(r"[^\w-]+", " ", f"{self.param} {self.detail}").split()
+        advice = [
+            "engine.args.max_tokens_field names the answer's limit, labeler.max_think_tokens and its like lower it"
+            if name in LIMITS
+            else f"engine.args.extra_body: {{{name}: null}} leaves {name} out"
+            for name in body
+            if name in said and name not in _NEEDED
         ]
-        advice = [_ADVICE.get(name, f"engine.args.extra_body: {{{name}: null}} leaves {name} out") for name in named]
         raise ModelError(
             f"the server at {at} does not take stage {stage!r}: {self.detail}. "
-            + ("; ".join(dict.fromkeys(advice)) or "engine.args.max_tokens_field and extra_body change what is sent")
+            + ("; ".join(advice) or "engine.args.max_tokens_field and extra_body change what is sent")
             + "."
         )
 
 
-_ADVICE = dict.fromkeys(
-    LIMITS, "engine.args.max_tokens_field names the answer's limit, labeler.max_think_tokens and its like lower it"
-) | {
-    "messages": "What is sent, `relabel ask --dry-run` shows",
-    "prompt": "What is sent, `relabel ask --dry-run` shows",
-    "model": "engine.args.served_model names the model",
-}
-"""What to do about fields that can't be left out."""
+_NEEDED = frozenset({"model", "messages", "prompt"})
 
 
 class _Try(NamedTuple):

@@ -99,7 +99,7 @@ class OpenAi:
         self._unsent: list[ChatWork] = []
         self._flying: dict[int, Ask] = {}
         self._loop = LoopThread("openai engine")
-        self._is_open = True
+        self._is_open, self._is_broken = True, False
         try:
             self._mode = self._start(spec, folder, overlong)
         except BaseException:
@@ -335,11 +335,13 @@ class OpenAi:
     async def _ask(self, work: Any) -> None:
         """One ask from its first request to its answer."""
         async with self._client.slots:
-            self._answers.put(await self._mode.answer(work))
+            if not self._is_broken:  # else what waits would still be sent, and paid for
+                self._answers.put(await self._mode.answer(work))
 
     async def _telling_faults(self, do: Callable[[], Awaitable[None]]) -> None:
         """Work in the loop's thread. Whatever goes wrong reaches the caller through the queue."""
         try:
             await do()
         except Exception as exc:  # noqa: BLE001 — `poll` raises it: a fault in this thread must not leave the run waiting for ever
+            self._is_broken = True
             self._answers.put(exc)

@@ -356,7 +356,10 @@ def test_a_server_that_refuses_every_row_ends_the_run_and_one_that_refuses_a_kin
 @pytest.mark.parametrize(
     ("said", "advice"),
     [
-        ("Unsupported value: 'temperature' does not support 0 with this model.", r"extra_body: {temperature: null}"),
+        (
+            "'temperature' does not support 0 with this model.",
+            r"model\.\)\. engine.args.extra_body: {temperature: null}",
+        ),
         ("Unrecognized request argument supplied: seed", r"extra_body: {seed: null}"),
         ("Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.", "max_tokens_field"),
         ("no", "max_tokens_field and extra_body"),
