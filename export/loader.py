@@ -7,6 +7,8 @@ where it is asked for, openvino) and tokenizers alone.
     print(student.version, student.provider, student.precision)
     print(student.score([("red shoe", "A red running shoe, size 9")]))
 
+`python load.py --score pairs.tsv` scores lines of query, tab, document.
+
 `python load.py --check` asks the pairs again that were sealed at export, and holds this machine's answers against the
 sealed ones: exit 0 where they agree, 5 where they do not, 3 where the bundle is damaged or can't be opened, 4 where a
 library is missing.
@@ -22,6 +24,7 @@ import contextlib
 import ctypes
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import secrets
@@ -99,6 +102,7 @@ KINDS = ("encoder", "decoder", "logistic")
 REFERENCE = "reference.json"
 REFERENCE_FORMAT = 1
 PAIRS_SHOWN = 5
+SCORED_LINES = 1024
 
 
 class BundleError(RuntimeError):
@@ -968,11 +972,17 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python load.py --check`: the exit code."""
+    """`python load.py --check` or `--score FILE`: the exit code."""
     parser = argparse.ArgumentParser(
-        prog="load.py", description="Check that a bundle answers here as where it was made."
+        prog="load.py", description="Check that a bundle answers here as where it was made, or score pairs with it."
     )
-    parser.add_argument("--check", action="store_true", required=True, help="ask the sealed reference pairs again")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="ask the sealed reference pairs again")
+    what.add_argument(
+        "--score",
+        metavar="FILE",
+        help="lines QUERY<tab>DOCUMENT (- is stdin); writes score (0 to 1), expected grade (0 to the highest), grade",
+    )
     parser.add_argument("--provider", default="auto", help=f"auto, {', '.join(PROVIDERS)}, {OPENVINO}")
     parser.add_argument("--precision", help="fp32, fp16, int8, bf16 …; by default what the provider takes")
     asked = parser.parse_args(arguments)
@@ -980,6 +990,8 @@ def main(arguments: Sequence[str]) -> int:
         student = Student(Path(__file__).parent, provider=asked.provider, precision=asked.precision)
         if asked.provider == OPENVINO:
             sys.stderr.writelines(f"{why}\n" for why in student.refused)
+        if asked.score is not None:
+            return _score(student, asked.score)
         checked = check_answers(student)
     except ModuleNotFoundError as exc:
         sys.stderr.write(NEEDS_OPENVINO if exc.name == OPENVINO else NEEDS.format(exc.name))
@@ -992,6 +1004,32 @@ def main(arguments: Sequence[str]) -> int:
         return 3
     (sys.stdout if checked.has_passed else sys.stderr).write(f"{checked}\n")
     return 0 if checked.has_passed else 5
+
+
+def _score(student: Student, path: str) -> int:
+    """Write a line for each pair of a file, in its order.
+
+    Raises:
+        BundleError: the file can't be read, or a line is no pair.
+    """
+    try:
+        with open(0 if path == "-" else path, encoding="utf-8", newline="\n", closefd=path != "-") as file:
+            sys.stdout.write("score\texpected_grade\tgrade\n")
+            lines = enumerate(file, start=1)
+            while block := list(itertools.islice(lines, SCORED_LINES)):
+                pairs = []
+                for number, line in block:
+                    query, tab, document = line.rstrip("\r\n").partition("\t")
+                    if not tab:
+                        raise BundleError(f"{path}: line {number} has no tab. A line is QUERY<tab>DOCUMENT.")
+                    pairs.append((query, document))
+                probs_BK = student.probabilities(pairs)["relevance"].astype(np.float64)
+                for probs_K in probs_BK:
+                    expected, highest = float(probs_K @ np.arange(len(probs_K))), len(probs_K) - 1
+                    sys.stdout.write(f"{expected / highest:.6f}\t{expected:.6f}\t{int(probs_K.argmax())}\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BundleError(f"{path}: can't be read: {exc}") from exc
+    return 0
 
 
 if __name__ == "__main__":
