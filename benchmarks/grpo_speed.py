@@ -168,7 +168,7 @@ def trl_side(folder: Path) -> dict[str, Any]:
 def call(side: str, folder: Path, threads: int | None) -> dict[str, Any]:
     """One side in a process of its own."""
     limits = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    environment = {**os.environ, **limits, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     line = [sys.executable, __file__, "--side", side, "--folder", str(folder)]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
