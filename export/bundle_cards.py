@@ -92,7 +92,9 @@ def verdict(one: ModelParity) -> str:
     """What the gate says of a model: `passed`, `undecided` with the loss that it could have, or `REFUSED`."""
     if not one.has_passed:
         return "REFUSED"
-    return "passed" if one.could_lose is None else f"undecided: could lose {one.could_lose:.1f}"
+    if one.could_lose is not None:
+        return f"undecided: could lose {one.could_lose:.1f}"
+    return "undecided: too little evidence" if one.doubts else "passed"
 
 
 def undecided_lines(parity: Parity) -> list[str]:
@@ -103,7 +105,7 @@ def undecided_lines(parity: Parity) -> list[str]:
         "More pairs would tell, or a bound on flips (parity.int8_max_flips)."
         for one in parity.models
         if one.has_passed and one.could_lose is not None
-    ]
+    ] + [f"{one.precision} is undecided: {doubt}." for one in parity.models if one.has_passed for doubt in one.doubts]
 
 
 def compared_on(parity: Parity) -> str:

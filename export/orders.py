@@ -29,11 +29,13 @@ class Orders(NamedTuple):
         tau: -1 to 1; None where the student orders no two documents of a query.
         ordered: pairs of documents of one query that the student orders by more than the margin.
         of: all pairs of documents of one query.
+        by_query: [G, 2], tau times the weight, and the weight, of each query that has an order.
     """
 
     tau: float | None
     ordered: int
     of: int
+    by_query: np.ndarray = np.zeros((0, 2))
 
 
 def least_difference(grades: int) -> float:
@@ -67,7 +69,8 @@ def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, m
             ordered += count
             taus.append(score / count)
             weights.append(len(rows))
-    return Orders(float(np.average(taus, weights=weights)) if taus else None, ordered, of)
+    by_query_G2 = np.stack([np.multiply(taus, weights), np.asarray(weights, dtype=np.float64)], axis=1)
+    return Orders(float(np.average(taus, weights=weights)) if taus else None, ordered, of, by_query_G2)
 
 
 def _balance(ours_D: np.ndarray, theirs_D: np.ndarray, margin: float) -> tuple[int, int]:

@@ -23,7 +23,8 @@ from export.orders import kept_orders, least_difference
 from export.parity_records import ModelParity, OrderCounts, ParityCheck, SizeFigures, WorstRow
 from export.reference_pairs import PairSet
 from export.specs import ParitySpec
-from manifests.metrics.metric import finite
+from manifests.metrics.bootstrap import Interval, bootstrap
+from manifests.metrics.metric import NOTHING_DRAWN, finite, mean
 from manifests.metrics.shares import share_bounds
 
 # N pairs, K grades of a head, G queries
@@ -31,6 +32,8 @@ from manifests.metrics.shares import share_bounds
 HEAD = "relevance"
 FAMILY = {"fp32": "fp32", "fp16": "fp16", "bf16": "fp16", "int8": "int8", "int8-static": "int8"}
 """Which gate a precision passes."""
+LEAST_OUTCOMES = 30
+"""See `doubts_of`."""
 Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A session: one batch to probabilities by head, [B, K] each."""
 
@@ -71,6 +74,7 @@ def measure(
         checks=checks,
         has_passed=all(check.has_passed for check in checks),
         could_lose=could_lose(precision, list(sizes.values()), spec),
+        doubts=doubts_of(precision, reference[HEAD], list(sizes.values()), spec),
         worst=worst_rows(reference, found_by_size, pairs, spec.worst),
     )
 
@@ -99,6 +103,10 @@ def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> l
         checks.append(
             _check("low end of the macro F1 loss, points", value, spec.int8_max_f1_loss, value <= spec.int8_max_f1_loss)
         )
+        highs = [one.tau if one.tau_high is None else one.tau_high for one in figures if one.tau is not None]
+        if highs:
+            check, bound = "high end of Kendall tau per query", spec.int8_min_tau
+            checks.append(_check(check, min(highs), bound, min(highs) >= bound))
         if spec.int8_max_flips is not None:
             flips = max(one.flip_share for one in figures)
             checks.append(_check("share of flipped grades", flips, spec.int8_max_flips, flips <= spec.int8_max_flips))
@@ -114,6 +122,33 @@ def could_lose(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec)
         return None
     worst = max(one.f1_macro.loss_high if one.judged_queries > 1 else one.f1_macro.student * POINTS for one in figures)
     return float(worst) if worst > spec.int8_max_f1_loss else None
+
+
+def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[str]:
+    """Why these pairs do not tell whether a model that passes its gate is as good as the student; of fp32 none.
+
+    A student that gives one grade to nearly all pairs never flips, and one that tells hardly any documents apart has no
+    order to lose. What can show a loss are the outcomes that are not the commonest: if none of m is lost, a loss of up
+    to 3/m of them is not ruled out at 95 % (the rule of three), so of fewer than `LEAST_OUTCOMES` = 30 one in ten may
+    be lost unseen.
+    """
+    if FAMILY[precision] == "fp32":
+        return []
+    count_K = np.bincount(student_NK.argmax(1))
+    others, given = int(count_K.sum() - count_K.max()), int((count_K > 0).sum())
+    said = []
+    if others < LEAST_OUTCOMES:
+        said.append(
+            f"the student gives {given} of its grades, and to {others:,} of {len(student_NK):,} pairs another than the "
+            f"commonest: fewer than {LEAST_OUTCOMES}, of which a flip would hardly show"
+        )
+    ordered = min((one.orders.ordered for one in figures if one.orders), default=0)
+    if ordered < LEAST_OUTCOMES:
+        said.append(f"the student orders {ordered:,} pairs of documents: fewer than {LEAST_OUTCOMES}")
+    lows = [one.tau if one.tau_low is None else one.tau_low for one in figures if one.tau is not None]
+    if FAMILY[precision] == "int8" and lows and min(lows) < spec.int8_min_tau:
+        said.append(f"Kendall tau could be as low as {min(lows):.3f} (95 %), the bound is {spec.int8_min_tau:g}")
+    return said
 
 
 def worst_rows(
@@ -149,6 +184,7 @@ def _figures(
     ours_NK, theirs_NK = reference[HEAD], found[HEAD]
     margin = least_difference(ours_NK.shape[1])
     orders = kept_orders(pairs.queries, expected_grade(ours_NK), expected_grade(theirs_NK), margin)
+    tau = _tau_bounds(orders.by_query, spec)
     by_head = {
         name: float(np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max()) for name in reference
     }
@@ -167,6 +203,8 @@ def _figures(
         flip_low=finite(float(flip_low)),
         flip_high=finite(float(flip_high)),
         tau=orders.tau,
+        tau_low=finite(tau.low),
+        tau_high=finite(tau.high),
         orders=OrderCounts(orders.ordered, orders.of, margin),
         judged_by=judged.judge,
         judged_rows=judged.rows,
@@ -174,6 +212,16 @@ def _figures(
         f1_macro=judged.f1_macro,
         ndcg=judged.ndcg,
     )
+
+
+def _tau_bounds(by_query_G2: np.ndarray, spec: ParitySpec) -> Interval:
+    drawn = bootstrap(
+        lambda weight_RG: {"tau": mean(weight_RG @ by_query_G2)},
+        num_groups=len(by_query_G2),
+        resamples=spec.resamples,
+        seed=spec.seed,
+    )
+    return drawn.get("tau", NOTHING_DRAWN)
 
 
 def _check(name: str, value: float, bound: float, has_passed: bool) -> ParityCheck:

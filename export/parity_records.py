@@ -50,6 +50,7 @@ class SizeFigures:
         tau: Kendall's, by query; None where the student orders no two documents of a query.
         flip_low, flip_high: bounds of `flip_share`, 95 %, over queries; absent with one query, and in bundles of
             earlier days.
+        tau_low, tau_high: its bounds, 95 %, over queries; absent with fewer than two, and in bundles of earlier days.
         orders: absent in bundles of earlier days.
         judged_by: whose grades macro F1 and nDCG are by: `gold`, `teacher`, or the student's own.
         judged_queries: 0 in bundles of earlier days.
@@ -64,6 +65,8 @@ class SizeFigures:
     flip_low: float | None = field(default=None, metadata=LEFT_OUT)
     flip_high: float | None = field(default=None, metadata=LEFT_OUT)
     tau: float | None
+    tau_low: float | None = field(default=None, metadata=LEFT_OUT)
+    tau_high: float | None = field(default=None, metadata=LEFT_OUT)
     orders: OrderCounts | None = field(default=None, metadata=LEFT_OUT)
     judged_by: str
     judged_rows: int
@@ -101,6 +104,7 @@ class ModelParity:
 
     Args:
         could_lose: as in `parity.could_lose`; absent in bundles of earlier days.
+        doubts: as in `parity.doubts_of`, sentences.
         worst: the rows that differ most.
     """
 
@@ -112,6 +116,7 @@ class ModelParity:
     checks: list[ParityCheck]
     has_passed: bool
     could_lose: float | None = None
+    doubts: list[str] = field(default_factory=list)
     worst: list[WorstRow]
 
     @property

@@ -42,6 +42,10 @@ class ParitySpec(Spec):
     """Share of pairs whose grade may change in int8. None refuses none: what a flip costs hangs on what the grades are
     used for.
     """
+    int8_min_tau: float = Field(0.5, ge=-1.0, le=1.0)
+    """Least Kendall tau of a query's order in int8: refused when the 95 % interval lies wholly below, `undecided` where
+    a part of it does. 0.5 is one order in four reversed; raise it for a ranker.
+    """
     resamples: int = Field(1000, ge=100, le=100_000)
     """Resamples of queries for that interval."""
     worst: int = Field(10, ge=1, le=1000)

@@ -44,10 +44,13 @@ def choose_precision(parity: Parity, latency: BenchFacts | None, provider: str, 
         if wish is not None
         else _measured(passed, latency, provider) or _likely(passed, provider)
     )
-    open_loss = next(model.could_lose for model in parity.models if model.precision == choice.precision)
-    if open_loss is None:
+    model = next(model for model in parity.models if model.precision == choice.precision)
+    doubts = list(model.doubts)
+    if model.could_lose is not None:
+        doubts.insert(0, f"it could lose {model.could_lose:.1f} points of macro F1")
+    if not doubts:
         return choice
-    doubt = f"its gate is undecided: it could lose {open_loss:.1f} points of macro F1"
+    doubt = f"its gate is undecided: {'; '.join(doubts)}"
     return ChosenPrecision(choice.precision, f"{choice.reason}; {doubt}")
 
 

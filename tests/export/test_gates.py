@@ -227,6 +227,39 @@ def test_an_int8_whose_loss_is_not_ruled_out_passes_as_undecided_with_the_loss_t
     assert measured("fp16", spoiled(probs, 0.0005), fp16_max_flips=1.0)["could_lose"] is None  # its gate is another
 
 
+def test_a_student_that_hardly_ever_gives_another_grade_proves_nothing() -> None:
+    pairs, probs = made_pairs()
+    constant = np.tile(np.array([[0.7, 0.2, 0.1]], dtype=np.float32), (len(probs), 1))
+    constant[0] = [0.1, 0.2, 0.7]
+    for precision, said in (
+        ("int8", "undecided: too little evidence"),
+        ("fp16", "undecided: too little evidence"),
+        ("fp32", "passed"),
+    ):
+        answers = {"relevance": constant}
+        found = measure(precision, answers, {7: answers}, pairs, ParitySpec(resamples=300))
+        assert found["has_passed"]
+        assert verdict(checked(ModelParity, found)) == said
+        lines = undecided_lines(parity_of(found))
+        assert [("to 1 of" in line, "fewer than 30" in line) for line in lines[:1]] == [(True, True)] * (
+            said != "passed"
+        )
+
+
+def test_the_order_of_an_int8_is_bounded_by_the_interval_of_its_tau() -> None:
+    _, probs = made_pairs()
+    found = measured("int8", spoiled(probs, 0.1), int8_max_f1_loss=100)
+    figures = found["by_batch_size"]["7"]
+    assert figures["tau_low"] < figures["tau"] < figures["tau_high"] < 1
+    for bound, has_passed, doubts in (
+        (figures["tau_low"] - 0.01, True, 0),
+        (figures["tau"], True, 1),
+        (figures["tau_high"] + 0.01, False, 1),
+    ):
+        one = measured("int8", spoiled(probs, 0.1), int8_max_f1_loss=100, int8_min_tau=bound)
+        assert (one["has_passed"], len(one["doubts"])) == (has_passed, doubts)
+
+
 def test_an_undecided_int8_stands_so_on_the_card_and_on_the_page(bundle: Path) -> None:
     facts = dict(open_bundle(bundle).facts)
     (int8,) = (one for one in facts["parity"]["models"] if one["precision"] == "int8")
