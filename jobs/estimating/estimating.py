@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from jobs.estimating.exact_counts import count_exactly
+from jobs.estimating.exact_counts import count_exactly, count_reused
 from jobs.estimating.history import History, history_of
 from jobs.estimating.rated import seconds_of
 from jobs.estimating.sampled_counts import SAMPLE_TEXT, sampled_stages
@@ -40,6 +40,10 @@ class Planned:
 
     estimate: Estimate
     remarks: list[str]
+
+
+CHEAP_BYTES = 256 << 20
+"""Up to so much text, what is reused is counted by the keys of the rows and not guessed: a second or two of hashing."""
 
 
 def estimate_run(
@@ -68,6 +72,8 @@ def estimate_run(
     counts = count_exactly(opened, outputs, pending, history) if is_exact else None
     sampled = sampled_stages(opened, rates) if is_sampled and rows and not is_exact and history is None else {}
     reused, basis = (Range.exact(counts.reused), "counted") if counts else _reused_by_footers(opened, outputs, rows)
+    if reused.low < reused.high and sum(size for file in opened.dataset.group_bytes for _, size in file) <= CHEAP_BYTES:
+        reused, basis = Range.exact(count_reused(opened, outputs, pending)), "counted"
     asked = Range(max(0.0, rows - reused.high), max(0.0, rows - reused.value), max(0.0, rows - reused.low))
     stages = estimated_stages(opened, asked, history, kept, counts, num_chunks, sampled, rates)
     seconds = _seconds(stages, asked, history, num_chunks, rates)

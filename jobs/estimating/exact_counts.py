@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jobs.estimating.history import History, stage_ratio
@@ -39,21 +39,32 @@ def count_exactly(
     opened: OpenRun, outputs: list[EarlierOutput], pending: dict[int, list[int]], history: History | None
 ) -> ExactCounts:
     """Stream the open chunks and count what a run would ask."""
-    job, plan = opened.job, opened.plan
     counts = ExactCounts()
-    keys = label_keys(job, plan)
-    reuse = Reuse(job, plan, outputs)
+    reuse = Reuse(opened.job, opened.plan, outputs)
     counter = RowCounter(opened, reuse, _answer_tokens(opened, history))
+    for pair, is_known in _open_rows(opened, reuse, pending):
+        if is_known:
+            counts.reused += 1
+        else:
+            counter.count(pair, counts)
+    return counts
+
+
+def count_reused(opened: OpenRun, outputs: list[EarlierOutput], pending: dict[int, list[int]]) -> int:
+    """Stream the open chunks and count the rows whose labels are known; their keys cost a hash of their text each."""
+    reuse = Reuse(opened.job, opened.plan, outputs)
+    return sum(is_known for _, is_known in _open_rows(opened, reuse, pending))
+
+
+def _open_rows(opened: OpenRun, reuse: Reuse, pending: dict[int, list[int]]) -> Iterator[tuple[Pair, bool]]:
+    """The rows of open chunks, and whether the label of each is known."""
+    plan, keys = opened.plan, label_keys(opened.job, opened.plan)
     for number, chunks in pending.items():
         planned = plan.shards[number]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
         for _, pairs in read_chunks(opened.dataset, planned, row_ids, chunks, readings=opened.readings):
             for pair, place in zip(pairs, reuse.find(pairs, keys.keys(pairs)), strict=True):
-                if place is not None:
-                    counts.reused += 1
-                else:
-                    counter.count(pair, counts)
-    return counts
+                yield pair, place is not None
 
 
 class RowCounter:

@@ -151,7 +151,9 @@ def _holds(found: dict[str, Any], manifest: dict[str, Any]) -> None:
             assert low <= came[key] <= high, (name, key, found["stages"][name][key], came[key])
 
 
-def test_a_file_that_did_not_change_is_counted_as_reused_without_reading_it(days: Days) -> None:
+def test_a_file_that_did_not_change_is_counted_as_reused_without_reading_it(
+    days: Days, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = rows_of(4, 5)
     days.run("monday", rows)
     found = plan(days, "tuesday", rows, reuse=["monday"])
@@ -159,7 +161,9 @@ def test_a_file_that_did_not_change_is_counted_as_reused_without_reading_it(days
     assert found["rows_asked"] == [0, 0, 0]
     assert found["seconds"] == [0, 0, 0]
     found = plan(days, "wednesday", changed(rows, 1), reuse=["monday"])
-    low, value, high = found["rows_reused"]
+    assert found["rows_reused"] == [19, 19, 19], "the rows' keys are counted: they are cheap"
+    monkeypatch.setattr("jobs.estimating.estimating.CHEAP_BYTES", 0)
+    low, value, high = plan(days, "thursday", changed(rows, 1), reuse=["monday"])["rows_reused"]
     assert (low, high) == (0, 20)
     assert low < value < high
 
