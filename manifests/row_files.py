@@ -10,7 +10,6 @@ import numpy.ma  # noqa: F401 — see `read_in_threads`: pandas brings it, at py
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.older_schemas import NODES
 from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 
 
@@ -24,13 +23,10 @@ def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[
     """
     values: dict[str, Sequence[Any]] = dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
     own = values.pop("columns", ())
-    names = NODES.keys() if "nodes" in schema.names else schema.names[len(values) :]
+    names = schema.names[len(values) :]
     if strange := {name for row in own for name in row}.difference(names):
         raise ValueError(f"no column for {', '.join(sorted(strange))}")
-    if "nodes" in schema.names:
-        values["nodes"] = [row if any(value is not None for value in row.values()) else None for row in own]
-    else:
-        values |= {name: [row.get(name) for row in own] for name in names}
+    values |= {name: [row.get(name) for row in own] for name in names}
     arrays = [_array(list(values[field.name]), field.type) for field in schema]
     return table_bytes(pa.Table.from_arrays(arrays, schema=schema))
 

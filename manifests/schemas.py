@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 SCHEMA_VERSION = 3
-"""Of label files. 2 added `key` and `origin`, and the answers that rows share; 3 put columns that each labeler declares
-in place of the struct `nodes`, which held Graph-GRPO's alone.
-"""
-READABLE_VERSIONS = (2, SCHEMA_VERSION)
-"""Those whose labels can be reused and merged: with keys, whose rows are rows of this version in other columns."""
+"""Of label files."""
 ROWS_VERSION = 2
 """Of quarantine and answer files."""
 

@@ -39,7 +39,6 @@ from distill.training.curves import Curve, write_curves
 from distill.training.making import Start, conclude, finish, look, making, refuse_own_base
 from distill.training.model_manifests import BaseModelUsed, Product
 from distill.training.output_locations import OutputLocation, output_location_of
-from distill.training.ownership import claimed
 from distill.training.reporting import check_services
 from manifests.extras import installed_versions
 from manifests.models.references import default_cache_dir, resolve_model
@@ -149,21 +148,6 @@ def distill(
         trained = _train(work)
         manifest = finish(location, fingerprint, lambda folder: _write(work, trained, folder, fingerprint))
     return _report(spec, location, manifest, was_done=False)
-
-
-def holds_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None = None) -> bool:
-    """Whether the output, a folder, holds the student of this very spec, finished or not. Reads labels and looks the
-    model up.
-
-    Raises:
-        RelabelError: they can't be read.
-    """
-    location = _location(spec, storage, cache_dir)
-    model = resolve_model(spec.student.model, cache_dir=cache_dir)
-    fingerprint = record_of(spec, load_examples(spec, storage), model).fingerprint
-    there = location.local_manifest()
-    is_finished = there is not None and there.fingerprint == fingerprint
-    return is_finished or claimed(location.checkpoints)[0] == fingerprint
 
 
 def _location(spec: DistillSpec, storage: Storage, cache_dir: Path | None) -> OutputLocation:

@@ -30,7 +30,6 @@ from manifests.inputs.dataset import Dataset, open_dataset
 from manifests.inputs.input_faults import reading
 from manifests.inputs.input_folders import PARQUET_SUFFIXES
 from manifests.labels import Pair
-from manifests.older_schemas import with_own_columns
 from manifests.phi import NODE_SCORES, PhiTable
 from manifests.row_files import table_of
 from manifests.runs.label_files import read_labels
@@ -130,7 +129,7 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
     with reading(path):
         schema = pq.read_schema(io.BytesIO(data))
         check_schema(schema, path)
-        held = with_own_columns(table_of(data, file_columns(schema)))
+        held = table_of(data, file_columns(schema))
     if source.pairs is None:
         raise ConfigError(
             f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"

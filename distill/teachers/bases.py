@@ -5,7 +5,6 @@ has ended.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from distill.teachers.specs import TeacherSpec
 from distill.training.adapters import adapted, check_targets
 from distill.training.disk_errors import open_to_readers
-from labelers.engines.checkpoints import cache_bytes, count_parameters, end_ids, load_tokenizer
+from labelers.engines.checkpoints import end_ids, load_tokenizer
 from labelers.engines.tokens import PromptEncoder
 from manifests.errors import ConfigError, ModelError
 from manifests.extras import require
@@ -21,8 +20,6 @@ from manifests.models.references import ResolvedModel
 from manifests.models.weights import OF_A_CONFIG, read_weights
 from manifests.records import fault_of
 
-BYTES_PER_WEIGHT = 16
-"""A float32 weight with its gradient and AdamW's two moments."""
 PURPOSE = "relabel train"
 
 
@@ -42,11 +39,6 @@ class TeacherBase:
     encoder: PromptEncoder
     end_id: int
     context: int
-
-    @property
-    def num_weights(self) -> int | None:
-        """Numbers in its files, as far as they tell."""
-        return count_parameters(self.resolved.path)
 
 
 def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBase:
@@ -178,18 +170,3 @@ def write_model(folder: Path, model: Any, base: TeacherBase) -> None:
         model.config.use_cache = base.config.use_cache
     model.save_pretrained(folder)
     open_to_readers(folder)
-
-
-def memory_bytes(spec: TeacherSpec, base: TeacherBase, answer_tokens: int, *, written_tokens: int = 0) -> int:
-    """Weights, gradients and moments, and what is larger: the logits of a batch, in float32 with their gradient, or the
-    keys and values of what is written together, in float32.
-
-    Args:
-        answer_tokens: longest answer.
-        written_tokens: prompts and answers of all that is written together.
-    """
-    weights = base.num_weights or 0
-    trained = 4 * weights if spec.lora is not None else BYTES_PER_WEIGHT * weights
-    vocabulary = int(base.config.get_text_config().vocab_size)
-    logits = math.ceil(2 * 4 * spec.train.batch_size * answer_tokens * vocabulary)
-    return trained + max(logits, written_tokens * cache_bytes(base.config, 4))

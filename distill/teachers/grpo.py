@@ -19,7 +19,7 @@ from typing import Any
 from distill.students.data_facts import SplitSide
 from distill.teachers.answer_tokens import AnswerTokens
 from distill.teachers.attempts import train_to_end
-from distill.teachers.bases import TeacherBase, load_model, memory_bytes, named_ends
+from distill.teachers.bases import TeacherBase, load_model, named_ends
 from distill.teachers.gold_rows import GoldRows, load_gold_rows
 from distill.teachers.graph_grpo_spec import GraphGrpoSpec
 from distill.teachers.grpo_credit import Credit, CreditPlan
@@ -129,16 +129,12 @@ class GrpoTeacher:
         steps = train.max_steps or max(1, math.ceil(train.epochs * batches * rollouts.updates))
         examples = math.ceil(steps / rollouts.updates) * train.batch_size * train.accumulation
         prompt = self._gold.prompt_tokens / len(self._gold.rows)
-        together = 0 if rollouts.vllm is not None else rollouts.at_once or train.batch_size * train.accumulation
-        longest = max(map(len, self._gold.prompts)) + self._max_answer
         return TrainingEstimate(
             rows=len(self._gold.rows),
             examples=examples,
             steps=steps,
             tokens=round(examples * (prompt + self._max_answer)),
             answer_tokens=examples * self._max_answer,
-            memory_bytes=memory_bytes(self._spec, self._base, self._max_answer, written_tokens=together * longest)
-            + (4 * (self._base.num_weights or 0) if rollouts.beta and self._spec.lora is None else 0),
             look_tokens=self._look_tokens(steps),
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from distill.teachers.answered_rows import AnsweredRows, load_answered_rows
 from distill.teachers.attempts import train_to_end
-from distill.teachers.bases import TeacherBase, load_model, memory_bytes
+from distill.teachers.bases import TeacherBase, load_model
 from distill.teachers.chosen_sets import load_sets
 from distill.teachers.sft_examples import make_examples
 from distill.teachers.sft_spec import SftSpec
@@ -88,14 +88,12 @@ class SftTrainer:
         steps = train.max_steps or max(1, math.ceil(train.epochs * per_pass))
         whole, rest = divmod(steps, per_pass)  # the last step of a pass may have fewer
         passes = whole + min(1.0, rest * per_step / data.examples)
-        longest = max(example.num_answer for example in self._examples.examples)
         return TrainingEstimate(
             rows=data.rows,
             examples=data.examples,
             steps=steps,
             tokens=round(passes * data.tokens),
             answer_tokens=round(passes * data.answer_tokens),
-            memory_bytes=memory_bytes(self._spec, self._base, longest),
         )
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:

@@ -16,7 +16,6 @@ from typing import Any
 from distill.students.students import student_files
 from distill.teachers.bases import TeacherBase, check_teacher_base, write_model
 from distill.teachers.cards import render_card
-from distill.teachers.expected_time import expected_time
 from distill.teachers.fingerprints import NOT_IN_FINGERPRINT, record_of
 from distill.teachers.methods import method_of
 from distill.teachers.specs import TeacherSpec
@@ -151,7 +150,7 @@ def estimate_teacher(
         say(note)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
     if not is_timed:
-        return replace(estimate, time=expected_time(spec, base, estimate))
+        return estimate
     if isinstance(trainer, AsksAnEngine):
         trainer.take_secrets(secrets)
     updates = getattr(getattr(spec, "rollouts", None), "updates", 1)

@@ -35,7 +35,7 @@ class TrainingTime:
     """How long a training would take, in seconds; looks at dev left out.
 
     Args:
-        steps: that were timed; 0 where it is told by what the device computes a second (`expected_time.py`).
+        steps: that were timed.
         seconds: at their mean pace; `least` and `most` at that of the fastest and the slowest stretch.
     """
 
@@ -51,8 +51,6 @@ class TrainingEstimate:
 
     Args:
         tokens: that the model reads, over all steps.
-        memory_bytes: weights, gradients, the optimizer's moments, and the logits of a batch or the keys and values of
-            what is written together; activations come on top.
         look_tokens: read and written beside those, in looks at dev.
         dropped: rows left out, by reason.
         time: where it was measured.
@@ -63,7 +61,6 @@ class TrainingEstimate:
     steps: int
     tokens: int
     answer_tokens: int
-    memory_bytes: int
     look_tokens: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     time: TrainingTime | None = field(default=None, metadata=LEFT_OUT)

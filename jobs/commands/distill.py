@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,9 +18,8 @@ from jobs.commands.training import (
 from jobs.exits import Exit
 from jobs.fetching.models import fetch_model
 from jobs.output import emit, table
-from jobs.planning.old_places import old_place, where_it_lives
 from jobs.planning.settings import SpecKind
-from jobs.planning.spec_places import Places, resolved
+from jobs.planning.spec_places import resolved
 from manifests.records import plain
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from manifests.metrics.baselines import Baselines
 
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
-STUDENT_MARKS = ("manifest.json", "checkpoints/training.json")
 SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "ndcg@10")
 
 
@@ -47,7 +44,6 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     exit code is 5.
     """
     from distill.students.distilling import distill as train
-    from distill.students.distilling import holds_student
     from distill.students.specs import DistillSpec
     from manifests.spec_faults import validate_spec
 
@@ -55,14 +51,8 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
     settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)
 
-    def read(places: Places) -> DistillSpec:
-        spec = resolved(validate_spec(DistillSpec, settings.values, where=where), places)
-        fetch_model(spec.student.model, storage, cache_dir=cache_dir)
-        return spec
-
-    before = old_place(settings.values, settings.places, marks=STUDENT_MARKS)
-    is_there = functools.partial(holds_student, cache_dir=cache_dir, storage=storage)
-    spec = read(settings.places) if before is None else where_it_lives(before, read, settings.places, holds=is_there)
+    spec = resolved(validate_spec(DistillSpec, settings.values, where=where), settings.places)
+    fetch_model(spec.student.model, storage, cache_dir=cache_dir)
     is_first = is_first_process()
     say = teller() if is_first else lambda _: None
     with says_how_to_continue(spec.output, cache_dir, is_first=is_first):

@@ -22,11 +22,9 @@ from jobs.fetching.models import fetch_model
 from jobs.output import clock_text, emit, table
 from jobs.planning.settings import SpecKind, read_secrets
 from jobs.planning.spec_places import resolved
-from jobs.running.forecast import left_text
 from manifests.engine_options import KeepsModels
 from manifests.errors import UsageError
 from manifests.records import plain
-from manifests.runs.ranges import Range
 
 if TYPE_CHECKING:
     from distill.teachers.res_rag_spec import GeneratorSpec
@@ -40,8 +38,8 @@ BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers holds some 
 @click.command(epilog="Example: relabel train teacher.yaml --resume")
 @click.argument("spec_file", metavar="TEACHER.YAML")
 @training_options("teacher")
-@click.option("--dry-run", is_flag=True, help="Say rows, tokens, steps, memory and time; train nothing.")
-@click.option("--probe", is_flag=True, help="With --dry-run: train a few steps as well, to tell the time closer.")
+@click.option("--dry-run", is_flag=True, help="Check spec and data; report rows, steps and tokens; train nothing.")
+@click.option("--probe", is_flag=True, help="With --dry-run: also train a few steps, to estimate the time.")
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the teacher is there already.")
 @output_option
 def train(
@@ -112,7 +110,6 @@ def _estimated(estimate: TrainingEstimate, learned: str) -> str:
         ("rows", f"{estimate.rows:,}, {estimate.examples:,} {learned}{left_out}"),
         ("steps", f"{estimate.steps:,}"),
         ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers{looks}"),
-        ("memory", f"{estimate.memory_bytes / 2**30:.1f} GiB, and what the layers keep of a batch"),
         ("time", _time(estimate.time)),
     ]
     return f"Nothing was trained\n{table(rows)}"
@@ -120,10 +117,7 @@ def _estimated(estimate: TrainingEstimate, learned: str) -> str:
 
 def _time(time: TrainingTime | None) -> str:
     if time is None:
-        return "not known; --probe trains a few steps to tell it"
-    if not time.steps:
-        shown = left_text(Range(time.least, time.seconds, time.most))
-        return f"{shown} by what this device computes a second; --probe trains a few steps to tell it closer"
+        return "unknown; --probe trains a few steps to estimate it"
     shown, least, most = (clock_text(seconds) for seconds in (time.seconds, time.least, time.most))
     return f"{shown} at the pace of {time.steps} first steps ({least} to {most}), looks at dev left out"
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from jobs.merge.sources import MergedRun, MergeSource
 from manifests.errors import ManifestError
-from manifests.older_schemas import conformed
 from manifests.row_files import table_bytes
 from manifests.runs.chunk_commits import put_data
-from manifests.runs.label_files import file_schema
+from manifests.runs.label_files import conformed, file_schema
 from manifests.runs.plans import (
     chunk_row_ids,
 )

@@ -16,20 +16,16 @@ from typing import Any, NamedTuple
 
 from jobs.fetching.templates import local_templates
 from jobs.planning.jobs import Job
-from jobs.planning.old_places import old_place, where_it_lives
 from jobs.planning.settings import read_secrets, read_settings
 from jobs.planning.spec_places import Places, path_of, placed, resolved
 from labelers.engines.registry import engine_class
 from labelers.registry import labeler_class
 from manifests.engine_options import PaidByToken, names_prices
 from manifests.errors import ConfigError, RelabelError
-from manifests.runs.fingerprints import is_plan_of
-from manifests.runs.plans import PLAN_NAME, load_plan
 from manifests.secrets.secret_names import STORAGE_KEY
 from manifests.spec_faults import validate_spec
 from manifests.specs import EngineArgs, EngineSpec, JobSpec, PathMark
 from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
 
 CACHE_VARIABLE = "RELABEL_CACHE"
 """Folder for fetched models; default `~/.cache/relabel`."""
@@ -48,22 +44,13 @@ def load_job(
         UsageError: an override without `=`, or a day that is none.
     """
     settings = read_settings(path, overrides=overrides, environment=environment, day=day)
-
-    def build(places: Places) -> Job:
-        try:
-            job = build_job(settings.values, where=path, cache_dir=environment.get(CACHE_VARIABLE), places=places)
-        except ConfigError as exc:
-            if not settings.beside:
-                raise
-            raise ConfigError(f"{exc} (set beside the file: {', '.join(settings.beside)})") from exc
-        return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
-
-    before = old_place(settings.values, settings.places, marks=(PLAN_NAME,))
-    return (
-        build(settings.places)
-        if before is None
-        else where_it_lives(before, build, settings.places, holds=_holds_its_plan)
-    )
+    try:
+        job = build_job(settings.values, where=path, cache_dir=environment.get(CACHE_VARIABLE), places=settings.places)
+    except ConfigError as exc:
+        if not settings.beside:
+            raise
+        raise ConfigError(f"{exc} (set beside the file: {', '.join(settings.beside)})") from exc
+    return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
 
 
 class JobPlace(NamedTuple):
@@ -81,9 +68,6 @@ def output_of(path: str, *, day: str | None = None) -> JobPlace:
         ConfigError, UsageError: see `load_job`.
     """
     settings = read_settings(path, day=day)
-    if old_place(settings.values, settings.places, marks=(PLAN_NAME,)) is not None:
-        job = load_job(path, day=day)
-        return JobPlace(job.spec.output, job.storage, job.spec.engine.model_dump(mode="json"))
     storage = storage_of(settings.values, where=path)
     output = settings.values.get("output", "")
     if not isinstance(output, str) or not output:
@@ -100,11 +84,6 @@ def priced_args(engine: Any) -> EngineArgs | None:
         if all(engine["args"].get(name) is not None for name in PaidByToken.__annotations__):
             return validate_spec(engine_class(engine["name"]).Args, engine["args"], where="engine.args")
     return None
-
-
-def _holds_its_plan(job: Job) -> bool:
-    plan = load_plan(open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer))
-    return plan is not None and is_plan_of(plan, job.at_day_of(plan).parts(job.open_dataset()))
 
 
 def storage_of(values: Mapping[str, Any], *, where: str) -> Storage:

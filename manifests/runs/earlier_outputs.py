@@ -16,7 +16,6 @@ from manifests.runs.run_folder import RunFolder, open_planned
 from manifests.runs.run_manifest import manifest_sha256_of
 from manifests.runs.snapshots import Snapshot
 from manifests.schemas import (
-    READABLE_VERSIONS,
     SCHEMA_VERSION,
 )
 from manifests.storage.context import Storage
@@ -59,7 +58,7 @@ def open_earlier(path: str, storage: Storage) -> EarlierOutput:
     folder = open_planned(path, storage, ManifestError(no_run))
     manifest_sha256 = manifest_sha256_of(folder.store)
     return EarlierOutput(
-        path, folder, folder.snapshot(), manifest_sha256, folder.plan.parts.get("schema") in READABLE_VERSIONS
+        path, folder, folder.snapshot(), manifest_sha256, folder.plan.parts.get("schema") == SCHEMA_VERSION
     )
 
 

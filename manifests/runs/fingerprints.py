@@ -11,7 +11,7 @@ from manifests.errors import StaleRunError
 from manifests.inputs.changed_files import changed_files
 from manifests.inputs.dataset import Dataset
 from manifests.runs.plans import Plan
-from manifests.runs.recipes import engine_parts, parts_as_of
+from manifests.runs.recipes import parts_as_of
 from manifests.schemas import SCHEMA_VERSION
 
 
@@ -63,10 +63,7 @@ def fingerprint_parts(
 
 def is_plan_of(plan: Plan, parts: dict[str, Any]) -> bool:
     """Whether a plan is that of the job whose parts these are."""
-    parts = parts_as_of(parts, plan.parts)
-    return plan.parts == parts or (
-        "engine" in plan.parts and {**plan.parts, "engine": engine_parts(plan.parts)} == parts
-    )
+    return plan.parts == parts_as_of(parts, plan.parts)
 
 
 def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:

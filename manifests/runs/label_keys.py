@@ -22,7 +22,7 @@ from typing import Any
 from manifests.asks import Ask
 from manifests.digests import canonical_json
 from manifests.labels import Pair, Reads
-from manifests.runs.recipes import PERSON_LABEL, SETTLED, engine_parts, recipe_digest
+from manifests.runs.recipes import PERSON_LABEL, SETTLED, recipe_digest
 from manifests.schemas import KEY_BYTES
 
 _PERSON_ANSWER = b"relabel answer 1"
@@ -102,7 +102,7 @@ class AnswerKeys:
     """Keys of shared answers under one engine and model."""
 
     def __init__(self, parts: dict[str, Any]) -> None:
-        settled = {**{key: parts[key] for key in SETTLED}, "engine": engine_parts(parts)}
+        settled = {**{key: parts[key] for key in SETTLED}, "engine": parts["engine"]}
         self._base = blake2b(canonical_json(settled), digest_size=KEY_BYTES, person=_PERSON_ANSWER)
 
     def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:

@@ -92,7 +92,7 @@ class PlanFacts:
     Args:
         model: digest.
         schema: version of the label files.
-        label_columns: the labeler's own, name and kind; None in plans of versions before they were declared.
+        label_columns: the labeler's own, name and kind.
         kind: `student` for scores.
         table: what the input is a snapshot of; None for plain files.
     """
@@ -102,7 +102,7 @@ class PlanFacts:
     model: str
     schema: int
     cut: PlannedCut
-    label_columns: list[tuple[str, str]] | None = None
+    label_columns: list[tuple[str, str]]
     kind: str | None = None
     table: PlannedTable | None = None
 

@@ -8,7 +8,6 @@ from hashlib import blake2b
 from typing import Any
 
 from manifests.digests import canonical_json
-from manifests.older_schemas import NODES
 
 PERSON_LABEL = b"relabel label 1"
 SETTLED = ("model", "engine", "overlong")
@@ -19,28 +18,12 @@ BY_CONTENT = "by its files"
 """Stands for a path among an engine's options: what lies there is part of the model's digest, and where it lies is no
 part of a label.
 """
-_WERE_PATHS = ("lora",)
-"""Options whose paths are in plans of relabel up to 0.1."""
-
-
-def engine_parts(parts: dict[str, Any]) -> dict[str, Any]:
-    """What a plan's `parts` say of the engine, without the paths that older plans hold."""
-    engine: dict[str, Any] = parts["engine"]
-    paths = [name for name in _WERE_PATHS if engine.get("args", {}).get(name) is not None]
-    return {**engine, "args": {**engine["args"], **dict.fromkeys(paths, BY_CONTENT)}} if paths else engine
 
 
 def parts_as_of(parts: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
-    """A job's parts in the terms of an older plan's: an output with label files of version 2 goes on in these, as long
-    as they have fields for the columns that its labeler declares, and one that was cut stays as it was where the job
-    names no size of chunks.
-    """
+    """A job's parts as a plan's: where the job names no chunk size, that of the plan holds."""
     held = was.get("cut")
-    if held and parts.get("cut") == {**held, "chunk_rows": None}:
-        parts = {**parts, "cut": held}
-    if was.get("schema") != 2 or any(NODES.get(name) != kind for name, kind in parts.get("label_columns", ())):
-        return parts
-    return {key: value for key, value in parts.items() if key != "label_columns"} | {"schema": 2}
+    return {**parts, "cut": held} if held and parts.get("cut") == {**held, "chunk_rows": None} else parts
 
 
 def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +38,7 @@ def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
         "templates": parts["templates"],
         "stages": parts.get("stages"),
         "model": parts["model"],
-        "engine": engine_parts(parts),
+        "engine": parts["engine"],
         "overlong": parts["overlong"],
     }
 

@@ -17,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from manifests.older_schemas import conformed
 from manifests.runs.earlier_outputs import EarlierOutput, columns_lacking, recipes_of
-from manifests.runs.label_files import read_labels
+from manifests.runs.label_files import conformed, read_labels
 from manifests.runs.receipts import FileRef
 from manifests.schemas import KEY_BYTES, LABELS, LabelRow, label_rows, label_schema
 from manifests.storage.concurrency import map_concurrent

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.older_schemas import NODES
+from labelers.graph_grpo import GraphGrpo
 from manifests.phi import DEFAULT_PHI
 from manifests.schemas import LABELS, label_schema
 from manifests.storage.context import Storage
 from tests.engines.conftest import CHATML, make_tokenizer
+
+NODES = {column.name: column.kind for column in GraphGrpo.columns}
 
 SUBJECTS = ["shoe", "lamp", "tent", "mug", "rope", "chair", "drum", "kite"]
 ATTRIBUTES = ["red", "blue", "green", "small", "tall", "soft"]

@@ -20,11 +20,13 @@ from distill.students.figures import graded_figures, teacher_figures
 from distill.students.kinds import KINDS
 from distill.students.specs import DistillSpec, student_schema
 from distill.students.splits import TRAIN, describe_split, folded, split_queries
+from labelers.graph_grpo import GraphGrpo
 from manifests.errors import ConfigError
-from manifests.older_schemas import NODES
 from manifests.spec_faults import validate_spec
 from manifests.storage.context import Storage
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
+
+NODES = {column.name: column.kind for column in GraphGrpo.columns}
 
 STUDENTS = Path(__file__).parent.parent.parent / "docs" / "students"
 

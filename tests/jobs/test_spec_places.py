@@ -19,13 +19,9 @@ from jobs.planning.opening import open_run
 from jobs.planning.spec_places import Places, absolute, mark_of, path_of, placed, places_of, resolved
 from labelers.engines.registry import engine_class, engine_names
 from manifests.errors import ConfigError
-from manifests.runs.fingerprints import is_plan_of
-from manifests.runs.plans import Plan
-from manifests.runs.recipes import BY_CONTENT, recipe_digest
 from manifests.spec_faults import validate_spec
 from manifests.specs import InputSpec, JobSpec, PathMark
 from tests.jobs.conftest import JOB
-from tests.reuse.test_label_keys import PARTS
 from tests.spec_models import spec_models
 
 NOT_PLACES = {
@@ -262,51 +258,6 @@ def test_a_spec_from_a_pipe_counts_from_the_working_directory(elsewhere: Callabl
     assert absolute(spec).output == str(Path.cwd().parent / "out" / "ecom")
 
 
-def test_an_output_of_the_old_rule_goes_on_with_a_warning(
-    elsewhere: Callable[..., Path], relabel: Any, folder: Path
-) -> None:
-    elsewhere({"input": {"path": "pairs.parquet"}, "output": "out/ecom"}, moves=False)
-    (folder / "ecom.yaml").write_text((folder / "jobs/ecom.yaml").read_text())
-    assert relabel("run", "ecom.yaml").code == 0
-    for command, code in (("run", 10), ("plan", 0), ("status", 0), ("verify", 0)):
-        done = relabel(command, "jobs/ecom.yaml")
-        assert done.code == code, done
-        for part in (
-            f"continues in {folder / 'out/ecom'}",
-            str(folder / "jobs"),
-            "`output: ../out/ecom`",
-        ):
-            assert part in done.err
-    assert not (folder / "jobs" / "out").exists()
-    assert (
-        "continues in"
-        not in relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom", "--set", "input.path=pairs.parquet").err
-    )
-
-
-def test_work_by_both_rules_is_refused_with_both_places(
-    elsewhere: Callable[..., Path], relabel: Any, folder: Path
-) -> None:
-    elsewhere({"input": {"path": str(folder / "pairs.parquet")}, "output": "out/ecom"}, moves=False)
-    assert relabel("run", "jobs/ecom.yaml").code == 0
-    assert (folder / "jobs/out/ecom/manifest.json").exists()
-    assert relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom").code == 0
-    for command in ("run", "plan", "status", "verify"):
-        relabel(command, "jobs/ecom.yaml").refused(
-            3, f"in two places: in {folder / 'out/ecom'}", str(folder / "jobs"), "Keep one"
-        )
-    assert relabel("status", "out/ecom").code == 0
-
-
-def test_another_job_where_the_old_rule_led_is_left_alone(
-    elsewhere: Callable[..., Path], relabel: Any, folder: Path
-) -> None:
-    elsewhere({"input": {"path": str(folder / "pairs.parquet")}, "output": "out/ecom"}, moves=False)
-    assert relabel("run", "jobs/ecom.yaml", "--set", "output=out/ecom", "--set", "engine.seed=8").code == 0
-    done = relabel("run", "jobs/ecom.yaml", "--output", "json")
-    assert (done.code, done.json["output"]) == (0, "jobs/out/ecom")
-
-
 def test_a_home_on_the_command_line_is_found_where_no_shell_expands_it(
     elsewhere: Callable[..., Path], relabel: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,13 +292,3 @@ def test_no_path_of_an_engine_enters_the_fingerprint(
     one, other = (dict.fromkeys(marked, f"{folder}/x") for folder in ("a", "/b"))
     assert parts(one) == parts(other)
     assert str(Path.cwd()) not in json.dumps(parts(one))
-
-
-def test_a_plan_that_names_an_adapters_path_is_still_its_jobs() -> None:
-    parts: dict[str, Any] = {**PARTS, "engine": {"name": "vllm", "args": {"lora": "adapters/x", "dtype": "auto"}}}
-    plan = Plan("x", "", parts, 1, 1, False, 1, [], [])
-    now = {**parts, "engine": {"name": "vllm", "args": {"lora": BY_CONTENT, "dtype": "auto"}}}
-    assert is_plan_of(plan, now)
-    assert recipe_digest(parts) == recipe_digest(now)
-    for lora, dtype in ((None, "auto"), (BY_CONTENT, "bfloat16")):
-        assert not is_plan_of(plan, {**parts, "engine": {"name": "vllm", "args": {"lora": lora, "dtype": dtype}}})

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from labelers.graph_grpo import GraphGrpo
 from manifests.inputs.dataset import open_dataset
-from manifests.older_schemas import NODES
 from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
 from manifests.runs.fingerprints import fingerprint_parts
 from manifests.runs.label_files import file_schema
@@ -32,6 +32,8 @@ from manifests.specs import Columns, InputSpec
 from manifests.storage.context import Storage
 from manifests.storage.run_stores import open_run_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401
+
+NODES = {column.name: column.kind for column in GraphGrpo.columns}
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [

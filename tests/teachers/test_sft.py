@@ -368,9 +368,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
     said = json.loads(capsys.readouterr().out)
     assert (said["rows"], said["examples"], said["steps"]) == (12, 14, 12)
     assert said["tokens"] > said["answer_tokens"] > 0
-    assert said["memory_bytes"] > 0
-    assert said["time"]["steps"] == 0
-    assert 0 < said["time"]["least"] < said["time"]["seconds"] < said["time"]["most"]
+    assert "time" not in said
     assert not (tmp_path / "out").exists()
     assert relabel("train", str(tmp_path / "teacher.yaml"), "--dry-run", "--probe", "--output", "json") == 0
     time = json.loads(capsys.readouterr().out)["time"]
