@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from distill.students.splits import folded
+from relabel.distill.students.splits import folded
 
 
 def main() -> None:
@@ -114,7 +114,7 @@ class Work:
     def call(self, *arguments: str) -> dict[str, Any]:
         """What a command said in JSON."""
         done = subprocess.run(
-            [sys.executable, "-m", "jobs", *arguments, "--output", "json"],
+            [sys.executable, "-m", "relabel", *arguments, "--output", "json"],
             cwd=self.folder, env=self._environment, stdout=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         if done.returncode:

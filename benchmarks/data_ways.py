@@ -29,7 +29,7 @@ called = set()
 def seen(frame, event, argument):
     if event == "call" and frame.f_code.co_flags & 1:  # a function: bodies of modules and classes have no fast locals
         called.add(frame.f_code.co_filename)
-from jobs.cli import main
+from relabel.jobs.cli import main
 threading.setprofile(seen)
 sys.setprofile(seen)
 try:

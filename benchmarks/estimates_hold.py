@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.cli import main as main_of_relabel
+from relabel.jobs.cli import main as main_of_relabel
 
 LABELERS = (
     "direct", "pointwise", "complexity", "umbrela", "r1", "r3a", "graph-grpo", "review", "route", "variants",

@@ -46,7 +46,7 @@ def write_world(folder: Path, *, rows: int, queries: int, grades: int) -> None:
 
 def turn(tree: Path, folder: Path, resamples: int) -> tuple[float, float, dict[str, Any]]:
     """CPU seconds, peak MiB and JSON of one command."""
-    program = f"import sys; sys.path.insert(0, {str(tree)!r}); from jobs.cli import main; main()"
+    program = f"import sys; sys.path.insert(0, {str(tree)!r}); from relabel.jobs.cli import main; main()"
     arguments = [
         "evaluate",
         "labels.parquet",

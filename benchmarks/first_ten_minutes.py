@@ -22,10 +22,10 @@ import pexpect
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.demo.demo_data import load_pairs
+from relabel.jobs.demo.demo_data import load_pairs
 
 ROWS, LONGEST_S = 16, 900
-INSTALLS = "pip install 'relabel[cpu,eval]'"
+INSTALLS = "pip install 'relabel-ir[cpu,eval]'"
 JOB = (
     "sed -i 's/name: fake .*/name: transformers/; s/^  # name: transformers/  model: smollm2-135m/; "
     f"s/limit: 200/limit: {ROWS}/; s/max_think_tokens: 256/max_think_tokens: 24\\n  max_text_tokens: 24/' job.yaml"
@@ -97,7 +97,7 @@ def record(model: Path, folder: Path) -> list[str]:
     """All lines of the recording."""
     (folder / "bin").mkdir()
     command = folder / "bin" / "relabel"
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m jobs "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m relabel "$@"\n')
     command.chmod(0o755)
     (folder / "smollm2-135m").symlink_to(model.resolve())
     pq.write_table(pa.Table.from_pylist([pair._asdict() for pair in load_pairs()[:ROWS]]), folder / "pairs.parquet")

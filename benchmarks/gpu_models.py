@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.labels import Pair
+from relabel.manifests.labels import Pair
 
 WORDS = ["".join(random.Random(number).choices("aeioubcdfglmnprstv", k=3 + number % 7)) for number in range(4000)]
 ROOT = Path(__file__).parents[1]

@@ -17,8 +17,8 @@ from benchmarks import score_vs_torch, train_vs_peers
 from benchmarks.gpu_models import ROOT, made_up_pairs, write_pairs
 from benchmarks.gpu_teachers import wait_until
 from benchmarks.paired import paired_ratio
-from distill.students.specs import DistillSpec
-from distill.students.students import load_student
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.students import load_student
 
 if TYPE_CHECKING:
     from benchmarks.gpu_day import Day
@@ -42,7 +42,7 @@ def spec_values(day: Day, kind: str, shape: str, rows: int, **train: Any) -> dic
 def relabel(*line: str) -> dict[str, Any]:
     """A command to its end, and its JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "jobs", *line, "--output", "json"], cwd=ROOT, stdout=subprocess.PIPE, check=False
+        [sys.executable, "-m", "relabel", *line, "--output", "json"], cwd=ROOT, stdout=subprocess.PIPE, check=False
     )
     assert done.returncode in (0, 5), f"relabel {line[0]} ended with {done.returncode}"
     found: dict[str, Any] = json.loads(done.stdout)
@@ -50,8 +50,8 @@ def relabel(*line: str) -> dict[str, Any]:
 
 
 def _trained(day: Day, values: dict[str, Any], what: str, *, least: float | None) -> None:
-    from distill.students.example_rows import load_examples
-    from manifests.storage.context import Storage
+    from relabel.distill.students.example_rows import load_examples
+    from relabel.manifests.storage.context import Storage
 
     spec = DistillSpec(**values)
     examples = load_examples(spec, Storage())
@@ -81,7 +81,7 @@ def distill_decoder(day: Day) -> None:
     output = Path(values["output"])
     file = day.folder / "student.json"
     file.write_text(json.dumps(values))
-    first = subprocess.Popen([sys.executable, "-m", "jobs", "distill", str(file)], cwd=ROOT)
+    first = subprocess.Popen([sys.executable, "-m", "relabel", "distill", str(file)], cwd=ROOT)
     wait_until(lambda: any((output / "checkpoints").glob("checkpoint-*")), first)
     first.send_signal(signal.SIGKILL)
     first.wait()

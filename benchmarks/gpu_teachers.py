@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from benchmarks import r3a_shared_stage, transformers_vs_generate, vllm_vs_raw
 from benchmarks.gpu_models import ROOT, made_up_pairs, write_pairs
 from benchmarks.paired import paired_ratio
-from labelers.engines.registry import engine_class
-from labelers.registry import labeler_class
-from manifests.asks import Request
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.registry import labeler_class
+from relabel.manifests.asks import Request
+from relabel.manifests.specs import EngineSpec
 
 if TYPE_CHECKING:
     from benchmarks.gpu_day import Day
@@ -155,7 +155,7 @@ def kill(day: Day) -> None:
     file.write_text(json.dumps(job))
 
     def start(*more: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "jobs", "run", str(file), *more], cwd=ROOT)
+        return subprocess.Popen([sys.executable, "-m", "relabel", "run", str(file), *more], cwd=ROOT)
 
     def committed() -> list[tuple[float, int]]:
         paths = (output / "receipts").rglob("*.json")

@@ -40,7 +40,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from real_runs import RESAMPLES, relabel
 
-from manifests.phi import DEFAULT_PHI
+from relabel.manifests.phi import DEFAULT_PHI
 
 COARSE = (0, 1, 1, 2)
 """Three grades of four."""
@@ -259,7 +259,7 @@ def rewarded(asked: argparse.Namespace, init: Path) -> Path:
     stopped = asked.to / "grpo-stopped"
     if (folder / "manifest.json").exists() or stopped.exists():
         return stopped if stopped.exists() else folder
-    command = [sys.executable, "-P", "-m", "jobs", "train", str(file), "--resume"]
+    command = [sys.executable, "-P", "-m", "relabel", "train", str(file), "--resume"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as training:
         try:
             training.wait(60 * asked.grpo_minutes)
@@ -302,13 +302,13 @@ def answers(asked: argparse.Namespace, folder: Path, test: Sequence[dict[str, An
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from distill.teachers.answer_tokens import AnswerTokens
-    from distill.teachers.rollouts import Dialogues
-    from labelers.engines.checkpoints import end_ids
-    from labelers.engines.tokens import PromptEncoder
-    from labelers.registry import labeler_class
-    from manifests.labels import Pair
-    from manifests.spec_faults import validate_spec
+    from relabel.distill.teachers.answer_tokens import AnswerTokens
+    from relabel.distill.teachers.rollouts import Dialogues
+    from relabel.labelers.engines.checkpoints import end_ids
+    from relabel.labelers.engines.tokens import PromptEncoder
+    from relabel.labelers.registry import labeler_class
+    from relabel.manifests.labels import Pair
+    from relabel.manifests.spec_faults import validate_spec
 
     torch.manual_seed(7)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")

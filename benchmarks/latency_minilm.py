@@ -20,18 +20,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from export.bench.benching import bench_bundle
-from export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
-from export.bench.latency_comparison import ComparedModels
-from export.bench.latency_records import write_to
-from export.bench.side_by_side import Against
-from export.bench.specs import BenchSpec
-from export.bench.workloads import MAX_ROWS
-from export.bundles import Bundle, open_bundle
-from export.parity_records import read_parity
-from export.reference_pairs import PairsFile, draw_pairs, file_pairs
-from export.student_facts import student_facts
-from manifests.storage.context import Storage
+from relabel.export.bench.benching import bench_bundle
+from relabel.export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
+from relabel.export.bench.latency_comparison import ComparedModels
+from relabel.export.bench.latency_records import write_to
+from relabel.export.bench.side_by_side import Against
+from relabel.export.bench.specs import BenchSpec
+from relabel.export.bench.workloads import MAX_ROWS
+from relabel.export.bundles import Bundle, open_bundle
+from relabel.export.parity_records import read_parity
+from relabel.export.reference_pairs import PairsFile, draw_pairs, file_pairs
+from relabel.export.student_facts import student_facts
+from relabel.manifests.storage.context import Storage
 
 NO_SLOWER = 1.05
 """The upper end of fp32's time over optimum's may be at most this."""
@@ -46,7 +46,7 @@ from transformers import AutoModel
 model = AutoModel.from_pretrained(sys.argv[1]).eval()
 onnx_export_from_model(model, Path(sys.argv[2]), task="feature-extraction", do_validation=False)
 """
-HEADS = "from jobs.cli import main; main()"
+HEADS = "from relabel.jobs.cli import main; main()"
 
 
 def optimum_graphs(python: Path, student: Path, work: Path, pairs: str | None) -> dict[str, Path]:

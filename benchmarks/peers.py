@@ -46,7 +46,7 @@ import yaml
 from paired import paired_ratio, turns
 from r3a_shared_stage import made_up_pairs
 
-from labelers.registry import labeler_class
+from relabel.labelers.registry import labeler_class
 
 HERE = Path(__file__).parent
 SIDES = ("relabel", "datatrove", "ray")
@@ -143,7 +143,7 @@ def run_side(side: str, args: argparse.Namespace, work: Path, venv: Path) -> dic
         shutil.rmtree(work / folder, ignore_errors=True)
     environment = dict(os.environ)
     if side == "relabel":
-        command = [sys.executable, "-P", "-m", "jobs", "run", str(work / "job.yaml"), "--output", "json"]
+        command = [sys.executable, "-P", "-m", "relabel", "run", str(work / "job.yaml"), "--output", "json"]
     else:
         command = [str(venv / "bin" / "python"), str(HERE / f"peers_{side}.py"), str(work / "peer.json")]
         environment["PATH"] = f"{(venv / 'bin').absolute()}:{environment['PATH']}"  # datatrove calls `vllm`

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from export.bundles import seal_bundle
+from relabel.export.bundles import seal_bundle
 
 WEIGHTS_MB = 440
 """BERT-base in fp32."""
@@ -53,7 +53,9 @@ def write_bundle(folder: Path, version: str) -> Path:
 
 def seconds(*arguments: str) -> float:
     started = time.perf_counter()
-    done = subprocess.run([sys.executable, "-P", "-m", "jobs", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "relabel", *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode in (0, 10), done.stderr
     return time.perf_counter() - started
 

@@ -22,14 +22,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from benchmarks.paired import paired_ratio, turns
-from manifests.inputs.dataset import Dataset, open_dataset, open_parquet
-from manifests.runs.plans import ShardPlan
-from manifests.runs.readings import Readings
-from manifests.runs.row_batches import BATCH_ROWS
-from manifests.runs.rows import read_chunks
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.inputs.dataset import Dataset, open_dataset, open_parquet
+from relabel.manifests.runs.plans import ShardPlan
+from relabel.manifests.runs.readings import Readings
+from relabel.manifests.runs.row_batches import BATCH_ROWS
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 CHUNK_ROWS = 256
 SIDES = ("arrow", "pairs", "first", "again")

@@ -18,7 +18,7 @@ RESAMPLES = 1000
 
 def relabel(*arguments: object) -> None:
     """A command of relabel, which has to end well or with nothing left to do."""
-    command = [sys.executable, "-P", "-m", "jobs", *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", "relabel", *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if done.returncode not in (0, 10):
         raise SystemExit(f"relabel {arguments[0]}: exit {done.returncode}")

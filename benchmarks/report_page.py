@@ -25,7 +25,7 @@ WORDS = "the light red shoe of a runner who wants to go far and home again in an
 SEARCHES = ("runner", "weather light", "d4217", "nothing has this", "", "red", "shoe runner far", "")
 MEASURED = """
 import json, resource, sys, time
-from jobs.cli import main
+from relabel.jobs.cli import main
 start = time.perf_counter()
 try:
     main(sys.argv[1:])
@@ -60,7 +60,7 @@ def make_run(folder: Path, rows: int) -> Path:
     }
     (folder / "job.yaml").write_text(json.dumps(job))
     subprocess.run(
-        [sys.executable, "-P", "-m", "jobs", "run", str(folder / "job.yaml")], check=True, capture_output=True
+        [sys.executable, "-P", "-m", "relabel", "run", str(folder / "job.yaml")], check=True, capture_output=True
     )
     return folder / "out"
 

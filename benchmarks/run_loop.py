@@ -54,13 +54,13 @@ def write_pairs(path: Path, pairs: int) -> None:
 
 def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     """Seconds of one whole run, plan and manifest included, imports excluded."""
-    from jobs.exits import Exit
-    from jobs.planning.job_files import build_job
-    from jobs.planning.opening import open_run
-    from jobs.running.counts import Progress
-    from jobs.running.labeling import label
-    from jobs.running.sessions import Session
-    from jobs.running.stops import Stop
+    from relabel.jobs.exits import Exit
+    from relabel.jobs.planning.job_files import build_job
+    from relabel.jobs.planning.opening import open_run
+    from relabel.jobs.running.counts import Progress
+    from relabel.jobs.running.labeling import label
+    from relabel.jobs.running.sessions import Session
+    from relabel.jobs.running.stops import Stop
 
     shutil.rmtree(folder, ignore_errors=True)
     values = {

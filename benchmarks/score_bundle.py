@@ -40,7 +40,7 @@ def call(line: list[str], to: Path) -> Call:
     """Run `relabel score`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs", "score", *line, "--to", str(to), "--device", "cpu"],
+        [sys.executable, "-m", "relabel", "score", *line, "--to", str(to), "--device", "cpu"],
         env=environment,
         stdout=subprocess.DEVNULL,
     )

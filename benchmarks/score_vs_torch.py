@@ -23,22 +23,22 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from distill.students.encoder import EncoderStudent, load_backbone
-from distill.students.length_batches import length_batches
-from distill.students.logits import softmax
-from distill.students.score import Scorer
-from distill.students.student_record import StudentRecord
-from distill.students.students import StudentModel, load_student, student_files, write_student
-from jobs.fetching.models import fetch_model
-from jobs.planning.opening import open_run
-from jobs.running.conclusions import conclude
-from jobs.running.counts import Progress
-from jobs.running.sessions import Session
-from jobs.running.stops import Stop
-from jobs.score.score_loop import ScoreLoop
-from jobs.score.student_jobs import ScoreRequest, score_job, score_rows
-from manifests.models.references import resolve_model
-from manifests.storage.context import Storage
+from relabel.distill.students.encoder import EncoderStudent, load_backbone
+from relabel.distill.students.length_batches import length_batches
+from relabel.distill.students.logits import softmax
+from relabel.distill.students.score import Scorer
+from relabel.distill.students.student_record import StudentRecord
+from relabel.distill.students.students import StudentModel, load_student, student_files, write_student
+from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.running.conclusions import conclude
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.stops import Stop
+from relabel.jobs.score.score_loop import ScoreLoop
+from relabel.jobs.score.student_jobs import ScoreRequest, score_job, score_rows
+from relabel.manifests.models.references import resolve_model
+from relabel.manifests.storage.context import Storage
 
 
 def make_student(reference: str, folder: Path, max_tokens: int) -> Path:

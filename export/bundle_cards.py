@@ -4,9 +4,9 @@ alone.
 
 from __future__ import annotations
 
-from distill.students.kinds import KINDS
-from export.parity_records import ModelParity, Parity
-from export.student_facts import BundleLineage, StudentFacts
+from relabel.distill.students.kinds import KINDS
+from relabel.export.parity_records import ModelParity, Parity
+from relabel.export.student_facts import BundleLineage, StudentFacts
 
 CARD_NAME = "README.md"
 REPORT_NAME = "report.html"

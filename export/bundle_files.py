@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from manifests.digests import canonical_json
-from manifests.errors import ManifestError
+from relabel.manifests.digests import canonical_json
+from relabel.manifests.errors import ManifestError
 
 
 class BundleFile(NamedTuple):

@@ -7,10 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from export.bundles import Bundle
-from manifests.registered import Registry
+from relabel.export.bundles import Bundle
+from relabel.manifests.registered import Registry
 
-FORMATS = {"tensorrt": "export.tensorrt_engines:ENGINES"}
+FORMATS = {"tensorrt": "relabel.export.tensorrt_engines:ENGINES"}
 ONNX = "onnx"
 """What every bundle holds: other forms are made of it, and the loader falls back to it."""
 _REGISTRY = Registry("format", "relabel.bundle_formats", FORMATS, built_in=(ONNX,))

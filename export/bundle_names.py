@@ -7,8 +7,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from manifests.errors import ManifestError
-from manifests.storage.disk_errors import translate_errors
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.storage.disk_errors import translate_errors
 
 
 def entries_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

@@ -18,14 +18,14 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from export.bundles import MANIFEST_NAME, Bundle
-from manifests.digests import sha256_file
-from manifests.errors import ManifestError
-from manifests.interruptions import check_interrupted
-from manifests.storage.disk_errors import translate_errors
-from manifests.storage.file_locks import FileLock
-from manifests.storage.local_run_store import sync_folder
-from manifests.storage.temp_files import held_temp, remove_abandoned
+from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.manifests.digests import sha256_file
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.interruptions import check_interrupted
+from relabel.manifests.storage.disk_errors import translate_errors
+from relabel.manifests.storage.file_locks import FileLock
+from relabel.manifests.storage.local_run_store import sync_folder
+from relabel.manifests.storage.temp_files import held_temp, remove_abandoned
 
 PART, OLD, LOCK, MAKING = "relabel-part", "relabel-old", "relabel-lock", "relabel-making"
 ABANDONED_S = 86400.0

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export.bundle_files import BundleFile, read_files, strict_json
-from export.bundle_names import names_in
-from export.file_names import check_names
-from manifests.digests import readable_json, sha256_bytes, sha256_file
-from manifests.errors import ManifestError
-from manifests.storage.bundle_store_ports import MAX_RECORD_BYTES
-from manifests.storage.disk_errors import translate_errors
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.export.bundle_files import BundleFile, read_files, strict_json
+from relabel.export.bundle_names import names_in
+from relabel.export.file_names import check_names
+from relabel.manifests.digests import readable_json, sha256_bytes, sha256_file
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.storage.bundle_store_ports import MAX_RECORD_BYTES
+from relabel.manifests.storage.disk_errors import translate_errors
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 MANIFEST_NAME = "manifest.json"
 BUNDLE_FORMAT = 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from export.addresses import Address, is_name, object_name
-from export.bundle_files import BundleFile
-from export.bundles import read_manifest
-from export.channels import Channel, Move, channels_of, find_channel
-from export.pulling import DEFAULT_CHANNEL
-from export.versions import Version, load_version
-from manifests.digests import sha256_bytes
-from manifests.errors import InputError, ManifestError
-from manifests.storage.bundle_store_ports import BundleStore
+from relabel.export.addresses import Address, is_name, object_name
+from relabel.export.bundle_files import BundleFile
+from relabel.export.bundles import read_manifest
+from relabel.export.channels import Channel, Move, channels_of, find_channel
+from relabel.export.pulling import DEFAULT_CHANNEL
+from relabel.export.versions import Version, load_version
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.storage.bundle_store_ports import BundleStore
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from export.addresses import is_name
-from export.bundle_files import is_sha256
-from export.signatures import Signature, SigningKey
-from export.signed_records import read_record, record_bytes
-from export.versions import Version
-from manifests import failpoints
-from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, UsageError
-from manifests.records import checked, fault_of
-from manifests.storage.bundle_store_ports import BundleStore
+from relabel.export.addresses import is_name
+from relabel.export.bundle_files import is_sha256
+from relabel.export.signatures import Signature, SigningKey
+from relabel.export.signed_records import read_record, record_bytes
+from relabel.export.versions import Version
+from relabel.manifests import failpoints
+from relabel.manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, UsageError
+from relabel.manifests.records import checked, fault_of
+from relabel.manifests.storage.bundle_store_ports import BundleStore
 
 CHANNEL_KIND = "channel"
 HISTORY_KEPT = 200

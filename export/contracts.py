@@ -8,22 +8,22 @@ import inspect
 import json
 from pathlib import Path
 
-import export.loader
-from distill.students import length_batches, query_counts
-from distill.students.kinds import KINDS
-from distill.students.students import StudentModel
-from distill.students.texts import DecoderTexts
-from export.exporters import input_names
-from export.reference_pairs import PairSet
-from export.student_facts import InputContract
-from manifests.errors import ModelError
+import relabel.export.loader
+from relabel.distill.students import length_batches, query_counts
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.students.students import StudentModel
+from relabel.distill.students.texts import DecoderTexts
+from relabel.export.exporters import input_names
+from relabel.export.reference_pairs import PairSet
+from relabel.export.student_facts import InputContract
+from relabel.manifests.errors import ModelError
 
 TOKENIZER = "tokenizer.json"
 LOADER = "load.py"
 FUTURE = "from __future__ import annotations\n"
 IMPORTED = {
-    "from distill.students.length_batches import batch_tokens_on, length_batches": length_batches,
-    "from distill.students.query_counts import query_counts": query_counts,
+    "from relabel.distill.students.length_batches import batch_tokens_on, length_batches": length_batches,
+    "from relabel.distill.students.query_counts import query_counts": query_counts,
 }
 """What the loader imports of this package, and the module whose text stands there in `load.py`."""
 
@@ -69,7 +69,7 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
 
 def write_loader(folder: Path) -> None:
     """Write `load.py`: the loader, with the texts of the modules that it imports of this package."""
-    text = inspect.getsource(export.loader)
+    text = inspect.getsource(relabel.export.loader)
     for line, module in IMPORTED.items():
         text = text.replace(line, inspect.getsource(module).partition(FUTURE)[2].strip("\n"))
     (folder / LOADER).write_text(text, encoding="utf-8")

@@ -21,17 +21,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from export.addresses import OBJECTS, is_name
-from export.bundle_files import is_sha256
-from export.bundles import MANIFEST_NAME
-from export.wholeness import Fault, Proof, prove
-from manifests import failpoints
-from manifests.digests import readable_json, sha256_file
-from manifests.errors import InputError, ManifestError, StoreError
-from manifests.records import checked, fault_of
-from manifests.storage.disk_errors import translate_errors
-from manifests.storage.file_locks import FileLock
-from manifests.storage.local_run_store import LocalRunStore, sync_folder
+from relabel.export.addresses import OBJECTS, is_name
+from relabel.export.bundle_files import is_sha256
+from relabel.export.bundles import MANIFEST_NAME
+from relabel.export.wholeness import Fault, Proof, prove
+from relabel.manifests import failpoints
+from relabel.manifests.digests import readable_json, sha256_file
+from relabel.manifests.errors import InputError, ManifestError, StoreError
+from relabel.manifests.records import checked, fault_of
+from relabel.manifests.storage.disk_errors import translate_errors
+from relabel.manifests.storage.file_locks import FileLock
+from relabel.manifests.storage.local_run_store import LocalRunStore, sync_folder
 
 LINK = "current"
 VERSIONS = ".versions"

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from export.addresses import object_name
-from export.bundle_files import BundleFile
-from export.bundle_places import link_or_copy
-from export.bundles import MANIFEST_NAME, Bundle, check_file, open_bundle, read_manifest
-from export.destinations import PARTIAL, VERSIONS, Destination, State
-from export.versions import Version
-from export.wholeness import Proof, prove
-from manifests import failpoints
-from manifests.errors import DiskFullError, ManifestError, StoreError
-from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.disk_errors import FULL, translate_errors
-from manifests.storage.local_run_store import sync_folder
+from relabel.export.addresses import object_name
+from relabel.export.bundle_files import BundleFile
+from relabel.export.bundle_places import link_or_copy
+from relabel.export.bundles import MANIFEST_NAME, Bundle, check_file, open_bundle, read_manifest
+from relabel.export.destinations import PARTIAL, VERSIONS, Destination, State
+from relabel.export.versions import Version
+from relabel.export.wholeness import Proof, prove
+from relabel.manifests import failpoints
+from relabel.manifests.errors import DiskFullError, ManifestError, StoreError
+from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.storage.disk_errors import FULL, translate_errors
+from relabel.manifests.storage.local_run_store import sync_folder
 
 DOWNLOAD_TRIES = 2
 """Downloads of one file from its first byte on before its object is called damaged: the first may have grown from a bad

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from manifests.extras import require
+from relabel.manifests.extras import require
 
 LEAST_VALUES = 1 << 14
 """A smaller table is not worth the operators."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from distill.students.students import StudentModel
-from manifests.registered import Registry
+from relabel.distill.students.students import StudentModel
+from relabel.manifests.registered import Registry
 
-EXPORTERS = {"torch": "export.onnx_torch:export_torch", "optimum": "export.onnx_optimum:export_optimum"}
+EXPORTERS = {"torch": "relabel.export.onnx_torch:export_torch", "optimum": "relabel.export.onnx_optimum:export_optimum"}
 _REGISTRY = Registry("exporter", "relabel.exporters", EXPORTERS)
 
 

@@ -13,29 +13,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distill.students.student_manifest import StudentFiles
-from distill.students.student_record import read_student
-from distill.students.students import StudentModel, load_student, make_texts, student_digest, student_files
-from export import loader
-from export.bundle_cards import CARD_NAME, render_bundle_card
-from export.bundle_formats import ONNX, load_format
-from export.bundle_places import locked, made_beside, put_back, switch
-from export.bundles import Bundle, open_bundle, seal_bundle
-from export.contracts import input_contract, write_loader, write_tokenizer
-from export.parity_check import AskedPairs, Say, asked_pairs, check_gates, compare
-from export.parity_records import Parity, read_parity
-from export.precisions import list_models, write_models
-from export.reference_pairs import PairsFile
-from export.sessions import provider_here
-from export.specs import ExportSpec
-from export.student_facts import ModelFile, StudentFacts, StudentInputs, read_student_facts
-from export.token_lengths import describe_lengths
-from export.triton import write_repository
-from manifests.digests import digest_of
-from manifests.errors import ManifestError, StaleRunError
-from manifests.extras import installed_versions
-from manifests.records import checked, fault_of, plain
-from manifests.storage.context import Storage
+from relabel.distill.students.student_manifest import StudentFiles
+from relabel.distill.students.student_record import read_student
+from relabel.distill.students.students import StudentModel, load_student, make_texts, student_digest, student_files
+from relabel.export import loader
+from relabel.export.bundle_cards import CARD_NAME, render_bundle_card
+from relabel.export.bundle_formats import ONNX, load_format
+from relabel.export.bundle_places import locked, made_beside, put_back, switch
+from relabel.export.bundles import Bundle, open_bundle, seal_bundle
+from relabel.export.contracts import input_contract, write_loader, write_tokenizer
+from relabel.export.parity_check import AskedPairs, Say, asked_pairs, check_gates, compare
+from relabel.export.parity_records import Parity, read_parity
+from relabel.export.precisions import list_models, write_models
+from relabel.export.reference_pairs import PairsFile
+from relabel.export.sessions import provider_here
+from relabel.export.specs import ExportSpec
+from relabel.export.student_facts import ModelFile, StudentFacts, StudentInputs, read_student_facts
+from relabel.export.token_lengths import describe_lengths
+from relabel.export.triton import write_repository
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import ManifestError, StaleRunError
+from relabel.manifests.extras import installed_versions
+from relabel.manifests.records import checked, fault_of, plain
+from relabel.manifests.storage.context import Storage
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "optimum-onnx", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
@@ -83,7 +83,9 @@ def export_bundle(
     """
     record = read_student(path)
     options = {"provider": provider, "spec": spec.model_dump(mode="json"), "pairs": asdict(pairs) if pairs else None}
-    recipe = digest_of({"student": student_digest(path), "relabel": importlib.metadata.version("relabel"), **options})
+    recipe = digest_of(
+        {"student": student_digest(path), "relabel": importlib.metadata.version("relabel-ir"), **options}
+    )
     put_back(target)
     done = _there(target, recipe, is_replacing=is_replacing)
     if done is not None:
@@ -198,7 +200,11 @@ def _facts(
 
 
 def _made_by(made: dict[str, Any]) -> dict[str, Any]:
-    return {"relabel": importlib.metadata.version("relabel"), "models": made, "versions": installed_versions(LIBRARIES)}
+    return {
+        "relabel": importlib.metadata.version("relabel-ir"),
+        "models": made,
+        "versions": installed_versions(LIBRARIES),
+    }
 
 
 def _write_papers(folder: Path, student: StudentFacts, parity: Parity, spec: ExportSpec) -> None:

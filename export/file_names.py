@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-from manifests.errors import ManifestError
+from relabel.manifests.errors import ManifestError
 
 MAX_FILES = 10_000
 MAX_NAME_BYTES = 512

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from export.addresses import OBJECTS, is_name, object_name
-from export.channels import Channel, channels_of
-from export.gc_marks import Claim, GcMarks, change_gc_marks, load_gc_marks
-from export.versions import load_version
-from manifests.errors import LockHeldError
-from manifests.storage.bundle_store_ports import BundleStore, Entry
+from relabel.export.addresses import OBJECTS, is_name, object_name
+from relabel.export.channels import Channel, channels_of
+from relabel.export.gc_marks import Claim, GcMarks, change_gc_marks, load_gc_marks
+from relabel.export.versions import load_version
+from relabel.manifests.errors import LockHeldError
+from relabel.manifests.storage.bundle_store_ports import BundleStore, Entry
 
 SETTLE_S = 24 * 3600.0
 """How long a name stays marked before it is deleted, at most: no publish or channel move may take longer from first

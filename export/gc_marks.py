@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
-from export.bundle_files import strict_json
-from manifests.digests import readable_json
-from manifests.errors import LockHeldError, ManifestError, TransientError
-from manifests.records import checked, fault_of
-from manifests.storage.bundle_store_ports import BundleStore
+from relabel.export.bundle_files import strict_json
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import LockHeldError, ManifestError, TransientError
+from relabel.manifests.records import checked, fault_of
+from relabel.manifests.storage.bundle_store_ports import BundleStore
 
 RECORD_NAME = "gc.json"
 KIND = "gc"

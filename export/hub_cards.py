@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from distill.students.student_manifest import StudentManifest
-from distill.students.student_record import StudentRecord
+from relabel.distill.students.student_manifest import StudentManifest
+from relabel.distill.students.student_record import StudentRecord
 
 CARD_NAME = "README.md"
 _HUB = re.compile(r"hf:(?P<repo>[^@]+)(@.*)?")

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.logits import softmax
-from distill.students.student_record import StudentRecord
-from distill.students.students import StudentModel
-from distill.students.token_rows import TokenRow
-from manifests.digests import readable_json
-from manifests.errors import ModelError
-from manifests.models.model_dirs import config_file
+from relabel.distill.students.logits import softmax
+from relabel.distill.students.student_record import StudentRecord
+from relabel.distill.students.students import StudentModel
+from relabel.distill.students.token_rows import TokenRow
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models.model_dirs import config_file
 
 # B rows, K grades, D hidden
 

@@ -11,15 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from distill.students.student_manifest import read_student_manifest
-from distill.students.student_record import read_student
-from distill.students.students import load_student, student_digest
-from export.bundle_places import locked, made_beside, put_back, switch
-from export.exporting import student_manifest
-from export.hub_cards import CARD_NAME, render_hub_card
-from export.hub_models import HEAD, write_model
-from manifests.digests import readable_json
-from manifests.errors import ConfigError, StaleRunError
+from relabel.distill.students.student_manifest import read_student_manifest
+from relabel.distill.students.student_record import read_student
+from relabel.distill.students.students import load_student, student_digest
+from relabel.export.bundle_places import locked, made_beside, put_back, switch
+from relabel.export.exporting import student_manifest
+from relabel.export.hub_cards import CARD_NAME, render_hub_card
+from relabel.export.hub_models import HEAD, write_model
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import ConfigError, StaleRunError
 
 RECORD_NAME = "relabel.json"
 
@@ -64,7 +64,7 @@ def export_to_hub_folder(
     student_manifest(path)  # its files are held against it
     file = path / "manifest.json"
     manifest = read_student_manifest(file.read_bytes(), str(file))
-    recipe = {"student": student_digest(path), "relabel": version("relabel"), "licence": licence}
+    recipe = {"student": student_digest(path), "relabel": version("relabel-ir"), "licence": licence}
     put_back(target)
     done = _there(target, recipe, is_replacing=is_replacing)
     left_out = [name for name in record.heads if name != HEAD]

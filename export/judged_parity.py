@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distill.students.examples import NO_GRADE
-from export.parity_records import F1Loss, NdcgLoss
-from export.reference_pairs import PairSet
-from export.specs import ParitySpec
-from manifests.ids import codes_of, ids_of
-from manifests.metrics.agreement import confusion_by_group, f1_macro
-from manifests.metrics.bootstrap import Statistic, paired_bootstrap
-from manifests.metrics.ranking import rank_queries
+from relabel.distill.students.examples import NO_GRADE
+from relabel.export.parity_records import F1Loss, NdcgLoss
+from relabel.export.reference_pairs import PairSet
+from relabel.export.specs import ParitySpec
+from relabel.manifests.ids import codes_of, ids_of
+from relabel.manifests.metrics.agreement import confusion_by_group, f1_macro
+from relabel.manifests.metrics.bootstrap import Statistic, paired_bootstrap
+from relabel.manifests.metrics.ranking import rank_queries
 
 POINTS = 100.0
 

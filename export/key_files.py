@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
-from manifests.errors import ConfigError
-from manifests.secrets.redaction import keep_secret
-from manifests.storage.disk_errors import translate_errors
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.secrets.redaction import keep_secret
+from relabel.manifests.storage.disk_errors import translate_errors
 
 _PEM_START = "-----BEGIN "
 _AROUND = "\ufeff'\"` \t\r\n"

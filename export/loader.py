@@ -39,8 +39,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from distill.students.length_batches import batch_tokens_on, length_batches
-from distill.students.query_counts import query_counts
+from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.distill.students.query_counts import query_counts
 
 NEEDS = "A bundle needs {}: pip install numpy onnxruntime tokenizers (on a GPU: onnxruntime-gpu, never both).\n"
 NEEDS_OPENVINO = "The provider openvino needs openvino: pip install 'openvino>=2026.4,<2027' numpy tokenizers.\n"

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.kinds import KINDS
-from distill.students.students import StudentModel
-from export.exporters import GraphOptions, input_names
-from export.optimize import BIG_BYTES
-from manifests.errors import ModelError
-from manifests.extras import require
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.students.students import StudentModel
+from relabel.export.exporters import GraphOptions, input_names
+from relabel.export.optimize import BIG_BYTES
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
 
 # B rows, T tokens, D hidden, K grades
 

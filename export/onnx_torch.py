@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distill.students.students import StudentModel
-from export.exporters import GraphOptions, input_names, output_names
-from manifests.errors import ModelError
-from manifests.extras import require
+from relabel.distill.students.students import StudentModel
+from relabel.export.exporters import GraphOptions, input_names, output_names
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
 
 # B rows, T tokens, K grades
 

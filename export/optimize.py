@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import ModelError
-from manifests.extras import require
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
 
 BIG_BYTES = 1_800_000_000
 """From here on weights lie beside the graph: protobuf ends at 2 GB."""

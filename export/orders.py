@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manifests.metrics.ranking import rows_by_group
+from relabel.manifests.metrics.ranking import rows_by_group
 
 # N pairs, K grades
 

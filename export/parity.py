@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from export.judged_parity import POINTS, expected_grade, judged_figures
-from export.loader import Encoder
-from export.orders import kept_orders, least_difference
-from export.parity_records import ModelParity, OrderCounts, ParityCheck, SizeFigures, WorstRow
-from export.reference_pairs import PairSet
-from export.specs import ParitySpec
-from manifests.metrics.bootstrap import Interval, bootstrap
-from manifests.metrics.metric import NOTHING_DRAWN, finite, mean
-from manifests.metrics.shares import share_bounds
+from relabel.export.judged_parity import POINTS, expected_grade, judged_figures
+from relabel.export.loader import Encoder
+from relabel.export.orders import kept_orders, least_difference
+from relabel.export.parity_records import ModelParity, OrderCounts, ParityCheck, SizeFigures, WorstRow
+from relabel.export.reference_pairs import PairSet
+from relabel.export.specs import ParitySpec
+from relabel.manifests.metrics.bootstrap import Interval, bootstrap
+from relabel.manifests.metrics.metric import NOTHING_DRAWN, finite, mean
+from relabel.manifests.metrics.shares import share_bounds
 
 # N pairs, K grades of a head, G queries
 

@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.students.student_record import StudentRecord
-from distill.students.students import StudentModel
-from export import loader
-from export.contracts import check_tokens
-from export.parity import answers, measure
-from export.parity_records import ModelParity, Parity
-from export.reference_answers import choose_rows, own_answers, write_reference
-from export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
-from export.sessions import ModelSession
-from export.specs import ExportSpec
-from export.student_facts import ModelFile
-from manifests.digests import readable_json
-from manifests.errors import GateError
-from manifests.records import plain
-from manifests.storage.context import Storage
+from relabel.distill.students.student_record import StudentRecord
+from relabel.distill.students.students import StudentModel
+from relabel.export import loader
+from relabel.export.contracts import check_tokens
+from relabel.export.parity import answers, measure
+from relabel.export.parity_records import ModelParity, Parity
+from relabel.export.reference_answers import choose_rows, own_answers, write_reference
+from relabel.export.reference_pairs import PairSet, PairsFile, draw_queries, file_pairs, lineage_pairs
+from relabel.export.sessions import ModelSession
+from relabel.export.specs import ExportSpec
+from relabel.export.student_facts import ModelFile
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import GateError
+from relabel.manifests.records import plain
+from relabel.manifests.storage.context import Storage
 
 PARITY_NAME = "parity.json"
 Say = Callable[[str], None]

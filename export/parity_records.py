@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
-from manifests.records import LEFT_OUT, read_record
+from relabel.manifests.records import LEFT_OUT, read_record
 
 
 @dataclass(frozen=True, slots=True)

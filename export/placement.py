@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from export.loader import OPENVINO, PROVIDERS
+from relabel.export.loader import OPENVINO, PROVIDERS
 
 HEAVY = {
     "MatMul",

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.kinds import KINDS
-from distill.students.students import StudentModel
-from export.contracts import input_contract
-from export.exporters import GraphOptions, load_exporter
-from export.loader import Encoder
-from export.optimize import drop_notes, write_fp16
-from export.quantize import CALIBRATION_BATCH, write_int8, write_int8_static
-from export.reference_pairs import PairSet, draw_pairs
-from export.specs import ExportSpec
-from export.student_facts import ModelFile
-from manifests.errors import InputError
-from manifests.records import plain
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.students.students import StudentModel
+from relabel.export.contracts import input_contract
+from relabel.export.exporters import GraphOptions, load_exporter
+from relabel.export.loader import Encoder
+from relabel.export.optimize import drop_notes, write_fp16
+from relabel.export.quantize import CALIBRATION_BATCH, write_int8, write_int8_static
+from relabel.export.reference_pairs import PairSet, draw_pairs
+from relabel.export.specs import ExportSpec
+from relabel.export.student_facts import ModelFile
+from relabel.manifests.errors import InputError
+from relabel.manifests.records import plain
 
 FILES = {
     "fp32": "model.onnx",

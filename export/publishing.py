@@ -11,18 +11,26 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from export.addresses import check_name, object_name, version_name
-from export.bundle_files import BundleFile
-from export.bundles import Bundle
-from export.channels import Channel, before, check_may_move, find_channel, load_channel, move_channel
-from export.gc_marks import spare
-from export.signatures import SigningKey
-from export.versions import Version, check_same, check_whole, find_version, load_version, version_of, write_version
-from manifests import failpoints
-from manifests.errors import GateError, InputError, StoreError
-from manifests.records import checked
-from manifests.storage.bundle_store_ports import BundleStore, Held, digest_of_blocks
-from manifests.storage.disk_errors import translate_errors
+from relabel.export.addresses import check_name, object_name, version_name
+from relabel.export.bundle_files import BundleFile
+from relabel.export.bundles import Bundle
+from relabel.export.channels import Channel, before, check_may_move, find_channel, load_channel, move_channel
+from relabel.export.gc_marks import spare
+from relabel.export.signatures import SigningKey
+from relabel.export.versions import (
+    Version,
+    check_same,
+    check_whole,
+    find_version,
+    load_version,
+    version_of,
+    write_version,
+)
+from relabel.manifests import failpoints
+from relabel.manifests.errors import GateError, InputError, StoreError
+from relabel.manifests.records import checked
+from relabel.manifests.storage.bundle_store_ports import BundleStore, Held, digest_of_blocks
+from relabel.manifests.storage.disk_errors import translate_errors
 
 UPLOAD_TRIES = 3
 """Uploads of one file before a bundle store that keeps holding other bytes is given up."""
@@ -118,7 +126,7 @@ def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions,
 
 def _check_baselines(bundle: Bundle) -> None:
     """Hold the student's figures on its test split against the baselines beside them; older bundles have none."""
-    from manifests.metrics.baselines import Baselines, not_beaten  # brings numpy, which a move does without
+    from relabel.manifests.metrics.baselines import Baselines, not_beaten  # brings numpy, which a move does without
 
     test: Any = bundle.facts
     for name in ("lineage", "student", "metrics", "test"):

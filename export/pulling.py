@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from export.addresses import Address
-from export.channels import CHANNEL_KIND, Channel, find_channel, left_by_rollback
-from export.destinations import VERSIONS, Destination, Seen, ServedVersion, State
-from export.downloads import Progress, Unpacked, fetch_version
-from export.signatures import TrustedKeys
-from export.versions import VERSION_KIND, Version, find_version, load_version
-from manifests import failpoints
-from manifests.errors import GateError, InputError, ManifestError
-from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.disk_errors import translate_errors
+from relabel.export.addresses import Address
+from relabel.export.channels import CHANNEL_KIND, Channel, find_channel, left_by_rollback
+from relabel.export.destinations import VERSIONS, Destination, Seen, ServedVersion, State
+from relabel.export.downloads import Progress, Unpacked, fetch_version
+from relabel.export.signatures import TrustedKeys
+from relabel.export.versions import VERSION_KIND, Version, find_version, load_version
+from relabel.manifests import failpoints
+from relabel.manifests.errors import GateError, InputError, ManifestError
+from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.storage.disk_errors import translate_errors
 
 DEFAULT_CHANNEL = "stable"
 
@@ -116,7 +116,7 @@ def _check_parity(destination: Destination, ready: Unpacked, progress: Progress)
         GateError: it does.
         ManifestError, MissingExtraError: it can't be asked.
     """
-    from export.reference_answers import check_here  # a pull needs neither numpy nor onnxruntime
+    from relabel.export.reference_answers import check_here  # a pull needs neither numpy nor onnxruntime
 
     progress("asking the reference pairs", 0)
     check_here(destination.folder / VERSIONS / ready.folder)

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from export.embeddings import quantize_embeddings
-from export.optimize import is_big, quiet
-from manifests.errors import ModelError
-from manifests.extras import require
+from relabel.export.embeddings import quantize_embeddings
+from relabel.export.optimize import is_big, quiet
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
 
 CALIBRATION_BATCH = 8
 

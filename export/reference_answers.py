@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from export import loader
-from export.parity import Run, answers
-from export.parity_records import ModelParity
-from export.reference_pairs import PairSet
-from export.specs import ParitySpec
-from manifests.digests import readable_json
-from manifests.errors import GateError, ManifestError
-from manifests.extras import require
+from relabel.export import loader
+from relabel.export.parity import Run, answers
+from relabel.export.parity_records import ModelParity
+from relabel.export.reference_pairs import PairSet
+from relabel.export.specs import ParitySpec
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import GateError, ManifestError
+from relabel.manifests.extras import require
 
 LONGEST_CHARACTERS = 20_000
 """Longer pairs are not sealed: what a model reads of them is far less."""

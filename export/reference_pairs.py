@@ -9,21 +9,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distill.students.example_rows import load_examples
-from distill.students.examples import NO_GRADE
-from distill.students.pair_texts import read_pairs
-from distill.students.specs import DistillSpec
-from distill.students.splits import SIDES, TEST, TRAIN
-from manifests.digests import digest_of
-from manifests.errors import ConfigError, InputError, ManifestError, RelabelError
-from manifests.inputs.dataset import open_dataset
-from manifests.inputs.grade_columns import read_grades
-from manifests.judging.gold_columns import load_gold_by_row
-from manifests.judging.qrels import check_scale, grades_seen, mapped
-from manifests.metrics.ranking import rows_by_group
-from manifests.spec_faults import validate_spec
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
+from relabel.distill.students.example_rows import load_examples
+from relabel.distill.students.examples import NO_GRADE
+from relabel.distill.students.pair_texts import read_pairs
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.splits import SIDES, TEST, TRAIN
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, RelabelError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.inputs.grade_columns import read_grades
+from relabel.manifests.judging.gold_columns import load_gold_by_row
+from relabel.manifests.judging.qrels import check_scale, grades_seen, mapped
+from relabel.manifests.metrics.ranking import rows_by_group
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
 
 # N pairs
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from export.loader import OPENVINO, BundleError, choose_provider, open_session
-from manifests.errors import MissingExtraError
-from manifests.extras import require
+from relabel.export.loader import OPENVINO, BundleError, choose_provider, open_session
+from relabel.manifests.errors import MissingExtraError
+from relabel.manifests.extras import require
 
 
 def provider_here(wish: str, *, option: str = "--provider", purpose: str = "An export") -> str:

@@ -10,10 +10,10 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from export.key_files import pem_of
-from manifests.digests import canonical_json, sha256_bytes
-from manifests.errors import ConfigError, GateError
-from manifests.extras import require
+from relabel.export.key_files import pem_of
+from relabel.manifests.digests import canonical_json, sha256_bytes
+from relabel.manifests.errors import ConfigError, GateError
+from relabel.manifests.extras import require
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from export.bundle_files import strict_json
-from export.signatures import Signature, read_signatures
-from manifests.digests import readable_json
-from manifests.errors import ManifestError
-from manifests.records import plain
+from relabel.export.bundle_files import strict_json
+from relabel.export.signatures import Signature, read_signatures
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import plain
 
 RECORD_FORMAT = 1
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from manifests.specs import Fraction, Spec
+from relabel.manifests.specs import Fraction, Spec
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-static"]
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distill.students.student_section import KindName
-from export.bundles import MANIFEST_NAME, Bundle
-from export.token_lengths import TokenLengths
-from manifests.phi import PhiTable
-from manifests.records import LEFT_OUT, read_record
+from relabel.distill.students.student_section import KindName
+from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.export.token_lengths import TokenLengths
+from relabel.manifests.phi import PhiTable
+from relabel.manifests.records import LEFT_OUT, read_record
 
 
 @dataclass(frozen=True, kw_only=True)

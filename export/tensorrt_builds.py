@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from export.optimize import quiet
-from export.token_lengths import TokenLengths
-from manifests.errors import MissingExtraError, ModelError
-from manifests.extras import require
+from relabel.export.optimize import quiet
+from relabel.export.token_lengths import TokenLengths
+from relabel.manifests.errors import MissingExtraError, ModelError
+from relabel.manifests.extras import require
 
 MODULES = (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx"), ("tensorrt_rtx", "tensorrt_rtx_bindings"))
 OPT_BATCH, MAX_BATCH = 8, 128

@@ -15,13 +15,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from export.bundle_places import locked, made_beside, switch
-from export.bundles import MANIFEST_NAME, Bundle, open_bundle, seal_bundle
-from export.student_facts import EngineFile, student_facts
-from export.tensorrt_builds import build, capability_here, find_tensorrt, plan_profile
-from manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
-from manifests.extras import require
-from manifests.records import plain
+from relabel.export.bundle_places import locked, made_beside, switch
+from relabel.export.bundles import MANIFEST_NAME, Bundle, open_bundle, seal_bundle
+from relabel.export.student_facts import EngineFile, student_facts
+from relabel.export.tensorrt_builds import build, capability_here, find_tensorrt, plan_profile
+from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
+from relabel.manifests.extras import require
+from relabel.manifests.records import plain
 
 FLAVOURS = {"tensorrt": "TensorrtExecutionProvider", "tensorrt_rtx": "NvTensorRTRTXExecutionProvider"}
 """Module → the onnxruntime provider that runs its engines."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from export.bundle_places import link_or_copy
-from export.student_facts import ModelFile
+from relabel.export.bundle_places import link_or_copy
+from relabel.export.student_facts import ModelFile
 
 FOLDER = "triton"
 MAX_BATCH = 128

@@ -13,15 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from export.addresses import object_name, version_name
-from export.bundle_files import BundleFile, read_files
-from export.bundles import MANIFEST_NAME, Bundle
-from export.file_names import check_names
-from export.signatures import Signature, SigningKey
-from export.signed_records import read_record, record_bytes
-from manifests.digests import digest_of
-from manifests.errors import InputError, ManifestError, TransientError
-from manifests.storage.bundle_store_ports import BundleStore
+from relabel.export.addresses import object_name, version_name
+from relabel.export.bundle_files import BundleFile, read_files
+from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.export.file_names import check_names
+from relabel.export.signatures import Signature, SigningKey
+from relabel.export.signed_records import read_record, record_bytes
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import InputError, ManifestError, TransientError
+from relabel.manifests.storage.bundle_store_ports import BundleStore
 
 VERSION_KIND = "version"
 _SWAPS = 5

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from export.bundle_files import BundleFile
-from export.bundle_names import entries_in
-from export.bundles import MANIFEST_NAME, read_manifest
-from manifests.digests import BLOCK_BYTES
-from manifests.errors import ManifestError
+from relabel.export.bundle_files import BundleFile
+from relabel.export.bundle_names import entries_in
+from relabel.export.bundles import MANIFEST_NAME, read_manifest
+from relabel.manifests.digests import BLOCK_BYTES
+from relabel.manifests.errors import ManifestError
 
 YOUNG_NS = 100_000_000
 """A file that changed less than this ago gets no stamp, ns: within a tick of the file system's clock it could change

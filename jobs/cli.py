@@ -17,60 +17,78 @@ from typing import Any
 
 import click
 
-from jobs.environment import fill_in_region, fill_in_user
-from jobs.given_secrets import keep_arguments, keep_environment, refuse_secret_arguments
-from jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
-from jobs.streams import redacted_streams
-from manifests.secrets.redaction import forget_secrets, redacted, shortened
+from relabel.jobs.environment import fill_in_region, fill_in_user
+from relabel.jobs.given_secrets import keep_arguments, keep_environment, refuse_secret_arguments
+from relabel.jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
+from relabel.jobs.streams import redacted_streams
+from relabel.manifests.secrets.redaction import forget_secrets, redacted, shortened
 
 COMPLETION = "_RELABEL_COMPLETE"
 """A shell sets it to complete what is typed."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("jobs.commands.setup:init", "Write a job, student or teacher file to start from."),
-    "templates": ("jobs.commands.templates:templates", "Write the built-in prompt templates, to edit them."),
-    "ask": ("jobs.commands.ask:ask", "Put a row to the model, and show all that is asked and answered."),
-    "plan": ("jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
-    "run": ("jobs.commands.label:run", "Label what is not labelled yet."),
-    "rounds": ("jobs.commands.rounds:rounds", "Search a corpus for each question in several rounds, each a run."),
-    "status": ("jobs.commands.inspect:status", "Show what is done, open and quarantined."),
-    "retry": ("jobs.commands.label:retry", "Ask the quarantined rows again."),
-    "verify": ("jobs.commands.inspect:verify", "Prove that no row is lost or doubled and no file changed."),
-    "score": ("jobs.commands.score:score", "Label pairs with a trained student."),
-    "merge": ("jobs.commands.merge:merge", "Join outputs made in one way into one."),
+    "init": ("relabel.jobs.commands.setup:init", "Write a job, student or teacher file to start from."),
+    "templates": ("relabel.jobs.commands.templates:templates", "Write the built-in prompt templates, to edit them."),
+    "ask": ("relabel.jobs.commands.ask:ask", "Put a row to the model, and show all that is asked and answered."),
+    "plan": ("relabel.jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
+    "run": ("relabel.jobs.commands.label:run", "Label what is not labelled yet."),
+    "rounds": (
+        "relabel.jobs.commands.rounds:rounds",
+        "Search a corpus for each question in several rounds, each a run.",
+    ),
+    "status": ("relabel.jobs.commands.inspect:status", "Show what is done, open and quarantined."),
+    "retry": ("relabel.jobs.commands.label:retry", "Ask the quarantined rows again."),
+    "verify": ("relabel.jobs.commands.inspect:verify", "Prove that no row is lost or doubled and no file changed."),
+    "score": ("relabel.jobs.commands.score:score", "Label pairs with a trained student."),
+    "merge": ("relabel.jobs.commands.merge:merge", "Join outputs made in one way into one."),
     "evaluate": (
-        "jobs.commands.evaluate:evaluate",
+        "relabel.jobs.commands.evaluate:evaluate",
         "Measure labels against gold; compare a student with its teacher.",
     ),
     "compare": (
-        "jobs.commands.compare:compare",
+        "relabel.jobs.commands.compare:compare",
         "Compare two label runs over the same pairs: two prompts, two teachers.",
     ),
-    "convert": ("jobs.commands.convert:convert", "Turn labels into TREC qrels, run files, JSONL or Parquet, and back."),
-    "report": ("jobs.commands.report:report", "Write one HTML page about runs, teachers, students and bundles."),
-    "distill": ("jobs.commands.distill:distill", "Train a student on finished label runs."),
-    "train": ("jobs.commands.train:train", "Train a teacher: a model that answers a labeler's prompts."),
-    "export": ("jobs.commands.export:export", "Export a student to a bundle: ONNX, checked against it on real pairs."),
-    "build-engine": ("jobs.commands.export:build_engine", "Build a TensorRT engine of a bundle, for this machine."),
-    "bench": ("jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
+    "convert": (
+        "relabel.jobs.commands.convert:convert",
+        "Turn labels into TREC qrels, run files, JSONL or Parquet, and back.",
+    ),
+    "report": (
+        "relabel.jobs.commands.report:report",
+        "Write one HTML page about runs, teachers, students and bundles.",
+    ),
+    "distill": ("relabel.jobs.commands.distill:distill", "Train a student on finished label runs."),
+    "train": ("relabel.jobs.commands.train:train", "Train a teacher: a model that answers a labeler's prompts."),
+    "export": (
+        "relabel.jobs.commands.export:export",
+        "Export a student to a bundle: ONNX, checked against it on real pairs.",
+    ),
+    "build-engine": (
+        "relabel.jobs.commands.export:build_engine",
+        "Build a TensorRT engine of a bundle, for this machine.",
+    ),
+    "bench": ("relabel.jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
     "pairs": (
-        "jobs.commands.pairs:pairs",
+        "relabel.jobs.commands.pairs:pairs",
         "Build pairs: from citations; context by BM25; documents cut into chunks.",
     ),
-    "publish": ("jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
-    "pull": ("jobs.commands.pull:pull", "Fetch what a channel points to, check it, switch to it; or roll back."),
-    "channel": ("jobs.commands.channels:channel", "Point a channel at a published version."),
-    "rollback": ("jobs.commands.channels:rollback", "Point a channel at the version before."),
-    "list": ("jobs.commands.catalog:list_bundles", "List the bundles at a place."),
+    "publish": ("relabel.jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
+    "pull": (
+        "relabel.jobs.commands.pull:pull",
+        "Fetch what a channel points to, check it, switch to it; or roll back.",
+    ),
+    "channel": ("relabel.jobs.commands.channels:channel", "Point a channel at a published version."),
+    "rollback": ("relabel.jobs.commands.channels:rollback", "Point a channel at the version before."),
+    "list": ("relabel.jobs.commands.catalog:list_bundles", "List the bundles at a place."),
     "show": (
-        "jobs.commands.catalog:show",
+        "relabel.jobs.commands.catalog:show",
         "Show a bundle's versions and channels, one version, or what serves in a folder.",
     ),
-    "gc": ("jobs.commands.gc:gc", "Remove versions and files that nothing points to."),
-    "schema": ("jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
-    "doctor": ("jobs.commands.doctor:doctor", "Show what this machine has: extras, devices, folders."),
+    "gc": ("relabel.jobs.commands.gc:gc", "Remove versions and files that nothing points to."),
+    "schema": ("relabel.jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
+    "doctor": ("relabel.jobs.commands.doctor:doctor", "Show what this machine has: extras, devices, folders."),
     "demo": (
-        "jobs.commands.demo:demo",
+        "relabel.jobs.commands.demo:demo",
         "Go the whole way with a small set: label, distill, export, publish, pull, score.",
     ),
 }
@@ -98,7 +116,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; an unknown name gets the nearest known one with its refusal."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from manifests.spec_faults import unknown_name
+            from relabel.manifests.spec_faults import unknown_name
 
             raise click.UsageError(unknown_name("command", args[0], list(COMMANDS)))
         return super().resolve_command(ctx, args)
@@ -114,7 +132,7 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example: relabel run job.yaml --shard 3/64",
 )
-@click.version_option(package_name="relabel", prog_name="relabel")
+@click.version_option(package_name="relabel-ir", prog_name="relabel")
 def relabel() -> None:
     """Turn a reasoning LLM's relevance judgments into labels that a small model can learn from.
 
@@ -130,7 +148,7 @@ def main(args: list[str] | None = None) -> None:
         # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
         if (instruction := os.environ.get(COMPLETION)) is not None:
-            from jobs.completion import complete
+            from relabel.jobs.completion import complete
 
             sys.exit(complete(relabel, COMPLETION, instruction))
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
@@ -174,7 +192,7 @@ def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
             found = next(iter(arguments[index + 1 :]), None)
     if found != "json":
         return nullcontext()
-    from jobs.log_format import json_lines
+    from relabel.jobs.log_format import json_lines
 
     return json_lines()
 
@@ -189,7 +207,7 @@ def _ended(arguments: list[str]) -> Any:
         _show(exc)
         code, name, message = exc.exit_code, "UsageError", exc.format_message()
     except (KeyboardInterrupt, click.Abort) as exc:
-        from manifests.interruptions import Terminated
+        from relabel.manifests.interruptions import Terminated
 
         is_asked = isinstance(exc.__cause__ or exc, Terminated)  # click puts its own error around it
         code, name, message = 130, "Stopped", "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
@@ -198,9 +216,9 @@ def _ended(arguments: list[str]) -> Any:
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
         code, name, message = _failed(broken), type(broken).__name__, str(broken)
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
-        from jobs.exits import exit_for
-        from manifests.errors import RelabelError, SaidElsewhereError
-        from manifests.storage.disk_errors import refusal
+        from relabel.jobs.exits import exit_for
+        from relabel.manifests.errors import RelabelError, SaidElsewhereError
+        from relabel.manifests.storage.disk_errors import refusal
 
         if isinstance(exc, SaidElsewhereError):
             return int(exit_for(exc))
@@ -217,12 +235,12 @@ def _refuse_odd_arguments(arguments: list[str]) -> None:
     Raises:
         InputError: names the argument.
     """
-    from manifests.odd_text import oddity_of, shown
+    from relabel.manifests.odd_text import oddity_of, shown
 
     for argument in arguments:
         oddity = oddity_of(argument)
         if oddity is not None and not _is_there(argument):
-            from manifests.errors import InputError
+            from relabel.manifests.errors import InputError
 
             raise InputError(f"argument {shown(argument)}: {oddity}. Rename the file that it names.")
 
@@ -239,13 +257,13 @@ def _failed(exc: Exception) -> int:
     """Say what went wrong. The one place where any error at all is caught: it ends the process
     with the code that fits.
     """
-    from jobs.exits import Exit, exit_for
-    from manifests.errors import RelabelError
+    from relabel.jobs.exits import Exit, exit_for
+    from relabel.manifests.errors import RelabelError
 
     if isinstance(exc, RelabelError):
         _say_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
         return int(exit_for(exc))
-    from jobs.log_format import say_crash
+    from relabel.jobs.log_format import say_crash
 
     if isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG:
         # of a path that was given: none of ours comes near
@@ -261,7 +279,7 @@ def _failed(exc: Exception) -> int:
 
 
 def _show(exc: click.ClickException) -> None:
-    from jobs.log_format import is_json
+    from relabel.jobs.log_format import is_json
 
     if is_json():
         _say_error(exc.format_message(), "usage", exit_code=exc.exit_code)
@@ -270,12 +288,12 @@ def _show(exc: click.ClickException) -> None:
 
 
 def _say_error(message: str, event: str, **fields: Any) -> None:
-    from jobs.log_format import is_json, say
+    from relabel.jobs.log_format import is_json, say
 
     if is_json():
         say(message, level="error", event=event, **fields)
     else:
-        from manifests.odd_text import message_lines
+        from relabel.manifests.odd_text import message_lines
 
         click.echo(message_lines(message), err=True)
 

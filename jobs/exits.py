@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from manifests import errors
+from relabel.manifests import errors
 
 
 class Exit(IntEnum):

@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from manifests.errors import ConfigError
-from manifests.secrets.redaction import keep_secret, secret_in
-from manifests.secrets.secret_names import STORAGE_KEY, names_secret
-from manifests.secrets.url_secrets import MIN_CHARS, secret_in_url
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.secrets.redaction import keep_secret, secret_in
+from relabel.manifests.secrets.secret_names import STORAGE_KEY, names_secret
+from relabel.manifests.secrets.url_secrets import MIN_CHARS, secret_in_url
 
 _KEY_OPTIONS = ("RELABEL_SIGN_KEY", "RELABEL_TRUST_KEY", "--sign-key", "--key")
 """What may hold the path of a key as well as the key."""
@@ -69,7 +69,7 @@ def _keep_named(name: str, value: str, what: str, *, key: str = "") -> None:
 
 
 def _is_plain(key: str) -> bool:
-    from jobs.planning.job_schema import plain_keys  # which loads every spec there is
+    from relabel.jobs.planning.job_schema import plain_keys  # which loads every spec there is
 
     return key in plain_keys()
 

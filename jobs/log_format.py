@@ -15,9 +15,9 @@ import traceback as traceback_module
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from jobs.streams import RedactedStream
-from manifests.odd_text import one_line
-from manifests.secrets.redaction import redacted_values
+from relabel.jobs.streams import RedactedStream
+from relabel.manifests.odd_text import one_line
+from relabel.manifests.secrets.redaction import redacted_values
 
 VARIABLE = "RELABEL_LOG_FORMAT"
 FORMATS = ("text", "json")

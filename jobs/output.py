@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from jobs.exits import Exit
-from manifests.odd_text import one_line
-from manifests.secrets.redaction import redacted_values
+from relabel.jobs.exits import Exit
+from relabel.manifests.odd_text import one_line
+from relabel.manifests.secrets.redaction import redacted_values
 
 
 def emit(result: dict[str, Any], text: str, output: str, code: int = Exit.DONE) -> int:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import TextIO
 
-from manifests.secrets.redaction import redacted
+from relabel.manifests.secrets.redaction import redacted
 
 
 class RedactedStream(io.TextIOBase):

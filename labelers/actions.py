@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from labelers.subtree import Subtree, one_line
+from relabel.labelers.subtree import Subtree, one_line
 
 ANSWER, EXPAND, REFUSE = "[ANSWER]", "[EXPAND]", "[REFUSE]"
 LEAST_WORDS = 3

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from manifests.extras import require
-from manifests.trees import Tree
+from relabel.manifests.extras import require
+from relabel.manifests.trees import Tree
 
 MOST_CHARS = 1000
 """A longer passage is looked for by its beginning: time grows with the product of both lengths."""

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from manifests.formats import JsonIndices
-from manifests.labels import InputColumn, Pair
+from relabel.manifests.formats import JsonIndices
+from relabel.manifests.labels import InputColumn, Pair
 
 CHUNKS = InputColumn("chunks", "list<chunk>", "The document's chunks, as `relabel pairs chunk` writes them.", True)
 

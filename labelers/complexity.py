@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from labelers.yes_no import YesNo, YesNoOptions
-from manifests.specs import LabelerOptions
+from relabel.labelers.yes_no import YesNo, YesNoOptions
+from relabel.manifests.specs import LabelerOptions
 
 
 class ComplexityOptions(YesNoOptions):

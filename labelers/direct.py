@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labelers.prompts import BUILT_IN, SHARED, Prompts
-from labelers.refusals import require_generated
-from manifests.asks import GREEDY, Answer, Ask, Decision
-from manifests.errors import VerdictError
-from manifests.labels import Label, Pair
-from manifests.specs import LabelerOptions
+from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
+from relabel.labelers.refusals import require_generated
+from relabel.manifests.asks import GREEDY, Answer, Ask, Decision
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.specs import LabelerOptions
 
 
 class DirectOptions(LabelerOptions):

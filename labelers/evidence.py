@@ -17,9 +17,9 @@ import functools
 import re
 import unicodedata
 
-from labelers.verdicts import is_none
-from manifests.errors import VerdictError
-from manifests.labels import Span
+from relabel.labelers.verdicts import is_none
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Span
 
 _PIECES = re.compile(r"\s+|\S+")
 _FIRST_NAME = 0xF0000  # planes 15 and 16 are for private use: 131,071 names for clusters of several code points

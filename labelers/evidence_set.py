@@ -12,18 +12,18 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from labelers.chunks import CHUNKS, Chunk, ShownChunks, chunks_of, chunks_within, first_fault, text_of
-from labelers.prompts import BUILT_IN, Prompts
-from labelers.searches import OnceAQueryOptions
-from labelers.section_values import index_lists_of
-from labelers.shown import SHRINK, OfOneQuery, place_among_siblings, with_siblings
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer, Ask, Sampling
-from manifests.errors import VerdictError
-from manifests.formats import AnswerFormat, JsonIndices
-from manifests.labels import Label, LabelColumn, Pair, Span
-from manifests.metrics.evidence_sets import over_budget
-from manifests.specs import LabelerOptions
+from relabel.labelers.chunks import CHUNKS, Chunk, ShownChunks, chunks_of, chunks_within, first_fault, text_of
+from relabel.labelers.prompts import BUILT_IN, Prompts
+from relabel.labelers.searches import OnceAQueryOptions
+from relabel.labelers.section_values import index_lists_of
+from relabel.labelers.shown import SHRINK, OfOneQuery, place_among_siblings, with_siblings
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Answer, Ask, Sampling
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import AnswerFormat, JsonIndices
+from relabel.manifests.labels import Label, LabelColumn, Pair, Span
+from relabel.manifests.metrics.evidence_sets import over_budget
+from relabel.manifests.specs import LabelerOptions
 
 EVIDENCE_SET = "evidence-set"
 """The labeler's name."""

@@ -14,13 +14,21 @@ from typing import Any, ClassVar
 
 from pydantic import model_validator
 
-from labelers.one_ask import OneAsk
-from labelers.verdicts import is_none
-from manifests.asks import Answer, Ask, Decision
-from manifests.formats import Choice, Section, Text
-from manifests.labels import Label, LabelColumn, Pair
-from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, phi_grade, unreached_grades
-from manifests.specs import LabelerOptions
+from relabel.labelers.one_ask import OneAsk
+from relabel.labelers.verdicts import is_none
+from relabel.manifests.asks import Answer, Ask, Decision
+from relabel.manifests.formats import Choice, Section, Text
+from relabel.manifests.labels import Label, LabelColumn, Pair
+from relabel.manifests.phi import (
+    DEFAULT_PHI,
+    NODE_SCORES,
+    PhiTable,
+    check_phi,
+    default_phi,
+    phi_grade,
+    unreached_grades,
+)
+from relabel.manifests.specs import LabelerOptions
 
 _logger = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from labelers.prompts import BUILT_IN, SHARED, Prompts
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Ask, Decision, Sampling
-from manifests.formats import AnswerFormat, Section
-from manifests.labels import Pair
-from manifests.specs import LabelerOptions
+from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Ask, Decision, Sampling
+from relabel.manifests.formats import AnswerFormat, Section
+from relabel.manifests.labels import Pair
+from relabel.manifests.specs import LabelerOptions
 
 
 class OneAsk:

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from labelers.yes_no import YesNo, YesNoOptions
-from manifests.specs import LabelerOptions
+from relabel.labelers.yes_no import YesNo, YesNoOptions
+from relabel.manifests.specs import LabelerOptions
 
 
 class PointwiseOptions(YesNoOptions):

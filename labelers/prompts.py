@@ -23,9 +23,9 @@ from typing import Any
 from jinja2 import FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from manifests.asks import Message, Role
-from manifests.errors import ConfigError
-from manifests.spec_faults import nearest
+from relabel.manifests.asks import Message, Role
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.spec_faults import nearest
 
 BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""

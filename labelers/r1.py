@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from labelers.think_score import ThinkScore
-from manifests.specs import LabelerOptions
+from relabel.labelers.think_score import ThinkScore
+from relabel.manifests.specs import LabelerOptions
 
 
 class R1Options(LabelerOptions):

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from labelers.evidence import read_evidence
-from labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer, Ask, Decision, Message, Sampling
-from manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
-from manifests.labels import Label, Pair, Span
-from manifests.specs import LabelerOptions
+from relabel.labelers.evidence import read_evidence
+from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Answer, Ask, Decision, Message, Sampling
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+from relabel.manifests.labels import Label, Pair, Span
+from relabel.manifests.specs import LabelerOptions
 
 _MOST_CONTEXT = 4
 """Documents that the paper shows; the shapes for 0 and 4 are rendered at the start so that a bad

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from manifests.asks import Answer
-from manifests.errors import VerdictError
+from relabel.manifests.asks import Answer
+from relabel.manifests.errors import VerdictError
 
 _REFUSAL_CHARS = 300
 _REFUSAL = re.compile(

@@ -9,29 +9,29 @@ import re
 from collections.abc import Collection, Generator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from manifests.asks import Answer, Ask
-from manifests.errors import ConfigError
-from manifests.inputs.column_types import INPUT_KINDS
-from manifests.json_schemas import ObjectSchema, Schema
-from manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
-from manifests.registered import Registry
-from manifests.schemas import KINDS
-from manifests.schemas import LABELS as LABEL_SCHEMA
-from manifests.spec_faults import validate_spec
-from manifests.specs import LabelerOptions
+from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.inputs.column_types import INPUT_KINDS
+from relabel.manifests.json_schemas import ObjectSchema, Schema
+from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
+from relabel.manifests.registered import Registry
+from relabel.manifests.schemas import KINDS
+from relabel.manifests.schemas import LABELS as LABEL_SCHEMA
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import LabelerOptions
 
 LABELERS: dict[str, str] = {
-    "complexity": "labelers.complexity:Complexity",
-    "direct": "labelers.direct:Direct",
-    "evidence-set": "labelers.evidence_set:EvidenceSet",
-    "graph-grpo": "labelers.graph_grpo:GraphGrpo",
-    "pointwise": "labelers.pointwise:Pointwise",
-    "r1": "labelers.r1:R1",
-    "r3a": "labelers.r3a:R3A",
-    "review": "labelers.review:Review",
-    "route": "labelers.route:Route",
-    "umbrela": "labelers.umbrela:Umbrela",
-    "variants": "labelers.variants:Variants",
+    "complexity": "relabel.labelers.complexity:Complexity",
+    "direct": "relabel.labelers.direct:Direct",
+    "evidence-set": "relabel.labelers.evidence_set:EvidenceSet",
+    "graph-grpo": "relabel.labelers.graph_grpo:GraphGrpo",
+    "pointwise": "relabel.labelers.pointwise:Pointwise",
+    "r1": "relabel.labelers.r1:R1",
+    "r3a": "relabel.labelers.r3a:R3A",
+    "review": "relabel.labelers.review:Review",
+    "route": "relabel.labelers.route:Route",
+    "umbrela": "relabel.labelers.umbrela:Umbrela",
+    "variants": "relabel.labelers.variants:Variants",
 }
 _REGISTRY = Registry("labeler", "relabel.labelers", LABELERS)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from labelers.registry import Labeler
-from manifests.asks import Answer, Ask, Message
-from manifests.errors import VerdictError
-from manifests.labels import Pair
+from relabel.labelers.registry import Labeler
+from relabel.manifests.asks import Answer, Ask, Message
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Pair
 
 
 class Recalled(NamedTuple):

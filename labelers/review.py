@@ -12,10 +12,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from labelers.prompts import BUILT_IN, Prompts, Turn
-from labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, SearchOptions, folded
-from labelers.section_values import indices_of
-from labelers.shown import (
+from relabel.labelers.prompts import BUILT_IN, Prompts, Turn
+from relabel.labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, SearchOptions, folded
+from relabel.labelers.section_values import indices_of
+from relabel.labelers.shown import (
     CHARS_PER_TOKEN,
     LEAST_CHARS,
     OfOneQuery,
@@ -24,12 +24,12 @@ from labelers.shown import (
     place_among_siblings,
     with_siblings,
 )
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer, Ask, Decision, Message, Sampling
-from manifests.errors import VerdictError
-from manifests.formats import AnswerFormat, Choice, Indices, Text
-from manifests.labels import Label, LabelColumn, Pair
-from manifests.specs import LabelerOptions
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Answer, Ask, Decision, Message, Sampling
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import AnswerFormat, Choice, Indices, Text
+from relabel.manifests.labels import Label, LabelColumn, Pair
+from relabel.manifests.specs import LabelerOptions
 
 WORDS = ("no", "yes")
 

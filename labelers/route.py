@@ -11,22 +11,22 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from labelers.actions import OPTION_CHARS, OPTION_WORDS, REFUSE, Actions, options_of, read_actions
-from labelers.alignment import align, content_at
-from labelers.prompts import BUILT_IN, Prompts
-from labelers.refusals import unreadable
-from labelers.registry import MostAsks
-from labelers.replays import Recalled
-from labelers.shown import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
-from labelers.steps import NODES_FIELD, recall_step, step_json
-from labelers.subtree import Subtree, one_line
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer, Ask, Sampling
-from manifests.errors import InputError, VerdictError
-from manifests.formats import AnswerFormat, OptionLines
-from manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
-from manifests.specs import LabelerOptions
-from manifests.trees import COLUMN, Node, Tree, read_tree
+from relabel.labelers.actions import OPTION_CHARS, OPTION_WORDS, REFUSE, Actions, options_of, read_actions
+from relabel.labelers.alignment import align, content_at
+from relabel.labelers.prompts import BUILT_IN, Prompts
+from relabel.labelers.refusals import unreadable
+from relabel.labelers.registry import MostAsks
+from relabel.labelers.replays import Recalled
+from relabel.labelers.shown import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
+from relabel.labelers.steps import NODES_FIELD, recall_step, step_json
+from relabel.labelers.subtree import Subtree, one_line
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Answer, Ask, Sampling
+from relabel.manifests.errors import InputError, VerdictError
+from relabel.manifests.formats import AnswerFormat, OptionLines
+from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
+from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.trees import COLUMN, Node, Tree, read_tree
 
 TREE = InputColumn(COLUMN, "list<node>", "The document's tree, as `relabel pairs tree` writes it.", True)
 PASSAGES = InputColumn("passages", "list<string>", "Passages of the document that were retrieved, the best first.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from manifests.asks import Distribution
-from manifests.labels import Label
+from relabel.manifests.asks import Distribution
+from relabel.manifests.labels import Label
 
 
 def merge_samples(labels: Sequence[Label]) -> Label:

@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from manifests.labels import InputColumn
-from manifests.specs import LabelerOptions
+from relabel.manifests.labels import InputColumn
+from relabel.manifests.specs import LabelerOptions
 
 ASPECT = InputColumn("aspect", "string", "The side of the question that this round searches.")
 PREVIOUS_QUERIES = InputColumn("previous_queries", "list<string>", "Queries of the rounds before.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from manifests.formats import (
+from relabel.manifests.formats import (
     JsonIndices,
     Section,
 )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labelers.prompts import BUILT_IN, Prompts
-from labelers.section_values import texts_of
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer, Ask
-from manifests.formats import AnswerFormat, JsonTexts
+from relabel.labelers.prompts import BUILT_IN, Prompts
+from relabel.labelers.section_values import texts_of
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.formats import AnswerFormat, JsonTexts
 
 MOST_ANSWERS = 8
 """Answers of a question, at most."""

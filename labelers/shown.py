@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from manifests.labels import Pair
+from relabel.manifests.labels import Pair
 
 T = TypeVar("T")
 

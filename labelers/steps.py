@@ -8,13 +8,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from labelers.actions import ANSWER, Actions, write_actions
-from labelers.replays import Recalled
-from labelers.subtree import Subtree
-from manifests.asks import Answer, Ask
-from manifests.errors import VerdictError
-from manifests.formats import OptionLines
-from manifests.records import checked, plain
+from relabel.labelers.actions import ANSWER, Actions, write_actions
+from relabel.labelers.replays import Recalled
+from relabel.labelers.subtree import Subtree
+from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import OptionLines
+from relabel.manifests.records import checked, plain
 
 NODES_FIELD = "nodes"
 """What the texts of nodes are called in the prompt."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from manifests.trees import Node, Tree
+from relabel.manifests.trees import Node, Tree
 
 
 @dataclass(frozen=True)

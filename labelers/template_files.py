@@ -6,9 +6,9 @@ import hashlib
 import inspect
 from pathlib import Path
 
-from labelers.prompts import SHARED
-from labelers.registry import labeler_class
-from manifests.errors import ConfigError
+from relabel.labelers.prompts import SHARED
+from relabel.labelers.registry import labeler_class
+from relabel.manifests.errors import ConfigError
 
 
 def template_files(name: str) -> dict[str, Path]:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from labelers.one_ask import OneAsk
-from manifests.asks import Answer, Ask, Decision
-from manifests.formats import Choice, Text
-from manifests.labels import Label, Pair
-from manifests.specs import LabelerOptions
+from relabel.labelers.one_ask import OneAsk
+from relabel.manifests.asks import Answer, Ask, Decision
+from relabel.manifests.formats import Choice, Text
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.specs import LabelerOptions
 
 
 class ThinkScore(OneAsk):

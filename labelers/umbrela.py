@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from labelers.think_score import ThinkScore
-from manifests.specs import LabelerOptions
+from relabel.labelers.think_score import ThinkScore
+from relabel.manifests.specs import LabelerOptions
 
 
 class UmbrelaOptions(LabelerOptions):

@@ -13,15 +13,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from labelers.prompts import BUILT_IN, Prompts, Turn
-from labelers.searches import ASPECT, PREVIOUS_QUERIES, SearchOptions, folded
-from labelers.section_values import lines_of
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer, Ask, Sampling
-from manifests.errors import VerdictError
-from manifests.formats import AnswerFormat, Lines, Text
-from manifests.labels import Label, LabelColumn, Pair
-from manifests.specs import LabelerOptions
+from relabel.labelers.prompts import BUILT_IN, Prompts, Turn
+from relabel.labelers.searches import ASPECT, PREVIOUS_QUERIES, SearchOptions, folded
+from relabel.labelers.section_values import lines_of
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Answer, Ask, Sampling
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import AnswerFormat, Lines, Text
+from relabel.manifests.labels import Label, LabelColumn, Pair
+from relabel.manifests.specs import LabelerOptions
 
 _FEWEST = 2
 

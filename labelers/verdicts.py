@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from labelers.refusals import require_generated, unreadable
-from labelers.section_values import index_lists_of, indices_of, lines_of, texts_of
-from manifests.asks import Answer
-from manifests.formats import (
+from relabel.labelers.refusals import require_generated, unreadable
+from relabel.labelers.section_values import index_lists_of, indices_of, lines_of, texts_of
+from relabel.manifests.asks import Answer
+from relabel.manifests.formats import (
     AnswerFormat,
     Choice,
     Indices,

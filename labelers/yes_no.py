@@ -15,12 +15,12 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from labelers.prompts import BUILT_IN, Prompts
-from labelers.refusals import require_generated
-from manifests.asks import GREEDY, Answer, Ask, Decision
-from manifests.errors import VerdictError
-from manifests.labels import Label, Pair
-from manifests.specs import LabelerOptions
+from relabel.labelers.prompts import BUILT_IN, Prompts
+from relabel.labelers.refusals import require_generated
+from relabel.manifests.asks import GREEDY, Answer, Ask, Decision
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.specs import LabelerOptions
 
 WORDS = ("no", "yes")
 """The labels in the order of their grades."""

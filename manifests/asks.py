@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from manifests.formats import AnswerFormat
+from relabel.manifests.formats import AnswerFormat
 
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "length", "refused", "overlong", "error"]

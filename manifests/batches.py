@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from manifests.records import read_in_threads
+from relabel.manifests.records import read_in_threads
 
 
 @read_in_threads

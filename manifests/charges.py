@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from manifests.asks import Ask
+from relabel.manifests.asks import Ask
 
 TEMPLATE_TOKENS = 256
 """Room for what a chat template says by itself: the system prompts that models bring take up to 70 tokens."""

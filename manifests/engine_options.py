@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol, runtime_checkable
 
-from manifests.specs import EngineArgs
+from relabel.manifests.specs import EngineArgs
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ import importlib.metadata
 from collections.abc import Iterable
 from types import ModuleType
 
-from manifests.errors import MissingExtraError
+from relabel.manifests.errors import MissingExtraError
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
@@ -29,7 +29,9 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel[{extra}]'`.") from exc
+        raise MissingExtraError(
+            f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`."
+        ) from exc
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:

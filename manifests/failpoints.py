@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
-from manifests.errors import ConfigError
+from relabel.manifests.errors import ConfigError
 
 FAILPOINTS = (
     "before_plan_rows",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from manifests.asks import Distribution
+from relabel.manifests.asks import Distribution
 
 
 class Pair(NamedTuple):

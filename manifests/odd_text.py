@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from manifests.secrets.redaction import shortened
+from relabel.manifests.secrets.redaction import shortened
 
 
 def oddity_of(text: str) -> str | None:

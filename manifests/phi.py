@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manifests.errors import ConfigError
+from relabel.manifests.errors import ConfigError
 
 PhiTable = tuple[tuple[int, ...], ...]
 """Row = subject score s, column = attribute score a, both 0..4; the cell is a grade 0..K-1."""

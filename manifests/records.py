@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from manifests.digests import readable_json, sha256_bytes
-from manifests.errors import ManifestError
+from relabel.manifests.digests import readable_json, sha256_bytes
+from relabel.manifests.errors import ManifestError
 
 _SEAL = b',\n "sha256": "'
 RecordT = TypeVar("RecordT")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from manifests.errors import ConfigError
-from manifests.spec_faults import unknown_name
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.spec_faults import unknown_name
 
 
 @dataclass(frozen=True)

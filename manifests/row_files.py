@@ -10,7 +10,7 @@ import numpy.ma  # noqa: F401 — see `read_in_threads`: pandas brings it, at py
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
+from relabel.manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 
 
 def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[AnswerRow], schema: pa.Schema) -> bytes:

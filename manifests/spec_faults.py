@@ -12,10 +12,10 @@ from pydantic import (
     ValidationError,
 )
 
-from manifests.errors import ConfigError
-from manifests.odd_text import odd_values, shown
-from manifests.secrets.redaction import redacted
-from manifests.secrets.secret_names import STORAGE_KEY
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.odd_text import odd_values, shown
+from relabel.manifests.secrets.redaction import redacted
+from relabel.manifests.secrets.secret_names import STORAGE_KEY
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 

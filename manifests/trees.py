@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from manifests.errors import InputError
+from relabel.manifests.errors import InputError
 
 COLUMN = "tree"
 STRUCTURE: Final = "structure"

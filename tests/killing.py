@@ -23,6 +23,6 @@ def killed_at(place: str, count: int = 1) -> Iterator[None]:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("manifests.failpoints.hit", die)
+        patch.setattr("relabel.manifests.failpoints.hit", die)
         with pytest.raises(Killed):
             yield

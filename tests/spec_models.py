@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distill.students.specs import DistillSpec
-from distill.teachers.methods import METHODS
-from distill.teachers.spec_files import spec_class
-from export.bench.specs import BenchSpec
-from export.specs import ExportSpec
-from jobs.score.student_labeler import BundleArgs, StudentArgs
-from labelers.engines.registry import engine_class, engine_names
-from labelers.registry import labeler_class, labeler_names
-from manifests.specs import JobSpec, Spec
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.teachers.methods import METHODS
+from relabel.distill.teachers.spec_files import spec_class
+from relabel.export.bench.specs import BenchSpec
+from relabel.export.specs import ExportSpec
+from relabel.jobs.score.student_labeler import BundleArgs, StudentArgs
+from relabel.labelers.engines.registry import engine_class, engine_names
+from relabel.labelers.registry import labeler_class, labeler_names
+from relabel.manifests.specs import JobSpec, Spec
 
 ROOTS = (JobSpec, DistillSpec, *(spec_class(name) for name in METHODS), ExportSpec, BenchSpec, StudentArgs, BundleArgs)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
-from manifests.labels import Pair
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
+from relabel.manifests.labels import Pair
 
 SNARES = (
     "<score>2</score>",

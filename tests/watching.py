@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from jobs.report.building import BuiltPage, build_report
-from manifests.errors import RelabelError
-from manifests.storage.context import Storage
+from relabel.jobs.report.building import BuiltPage, build_report
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.storage.context import Storage
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def watched(out: Path) -> Iterator[dict[str, list[BuiltPage | RelabelError]]]:
         seen.setdefault(name, []).append(found)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("manifests.failpoints.hit", look)
+        patch.setattr("relabel.manifests.failpoints.hit", look)
         yield seen
 
 

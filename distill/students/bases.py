@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distill.students.kinds import KINDS, BaseKind
-from distill.students.specs import DistillSpec
-from distill.students.student_record import STUDENT_VERSION, StudentRecord
-from distill.students.students import check_batches, make_texts, module_class
-from distill.students.token_rows import PairTexts
-from distill.training.adapters import check_targets
-from manifests.errors import ConfigError, ModelError
-from manifests.extras import require
-from manifests.models.model_dirs import config_file
-from manifests.models.references import ResolvedModel
-from manifests.models.tokenizers import read_tokenizer
-from manifests.phi import PhiTable
-from manifests.specs import Columns
+from relabel.distill.students.kinds import KINDS, BaseKind
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.student_record import STUDENT_VERSION, StudentRecord
+from relabel.distill.students.students import check_batches, make_texts, module_class
+from relabel.distill.students.token_rows import PairTexts
+from relabel.distill.training.adapters import check_targets
+from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.extras import require
+from relabel.manifests.models.model_dirs import config_file
+from relabel.manifests.models.references import ResolvedModel
+from relabel.manifests.models.tokenizers import read_tokenizer
+from relabel.manifests.phi import PhiTable
+from relabel.manifests.specs import Columns
 
 OFFSET_POSITIONS = (
     "roberta",
@@ -62,8 +62,8 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
     transformers = require("transformers", extra="cpu", purpose="relabel distill")
     require("accelerate", extra="cpu", purpose="relabel distill")
     require("matplotlib", extra="cpu", purpose="The plot of a training")
-    from distill.students.decoder import load_lm
-    from distill.students.encoder import load_backbone
+    from relabel.distill.students.decoder import load_lm
+    from relabel.distill.students.encoder import load_backbone
 
     transformers.logging.set_verbosity_error()  # it reports weights that a student has no use for, at every load
     transformers.logging.disable_progress_bar()

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.examples import NO_GRADE
-from distill.students.logits import logits_of_rows, softmax
-from distill.students.splits import DEV, TRAIN
-from distill.students.trainers import TrainingInputs
-from manifests.metrics.calibration import fit_temperature
+from relabel.distill.students.examples import NO_GRADE
+from relabel.distill.students.logits import logits_of_rows, softmax
+from relabel.distill.students.splits import DEV, TRAIN
+from relabel.distill.students.trainers import TrainingInputs
+from relabel.manifests.metrics.calibration import fit_temperature
 
 TEMPERATURES = (0.25, 4.0)
 """Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from distill.students.data_facts import LearnedGold, LearnedLabels, SplitFacts
-from distill.students.kinds import KINDS
-from distill.students.specs import DistillSpec
-from distill.students.student_manifest import JudgedGates, SideFigures, StudentManifest
-from distill.training.card_parts import spec_section
+from relabel.distill.students.data_facts import LearnedGold, LearnedLabels, SplitFacts
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.student_manifest import JudgedGates, SideFigures, StudentManifest
+from relabel.distill.training.card_parts import spec_section
 
 _SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from distill.students.examples import Examples
-from distill.students.token_rows import PAD_MULTIPLE, PairTexts, TokenRow
+from relabel.distill.students.examples import Examples
+from relabel.distill.students.token_rows import PAD_MULTIPLE, PairTexts, TokenRow
 
 # B rows of a batch, K grades
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from manifests.records import LEFT_OUT
+from relabel.manifests.records import LEFT_OUT
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from distill.students.encoder import find_layers
-from distill.students.grade_prompts import grade_token_ids, render_prompt
-from distill.students.specs import DistillSpec
-from distill.students.student_record import StudentRecord
-from distill.students.texts import DecoderTexts
-from distill.students.token_rows import PairTexts
-from distill.training.adapters import adapted
-from distill.training.sections import LoraSpec
-from manifests.errors import ModelError
-from manifests.models.weights import read_weights
+from relabel.distill.students.encoder import find_layers
+from relabel.distill.students.grade_prompts import grade_token_ids, render_prompt
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.student_record import StudentRecord
+from relabel.distill.students.texts import DecoderTexts
+from relabel.distill.students.token_rows import PairTexts
+from relabel.distill.training.adapters import adapted
+from relabel.distill.training.sections import LoraSpec
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models.weights import read_weights
 
 # B rows, T tokens, D hidden, K grades
 

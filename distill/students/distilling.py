@@ -12,18 +12,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distill.students.bases import check_base, make_record, texts_of
-from distill.students.calibrating import fitted_temperatures, judged_logits
-from distill.students.cards import render_card
-from distill.students.example_rows import load_examples
-from distill.students.fingerprints import NOT_IN_FINGERPRINT, record_of
-from distill.students.gate_checks import check_gates, check_stopping, judged_gates
-from distill.students.kinds import KINDS
-from distill.students.logits import softmax
-from distill.students.side_figures import dev_figures, side_figures
-from distill.students.specs import DistillSpec
-from distill.students.splits import DEV, TEST
-from distill.students.student_manifest import (
+from relabel.distill.students.bases import check_base, make_record, texts_of
+from relabel.distill.students.calibrating import fitted_temperatures, judged_logits
+from relabel.distill.students.cards import render_card
+from relabel.distill.students.example_rows import load_examples
+from relabel.distill.students.fingerprints import NOT_IN_FINGERPRINT, record_of
+from relabel.distill.students.gate_checks import check_gates, check_stopping, judged_gates
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.students.logits import softmax
+from relabel.distill.students.side_figures import dev_figures, side_figures
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.splits import DEV, TEST
+from relabel.distill.students.student_manifest import (
     STUDENT_MANIFEST_VERSION,
     JudgedGates,
     StudentFigures,
@@ -31,19 +31,19 @@ from distill.students.student_manifest import (
     TrainingFacts,
     read_student_manifest,
 )
-from distill.students.student_record import StudentRecord
-from distill.students.students import student_files, write_student
-from distill.students.trainers import Trainer, TrainingInputs
-from distill.training.card_parts import CARD_NAME
-from distill.training.curves import Curve, write_curves
-from distill.training.making import Start, conclude, finish, look, making, refuse_own_base
-from distill.training.model_manifests import BaseModelUsed, Product
-from distill.training.output_locations import OutputLocation, output_location_of
-from distill.training.reporting import check_services
-from manifests.extras import installed_versions
-from manifests.models.references import default_cache_dir, resolve_model
-from manifests.registered import imported
-from manifests.storage.context import Storage
+from relabel.distill.students.student_record import StudentRecord
+from relabel.distill.students.students import student_files, write_student
+from relabel.distill.students.trainers import Trainer, TrainingInputs
+from relabel.distill.training.card_parts import CARD_NAME
+from relabel.distill.training.curves import Curve, write_curves
+from relabel.distill.training.making import Start, conclude, finish, look, making, refuse_own_base
+from relabel.distill.training.model_manifests import BaseModelUsed, Product
+from relabel.distill.training.output_locations import OutputLocation, output_location_of
+from relabel.distill.training.reporting import check_services
+from relabel.manifests.extras import installed_versions
+from relabel.manifests.models.references import default_cache_dir, resolve_model
+from relabel.manifests.registered import imported
+from relabel.manifests.storage.context import Storage
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
 
@@ -191,7 +191,7 @@ def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> StudentManife
     return StudentManifest(
         version=STUDENT_MANIFEST_VERSION,
         kind="student",
-        relabel=importlib.metadata.version("relabel"),
+        relabel=importlib.metadata.version("relabel-ir"),
         name=spec.name,
         fingerprint=fingerprint,
         model=BaseModelUsed(base.resolved.reference, base.resolved.digest, base.config.model_type),

@@ -14,11 +14,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from distill.students.length_batches import batch_tokens_on, length_batches
-from distill.students.logits import PROBES, refuse_leaks
-from manifests.errors import ModelError
-from manifests.extras import require
-from manifests.models.tokenizers import read_tokenizer
+from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.distill.students.logits import PROBES, refuse_leaks
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
+from relabel.manifests.models.tokenizers import read_tokenizer
 
 # N texts, T tokens, D hidden
 
@@ -115,7 +115,7 @@ class Embedder:
         purpose = "relabel pairs similar"
         torch = require("torch", extra="cpu", purpose=purpose)
         transformers = require("transformers", extra="cpu", purpose=purpose)
-        from distill.students.encoder import load_backbone
+        from relabel.distill.students.encoder import load_backbone
 
         transformers.logging.set_verbosity_error()  # it reports a pooling layer that is not used
         transformers.logging.disable_progress_bar()
@@ -179,7 +179,7 @@ def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Po
     """Vectors of length 1 by an encoder, a tensor [N, D]."""
     from torch.nn.functional import normalize
 
-    from distill.students.encoder import pool
+    from relabel.distill.students.encoder import pool
 
     hidden_NTD = backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state
     return normalize(pool(hidden_NTD, mask_NT, pooling), dim=-1)

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from distill.students.specs import DistillSpec
-from distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
-from distill.students.students import HEADS_NAME
-from distill.students.texts import EncoderTexts
-from distill.students.token_rows import PairTexts
-from manifests.digests import sha256_bytes
-from manifests.models.model_dirs import BACKBONE_NAME, config_file
-from manifests.models.weights import read_weights
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
+from relabel.distill.students.students import HEADS_NAME
+from relabel.distill.students.texts import EncoderTexts
+from relabel.distill.students.token_rows import PairTexts
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.models.model_dirs import BACKBONE_NAME, config_file
+from relabel.manifests.models.weights import read_weights
 
 # B rows, T tokens, D hidden, K grades of a head
 

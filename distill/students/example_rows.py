@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from distill.students.data_facts import DataFacts, ExampleCounts, SplitFacts, SplitShares
-from distill.students.examples import NO_GRADE, Examples, balance_weights, check_examples
-from distill.students.gold import GoldGrades, load_gold
-from distill.students.heads import HEADS, NODE_HEADS
-from distill.students.kinds import KINDS
-from distill.students.label_tables import LabelTable, load_labels
-from distill.students.label_targets import Target
-from distill.students.specs import DistillSpec
-from distill.students.splits import TRAIN, describe_split, folded, leaking_queries, split_queries
-from manifests.errors import InputError
-from manifests.judging.qrels import check_scale
-from manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
-from manifests.storage.context import Storage
+from relabel.distill.students.data_facts import DataFacts, ExampleCounts, SplitFacts, SplitShares
+from relabel.distill.students.examples import NO_GRADE, Examples, balance_weights, check_examples
+from relabel.distill.students.gold import GoldGrades, load_gold
+from relabel.distill.students.heads import HEADS, NODE_HEADS
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.students.label_tables import LabelTable, load_labels
+from relabel.distill.students.label_targets import Target
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.splits import TRAIN, describe_split, folded, leaking_queries, split_queries
+from relabel.manifests.errors import InputError
+from relabel.manifests.judging.qrels import check_scale
+from relabel.manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
+from relabel.manifests.storage.context import Storage
 
 
 def load_examples(spec: DistillSpec, storage: Storage) -> Examples:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distill.students.data_facts import DataFacts
-from distill.students.splits import TRAIN
-from manifests.errors import InputError
-from manifests.phi import PhiTable
-from manifests.specs import Columns
+from relabel.distill.students.data_facts import DataFacts
+from relabel.distill.students.splits import TRAIN
+from relabel.manifests.errors import InputError
+from relabel.manifests.phi import PhiTable
+from relabel.manifests.specs import Columns
 
 # N rows, K grades
 

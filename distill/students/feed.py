@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distill.students.collator import Collator
-from distill.training.batches import BatchPlan
+from relabel.distill.students.collator import Collator
+from relabel.distill.training.batches import BatchPlan
 
 
 @dataclass

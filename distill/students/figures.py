@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from manifests.metrics.agreement import confusion_by_group
-from manifests.metrics.calibration import TINY, brier_rows, ece
-from manifests.metrics.metric import finite
-from manifests.metrics.ranking import auc, cut_names
-from manifests.metrics.registry import count_metrics
+from relabel.manifests.metrics.agreement import confusion_by_group
+from relabel.manifests.metrics.calibration import TINY, brier_rows, ece
+from relabel.manifests.metrics.metric import finite
+from relabel.manifests.metrics.ranking import auc, cut_names
+from relabel.manifests.metrics.registry import count_metrics
 
 # N rows, K grades
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.examples import Examples
-from distill.students.specs import DistillSpec
-from distill.students.student_manifest import STUDENT_MANIFEST_VERSION
-from distill.training.unfinished import TrainingRecord, training_record
-from manifests.digests import canonical_json, digest_of
-from manifests.models.references import ResolvedModel
+from relabel.distill.students.examples import Examples
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.student_manifest import STUDENT_MANIFEST_VERSION
+from relabel.distill.training.unfinished import TrainingRecord, training_record
+from relabel.manifests.digests import canonical_json, digest_of
+from relabel.manifests.models.references import ResolvedModel
 
 SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy", "report_to")
 NOT_IN_FINGERPRINT: dict[str, Any] = {

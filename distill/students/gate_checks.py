@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from distill.students.examples import NO_GRADE, Examples
-from distill.students.figures import graded_figures
-from distill.students.side_figures import NDCG, judge
-from distill.students.specs import DistillSpec
-from distill.students.splits import DEV, TEST
-from distill.students.student_manifest import (
+from relabel.distill.students.examples import NO_GRADE, Examples
+from relabel.distill.students.figures import graded_figures
+from relabel.distill.students.side_figures import NDCG, judge
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.splits import DEV, TEST
+from relabel.distill.students.student_manifest import (
     GateCheck,
     JudgedGates,
     SideFigures,
 )
-from manifests.errors import InputError
-from manifests.metrics.gates import judge_gate, judge_gates
-from manifests.plurals import counted
+from relabel.manifests.errors import InputError
+from relabel.manifests.metrics.gates import judge_gate, judge_gates
+from relabel.manifests.plurals import counted
 
 
 def check_gates(spec: DistillSpec, examples: Examples) -> None:

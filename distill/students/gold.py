@@ -11,23 +11,23 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from distill.students.data_facts import LearnedGold
-from distill.students.pair_texts import read_pairs
-from distill.students.sources import GoldSource
-from manifests.digests import digest_of
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.inputs.grade_columns import read_grades
-from manifests.inputs.input_folders import PARQUET_SUFFIXES
-from manifests.inputs.table_files import Column
-from manifests.judging.gold_columns import load_gold_by_row, own_input
-from manifests.judging.pair_grades import PairGrades, grades_by_pair
-from manifests.judging.qrels import load_qrels, mapped
-from manifests.labels import Pair
-from manifests.runs.plans import Plan
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
+from relabel.distill.students.data_facts import LearnedGold
+from relabel.distill.students.pair_texts import read_pairs
+from relabel.distill.students.sources import GoldSource
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.inputs.grade_columns import read_grades
+from relabel.manifests.inputs.input_folders import PARQUET_SUFFIXES
+from relabel.manifests.inputs.table_files import Column
+from relabel.manifests.judging.gold_columns import load_gold_by_row, own_input
+from relabel.manifests.judging.pair_grades import PairGrades, grades_by_pair
+from relabel.manifests.judging.qrels import load_qrels, mapped
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
 
 _KEYS = {
     "input.path": "path",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from manifests.errors import ConfigError, ModelError
-from manifests.models.chat_templates import ChatTemplate
+from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.models.chat_templates import ChatTemplate
 
 
 def render_prompt(tokenizer: Any, *, style: str, system: str, user: str, ending: str) -> tuple[str, str, str]:

@@ -38,7 +38,7 @@ class StudentKind:
     int8_narrows: bool = True
     does: str = "grades how relevant a document is to a query"
     reads_query: bool = False
-    trainer: str = "distill.students.loop:train_student"
+    trainer: str = "relabel.distill.students.loop:train_student"
 
 
 _STEPWISE = (
@@ -49,14 +49,14 @@ _STEPWISE = (
 """Keys of `train` for kinds that take one batch after the other."""
 KINDS = {
     "encoder": StudentKind(
-        "distill.students.encoder:EncoderStudent",
+        "relabel.distill.students.encoder:EncoderStudent",
         "An encoder",
         "encoder",
         has_nodes=True,
         refuses=("student.lora", "student.batching"),
     ),
     "decoder": StudentKind(
-        "distill.students.decoder:DecoderStudent",
+        "relabel.distill.students.decoder:DecoderStudent",
         "A decoder",
         "decoder",
         refuses=("train.head_learning_rate",),
@@ -64,7 +64,7 @@ KINDS = {
         int8_narrows=False,
     ),
     "logistic": StudentKind(
-        "distill.students.logistic:LogisticStudent",
+        "relabel.distill.students.logistic:LogisticStudent",
         "A logistic regression",
         "encoder",
         refuses=(
@@ -73,7 +73,7 @@ KINDS = {
         ),
         does="grades a query by its own text",
         reads_query=True,
-        trainer="distill.students.logistic_fit:fit_student",
+        trainer="relabel.distill.students.logistic_fit:fit_student",
     ),
 }
 

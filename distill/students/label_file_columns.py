@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from distill.students.heads import NODE_HEADS
-from manifests.errors import InputError
-from manifests.schemas import KINDS, LABELS
+from relabel.distill.students.heads import NODE_HEADS
+from relabel.manifests.errors import InputError
+from relabel.manifests.schemas import KINDS, LABELS
 
 COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass"]
 """What is read of a label file, beside `NODE_COLUMNS`."""

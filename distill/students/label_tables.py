@@ -17,30 +17,30 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.students.data_facts import LearnedLabels, SourceRows
-from distill.students.heads import NODE_HEADS
-from distill.students.label_file_columns import COLUMNS, NODE_COLUMNS, check_schema, file_columns
-from distill.students.label_targets import Target, check_outside, targets_of
-from distill.students.pair_texts import rejoin
-from distill.students.sources import LabelSource
-from distill.training.proven_runs import open_proven_run
-from manifests.digests import sha256_bytes
-from manifests.errors import ConfigError, InputError
-from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.inputs.input_faults import reading
-from manifests.inputs.input_folders import PARQUET_SUFFIXES
-from manifests.labels import Pair
-from manifests.phi import NODE_SCORES, PhiTable
-from manifests.row_files import table_of
-from manifests.runs.label_files import read_labels
-from manifests.runs.plans import Plan
-from manifests.runs.readings import Readings
-from manifests.runs.run_inputs import open_run_input
-from manifests.schemas import LABELS
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import read_whole
+from relabel.distill.students.data_facts import LearnedLabels, SourceRows
+from relabel.distill.students.heads import NODE_HEADS
+from relabel.distill.students.label_file_columns import COLUMNS, NODE_COLUMNS, check_schema, file_columns
+from relabel.distill.students.label_targets import Target, check_outside, targets_of
+from relabel.distill.students.pair_texts import rejoin
+from relabel.distill.students.sources import LabelSource
+from relabel.distill.training.proven_runs import open_proven_run
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import ConfigError, InputError
+from relabel.manifests.inputs.dataset import Dataset, open_dataset
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.inputs.input_folders import PARQUET_SUFFIXES
+from relabel.manifests.labels import Pair
+from relabel.manifests.phi import NODE_SCORES, PhiTable
+from relabel.manifests.row_files import table_of
+from relabel.manifests.runs.label_files import read_labels
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.readings import Readings
+from relabel.manifests.runs.run_inputs import open_run_input
+from relabel.manifests.schemas import LABELS
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.url_files import read_whole
 
 
 @dataclass

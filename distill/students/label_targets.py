@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manifests.errors import InputError
+from relabel.manifests.errors import InputError
 
 SUM_TOLERANCE = 1e-3
 """How far a distribution's sum may lie from 1: probabilities are stored as float32."""

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from distill.students.embedding import read_settings, sentence_vectors
-from distill.students.encoder import EncoderStudent, load_backbone
-from distill.students.query_counts import COUNT_NAMES, query_counts
-from distill.students.specs import DistillSpec
-from distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
-from distill.students.texts import EncoderTexts
-from distill.students.token_rows import PAD_MULTIPLE, PairTexts, TokenRow
-from manifests.errors import ConfigError, ModelError
+from relabel.distill.students.embedding import read_settings, sentence_vectors
+from relabel.distill.students.encoder import EncoderStudent, load_backbone
+from relabel.distill.students.query_counts import COUNT_NAMES, query_counts
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
+from relabel.distill.students.texts import EncoderTexts
+from relabel.distill.students.token_rows import PAD_MULTIPLE, PairTexts, TokenRow
+from relabel.manifests.errors import ConfigError, ModelError
 
 # B rows, T tokens, D hidden, C columns: D and the counts
 

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from distill.students.bases import build_module
-from distill.students.examples import Examples
-from distill.students.logistic import HeadColumns, LogisticStudent
-from distill.students.logits import logits_of_rows
-from distill.students.objective import Objective
-from distill.students.splits import DEV, TRAIN
-from distill.students.student_manifest import TrainingFacts
-from distill.students.trainers import TrainingInputs
-from distill.training.curves import Curve
-from distill.training.outcomes import Outcome
-from manifests.errors import InputError, TrainingError
-from manifests.extras import require
+from relabel.distill.students.bases import build_module
+from relabel.distill.students.examples import Examples
+from relabel.distill.students.logistic import HeadColumns, LogisticStudent
+from relabel.distill.students.logits import logits_of_rows
+from relabel.distill.students.objective import Objective
+from relabel.distill.students.splits import DEV, TRAIN
+from relabel.distill.students.student_manifest import TrainingFacts
+from relabel.distill.students.trainers import TrainingInputs
+from relabel.distill.training.curves import Curve
+from relabel.distill.training.outcomes import Outcome
+from relabel.manifests.errors import InputError, TrainingError
+from relabel.manifests.extras import require
 
 # N rows, Q distinct queries, D hidden, P components, F counts, K grades
 

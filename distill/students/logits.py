@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.length_batches import batch_tokens_on, length_batches
-from distill.students.token_rows import PairTexts, TokenRow, pad_multiple_for
-from manifests.errors import ModelError
+from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.distill.students.token_rows import PairTexts, TokenRow, pad_multiple_for
+from relabel.manifests.errors import ModelError
 
 # B rows, X numbers of an answer
 

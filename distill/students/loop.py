@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
-from distill.students.bases import build_module
-from distill.students.collator import Collator
-from distill.students.examples import Examples, balance_weights
-from distill.students.feed import Feed
-from distill.students.heads import remark_on_nodes
-from distill.students.objective import Objective
-from distill.students.specs import DistillSpec
-from distill.students.splits import DEV, TRAIN
-from distill.students.student_manifest import TrainingFacts
-from distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
-from distill.students.trainers import TrainingInputs
-from distill.students.training import StudentTraining
-from distill.training import checkpoints, sharding
-from distill.training.accelerators import make_accelerator
-from distill.training.batches import BatchPlan
-from distill.training.memory import halving
-from distill.training.outcomes import Outcome
-from distill.training.together import ending_together
-from distill.training.training_place import TrainingPlace
-from manifests.errors import InputError, TrainingError
+from relabel.distill.students.bases import build_module
+from relabel.distill.students.collator import Collator
+from relabel.distill.students.examples import Examples, balance_weights
+from relabel.distill.students.feed import Feed
+from relabel.distill.students.heads import remark_on_nodes
+from relabel.distill.students.objective import Objective
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.splits import DEV, TRAIN
+from relabel.distill.students.student_manifest import TrainingFacts
+from relabel.distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
+from relabel.distill.students.trainers import TrainingInputs
+from relabel.distill.students.training import StudentTraining
+from relabel.distill.training import checkpoints, sharding
+from relabel.distill.training.accelerators import make_accelerator
+from relabel.distill.training.batches import BatchPlan
+from relabel.distill.training.memory import halving
+from relabel.distill.training.outcomes import Outcome
+from relabel.distill.training.together import ending_together
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.manifests.errors import InputError, TrainingError
 
 
 def train_student(

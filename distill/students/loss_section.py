@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from distill.students.heads import HEADS
-from manifests.specs import Spec
+from relabel.distill.students.heads import HEADS
+from relabel.manifests.specs import Spec
 
 TargetKind = Literal["soft", "hard"]
 Weight = Annotated[float, Field(ge=0.0, le=1000.0)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manifests.phi import PhiTable
+from relabel.manifests.phi import PhiTable
 
 # B rows, K grades, S subject scores, A attribute scores, C cells S·A
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distill.students.heads import NODE_HEADS
-from distill.students.loss_section import LossSection
-from distill.students.losses import consistency, cross_entropy, phi_mask, soft_targets, weighted_sum
-from manifests.phi import PhiTable
+from relabel.distill.students.heads import NODE_HEADS
+from relabel.distill.students.loss_section import LossSection
+from relabel.distill.students.losses import consistency, cross_entropy, phi_mask, soft_targets, weighted_sum
+from relabel.manifests.phi import PhiTable
 
 # B rows, K grades
 

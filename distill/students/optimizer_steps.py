@@ -11,11 +11,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 
-from distill.students.objective import Objective
-from distill.students.optimizing import make_optimizer
-from distill.students.specs import TrainSection
-from distill.training import sharding
-from manifests.errors import TrainingError
+from relabel.distill.students.objective import Objective
+from relabel.distill.students.optimizing import make_optimizer
+from relabel.distill.students.specs import TrainSection
+from relabel.distill.training import sharding
+from relabel.manifests.errors import TrainingError
 
 NotFinite = Callable[[str, Sequence[int]], TrainingError]
 """The error for what is not finite, and the rows that it came of."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distill.students.specs import TrainSection
+from relabel.distill.students.specs import TrainSection
 
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """Parameters that weight decay leaves alone, by name; those of `nn.LayerNorm` beside them."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import Dataset
-from manifests.labels import Pair
-from manifests.runs.plans import ShardPlan
-from manifests.runs.readings import Readings
-from manifests.runs.rows import read_chunks
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.plans import ShardPlan
+from relabel.manifests.runs.readings import Readings
+from relabel.manifests.runs.rows import read_chunks
 
 READ_ROWS = 4096
 

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distill.students.length_batches import batch_tokens_on, length_batches
-from distill.students.logits import softmax
-from distill.students.students import StudentModel
-from distill.students.token_rows import TokenRow, pad_multiple_for
-from manifests.errors import ModelError
-from manifests.phi import PhiTable
+from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.distill.students.logits import softmax
+from relabel.distill.students.students import StudentModel
+from relabel.distill.students.token_rows import TokenRow, pad_multiple_for
+from relabel.manifests.errors import ModelError
+from relabel.manifests.phi import PhiTable
 
 logger = logging.getLogger(__name__)
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.examples import NO_GRADE, Examples
-from distill.students.figures import graded_counts, graded_figures, teacher_figures
-from distill.students.logits import logits_of_rows, softmax
-from distill.students.specs import DistillSpec
-from distill.students.splits import DEV
-from distill.students.student_manifest import (
+from relabel.distill.students.examples import NO_GRADE, Examples
+from relabel.distill.students.figures import graded_counts, graded_figures, teacher_figures
+from relabel.distill.students.logits import logits_of_rows, softmax
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.splits import DEV
+from relabel.distill.students.student_manifest import (
     Figures,
     SideFigures,
 )
-from distill.students.trainers import TrainingInputs
-from manifests.metrics.baselines import MOST_LEXICAL, Baselines, baselines, bm25
-from manifests.metrics.ranking import DEPTH, rank_queries
+from relabel.distill.students.trainers import TrainingInputs
+from relabel.manifests.metrics.baselines import MOST_LEXICAL, Baselines, baselines, bm25
+from relabel.manifests.metrics.ranking import DEPTH, rank_queries
 
 NDCG = f"ndcg@{DEPTH}"
 
@@ -47,7 +47,7 @@ def dev_loss(spec: DistillSpec, examples: Examples, logits: dict[str, np.ndarray
     """The training loss of these rows."""
     import torch
 
-    from distill.students.objective import Objective
+    from relabel.distill.students.objective import Objective
 
     objective = Objective(spec.loss, examples.heads, examples.phi)
     batch = {

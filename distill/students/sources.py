@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from manifests.specs import Columns, PathText, PatternText, Spec
+from relabel.manifests.specs import Columns, PathText, PatternText, Spec
 
 
 class PairsSource(Spec):

@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from distill.students.heads import NODE_HEADS
-from distill.students.kinds import KINDS, takers
-from distill.students.loss_section import LossSection
-from distill.students.sources import GoldSource, LabelSource, PairsSource
-from distill.students.student_section import StudentSection
-from distill.training.sections import DevSplit, EarlyStop, TrainingSection
-from manifests.errors import ConfigError
-from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, path_or_each
-from manifests.metrics.gates import Gate, parse_gates
-from manifests.phi import PhiTable, check_phi
-from manifests.specs import Columns, PathText, Spec
+from relabel.distill.students.heads import NODE_HEADS
+from relabel.distill.students.kinds import KINDS, takers
+from relabel.distill.students.loss_section import LossSection
+from relabel.distill.students.sources import GoldSource, LabelSource, PairsSource
+from relabel.distill.students.student_section import StudentSection
+from relabel.distill.training.sections import DevSplit, EarlyStop, TrainingSection
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, path_or_each
+from relabel.manifests.metrics.gates import Gate, parse_gates
+from relabel.manifests.phi import PhiTable, check_phi
+from relabel.manifests.specs import Columns, PathText, Spec
 
 
 class EarlyStopping(EarlyStop):

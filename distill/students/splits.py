@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from distill.students.data_facts import SplitSide
-from manifests.digests import digest_of
+from relabel.distill.students.data_facts import SplitSide
+from relabel.manifests.digests import digest_of
 
 TRAIN, DEV, TEST = 0, 1, 2
 SIDES = ("train", "dev", "test")

@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from distill.students.data_facts import ExampleCounts, LearnedGold, LearnedLabels, SplitFacts
-from distill.training.model_manifests import BaseModelUsed, read_manifest
-from manifests.metrics.baselines import Baselines
-from manifests.metrics.gates import GateVerdict
-from manifests.phi import PhiTable
-from manifests.records import LEFT_OUT
+from relabel.distill.students.data_facts import ExampleCounts, LearnedGold, LearnedLabels, SplitFacts
+from relabel.distill.training.model_manifests import BaseModelUsed, read_manifest
+from relabel.manifests.metrics.baselines import Baselines
+from relabel.manifests.metrics.gates import GateVerdict
+from relabel.manifests.phi import PhiTable
+from relabel.manifests.records import LEFT_OUT
 
 STUDENT_MANIFEST_VERSION = 1
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from distill.students.student_section import KindName
-from manifests.errors import ManifestError
-from manifests.phi import DEFAULT_PHI, PhiTable
-from manifests.records import checked, fault_of
+from relabel.distill.students.student_section import KindName
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.phi import DEFAULT_PHI, PhiTable
+from relabel.manifests.records import checked, fault_of
 
 STUDENT_NAME = "student.json"
 STUDENT_VERSION = 1

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from distill.students.heads import HEADS
-from distill.students.kinds import KINDS
-from distill.training.sections import LoraSpec
-from manifests.specs import ModelText, Spec
+from relabel.distill.students.heads import HEADS
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.training.sections import LoraSpec
+from relabel.manifests.specs import ModelText, Spec
 
 
 def _known_kind(name: str) -> str:

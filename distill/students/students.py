@@ -24,17 +24,17 @@ from typing import Any, Protocol, Self, cast
 
 import numpy as np
 
-from distill.students.kinds import KINDS
-from distill.students.logits import PROBES, logits_of_rows, refuse_leaks, softmax
-from distill.students.specs import DistillSpec
-from distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
-from distill.students.token_rows import PairTexts, TokenRow
-from distill.training.disk_errors import open_to_readers
-from manifests.digests import digest_of, readable_json, sha256_file
-from manifests.errors import ModelError
-from manifests.extras import require
-from manifests.models.tokenizers import read_tokenizer
-from manifests.registered import imported
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.students.logits import PROBES, logits_of_rows, refuse_leaks, softmax
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.student_record import STUDENT_NAME, StudentRecord, read_student
+from relabel.distill.students.token_rows import PairTexts, TokenRow
+from relabel.distill.training.disk_errors import open_to_readers
+from relabel.manifests.digests import digest_of, readable_json, sha256_file
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
+from relabel.manifests.models.tokenizers import read_tokenizer
+from relabel.manifests.registered import imported
 
 # B rows, K grades, D hidden
 

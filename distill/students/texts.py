@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from distill.students.token_rows import PAD_MULTIPLE, TokenRow, mask_of, padded, tensors_of, width_of
-from manifests.errors import ConfigError
-from manifests.models.chat_templates import start_ids
+from relabel.distill.students.token_rows import PAD_MULTIPLE, TokenRow, mask_of, padded, tensors_of, width_of
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.models.chat_templates import start_ids
 
 # B rows, T tokens
 

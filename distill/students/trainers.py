@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from distill.students.bases import Base
-from distill.students.examples import Examples
-from distill.students.specs import DistillSpec
-from distill.students.student_manifest import TrainingFacts
-from distill.students.student_record import StudentRecord
-from distill.students.token_rows import PairTexts, TokenRow
-from distill.training.outcomes import Outcome
+from relabel.distill.students.bases import Base
+from relabel.distill.students.examples import Examples
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.student_manifest import TrainingFacts
+from relabel.distill.students.student_record import StudentRecord
+from relabel.distill.students.token_rows import PairTexts, TokenRow
+from relabel.distill.training.outcomes import Outcome
 
 
 @dataclass

@@ -17,20 +17,20 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, set_seed
 
-from distill.students.feed import Feed
-from distill.students.objective import Objective
-from distill.students.optimizer_steps import OptimizerSteps
-from distill.students.optimizing import rate_share
-from distill.students.specs import EarlyStopping, TrainSection
-from distill.training import checkpoints, sharding
-from distill.training.checkpoint_folders import WEIGHTS, step_of
-from distill.training.curves import Curve
-from distill.training.outcomes import Outcome
-from distill.training.reporting import CurveReporter
-from distill.training.step_state import StepState, write_checkpoint
-from distill.training.training_place import TrainingPlace
-from manifests import failpoints
-from manifests.interruptions import draining, interruption, is_stop_wished
+from relabel.distill.students.feed import Feed
+from relabel.distill.students.objective import Objective
+from relabel.distill.students.optimizer_steps import OptimizerSteps
+from relabel.distill.students.optimizing import rate_share
+from relabel.distill.students.specs import EarlyStopping, TrainSection
+from relabel.distill.training import checkpoints, sharding
+from relabel.distill.training.checkpoint_folders import WEIGHTS, step_of
+from relabel.distill.training.curves import Curve
+from relabel.distill.training.outcomes import Outcome
+from relabel.distill.training.reporting import CurveReporter
+from relabel.distill.training.step_state import StepState, write_checkpoint
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.manifests import failpoints
+from relabel.manifests.interruptions import draining, interruption, is_stop_wished
 
 EARLY_STOPPING = "early_stopping"
 METRIC_KEYS = {"macro_f1": "f1_macro"}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from labelers.engines.checkpoints import special_ids
-from labelers.engines.grammars import GrammarCompiler
-from manifests.asks import Answer
-from manifests.errors import VerdictError
+from relabel.labelers.engines.checkpoints import special_ids
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.manifests.asks import Answer
+from relabel.manifests.errors import VerdictError
 
 
 class AnswerTokens:

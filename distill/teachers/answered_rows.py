@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from distill.students.data_facts import LearnedGold, LearnedLabels, SourceRows
-from distill.students.gold import GoldGrades, load_gold
-from distill.students.pair_texts import read_pairs, rejoin
-from distill.teachers.evidence_queries import EvidenceQuery, chosen_in
-from distill.teachers.specs import RunData, TeacherSpec
-from distill.training.proven_runs import ProvenRun, open_proven_run
-from labelers.evidence_set import EVIDENCE_SET
-from labelers.registry import Labeler, declared_reads, labeler_class, options_of_run
-from manifests.errors import ConfigError, InputError, ManifestError
-from manifests.judging.qrels import check_scale
-from manifests.labels import Pair
-from manifests.runs.label_files import read_labels
-from manifests.runs.label_keys import stage_digests
-from manifests.runs.plans import Plan, shard_row_ids
-from manifests.runs.run_inputs import open_run_input
-from manifests.schemas import ANSWERS, LABELS, LabelRow, label_rows
-from manifests.specs import LabelerOptions
-from manifests.storage.context import Storage
+from relabel.distill.students.data_facts import LearnedGold, LearnedLabels, SourceRows
+from relabel.distill.students.gold import GoldGrades, load_gold
+from relabel.distill.students.pair_texts import read_pairs, rejoin
+from relabel.distill.teachers.evidence_queries import EvidenceQuery, chosen_in
+from relabel.distill.teachers.specs import RunData, TeacherSpec
+from relabel.distill.training.proven_runs import ProvenRun, open_proven_run
+from relabel.labelers.evidence_set import EVIDENCE_SET
+from relabel.labelers.registry import Labeler, declared_reads, labeler_class, options_of_run
+from relabel.manifests.errors import ConfigError, InputError, ManifestError
+from relabel.manifests.judging.qrels import check_scale
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.label_files import read_labels
+from relabel.manifests.runs.label_keys import stage_digests
+from relabel.manifests.runs.plans import Plan, shard_row_ids
+from relabel.manifests.runs.run_inputs import open_run_input
+from relabel.manifests.schemas import ANSWERS, LABELS, LabelRow, label_rows
+from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.storage.context import Storage
 
 
 class AnsweredRow(NamedTuple):

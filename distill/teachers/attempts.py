@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from distill.teachers.bases import merged
-from distill.teachers.specs import TeacherSpec
-from distill.teachers.trainers import Trained
-from distill.training import checkpoints, sharding
-from distill.training.checkpointed import CheckpointedTrainer, run_to_end
-from distill.training.memory import halving
-from distill.training.outcomes import Outcome
-from distill.training.precision import is_on_cpu
-from distill.training.sections import TrainingSection
-from manifests.cpus import usable_cores
-from manifests.errors import TrainingError
+from relabel.distill.teachers.bases import merged
+from relabel.distill.teachers.specs import TeacherSpec
+from relabel.distill.teachers.trainers import Trained
+from relabel.distill.training import checkpoints, sharding
+from relabel.distill.training.checkpointed import CheckpointedTrainer, run_to_end
+from relabel.distill.training.memory import halving
+from relabel.distill.training.outcomes import Outcome
+from relabel.distill.training.precision import is_on_cpu
+from relabel.distill.training.sections import TrainingSection
+from relabel.manifests.cpus import usable_cores
+from relabel.manifests.errors import TrainingError
 
 
 def set_threads(train: TrainingSection) -> None:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distill.teachers.specs import TeacherSpec
-from distill.training.adapters import adapted, check_targets
-from distill.training.disk_errors import open_to_readers
-from labelers.engines.checkpoints import end_ids, load_tokenizer
-from labelers.engines.tokens import PromptEncoder
-from manifests.errors import ConfigError, ModelError
-from manifests.extras import require
-from manifests.models.references import ResolvedModel
-from manifests.models.weights import OF_A_CONFIG, read_weights
-from manifests.records import fault_of
+from relabel.distill.teachers.specs import TeacherSpec
+from relabel.distill.training.adapters import adapted, check_targets
+from relabel.distill.training.disk_errors import open_to_readers
+from relabel.labelers.engines.checkpoints import end_ids, load_tokenizer
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.extras import require
+from relabel.manifests.models.references import ResolvedModel
+from relabel.manifests.models.weights import OF_A_CONFIG, read_weights
+from relabel.manifests.records import fault_of
 
 PURPOSE = "relabel train"
 

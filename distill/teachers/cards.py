@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from distill.teachers.methods import METHODS
-from distill.teachers.teacher_manifest import TeacherManifest
-from distill.training.card_parts import spec_section
+from relabel.distill.teachers.methods import METHODS
+from relabel.distill.teachers.teacher_manifest import TeacherManifest
+from relabel.distill.training.card_parts import spec_section
 
 
 def render_card(manifest: TeacherManifest) -> str:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distill.students.data_facts import LearnedGold
-from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
-from distill.teachers.evidence_queries import load_evidence_queries
-from distill.teachers.sft_spec import SftGold
-from distill.teachers.turns import AnsweredTurn
-from labelers.chunks import rendered_sets
-from labelers.evidence_set import EVIDENCE_SET
-from labelers.registry import labeler_class
-from manifests.asks import Answer
-from manifests.errors import ConfigError, InputError, VerdictError
-from manifests.formats import JsonIndices
-from manifests.specs import LabelerOptions
-from manifests.storage.context import Storage
+from relabel.distill.students.data_facts import LearnedGold
+from relabel.distill.teachers.answered_rows import AnsweredRow, AnsweredRows
+from relabel.distill.teachers.evidence_queries import load_evidence_queries
+from relabel.distill.teachers.sft_spec import SftGold
+from relabel.distill.teachers.turns import AnsweredTurn
+from relabel.labelers.chunks import rendered_sets
+from relabel.labelers.evidence_set import EVIDENCE_SET
+from relabel.labelers.registry import labeler_class
+from relabel.manifests.asks import Answer
+from relabel.manifests.errors import ConfigError, InputError, VerdictError
+from relabel.manifests.formats import JsonIndices
+from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.storage.context import Storage
 
 
 def load_sets(options: LabelerOptions, gold: SftGold, storage: Storage) -> AnsweredRows:

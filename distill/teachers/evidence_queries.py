@@ -12,25 +12,25 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from distill.students.data_facts import LearnedGold
-from distill.students.gold import in_words_of_the_spec
-from distill.students.pair_texts import read_pairs
-from distill.teachers.gold_rows import GoldRows
-from distill.teachers.res_rag_spec import EvidenceGold
-from distill.teachers.rollouts import Dialogues, FirstPrompt
-from distill.teachers.scores import GoldRow
-from labelers.chunks import CHUNKS
-from labelers.evidence_set import EVIDENCE_SET
-from labelers.registry import Labeler, declared_reads
-from manifests.asks import Ask
-from manifests.errors import InputError
-from manifests.formats import JsonIndices
-from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.judging.further_columns import GOLD_CHUNKS
-from manifests.judging.gold_columns import further_of_input
-from manifests.labels import InputColumn, Pair
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
+from relabel.distill.students.data_facts import LearnedGold
+from relabel.distill.students.gold import in_words_of_the_spec
+from relabel.distill.students.pair_texts import read_pairs
+from relabel.distill.teachers.gold_rows import GoldRows
+from relabel.distill.teachers.res_rag_spec import EvidenceGold
+from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt
+from relabel.distill.teachers.scores import GoldRow
+from relabel.labelers.chunks import CHUNKS
+from relabel.labelers.evidence_set import EVIDENCE_SET
+from relabel.labelers.registry import Labeler, declared_reads
+from relabel.manifests.asks import Ask
+from relabel.manifests.errors import InputError
+from relabel.manifests.formats import JsonIndices
+from relabel.manifests.inputs.dataset import Dataset, open_dataset
+from relabel.manifests.judging.further_columns import GOLD_CHUNKS
+from relabel.manifests.judging.gold_columns import further_of_input
+from relabel.manifests.labels import InputColumn, Pair
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
 
 JSONLD = InputColumn("jsonld", "list<string>", "What the page says of itself.")
 

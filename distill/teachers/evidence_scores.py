@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from distill.teachers.evidence_queries import JSONLD, EvidenceRow
-from distill.teachers.generators import Evidence, Generated, Generator
-from distill.teachers.rollouts import Rollout
-from distill.teachers.scores import GoldRow, Score
-from labelers.chunks import chunk_texts
-from labelers.section_values import index_lists_of
-from manifests.metrics.answers import token_f1
-from manifests.metrics.evidence_sets import PAPER_WEIGHTS, EvidenceReward, RewardWeights, evidence_reward
+from relabel.distill.teachers.evidence_queries import JSONLD, EvidenceRow
+from relabel.distill.teachers.generators import Evidence, Generated, Generator
+from relabel.distill.teachers.rollouts import Rollout
+from relabel.distill.teachers.scores import GoldRow, Score
+from relabel.labelers.chunks import chunk_texts
+from relabel.labelers.section_values import index_lists_of
+from relabel.manifests.metrics.answers import token_f1
+from relabel.manifests.metrics.evidence_sets import PAPER_WEIGHTS, EvidenceReward, RewardWeights, evidence_reward
 
 EVIDENCE_COLUMNS = (
     pa.field("answers", pa.list_(pa.string())),

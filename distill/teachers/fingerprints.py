@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from distill.teachers.specs import TeacherSpec
-from distill.teachers.teacher_manifest import (
+from relabel.distill.teachers.specs import TeacherSpec
+from relabel.distill.teachers.teacher_manifest import (
     TEACHER_MANIFEST_VERSION,
 )
-from distill.teachers.trainers import TeacherTrainer
-from distill.training.unfinished import TrainingRecord, training_record
-from manifests.digests import digest_of
-from manifests.models.references import ResolvedModel
+from relabel.distill.teachers.trainers import TeacherTrainer
+from relabel.distill.training.unfinished import TrainingRecord, training_record
+from relabel.manifests.digests import digest_of
+from relabel.manifests.models.references import ResolvedModel
 
 SPEED_ONLY = ("device", "keep_checkpoints", "gradient_checkpointing", "report_to")
 NOT_IN_FINGERPRINT: dict[str, Any] = {

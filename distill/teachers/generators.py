@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.teachers.res_rag_spec import GeneratorSpec
-from distill.training.disk_errors import writing
-from labelers.engines.registry import engine_class
-from labelers.short_answers import ShortAnswers
-from manifests.asks import Answer, Ask, Engine, Request
-from manifests.digests import digest_of
-from manifests.errors import EngineCrashError, RelabelError, VerdictError
+from relabel.distill.teachers.res_rag_spec import GeneratorSpec
+from relabel.distill.training.disk_errors import writing
+from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.short_answers import ShortAnswers
+from relabel.manifests.asks import Answer, Ask, Engine, Request
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import EngineCrashError, RelabelError, VerdictError
 
 MOST_CRASHES = 3
 """Times in a row that the engine may go down without an answer before the training ends."""

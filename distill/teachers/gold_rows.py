@@ -7,24 +7,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from distill.students.data_facts import LearnedGold
-from distill.students.gold import in_words_of_the_spec
-from distill.students.pair_texts import read_pairs
-from distill.students.splits import DEV, folded, split_queries
-from distill.teachers.graph_grpo_spec import GraphGold
-from distill.teachers.grpo_spec import RewardGold
-from distill.teachers.rollouts import Dialogues
-from distill.teachers.scores import GoldRow
-from distill.training.sections import DevSplit
-from labelers.registry import Labeler, declared_reads
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.inputs.grade_columns import read_grades
-from manifests.judging.gold_columns import load_gold_by_row
-from manifests.judging.qrels import check_scale, mapped
-from manifests.phi import NODE_SCORES
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.distill.students.data_facts import LearnedGold
+from relabel.distill.students.gold import in_words_of_the_spec
+from relabel.distill.students.pair_texts import read_pairs
+from relabel.distill.students.splits import DEV, folded, split_queries
+from relabel.distill.teachers.graph_grpo_spec import GraphGold
+from relabel.distill.teachers.grpo_spec import RewardGold
+from relabel.distill.teachers.rollouts import Dialogues
+from relabel.distill.teachers.scores import GoldRow
+from relabel.distill.training.sections import DevSplit
+from relabel.labelers.registry import Labeler, declared_reads
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.inputs.grade_columns import read_grades
+from relabel.manifests.judging.gold_columns import load_gold_by_row
+from relabel.manifests.judging.qrels import check_scale, mapped
+from relabel.manifests.phi import NODE_SCORES
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 
 
 @dataclass

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labelers.engines.grammars import GrammarCompiler
-from manifests.asks import Ask
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.manifests.asks import Ask
 
 FREE = 0
 """The mask that admits every token."""

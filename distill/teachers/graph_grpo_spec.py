@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from distill.teachers.grpo_spec import GrpoSpec, RewardData, RewardGold, RolloutSection
-from manifests.specs import Spec
+from relabel.distill.teachers.grpo_spec import GrpoSpec, RewardData, RewardGold, RolloutSection
+from relabel.manifests.specs import Spec
 
 
 class GraphGold(RewardGold):

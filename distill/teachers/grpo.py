@@ -16,35 +16,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distill.students.data_facts import SplitSide
-from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.attempts import train_to_end
-from distill.teachers.bases import TeacherBase, load_model, named_ends
-from distill.teachers.gold_rows import GoldRows, load_gold_rows
-from distill.teachers.graph_grpo_spec import GraphGrpoSpec
-from distill.teachers.grpo_credit import Credit, CreditPlan
-from distill.teachers.grpo_spec import GrpoSpec, RolloutSpec
-from distill.teachers.rewards import NodeWorth
-from distill.teachers.rollout_log import RolloutLog
-from distill.teachers.rollouts import Dialogues
-from distill.teachers.scores import each, grade_score, graph_score
-from distill.teachers.teacher_manifest import TeacherData
-from distill.teachers.trainers import Trained, TrainingEstimate
-from distill.teachers.vllm_rollouts import check_vllm
-from distill.teachers.watch import RewardWatch
-from distill.training.checkpointed import CheckpointedTrainer
-from distill.training.curves import Curve
-from distill.training.looks import Looks
-from distill.training.training_place import TrainingPlace
-from labelers.engines.checkpoints import end_ids
-from labelers.registry import Labeler, declared_reads, labeler_class
-from labelers.replays import Recalls
-from manifests.digests import digest_of
-from manifests.errors import ConfigError, InputError
-from manifests.extras import require
-from manifests.plurals import counted
-from manifests.specs import LabelerOptions
-from manifests.storage.context import Storage
+from relabel.distill.students.data_facts import SplitSide
+from relabel.distill.teachers.answer_tokens import AnswerTokens
+from relabel.distill.teachers.attempts import train_to_end
+from relabel.distill.teachers.bases import TeacherBase, load_model, named_ends
+from relabel.distill.teachers.gold_rows import GoldRows, load_gold_rows
+from relabel.distill.teachers.graph_grpo_spec import GraphGrpoSpec
+from relabel.distill.teachers.grpo_credit import Credit, CreditPlan
+from relabel.distill.teachers.grpo_spec import GrpoSpec, RolloutSpec
+from relabel.distill.teachers.rewards import NodeWorth
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.rollouts import Dialogues
+from relabel.distill.teachers.scores import each, grade_score, graph_score
+from relabel.distill.teachers.teacher_manifest import TeacherData
+from relabel.distill.teachers.trainers import Trained, TrainingEstimate
+from relabel.distill.teachers.vllm_rollouts import check_vllm
+from relabel.distill.teachers.watch import RewardWatch
+from relabel.distill.training.checkpointed import CheckpointedTrainer
+from relabel.distill.training.curves import Curve
+from relabel.distill.training.looks import Looks
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.labelers.engines.checkpoints import end_ids
+from relabel.labelers.registry import Labeler, declared_reads, labeler_class
+from relabel.labelers.replays import Recalls
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import ConfigError, InputError
+from relabel.manifests.extras import require
+from relabel.manifests.plurals import counted
+from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.storage.context import Storage
 
 
 class GrpoTeacher:
@@ -177,7 +177,7 @@ class GrpoTeacher:
 
     def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> CheckpointedTrainer:
         say("loading TRL's trainer")
-        from distill.teachers.grpo_arguments import grpo_arguments
+        from relabel.distill.teachers.grpo_arguments import grpo_arguments
 
         settings = self._spec.train
         looks = self._looks()
@@ -215,10 +215,10 @@ class GrpoTeacher:
 
     def _trainer_class(self) -> Any:
         if isinstance(self._spec, GraphGrpoSpec):
-            from distill.teachers.grpo_credit_trainer import CreditTrainer
+            from relabel.distill.teachers.grpo_credit_trainer import CreditTrainer
 
             return CreditTrainer
-        from distill.teachers.grpo_trainer import RolloutTrainer
+        from relabel.distill.teachers.grpo_trainer import RolloutTrainer
 
         return RolloutTrainer
 

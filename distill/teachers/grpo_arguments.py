@@ -9,11 +9,11 @@ from typing import Any
 from trl import GRPOConfig
 from trl.trainer.utils import RepeatSampler
 
-from distill.teachers.grpo_spec import RolloutSection
-from distill.teachers.vllm_rollouts import vllm_arguments
-from distill.training.arguments import argument_values
-from distill.training.looks import Looks
-from distill.training.sections import TrainingSection
+from relabel.distill.teachers.grpo_spec import RolloutSection
+from relabel.distill.teachers.vllm_rollouts import vllm_arguments
+from relabel.distill.training.arguments import argument_values
+from relabel.distill.training.looks import Looks
+from relabel.distill.training.sections import TrainingSection
 
 _EPOCH_STRIDE = 1_000_003
 

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from distill.teachers.advantages import group_advantages
-from distill.teachers.rollout_files import NODES
+from relabel.distill.teachers.advantages import group_advantages
+from relabel.distill.teachers.rollout_files import NODES
 
 TEMPLATE = -1
 """The segment of tokens that belong to no node: their advantage is 0."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import TrainerCallback
 
-from distill.teachers.grpo_credit import (
+from relabel.distill.teachers.grpo_credit import (
     ROUNDINGS,
     TEMPLATE,
     CreditPlan,
@@ -27,9 +27,9 @@ from distill.teachers.grpo_credit import (
     node_average_weights,
     token_advantages,
 )
-from distill.teachers.grpo_nodes import segments_of
-from distill.teachers.grpo_trainer import RolloutTrainer
-from distill.teachers.rollout_files import NODES
+from relabel.distill.teachers.grpo_nodes import segments_of
+from relabel.distill.teachers.grpo_trainer import RolloutTrainer
+from relabel.distill.teachers.rollout_files import NODES
 
 
 class _Credited(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.rollout_files import NODES
-from distill.teachers.rollouts import Rollout
-from distill.teachers.segments import NO_PART, Span, token_parts
-from labelers.verdicts import Reader
+from relabel.distill.teachers.answer_tokens import AnswerTokens
+from relabel.distill.teachers.rollout_files import NODES
+from relabel.distill.teachers.rollouts import Rollout
+from relabel.distill.teachers.segments import NO_PART, Span, token_parts
+from relabel.labelers.verdicts import Reader
 
 NODE_OF_TAG = {
     "preliminary": "r",

@@ -10,10 +10,10 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from distill.teachers.specs import TeacherGold, TeacherSpec, TeacherTraining
-from distill.teachers.watch import WatchSection
-from distill.training.sections import DevSplit, EarlyStop
-from manifests.specs import LabelerOptions, Spec
+from relabel.distill.teachers.specs import TeacherGold, TeacherSpec, TeacherTraining
+from relabel.distill.teachers.watch import WatchSection
+from relabel.distill.training.sections import DevSplit, EarlyStop
+from relabel.manifests.specs import LabelerOptions, Spec
 
 
 class VllmSection(Spec):

@@ -20,15 +20,15 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from distill.teachers.advantages import group_advantages
-from distill.teachers.grpo_arguments import EpochSampler
-from distill.teachers.held_out import HeldOut, greedy
-from distill.teachers.rollout_log import RolloutLog
-from distill.teachers.rollouts import Dialogues, Rollout
-from distill.teachers.scores import GoldRow, Score, Scored, answer_figures, roll_rows
-from distill.teachers.vllm_rollouts import TurnLogprobs, sampling_logprobs
-from distill.teachers.watched import WatchedTrainer
-from distill.training.step_clock import StepClock
+from relabel.distill.teachers.advantages import group_advantages
+from relabel.distill.teachers.grpo_arguments import EpochSampler
+from relabel.distill.teachers.held_out import HeldOut, greedy
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.rollouts import Dialogues, Rollout
+from relabel.distill.teachers.scores import GoldRow, Score, Scored, answer_figures, roll_rows
+from relabel.distill.teachers.vllm_rollouts import TurnLogprobs, sampling_logprobs
+from relabel.distill.teachers.watched import WatchedTrainer
+from relabel.distill.training.step_clock import StepClock
 
 CURVES = {
     "reward_std": "reward_std",

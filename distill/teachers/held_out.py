@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from distill.teachers.rollouts import Dialogues, Generate
-from distill.teachers.scores import GoldRow, Scored, answer_figures, roll_rows
-from distill.training import checkpoints
+from relabel.distill.teachers.rollouts import Dialogues, Generate
+from relabel.distill.teachers.scores import GoldRow, Scored, answer_figures, roll_rows
+from relabel.distill.training import checkpoints
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manifests.errors import ConfigError
-from manifests.spec_faults import unknown_name
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.spec_faults import unknown_name
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,24 @@ class TeacherMethod:
 
 METHODS = {
     "sft": TeacherMethod(
-        "supervised fine-tuning on answers", "distill.teachers.sft_spec:SftSpec", "distill.teachers.sft:SftTrainer"
+        "supervised fine-tuning on answers",
+        "relabel.distill.teachers.sft_spec:SftSpec",
+        "relabel.distill.teachers.sft:SftTrainer",
     ),
     "grpo": TeacherMethod(
-        "GRPO on trusted grades", "distill.teachers.grpo_spec:GrpoSpec", "distill.teachers.grpo:GrpoTeacher"
+        "GRPO on trusted grades",
+        "relabel.distill.teachers.grpo_spec:GrpoSpec",
+        "relabel.distill.teachers.grpo:GrpoTeacher",
     ),
     "graph-grpo": TeacherMethod(
         "GRPO with credit by node",
-        "distill.teachers.graph_grpo_spec:GraphGrpoSpec",
-        "distill.teachers.grpo:GrpoTeacher",
+        "relabel.distill.teachers.graph_grpo_spec:GraphGrpoSpec",
+        "relabel.distill.teachers.grpo:GrpoTeacher",
     ),
     "res-rag": TeacherMethod(
         "GRPO on a frozen generator's answers (RES-RAG)",
-        "distill.teachers.res_rag_spec:ResRagSpec",
-        "distill.teachers.res_rag:ResRagTeacher",
+        "relabel.distill.teachers.res_rag_spec:ResRagSpec",
+        "relabel.distill.teachers.res_rag:ResRagTeacher",
     ),
 }
 

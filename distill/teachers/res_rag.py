@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distill.teachers.bases import TeacherBase
-from distill.teachers.evidence_queries import EvidenceRow, load_evidence_rows
-from distill.teachers.evidence_scores import EVIDENCE_COLUMNS, EvidenceJudge
-from distill.teachers.generators import Generator, identity_of, own_keys
-from distill.teachers.gold_rows import GoldRows
-from distill.teachers.grpo import GrpoTeacher, answer_end_ids
-from distill.teachers.res_rag_spec import ResRagSpec
-from distill.teachers.rollout_log import RolloutLog
-from distill.teachers.trainers import Trained
-from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.registry import engine_class
-from labelers.registry import Labeler
-from labelers.short_answers import ShortAnswers
-from manifests.metrics.evidence_sets import RewardWeights
-from manifests.storage.context import Storage
+from relabel.distill.teachers.bases import TeacherBase
+from relabel.distill.teachers.evidence_queries import EvidenceRow, load_evidence_rows
+from relabel.distill.teachers.evidence_scores import EVIDENCE_COLUMNS, EvidenceJudge
+from relabel.distill.teachers.generators import Generator, identity_of, own_keys
+from relabel.distill.teachers.gold_rows import GoldRows
+from relabel.distill.teachers.grpo import GrpoTeacher, answer_end_ids
+from relabel.distill.teachers.res_rag_spec import ResRagSpec
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.trainers import Trained
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.registry import Labeler
+from relabel.labelers.short_answers import ShortAnswers
+from relabel.manifests.metrics.evidence_sets import RewardWeights
+from relabel.manifests.storage.context import Storage
 
 ANSWERS = "generator"
 """Folder of the generator's kept answers, beside the checkpoints."""
@@ -84,12 +84,12 @@ class ResRagTeacher(GrpoTeacher):
         return RolloutLog(checkpoints, columns=EVIDENCE_COLUMNS)
 
     def _trainer_class(self) -> Any:
-        from distill.teachers.res_rag_trainer import HeldTrainer
+        from relabel.distill.teachers.res_rag_trainer import HeldTrainer
 
         return HeldTrainer
 
     def _method_options(self) -> dict[str, Any]:
-        from distill.teachers.grammar_masks import GrammarMasks
+        from relabel.distill.teachers.grammar_masks import GrammarMasks
 
         assert self._generator is not None
         reward = self._spec.reward

@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from distill.teachers.grpo_spec import RolloutSection, RolloutSpec, RolloutTraining
-from distill.teachers.watch import WatchSection
-from labelers.evidence_set import EVIDENCE_SET
-from manifests.specs import Columns, EngineSpec, LabelerOptions, PathText, Spec
+from relabel.distill.teachers.grpo_spec import RolloutSection, RolloutSpec, RolloutTraining
+from relabel.distill.teachers.watch import WatchSection
+from relabel.labelers.evidence_set import EVIDENCE_SET
+from relabel.manifests.specs import Columns, EngineSpec, LabelerOptions, PathText, Spec
 
 
 class EvidenceGold(Spec):

@@ -20,11 +20,11 @@ from transformers import LogitsProcessorList
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import pad
 
-from distill.teachers.advantages import is_known
-from distill.teachers.evidence_scores import EvidenceJudge
-from distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks
-from distill.teachers.grpo_trainer import RolloutTrainer
-from distill.teachers.rollouts import AskedIds
+from relabel.distill.teachers.advantages import is_known
+from relabel.distill.teachers.evidence_scores import EvidenceJudge
+from relabel.distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks
+from relabel.distill.teachers.grpo_trainer import RolloutTrainer
+from relabel.distill.teachers.rollouts import AskedIds
 
 
 class HeldTrainer(RolloutTrainer):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manifests.labels import Label
+from relabel.manifests.labels import Label
 
 NODE_GOLD = ("grade", "subject", "attribute")
 """What gold may say of the three nodes that are rewarded: r, s, a."""

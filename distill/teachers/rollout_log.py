@@ -16,12 +16,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.teachers.rollout_files import EDGE_SCHEMA, EDGES_NAME, PARTS, ROLLOUT_SCHEMA, ROLLOUTS_NAME, parts_of
-from distill.teachers.rollouts import Rollout
-from distill.teachers.scores import Score
-from distill.training.disk_errors import sync_files, writing
-from manifests.digests import first_changed, sha256_file
-from manifests.errors import ManifestError
+from relabel.distill.teachers.rollout_files import (
+    EDGE_SCHEMA,
+    EDGES_NAME,
+    PARTS,
+    ROLLOUT_SCHEMA,
+    ROLLOUTS_NAME,
+    parts_of,
+)
+from relabel.distill.teachers.rollouts import Rollout
+from relabel.distill.teachers.scores import Score
+from relabel.distill.training.disk_errors import sync_files, writing
+from relabel.manifests.digests import first_changed, sha256_file
+from relabel.manifests.errors import ManifestError
 
 
 @dataclass

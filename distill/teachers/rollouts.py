@@ -14,12 +14,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distill.teachers.answer_tokens import AnswerTokens
-from labelers.engines.tokens import Overlong, PromptEncoder, extends
-from labelers.registry import Labeler
-from manifests.asks import Answer, Ask
-from manifests.errors import ConfigError, VerdictError
-from manifests.labels import Label, Pair
+from relabel.distill.teachers.answer_tokens import AnswerTokens
+from relabel.labelers.engines.tokens import Overlong, PromptEncoder, extends
+from relabel.labelers.registry import Labeler
+from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.labels import Label, Pair
 
 Generate = Callable[[Sequence[list[int]]], Sequence[list[int]]]
 """Prompts as token ids to answers as token ids, each up to its end token, which is included."""

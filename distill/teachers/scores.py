@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distill.teachers.rewards import PAPER_WORTH, NodeWorth, graded_reward, node_rewards
-from distill.teachers.rollouts import Dialogues, FirstPrompt, Generate, Rollout
-from labelers.evidence import read_evidence
-from labelers.verdicts import Reader
-from manifests.asks import Answer
-from manifests.errors import VerdictError
-from manifests.formats import Fragment
-from manifests.labels import Pair
+from relabel.distill.teachers.rewards import PAPER_WORTH, NodeWorth, graded_reward, node_rewards
+from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Generate, Rollout
+from relabel.labelers.evidence import read_evidence
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Answer
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import Fragment
+from relabel.manifests.labels import Pair
 
 
 @dataclass(frozen=True, slots=True)

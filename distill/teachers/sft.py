@@ -14,21 +14,21 @@ from pathlib import Path
 
 import numpy as np
 
-from distill.teachers.answered_rows import AnsweredRows, load_answered_rows
-from distill.teachers.attempts import train_to_end
-from distill.teachers.bases import TeacherBase, load_model
-from distill.teachers.chosen_sets import load_sets
-from distill.teachers.sft_examples import make_examples
-from distill.teachers.sft_spec import SftSpec
-from distill.teachers.sft_trainer import MaskedCollator, MaskedTrainer
-from distill.teachers.teacher_manifest import TeacherData
-from distill.teachers.trainers import Trained, TrainingEstimate
-from distill.teachers.turns import check_learnable
-from distill.training.arguments import training_arguments
-from distill.training.batches import BatchPlan, TokenRows
-from distill.training.training_place import TrainingPlace
-from manifests.errors import InputError
-from manifests.storage.context import Storage
+from relabel.distill.teachers.answered_rows import AnsweredRows, load_answered_rows
+from relabel.distill.teachers.attempts import train_to_end
+from relabel.distill.teachers.bases import TeacherBase, load_model
+from relabel.distill.teachers.chosen_sets import load_sets
+from relabel.distill.teachers.sft_examples import make_examples
+from relabel.distill.teachers.sft_spec import SftSpec
+from relabel.distill.teachers.sft_trainer import MaskedCollator, MaskedTrainer
+from relabel.distill.teachers.teacher_manifest import TeacherData
+from relabel.distill.teachers.trainers import Trained, TrainingEstimate
+from relabel.distill.teachers.turns import check_learnable
+from relabel.distill.training.arguments import training_arguments
+from relabel.distill.training.batches import BatchPlan, TokenRows
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.manifests.errors import InputError
+from relabel.manifests.storage.context import Storage
 
 
 class SftTrainer:

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
-from distill.teachers.bases import TeacherBase
-from distill.teachers.chosen_sets import choices
-from distill.teachers.segments import token_parts
-from distill.teachers.turns import AnsweredTurn, UnlearnableError, turns_of
-from labelers.engines.decisions import resolve_labels
-from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.tokens import Overlong
-from manifests.asks import Decision
+from relabel.distill.teachers.answered_rows import AnsweredRow, AnsweredRows
+from relabel.distill.teachers.bases import TeacherBase
+from relabel.distill.teachers.chosen_sets import choices
+from relabel.distill.teachers.segments import token_parts
+from relabel.distill.teachers.turns import AnsweredTurn, UnlearnableError, turns_of
+from relabel.labelers.engines.decisions import resolve_labels
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.tokens import Overlong
+from relabel.manifests.asks import Decision
 
 REASONING = 0
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from distill.teachers.specs import RunData, TeacherGold, TeacherSpec, TeacherTraining
+from relabel.distill.teachers.specs import RunData, TeacherGold, TeacherSpec, TeacherTraining
 
 
 class SftGold(TeacherGold):

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distill.teachers.sft_examples import Example
-from distill.training.planned import PlannedTrainer
+from relabel.distill.teachers.sft_examples import Example
+from relabel.distill.training.planned import PlannedTrainer
 
 # B rows, T tokens, C tokens of the longest answer, V vocabulary
 

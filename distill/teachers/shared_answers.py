@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
-from manifests.asks import Ask, Sampling
-from manifests.runs.label_keys import AnswerKeys
-from manifests.specs import LabelerOptions
+from relabel.distill.teachers.answered_rows import AnsweredRow, AnsweredRows
+from relabel.manifests.asks import Ask, Sampling
+from relabel.manifests.runs.label_keys import AnswerKeys
+from relabel.manifests.specs import LabelerOptions
 
 MOST_ROUNDS = 3
 """Rounds of `relabel retry` whose shared answers are looked for."""

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distill.teachers.methods import METHODS, method_of
-from distill.teachers.res_rag_spec import GeneratorSpec
-from distill.teachers.specs import TeacherSpec
-from labelers.engines.registry import engine_class, engine_names, engine_schemas
-from labelers.registry import labeler_class, labeler_names, labeler_schemas
-from manifests.errors import ConfigError
-from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, path_or_each, referred
-from manifests.registered import imported
-from manifests.spec_faults import validate_spec
-from manifests.specs import Columns
+from relabel.distill.teachers.methods import METHODS, method_of
+from relabel.distill.teachers.res_rag_spec import GeneratorSpec
+from relabel.distill.teachers.specs import TeacherSpec
+from relabel.labelers.engines.registry import engine_class, engine_names, engine_schemas
+from relabel.labelers.registry import labeler_class, labeler_names, labeler_schemas
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, path_or_each, referred
+from relabel.manifests.registered import imported
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import Columns
 
 
 def spec_class(method: object) -> type[TeacherSpec]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from distill.students.sources import GoldSource
-from distill.training.sections import LoraSpec, TrainingSection
-from manifests.specs import LabelerOptions, ModelText, PathText, Spec
+from relabel.distill.students.sources import GoldSource
+from relabel.distill.training.sections import LoraSpec, TrainingSection
+from relabel.manifests.specs import LabelerOptions, ModelText, PathText, Spec
 
 
 class TeacherGold(GoldSource):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from distill.teachers.trainers import TeacherTrainer, TrainingTime
+from relabel.distill.teachers.trainers import TeacherTrainer, TrainingTime
 
 MEASURED = 3
 """Stretches of steps that are timed, after one that is not: the first step also loads kernels and makes buffers."""

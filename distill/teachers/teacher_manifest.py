@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from distill.students.data_facts import LearnedGold, LearnedLabels, SplitSide
-from distill.training.model_manifests import BaseModelUsed, read_manifest
-from manifests.records import LEFT_OUT
+from relabel.distill.students.data_facts import LearnedGold, LearnedLabels, SplitSide
+from relabel.distill.training.model_manifests import BaseModelUsed, read_manifest
+from relabel.manifests.records import LEFT_OUT
 
 TEACHER_MANIFEST_VERSION = 1
 

@@ -13,31 +13,31 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from distill.students.students import student_files
-from distill.teachers.bases import TeacherBase, check_teacher_base, write_model
-from distill.teachers.cards import render_card
-from distill.teachers.fingerprints import NOT_IN_FINGERPRINT, record_of
-from distill.teachers.methods import method_of
-from distill.teachers.specs import TeacherSpec
-from distill.teachers.step_times import measure
-from distill.teachers.teacher_manifest import (
+from relabel.distill.students.students import student_files
+from relabel.distill.teachers.bases import TeacherBase, check_teacher_base, write_model
+from relabel.distill.teachers.cards import render_card
+from relabel.distill.teachers.fingerprints import NOT_IN_FINGERPRINT, record_of
+from relabel.distill.teachers.methods import method_of
+from relabel.distill.teachers.specs import TeacherSpec
+from relabel.distill.teachers.step_times import measure
+from relabel.distill.teachers.teacher_manifest import (
     TEACHER_MANIFEST_VERSION,
     TeacherManifest,
     TeacherTrainingFacts,
     read_teacher_manifest,
 )
-from distill.teachers.trainers import AsksAnEngine, TeacherTrainer, Trained, TrainingEstimate
-from distill.training.card_parts import CARD_NAME
-from distill.training.curves import write_curves
-from distill.training.making import Start, conclude, finish, foresee, look, making, refuse_own_base
-from distill.training.model_manifests import BaseModelUsed, Product
-from distill.training.output_locations import OutputLocation, output_location_of
-from distill.training.precision import precision_of
-from distill.training.reporting import check_services
-from manifests.extras import installed_versions
-from manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
-from manifests.registered import imported
-from manifests.storage.context import Storage
+from relabel.distill.teachers.trainers import AsksAnEngine, TeacherTrainer, Trained, TrainingEstimate
+from relabel.distill.training.card_parts import CARD_NAME
+from relabel.distill.training.curves import write_curves
+from relabel.distill.training.making import Start, conclude, finish, foresee, look, making, refuse_own_base
+from relabel.distill.training.model_manifests import BaseModelUsed, Product
+from relabel.distill.training.output_locations import OutputLocation, output_location_of
+from relabel.distill.training.precision import precision_of
+from relabel.distill.training.reporting import check_services
+from relabel.manifests.extras import installed_versions
+from relabel.manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
+from relabel.manifests.registered import imported
+from relabel.manifests.storage.context import Storage
 
 TEACHER = Product("teacher", "train", "init", ("data", "labeler", "generator"), NOT_IN_FINGERPRINT)
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
@@ -196,7 +196,7 @@ def _manifest(
     return TeacherManifest(
         version=TEACHER_MANIFEST_VERSION,
         kind="teacher",
-        relabel=importlib.metadata.version("relabel"),
+        relabel=importlib.metadata.version("relabel-ir"),
         name=spec.name,
         method=spec.method,
         fingerprint=fingerprint,

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from distill.teachers.bases import TeacherBase
-from distill.teachers.teacher_manifest import TeacherData
-from distill.training.memory import Halved
-from distill.training.outcomes import Outcome
-from manifests.records import LEFT_OUT
-from manifests.storage.context import Storage
+from relabel.distill.teachers.bases import TeacherBase
+from relabel.distill.teachers.teacher_manifest import TeacherData
+from relabel.distill.training.memory import Halved
+from relabel.distill.training.outcomes import Outcome
+from relabel.manifests.records import LEFT_OUT
+from relabel.manifests.storage.context import Storage
 
 
 class Trained(NamedTuple):

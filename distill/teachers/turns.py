@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from distill.teachers.answered_rows import AnsweredRow, AnsweredRows
-from distill.teachers.shared_answers import shared_texts
-from labelers.evidence_set import EVIDENCE_SET
-from labelers.registry import Labeler, declared_reads
-from labelers.replays import Recalls
-from labelers.verdicts import Reader
-from manifests.asks import Answer, Ask, Distribution
-from manifests.errors import ConfigError, RelabelError, VerdictError
-from manifests.formats import Choice, closing_of, opening_of
-from manifests.labels import Label
-from manifests.schemas import LabelRow
-from manifests.specs import LabelerOptions
+from relabel.distill.teachers.answered_rows import AnsweredRow, AnsweredRows
+from relabel.distill.teachers.shared_answers import shared_texts
+from relabel.labelers.evidence_set import EVIDENCE_SET
+from relabel.labelers.registry import Labeler, declared_reads
+from relabel.labelers.replays import Recalls
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Answer, Ask, Distribution
+from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
+from relabel.manifests.formats import Choice, closing_of, opening_of
+from relabel.manifests.labels import Label
+from relabel.manifests.schemas import LabelRow
+from relabel.manifests.specs import LabelerOptions
 
 GRADES = ("preliminary", "score")
 """Sections that are decisions on the grade: always learned."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distill.teachers.grpo_spec import VllmSection
-from distill.teachers.rollouts import Rollout
-from labelers.engines.api_options import server_address
-from manifests.errors import ConfigError
-from manifests.extras import require
+from relabel.distill.teachers.grpo_spec import VllmSection
+from relabel.distill.teachers.rollouts import Rollout
+from relabel.labelers.engines.api_options import server_address
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.extras import require
 
 TurnLogprobs = Sequence[Sequence[float | None]]
 """Log-probabilities of the sampled tokens of a call's answers; None where vLLM has none."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from distill.training.curves import Curve, Point
-from manifests.specs import Spec
+from relabel.distill.training.curves import Curve, Point
+from relabel.manifests.specs import Spec
 
 
 class WatchSection(Spec):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from distill.teachers.watch import RewardWatch
-from distill.training.looks import LookingTrainer
+from relabel.distill.teachers.watch import RewardWatch
+from relabel.distill.training.looks import LookingTrainer
 
 
 class WatchedTrainer(LookingTrainer):

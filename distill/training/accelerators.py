@@ -5,8 +5,8 @@ from __future__ import annotations
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from distill.training.precision import is_on_cpu, precision_of
-from distill.training.sections import TrainingSection
+from relabel.distill.training.precision import is_on_cpu, precision_of
+from relabel.distill.training.sections import TrainingSection
 
 
 def make_accelerator(settings: TrainingSection) -> Accelerator:

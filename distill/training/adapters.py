@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from distill.training.sections import LoraSpec
-from manifests.errors import ConfigError, ModelError
-from manifests.extras import require
+from relabel.distill.training.sections import LoraSpec
+from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.extras import require
 
 
 def check_targets(config: Any, lora: LoraSpec, *, key: str, reference: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from distill.training.precision import is_on_cpu, precision_of
-from distill.training.sections import TrainingSection
+from relabel.distill.training.precision import is_on_cpu, precision_of
+from relabel.distill.training.sections import TrainingSection
 
 
 def training_arguments(

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distill.training.model_manifests import BaseModelUsed, Product
-from distill.training.unfinished import TrainingRecord
-from manifests.records import checked
-from manifests.runs.fingerprints import differing
-from manifests.secrets.redaction import shortened
+from relabel.distill.training.model_manifests import BaseModelUsed, Product
+from relabel.distill.training.unfinished import TrainingRecord
+from relabel.manifests.records import checked
+from relabel.manifests.runs.fingerprints import differing
+from relabel.manifests.secrets.redaction import shortened
 
 MOST = 10
 """Changes that are told; of more, their number."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import ManifestError
+from relabel.manifests.errors import ManifestError
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 WEIGHTS, OPTIMIZER, RANDOM, STATE = "weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"

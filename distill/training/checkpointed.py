@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers import TrainerState
 
-from distill.training import checkpoints, sharding
-from distill.training.checkpoint_folders import WEIGHTS, checkpoint_name, damaged
-from distill.training.measured import MeasuredTrainer
-from distill.training.outcomes import Outcome
-from distill.training.step_state import StepState, write_checkpoint
-from manifests.interruptions import draining
+from relabel.distill.training import checkpoints, sharding
+from relabel.distill.training.checkpoint_folders import WEIGHTS, checkpoint_name, damaged
+from relabel.distill.training.measured import MeasuredTrainer
+from relabel.distill.training.outcomes import Outcome
+from relabel.distill.training.step_state import StepState, write_checkpoint
+from relabel.manifests.interruptions import draining
 
 STATE_OF_TRAINER = "trainer_state.json"
 

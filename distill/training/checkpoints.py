@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from distill.training.checkpoint_folders import (
+from relabel.distill.training.checkpoint_folders import (
     DIGESTS,
     OPTIMIZER,
     STATE,
@@ -36,13 +36,13 @@ from distill.training.checkpoint_folders import (
     join_tensors,
     list_checkpoints,
 )
-from distill.training.disk_errors import open_to_readers, sync_files
-from distill.training.sharding import cut, own_parameters, trained_parameters, whole
-from manifests.digests import first_changed, sha256_file
-from manifests.errors import ManifestError, TrainingError
-from manifests.interruptions import check_interrupted
-from manifests.records import fault_of
-from manifests.storage.local_run_store import sync_folder
+from relabel.distill.training.disk_errors import open_to_readers, sync_files
+from relabel.distill.training.sharding import cut, own_parameters, trained_parameters, whole
+from relabel.manifests.digests import first_changed, sha256_file
+from relabel.manifests.errors import ManifestError, TrainingError
+from relabel.manifests.interruptions import check_interrupted
+from relabel.manifests.records import fault_of
+from relabel.manifests.storage.local_run_store import sync_folder
 
 
 def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:

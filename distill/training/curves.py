@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.extras import require
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.extras import require
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 CURVES_NAME = "curves.parquet"
 PLOT_NAME = "curves.svg"

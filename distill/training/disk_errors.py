@@ -12,9 +12,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.training.checkpoint_folders import how_it_goes_on
-from manifests.errors import DiskFullError, StoreError
-from manifests.storage.local_run_store import sync_folder
+from relabel.distill.training.checkpoint_folders import how_it_goes_on
+from relabel.manifests.errors import DiskFullError, StoreError
+from relabel.manifests.storage.local_run_store import sync_folder
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NUMBER = re.compile(r"\(os error (\d+)\)")

@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from distill.training.checkpointed import CheckpointedTrainer
+from relabel.distill.training.checkpointed import CheckpointedTrainer
 
 EARLY_STOPPING = "early_stopping"
 

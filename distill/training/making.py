@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from distill.training.disk_errors import sync_files, writing
-from distill.training.model_manifests import StoredManifest
-from distill.training.output_locations import OutputLocation
-from distill.training.ownership import check_claim, claim, claimed, finished, note_claim, tidy
-from distill.training.unfinished import TrainingRecord
-from manifests import failpoints
-from manifests.digests import readable_json
-from manifests.errors import ConfigError, StaleRunError
-from manifests.interruptions import check_interrupted
-from manifests.models.references import ResolvedModel
-from manifests.records import plain
-from manifests.runs.run_manifest import MANIFEST_NAME
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.distill.training.disk_errors import sync_files, writing
+from relabel.distill.training.model_manifests import StoredManifest
+from relabel.distill.training.output_locations import OutputLocation
+from relabel.distill.training.ownership import check_claim, claim, claimed, finished, note_claim, tidy
+from relabel.distill.training.unfinished import TrainingRecord
+from relabel.manifests import failpoints
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import ConfigError, StaleRunError
+from relabel.manifests.interruptions import check_interrupted
+from relabel.manifests.models.references import ResolvedModel
+from relabel.manifests.records import plain
+from relabel.manifests.runs.run_manifest import MANIFEST_NAME
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 Start = Literal["new", "resume", "restart"]
 """`new` refuses to touch what an earlier training left; `resume` goes on with it, and begins where there is nothing;

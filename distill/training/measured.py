@@ -15,13 +15,13 @@ from typing import Any
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback, TrainerControl
 
-from distill.training.curves import Curve
-from distill.training.reporting import CurveReporter
-from distill.training.step_clock import StepClock
-from distill.training.training_place import TrainingPlace
-from manifests import failpoints
-from manifests.errors import TrainingError
-from manifests.interruptions import is_stop_wished
+from relabel.distill.training.curves import Curve
+from relabel.distill.training.reporting import CurveReporter
+from relabel.distill.training.step_clock import StepClock
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.manifests import failpoints
+from relabel.manifests.errors import TrainingError
+from relabel.manifests.interruptions import is_stop_wished
 
 
 class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from manifests.errors import TrainingError
+from relabel.manifests.errors import TrainingError
 
 logger = logging.getLogger(__name__)
 

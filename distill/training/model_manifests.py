@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from manifests.errors import ManifestError
-from manifests.records import checked, read_record
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import checked, read_record
 
 ManifestT = TypeVar("ManifestT")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distill.training.curves import Curve
-from distill.training.step_clock import StepClock
+from relabel.distill.training.curves import Curve
+from relabel.distill.training.step_clock import StepClock
 
 
 @dataclass

@@ -18,18 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distill.training.model_manifests import Product, StoredManifest, stored_manifest
-from manifests import failpoints
-from manifests.digests import sha256_file
-from manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRunError, StoreError
-from manifests.runs.run_manifest import MANIFEST_NAME
-from manifests.storage.bundle_store_ports import BundleStore, Held
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
-from manifests.storage.file_locks import FileLock
-from manifests.storage.filesystems import is_url, scheme_of
-from manifests.storage.run_store_ports import Lock
-from manifests.storage.run_stores import open_run_store
+from relabel.distill.training.model_manifests import Product, StoredManifest, stored_manifest
+from relabel.manifests import failpoints
+from relabel.manifests.digests import sha256_file
+from relabel.manifests.errors import ConfigError, LockHeldError, ManifestError, StaleRunError, StoreError
+from relabel.manifests.runs.run_manifest import MANIFEST_NAME
+from relabel.manifests.storage.bundle_store_ports import BundleStore, Held
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.file_locks import FileLock
+from relabel.manifests.storage.filesystems import is_url, scheme_of
+from relabel.manifests.storage.run_store_ports import Lock
+from relabel.manifests.storage.run_stores import open_run_store
 
 CHECKPOINTS = "checkpoints"
 CLAIM_NAME = "training.json"

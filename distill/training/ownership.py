@@ -6,15 +6,15 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from distill.training.changes import changes, manifest_changes
-from distill.training.checkpoint_folders import list_checkpoints
-from distill.training.curves import CURVES_NAME, PLOT_NAME
-from distill.training.disk_errors import writing
-from distill.training.model_manifests import StoredManifest
-from distill.training.output_locations import CLAIM_NAME, OutputLocation
-from distill.training.unfinished import TrainingRecord, note_record, read_training_record
-from manifests.errors import LockHeldError, StaleRunError
-from manifests.runs.run_manifest import MANIFEST_NAME
+from relabel.distill.training.changes import changes, manifest_changes
+from relabel.distill.training.checkpoint_folders import list_checkpoints
+from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME
+from relabel.distill.training.disk_errors import writing
+from relabel.distill.training.model_manifests import StoredManifest
+from relabel.distill.training.output_locations import CLAIM_NAME, OutputLocation
+from relabel.distill.training.unfinished import TrainingRecord, note_record, read_training_record
+from relabel.manifests.errors import LockHeldError, StaleRunError
+from relabel.manifests.runs.run_manifest import MANIFEST_NAME
 
 _REPLACING = "restart"
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from distill.training.batches import BatchPlan
-from distill.training.checkpointed import CheckpointedTrainer
+from relabel.distill.training.batches import BatchPlan
+from relabel.distill.training.checkpointed import CheckpointedTrainer
 
 
 class PlannedTrainer(CheckpointedTrainer):

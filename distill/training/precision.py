@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 
-from distill.training.sections import TrainingSection
-from manifests.cpus import cpu_flags
-from manifests.errors import ConfigError
+from relabel.distill.training.sections import TrainingSection
+from relabel.manifests.cpus import cpu_flags
+from relabel.manifests.errors import ConfigError
 
 AMX = "amx_bf16"
 """The flag of CPUs that multiply bfloat16 in tiles; `auto` does not go by `avx512_bf16` alone."""

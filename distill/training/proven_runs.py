@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from manifests.digests import sha256_bytes
-from manifests.errors import InputError, ManifestError
-from manifests.records import plain
-from manifests.runs.plans import PLAN_NAME, Plan
-from manifests.runs.run_folder import RunFolder, open_planned
-from manifests.runs.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
-from manifests.storage.context import Storage
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.records import plain
+from relabel.manifests.runs.plans import PLAN_NAME, Plan
+from relabel.manifests.runs.run_folder import RunFolder, open_planned
+from relabel.manifests.runs.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_store_ports import RunStore
 
 
 class ProvenRun(NamedTuple):

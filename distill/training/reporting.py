@@ -20,10 +20,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from distill.training.curves import Curve, Point
-from manifests.errors import ConfigError
-from manifests.extras import require
-from manifests.storage.filesystems import is_url
+from relabel.distill.training.curves import Curve, Point
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.extras import require
+from relabel.manifests.storage.filesystems import is_url
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from manifests.specs import Spec
+from relabel.manifests.specs import Spec
 
 
 class LoraSpec(Spec):

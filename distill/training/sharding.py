@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from manifests.errors import ConfigError
+from relabel.manifests.errors import ConfigError
 
 
 def refuse_other_sharding(*, instead: str) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from distill.training import checkpoints
-from distill.training.checkpoint_folders import RANDOM, WEIGHTS, checkpoint_name
-from distill.training.curves import Curve, write_curves
-from distill.training.disk_errors import writing
-from distill.training.training_place import TrainingPlace
-from manifests import failpoints
+from relabel.distill.training import checkpoints
+from relabel.distill.training.checkpoint_folders import RANDOM, WEIGHTS, checkpoint_name
+from relabel.distill.training.curves import Curve, write_curves
+from relabel.distill.training.disk_errors import writing
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.manifests import failpoints
 
 
 @dataclass

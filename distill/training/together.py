@@ -8,9 +8,9 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from distill.training.checkpoint_folders import how_it_goes_on
-from distill.training.memory import first_line, is_out_of_memory
-from manifests.errors import PeerLostError, SaidElsewhereError, TrainingError
+from relabel.distill.training.checkpoint_folders import how_it_goes_on
+from relabel.distill.training.memory import first_line, is_out_of_memory
+from relabel.manifests.errors import PeerLostError, SaidElsewhereError, TrainingError
 
 MARK_NAME = "ended"
 _LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "broken pipe", "remote process exit")

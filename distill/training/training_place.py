@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distill.training.checkpoint_folders import list_checkpoints
-from manifests.errors import TrainingError
+from relabel.distill.training.checkpoint_folders import list_checkpoints
+from relabel.manifests.errors import TrainingError
 
 ROWS_NAMED = 20
 

@@ -15,14 +15,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from distill.training.checkpoint_folders import STATE, damaged, digests_of, join_tensors, list_checkpoints, step_of
-from distill.training.curves import Point
-from distill.training.model_manifests import BaseModelUsed
-from manifests.digests import readable_json, sha256_bytes
-from manifests.models.references import ResolvedModel
-from manifests.records import checked, plain
-from manifests.specs import Spec
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.distill.training.checkpoint_folders import (
+    STATE,
+    damaged,
+    digests_of,
+    join_tensors,
+    list_checkpoints,
+    step_of,
+)
+from relabel.distill.training.curves import Point
+from relabel.distill.training.model_manifests import BaseModelUsed
+from relabel.manifests.digests import readable_json, sha256_bytes
+from relabel.manifests.models.references import ResolvedModel
+from relabel.manifests.records import checked, plain
+from relabel.manifests.specs import Spec
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 RECORD_NAME = "record.json"
 RECORD_VERSION = 1
@@ -71,7 +78,7 @@ def training_record(kind: str, spec: Spec, fingerprint: str, model: ResolvedMode
     return TrainingRecord(
         version=RECORD_VERSION,
         kind=kind,
-        relabel=importlib.metadata.version("relabel"),
+        relabel=importlib.metadata.version("relabel-ir"),
         fingerprint=fingerprint,
         model=BaseModelUsed(model.reference, model.digest),
         data=data,

@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from export.bench import memory
-from export.bench.closed_cells import measure_cells
-from export.bench.figure_names import measured_figures, planned_figures
-from export.bench.findings import comparison_findings, machine_findings, model_findings
-from export.bench.latency_comparison import Finding
-from export.bench.latency_facts import (
+from relabel.export.bench import memory
+from relabel.export.bench.closed_cells import measure_cells
+from relabel.export.bench.figure_names import measured_figures, planned_figures
+from relabel.export.bench.findings import comparison_findings, machine_findings, model_findings
+from relabel.export.bench.latency_comparison import Finding
+from relabel.export.bench.latency_facts import (
     LATENCY_FORMAT,
     BenchedBundle,
     BenchFacts,
     ModelLatency,
     ReplayedLengths,
 )
-from export.bench.machine_facts import MachineWatch
-from export.bench.open_rates import bounds_of, measure_sweep, sweeps_of
-from export.bench.plans import (
+from relabel.export.bench.machine_facts import MachineWatch
+from relabel.export.bench.open_rates import bounds_of, measure_sweep, sweeps_of
+from relabel.export.bench.plans import (
     CELL_WEIGHT,
     COMPARISON_WEIGHT,
     SWEEP_WEIGHT,
@@ -36,16 +36,16 @@ from export.bench.plans import (
     plan_cells,
     plan_shapes,
 )
-from export.bench.settings import Say, Setting
-from export.bench.side_by_side import Against, compare_models, plan_sides
-from export.bench.specs import BenchSpec
-from export.bench.workloads import workload_of_lengths, workload_of_pairs
-from export.bundles import Bundle
-from export.loader import OPENVINO, BundleError, Encoder, Machine, Student, check_answers, default_threads
-from export.placement import cpu_nodes
-from export.student_facts import student_facts
-from manifests.extras import require
-from manifests.metrics.gates import Gate, judge_gates
+from relabel.export.bench.settings import Say, Setting
+from relabel.export.bench.side_by_side import Against, compare_models, plan_sides
+from relabel.export.bench.specs import BenchSpec
+from relabel.export.bench.workloads import workload_of_lengths, workload_of_pairs
+from relabel.export.bundles import Bundle
+from relabel.export.loader import OPENVINO, BundleError, Encoder, Machine, Student, check_answers, default_threads
+from relabel.export.placement import cpu_nodes
+from relabel.export.student_facts import student_facts
+from relabel.manifests.extras import require
+from relabel.manifests.metrics.gates import Gate, judge_gates
 
 
 @dataclass(frozen=True)

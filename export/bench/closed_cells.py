@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from export.bench import memory
-from export.bench.latency import time_calls
-from export.bench.latency_facts import LatencyRow
-from export.bench.plans import CELL_WEIGHT, BenchModel, Cell
-from export.bench.quantiles import FEWEST_SAMPLES, MS, summarize
-from export.bench.runners import Runner
-from export.bench.settings import Setting, runtime_facts, spoken_latency
-from export.bench.workloads import fixed_batch
-from manifests.errors import ModelError
+from relabel.export.bench import memory
+from relabel.export.bench.latency import time_calls
+from relabel.export.bench.latency_facts import LatencyRow
+from relabel.export.bench.plans import CELL_WEIGHT, BenchModel, Cell
+from relabel.export.bench.quantiles import FEWEST_SAMPLES, MS, summarize
+from relabel.export.bench.runners import Runner
+from relabel.export.bench.settings import Setting, runtime_facts, spoken_latency
+from relabel.export.bench.workloads import fixed_batch
+from relabel.manifests.errors import ModelError
 
 REPLAYED_BATCHES = 64
 

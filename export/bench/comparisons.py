@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from export.bench.latency import Clock
-from export.bench.latency_comparison import ComparedModels, ComparedPair
-from export.bench.quantiles import samples_needed
-from manifests.metrics.bootstrap import bootstrap
+from relabel.export.bench.latency import Clock
+from relabel.export.bench.latency_comparison import ComparedModels, ComparedPair
+from relabel.export.bench.quantiles import samples_needed
+from relabel.manifests.metrics.bootstrap import bootstrap
 
 Call = Callable[[], object]
 TURN_S = 0.05

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from export.bench.latency_facts import BenchFacts
-from export.parity_records import Parity
-from manifests.errors import UsageError
+from relabel.export.bench.latency_facts import BenchFacts
+from relabel.export.parity_records import Parity
+from relabel.manifests.errors import UsageError
 
 UNMEASURED = {"cpu": ("int8", "int8-static", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8-static", "int8")}
 """Precisions by provider, fastest first, where a bundle holds no measurement: int8 takes 0.4 of fp32's time on a CPU,

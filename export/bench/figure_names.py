@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from export.bench.latency_facts import BenchFacts
-from export.bench.plans import BenchModel, Cell
+from relabel.export.bench.latency_facts import BenchFacts
+from relabel.export.bench.plans import BenchModel, Cell
 
 CELL_KEYS = ("samples", "p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
 """Of a cell, in the manifest's summary; all but the samples can be required."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from export.bench.latency_comparison import ComparedModels, Finding
-from export.bench.latency_facts import LatencyRow, ModelLatency
-from export.bench.machine_facts import BUSY_LOAD
-from export.bench.measured_machine import MeasuredMachine
-from export.bench.quantiles import FEWEST_SAMPLES, QUANTILES, samples_needed
-from export.bench.rate_sweeps import FEWEST_REQUESTS
+from relabel.export.bench.latency_comparison import ComparedModels, Finding
+from relabel.export.bench.latency_facts import LatencyRow, ModelLatency
+from relabel.export.bench.machine_facts import BUSY_LOAD
+from relabel.export.bench.measured_machine import MeasuredMachine
+from relabel.export.bench.quantiles import FEWEST_SAMPLES, QUANTILES, samples_needed
+from relabel.export.bench.rate_sweeps import FEWEST_REQUESTS
 
 MAX_CV = 0.05
 PLAIN = "fp32"

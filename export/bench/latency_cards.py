@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from export.bench.latency_facts import BenchFacts
-from export.loader import OPENVINO
+from relabel.export.bench.latency_facts import BenchFacts
+from relabel.export.loader import OPENVINO
 
 
 def latency_lines(facts: BenchFacts) -> list[str]:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from export.bench.latency_comparison import ComparedModels, Finding
-from export.bench.measured_machine import MeasuredMachine
-from manifests.errors import ManifestError
-from manifests.records import read_record
+from relabel.export.bench.latency_comparison import ComparedModels, Finding
+from relabel.export.bench.measured_machine import MeasuredMachine
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import read_record
 
 LATENCY_FORMAT = 1
 FACTS_NAME = "latency.json"

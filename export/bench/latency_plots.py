@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from export.bench.latency_facts import BenchFacts
-from manifests.extras import require
+from relabel.export.bench.latency_facts import BenchFacts
+from relabel.manifests.extras import require
 
 CLOSED_NAME, OPEN_NAME = "latency-closed.svg", "latency-open.svg"
 

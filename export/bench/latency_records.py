@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from export.bench.benching import Bench
-from export.bench.latency_cards import latency_lines
-from export.bench.latency_facts import FACTS_NAME
-from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
-from export.bench.latency_tables import TABLE_NAME, latency_table_bytes
-from export.bundles import MANIFEST_NAME
-from manifests.digests import readable_json
-from manifests.errors import UsageError
-from manifests.records import plain
-from manifests.storage.disk_errors import translate_errors
+from relabel.export.bench.benching import Bench
+from relabel.export.bench.latency_cards import latency_lines
+from relabel.export.bench.latency_facts import FACTS_NAME
+from relabel.export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
+from relabel.export.bench.latency_tables import TABLE_NAME, latency_table_bytes
+from relabel.export.bundles import MANIFEST_NAME
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import UsageError
+from relabel.manifests.records import plain
+from relabel.manifests.storage.disk_errors import translate_errors
 
 TEXT_NAME = "latency.md"
 NAMES = (FACTS_NAME, TABLE_NAME, CLOSED_NAME, OPEN_NAME)

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from export.bench.latency_facts import LatencyRow
+from relabel.export.bench.latency_facts import LatencyRow
 
 TABLE_NAME = "latency.parquet"
 _ARROW_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}

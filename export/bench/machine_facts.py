@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from export.bench.gpu_queries import query_gpu
-from export.bench.measured_machine import GpuState, MeasuredGpu, MeasuredMachine
-from export.loader import AMX, cpu_flags, cpu_quota, usable_cores
-from manifests.extras import installed_versions
+from relabel.export.bench.gpu_queries import query_gpu
+from relabel.export.bench.measured_machine import GpuState, MeasuredGpu, MeasuredMachine
+from relabel.export.loader import AMX, cpu_flags, cpu_quota, usable_cores
+from relabel.manifests.extras import installed_versions
 
-LIBRARIES = ("relabel", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers", "torch", "transformers")
+LIBRARIES = ("relabel-ir", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers", "torch", "transformers")
 GPU_FIELDS = {
     "name": "name",
     "driver": "driver_version",

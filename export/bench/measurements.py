@@ -13,15 +13,15 @@ import re
 import tempfile
 from pathlib import Path
 
-from export.bench.latency_facts import FACTS_NAME, BenchFacts, read_latency
-from export.bench.measured_machine import MeasuredMachine
-from export.bundles import Bundle
-from export.destinations import VERSIONS
-from manifests.digests import readable_json
-from manifests.errors import StoreError
-from manifests.records import plain
-from manifests.storage.disk_errors import translate_errors
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.export.bench.latency_facts import FACTS_NAME, BenchFacts, read_latency
+from relabel.export.bench.measured_machine import MeasuredMachine
+from relabel.export.bundles import Bundle
+from relabel.export.destinations import VERSIONS
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import StoreError
+from relabel.manifests.records import plain
+from relabel.manifests.storage.disk_errors import translate_errors
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 MEASUREMENTS = "measurements"
 

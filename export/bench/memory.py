@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from export.bench.gpu_queries import query_gpu
+from relabel.export.bench.gpu_queries import query_gpu
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 KIB, MIB = 1 << 10, 1 << 20

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
-from export.bench.latency import time_calls
-from export.bench.latency_facts import BoundedRate, LatencyRow
-from export.bench.plans import SWEEP_WEIGHT, BenchModel
-from export.bench.quantiles import MS, summarize
-from export.bench.rate_sweeps import (
+from relabel.export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
+from relabel.export.bench.latency import time_calls
+from relabel.export.bench.latency_facts import BoundedRate, LatencyRow
+from relabel.export.bench.plans import SWEEP_WEIGHT, BenchModel
+from relabel.export.bench.quantiles import MS, summarize
+from relabel.export.bench.rate_sweeps import (
     FEWEST_REQUESTS,
     HALVINGS,
     Bound,
@@ -22,10 +22,10 @@ from export.bench.rate_sweeps import (
     plan_rates,
     sweep,
 )
-from export.bench.runners import Runner
-from export.bench.settings import Answer, Setting, runtime_facts, spoken_latency
-from export.bench.specs import BenchSpec, Preset
-from export.bench.workloads import SERVING_DOCUMENTS, SERVING_MS
+from relabel.export.bench.runners import Runner
+from relabel.export.bench.settings import Answer, Setting, runtime_facts, spoken_latency
+from relabel.export.bench.specs import BenchSpec, Preset
+from relabel.export.bench.workloads import SERVING_DOCUMENTS, SERVING_MS
 
 CAPACITY_SHARE = 0.08
 """Of a sweep's time: to find what full micro-batches reach."""

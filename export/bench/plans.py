@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from export.bench.specs import BenchSpec, Preset
-from export.bench.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
-from export.loader import AMX, AVX512, HINTS, OPENVINO, PROVIDERS, Machine, engine_fault
-from export.student_facts import EngineFile, ModelFile
-from export.token_lengths import TokenLengths
-from manifests.errors import MissingExtraError, UsageError
+from relabel.export.bench.specs import BenchSpec, Preset
+from relabel.export.bench.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
+from relabel.export.loader import AMX, AVX512, HINTS, OPENVINO, PROVIDERS, Machine, engine_fault
+from relabel.export.student_facts import EngineFile, ModelFile
+from relabel.export.token_lengths import TokenLengths
+from relabel.manifests.errors import MissingExtraError, UsageError
 
 CELL_WEIGHT, SWEEP_WEIGHT, COMPARISON_WEIGHT = 1.0, 16.0, 2.0
 """Shares of the time: a sweep is seven rates and three more around each bound."""
@@ -120,7 +120,7 @@ def _models_on(models: Sequence[ModelFile], asked: str, spec: BenchSpec, machine
             plain = next(model for model in models if (model.format, model.precision) == ("onnx", "fp32"))
             here = spec.precisions or (list(HINTS) if {AMX, AVX512} & set(machine.flags) else ["fp32"])
             return [BenchModel(asked, OPENVINO, name, plain.path) for name in HINTS if name in here]
-        missing = "--providers openvino: it is not installed. Run `pip install 'relabel[openvino]'`"
+        missing = "--providers openvino: it is not installed. Run `pip install 'relabel-ir[openvino]'`"
     else:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
         if PROVIDERS[provider] in machine.providers:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from manifests.metrics.bootstrap import LEVEL, bootstrap
+from relabel.manifests.metrics.bootstrap import LEVEL, bootstrap
 
 # N latencies in the order measured, R resamples, G blocks of neighbours
 

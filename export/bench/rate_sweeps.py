@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from export.bench.latency_facts import LatencyRow
+from relabel.export.bench.latency_facts import LatencyRow
 
 LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the rate that full micro-batches reach with nobody waiting; past the knee nothing is to be learnt."""

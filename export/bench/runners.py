@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from export.loader import BundleError, open_session
-from manifests.errors import InputError, MissingExtraError, ModelError, RelabelError
+from relabel.export.loader import BundleError, open_session
+from relabel.manifests.errors import InputError, MissingExtraError, ModelError, RelabelError
 
 Batch = dict[str, np.ndarray]
 Runner = Callable[[Batch], Mapping[str, np.ndarray]]
@@ -105,12 +105,12 @@ def open_torch(path: Path, provider: str, *, threads: int) -> Runner:
         MissingExtraError: torch is absent, or sees no GPU.
         ModelError: the student can't be loaded.
     """
-    from manifests.extras import require
+    from relabel.manifests.extras import require
 
     torch = require("torch", extra="cpu", purpose="--against torch")
-    from distill.students.students import load_student, make_texts
-    from export.exporters import input_names
-    from export.onnx_torch import ServingModule
+    from relabel.distill.students.students import load_student, make_texts
+    from relabel.export.exporters import input_names
+    from relabel.export.onnx_torch import ServingModule
 
     if provider != "cpu" and not torch.cuda.is_available():
         raise MissingExtraError(

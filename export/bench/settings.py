@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from distill.students.length_batches import batch_tokens_on, length_batches
-from export.bench.latency_facts import LatencyRow
-from export.bench.plans import BenchModel, Budget
-from export.bench.runners import Batch, OnnxRunner, Runner
-from export.bench.specs import BenchSpec
-from export.bench.workloads import TokenRow, Workload
-from export.bundles import Bundle
-from export.loader import AMX, HINTS, OPENVINO, Encoder, cpu_flags
-from export.student_facts import StudentFacts
-from manifests.errors import MissingExtraError
-from manifests.extras import installed_versions
+from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.export.bench.latency_facts import LatencyRow
+from relabel.export.bench.plans import BenchModel, Budget
+from relabel.export.bench.runners import Batch, OnnxRunner, Runner
+from relabel.export.bench.specs import BenchSpec
+from relabel.export.bench.workloads import TokenRow, Workload
+from relabel.export.bundles import Bundle
+from relabel.export.loader import AMX, HINTS, OPENVINO, Encoder, cpu_flags
+from relabel.export.student_facts import StudentFacts
+from relabel.manifests.errors import MissingExtraError
+from relabel.manifests.extras import installed_versions
 
 Say = Callable[[str], None]
 Answer = Callable[[int, int], None]

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distill.students.students import student_digest
-from export.bench.comparisons import Turns, take_turns
-from export.bench.findings import PLAIN
-from export.bench.latency_cards import spoken_ratio
-from export.bench.latency_comparison import ComparedModels, ComparedPair, Finding
-from export.bench.plans import COMPARISON_WEIGHT, BenchModel
-from export.bench.runners import Runner, differ_by, open_other, open_torch
-from export.bench.settings import Setting
-from export.bench.workloads import fixed_batch
-from export.loader import OPENVINO
-from export.student_facts import StudentFacts
-from manifests.errors import ManifestError, MissingExtraError, ModelError
+from relabel.distill.students.students import student_digest
+from relabel.export.bench.comparisons import Turns, take_turns
+from relabel.export.bench.findings import PLAIN
+from relabel.export.bench.latency_cards import spoken_ratio
+from relabel.export.bench.latency_comparison import ComparedModels, ComparedPair, Finding
+from relabel.export.bench.plans import COMPARISON_WEIGHT, BenchModel
+from relabel.export.bench.runners import Runner, differ_by, open_other, open_torch
+from relabel.export.bench.settings import Setting
+from relabel.export.bench.workloads import fixed_batch
+from relabel.export.loader import OPENVINO
+from relabel.export.student_facts import StudentFacts
+from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError
 
 TORCH = "torch"
 ONNXRUNTIME = "onnxruntime"
@@ -58,7 +58,7 @@ class Against:
         if self.torch is None:
             return
         if importlib.util.find_spec("torch") is None:
-            raise MissingExtraError("--against torch needs the package torch: run `pip install 'relabel[cpu]'`.")
+            raise MissingExtraError("--against torch needs the package torch: run `pip install 'relabel-ir[cpu]'`.")
         if student_digest(self.torch) != student.lineage.student.digest:
             raise ManifestError(f"--student {self.torch}: not the student that this bundle was made of. Name that one.")
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from manifests.json_schemas import DRAFT, ObjectSchema, Schema
-from manifests.specs import PathText, Spec
+from relabel.manifests.json_schemas import DRAFT, ObjectSchema, Schema
+from relabel.manifests.specs import PathText, Spec
 
 Preset = Literal["grid", "table3", "serving"]
 Positive = Annotated[int, Field(ge=1, le=1_000_000)]

@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from export.loader import Encoder
-from export.token_lengths import TokenLengths, describe_lengths
-from manifests.errors import InputError
+from relabel.export.loader import Encoder
+from relabel.export.token_lengths import TokenLengths, describe_lengths
+from relabel.manifests.errors import InputError
 
 # N rows of the workload
 

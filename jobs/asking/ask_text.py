@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from jobs.asking.asking import AskedRows
-from jobs.asking.listening import HeardAsk
-from jobs.output import shown
-from jobs.running.live import RefusedAnswer
-from manifests.asks import Answer, Ask, Message
-from manifests.labels import Pair
-from manifests.records import plain
-from manifests.schemas import LabelRow, QuarantineRow
+from relabel.jobs.asking.asking import AskedRows
+from relabel.jobs.asking.listening import HeardAsk
+from relabel.jobs.output import shown
+from relabel.jobs.running.live import RefusedAnswer
+from relabel.manifests.asks import Answer, Ask, Message
+from relabel.manifests.labels import Pair
+from relabel.manifests.records import plain
+from relabel.manifests.schemas import LabelRow, QuarantineRow
 
 LEGEND = "⟦ ⟧ holds what the data says; all else is the template."
 _MARKS = {ord(mark): mark.encode("unicode_escape").decode() for mark in "⟦⟧"}

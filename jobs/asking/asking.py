@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jobs.asking.listening import HeardAsk, Listening
-from jobs.planning.jobs import Job
-from jobs.running.auto_options import with_options_begun_with
-from jobs.running.counts import Progress
-from jobs.running.labeling import ask_unwritten, start_engine
-from labelers.engines.counting import prompt_encoder
-from labelers.engines.tokens import PromptEncoder
-from manifests.asks import EngineFacts
-from manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, VerdictError
-from manifests.inputs.dataset import Dataset
-from manifests.labels import Pair
-from manifests.runs.picked_rows import pairs_by_number, rows_of_queries
-from manifests.runs.plans import load_plan
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs.asking.listening import HeardAsk, Listening
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.running.auto_options import with_options_begun_with
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.labeling import ask_unwritten, start_engine
+from relabel.labelers.engines.counting import prompt_encoder
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, VerdictError
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.picked_rows import pairs_by_number, rows_of_queries
+from relabel.manifests.runs.plans import load_plan
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 class RowChoice(NamedTuple):

@@ -12,9 +12,9 @@ from typing import NoReturn
 
 import click
 
-from jobs.output import note
-from manifests.errors import ConfigError
-from manifests.odd_text import one_line
+from relabel.jobs.output import note
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.odd_text import one_line
 
 LOOK_EVERY_S = 0.25
 """Between two looks at the files, seconds; a change counts when two looks in a row see the same."""

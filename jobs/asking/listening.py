@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from manifests.asks import Answer, Ask, Engine, EngineFacts, Request, ShowsPrompts, WritesInSight
+from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request, ShowsPrompts, WritesInSight
 
 
 @dataclass(slots=True)

@@ -6,12 +6,12 @@ import sys
 
 import click
 
-from jobs.asking import ask_text
-from jobs.asking.asking import AskedRows
-from jobs.asking.listening import HeardAsk
-from jobs.output import shown
-from manifests.labels import Pair
-from manifests.secrets.redaction import redacted
+from relabel.jobs.asking import ask_text
+from relabel.jobs.asking.asking import AskedRows
+from relabel.jobs.asking.listening import HeardAsk
+from relabel.jobs.output import shown
+from relabel.manifests.labels import Pair
+from relabel.manifests.secrets.redaction import redacted
 
 
 class AskScreen:

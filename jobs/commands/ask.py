@@ -9,26 +9,26 @@ from pathlib import Path
 
 import click
 
-from jobs.asking import ask_text
-from jobs.asking.asking import AskedRows, Asker, RowChoice, render
-from jobs.asking.editing import again_on_change
-from jobs.asking.screen import AskScreen
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import date_option, job_options, output_option
-from jobs.exits import Exit
-from jobs.output import emit, note
-from jobs.planning.job_files import load_job
-from jobs.planning.jobs import Job
-from jobs.running.refused_answers import kept_answers
-from jobs.running.run_text import engine_text
-from manifests.asks import EngineFacts
-from manifests.errors import UsageError
-from manifests.plurals import counted
-from manifests.records import plain
-from manifests.runs.plans import plan_to_read
-from manifests.runs.run_folder import RunFolder
-from manifests.secrets.redaction import redacted
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs.asking import ask_text
+from relabel.jobs.asking.asking import AskedRows, Asker, RowChoice, render
+from relabel.jobs.asking.editing import again_on_change
+from relabel.jobs.asking.screen import AskScreen
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.options import date_option, job_options, output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, note
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.running.refused_answers import kept_answers
+from relabel.jobs.running.run_text import engine_text
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.errors import UsageError
+from relabel.manifests.plurals import counted
+from relabel.manifests.records import plain
+from relabel.manifests.runs.plans import plan_to_read
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.secrets.redaction import redacted
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 @click.command(epilog="Example: relabel ask job.yaml --row 3")

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs import log_format
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import Number, given_parameters, output_option
-from jobs.exits import Exit
-from jobs.output import emit, table
-from jobs.planning.settings import SpecKind, read_settings
-from jobs.planning.spec_places import resolved
-from manifests.errors import UsageError
-from manifests.storage.context import Storage
+from relabel.jobs import log_format
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.options import Number, given_parameters, output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.jobs.planning.settings import SpecKind, read_settings
+from relabel.jobs.planning.spec_places import resolved
+from relabel.manifests.errors import UsageError
+from relabel.manifests.storage.context import Storage
 
 if TYPE_CHECKING:
-    from export.bench.latency_facts import BenchFacts
-    from export.bench.specs import BenchFile
-    from export.student_facts import StudentFacts
-    from manifests.metrics.gates import GateVerdict
+    from relabel.export.bench.latency_facts import BenchFacts
+    from relabel.export.bench.specs import BenchFile
+    from relabel.export.student_facts import StudentFacts
+    from relabel.manifests.metrics.gates import GateVerdict
 
 TORCH = "torch"
 BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench file to start from")
@@ -99,15 +99,15 @@ def bench(bundle: str, output: str, **options: Any) -> int:
     micro-batching, latency from the scheduled arrival. Comparisons take turns; their figure is the median of paired
     ratios. What makes figures doubtful is reported as a finding. docs/bench.md has the table's columns.
     """
-    from export.bench.benching import bench_bundle
-    from export.bench.latency_records import check_results_folder, write_to
-    from export.bench.measurements import check_place, measurements_folder, write_measurements
-    from export.bench.side_by_side import Against
-    from export.bundle_places import put_back
-    from export.bundles import open_bundle
-    from export.student_facts import student_facts
-    from manifests.metrics.gates import judge_gates, parse_flag
-    from manifests.records import plain
+    from relabel.export.bench.benching import bench_bundle
+    from relabel.export.bench.latency_records import check_results_folder, write_to
+    from relabel.export.bench.measurements import check_place, measurements_folder, write_measurements
+    from relabel.export.bench.side_by_side import Against
+    from relabel.export.bundle_places import put_back
+    from relabel.export.bundles import open_bundle
+    from relabel.export.student_facts import student_facts
+    from relabel.manifests.metrics.gates import judge_gates, parse_flag
+    from relabel.manifests.records import plain
 
     spec = _asked(bundle, options)
     gates = [parse_flag(text) for text in spec.require]
@@ -157,8 +157,8 @@ def _asked(target: str, options: dict[str, Any]) -> BenchFile:
         UsageError: torch without a student, a student without torch, or two sides of one name.
         ConfigError: the file can't be read, or a key or option is off.
     """
-    from export.bench.specs import BenchFile
-    from manifests.spec_faults import validate_spec
+    from relabel.export.bench.specs import BenchFile
+    from relabel.manifests.spec_faults import validate_spec
 
     flags = {**options, "against": [_side(text) for text in options["against"] if text != TORCH]}
     if (TORCH in options["against"]) != (options["student"] is not None):
@@ -185,8 +185,8 @@ def _side(text: str) -> dict[str, str]:
 
 
 def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str, str]]:
-    from export.bench.workloads import MAX_ROWS
-    from export.reference_pairs import PairsFile, draw_pairs, file_pairs
+    from relabel.export.bench.workloads import MAX_ROWS
+    from relabel.export.reference_pairs import PairsFile, draw_pairs, file_pairs
 
     found = file_pairs(PairsFile(path), student.inputs.columns, Storage(), grades=student.grades)
     return draw_pairs(found, MAX_ROWS, seed=seed)
@@ -199,7 +199,7 @@ def _local(path: str, name: str) -> Path:
 
 
 def _text(facts: BenchFacts, place: Path, version: str, verdicts: Sequence[GateVerdict]) -> str:
-    from export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
+    from relabel.export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
 
     head = table([("results", str(place)), ("version", version)])
     grids = [_grid(rows) for rows in (cell_rows(facts), rate_rows(facts), comparison_rows(facts)) if len(rows) > 1]

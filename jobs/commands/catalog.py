@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.options import output_option
-from jobs.commands.pull import is_destination, show_destination
-from jobs.output import emit, table
-from manifests.errors import UsageError
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import output_option
+from relabel.jobs.commands.pull import is_destination, show_destination
+from relabel.jobs.output import emit, table
+from relabel.manifests.errors import UsageError
+from relabel.manifests.storage.context import Storage
 
 if TYPE_CHECKING:
-    from export.catalog import ShownBundle, VersionContents
+    from relabel.export.catalog import ShownBundle, VersionContents
 
 
 VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100
@@ -28,9 +28,9 @@ VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100
 @output_option
 def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels point."""
-    from export.catalog import bundles_in
-    from manifests.records import plain
-    from manifests.storage.bundle_stores import open_bundle_store
+    from relabel.export.catalog import bundles_in
+    from relabel.manifests.records import plain
+    from relabel.manifests.storage.bundle_stores import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     found = bundles_in(bundle_store)
@@ -53,11 +53,11 @@ def show(bundle: str, output: str) -> int:
     """
     if is_destination(bundle):
         return show_destination(Path(bundle), output)
-    from export.addresses import parse_address
-    from export.bundles import MANIFEST_NAME
-    from export.catalog import bundle_in, version_in
-    from manifests.records import plain
-    from manifests.storage.bundle_stores import open_bundle_store
+    from relabel.export.addresses import parse_address
+    from relabel.export.bundles import MANIFEST_NAME
+    from relabel.export.catalog import bundle_in, version_in
+    from relabel.manifests.records import plain
+    from relabel.manifests.storage.bundle_stores import open_bundle_store
 
     if (Path(bundle) / MANIFEST_NAME).is_file():
         raise UsageError(
@@ -74,7 +74,7 @@ def show(bundle: str, output: str) -> int:
 
 
 def _bundle_text(url: str, found: ShownBundle) -> str:
-    from jobs.delivery.transfers import size_text
+    from relabel.jobs.delivery.transfers import size_text
 
     lines = [f"{url}/{found.name}: {len(found.versions)} versions, newest first"]
     for one in found.versions[:VERSIONS_SHOWN]:
@@ -93,7 +93,7 @@ def _bundle_text(url: str, found: ShownBundle) -> str:
 
 
 def _version_text(where: str, found: VersionContents) -> str:
-    from jobs.delivery.transfers import size_text
+    from relabel.jobs.delivery.transfers import size_text
 
     rows = [("sha256", found.sha256), ("signed by", ", ".join(found.signed_by) or "nobody")]
     if found.channel:

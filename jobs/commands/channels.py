@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.options import _signing_key, output_option, sign_key_option
-from jobs.exits import Exit
-from jobs.output import emit
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import _signing_key, output_option, sign_key_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit
+from relabel.manifests.storage.context import Storage
 
 if TYPE_CHECKING:
-    from manifests.storage.bundle_store_ports import BundleStore
+    from relabel.manifests.storage.bundle_store_ports import BundleStore
 
 
 @click.group(epilog="Example: relabel channel set s3://bucket/models/ecom stable 4f2a9c01b7d3e855")
@@ -31,7 +31,7 @@ def channel_set(bundle: str, name: str, version: str, sign_key: str | None, outp
 
     Exits 10 if it points there already, 20 if another process moved it meanwhile.
     """
-    from export.publishing import set_channel
+    from relabel.export.publishing import set_channel
 
     bundle_store, bundle_name = _bundle_at(bundle)
     moved, has_moved = set_channel(bundle_store, bundle_name, name, version, _signing_key(sign_key))
@@ -49,7 +49,7 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     Its sequence still rises, so all who follow it change too. To go back on one machine alone: relabel pull
     --rollback DEST.
     """
-    from export.publishing import roll_back
+    from relabel.export.publishing import roll_back
 
     bundle_store, bundle_name = _bundle_at(bundle)
     return _emit_move(
@@ -78,8 +78,8 @@ def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -
 
 
 def _bundle_at(text: str) -> tuple[BundleStore, str]:
-    from export.addresses import parse_address
-    from manifests.storage.bundle_stores import open_bundle_store
+    from relabel.export.addresses import parse_address
+    from relabel.manifests.storage.bundle_stores import open_bundle_store
 
     address = parse_address(text)
     if address.at is not None:

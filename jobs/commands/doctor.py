@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from jobs.commands.options import output_option
-from jobs.exits import Exit
-from jobs.output import emit, table
-from manifests.records import plain
+from relabel.jobs.commands.options import output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.manifests.records import plain
 
 EXTRAS: dict[str, str] = {
     "cpu": "the transformers engine, relabel distill and export",
@@ -89,7 +89,7 @@ def doctor(spec_file: str | None, output: str) -> int:
     facts, code = _machine_facts(), Exit.DONE
     checks: dict[str, dict[str, str]] = {}
     if spec_file is not None:
-        from jobs.commands.spec_checks import checked
+        from relabel.jobs.commands.spec_checks import checked
 
         kind, found, code = checked(spec_file)
         checks[kind] = found
@@ -98,7 +98,7 @@ def doctor(spec_file: str | None, output: str) -> int:
 
 def _machine_facts() -> MachineFacts:
     return MachineFacts(
-        relabel=version("relabel"),
+        relabel=version("relabel-ir"),
         python=platform.python_version(),
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB",
         devices=_devices(),
@@ -122,7 +122,7 @@ def _doctor_text(facts: MachineFacts, checks: dict[str, dict[str, str]]) -> str:
     rows.append(("onnxruntime", facts.onnxruntime))
     for name, extra in facts.extras.items():
         have = ", ".join(f"{package} {held}" for package, held in extra.installed.items())
-        absent = f"{EXTRAS[name]}: absent ({', '.join(extra.missing)}); pip install 'relabel[{name}]'"
+        absent = f"{EXTRAS[name]}: absent ({', '.join(extra.missing)}); pip install 'relabel-ir[{name}]'"
         rows.append((f"extra {name}", absent if extra.missing else have))
     for kind, found in checks.items():
         rows += [(f"{kind}: {check}", outcome) for check, outcome in found.items()]
@@ -132,10 +132,10 @@ def _doctor_text(facts: MachineFacts, checks: dict[str, dict[str, str]]) -> str:
 def distributions_of(extra: str) -> list[str]:
     """What an extra is made of, by the package's own word; for extras within it, theirs."""
     found: list[str] = []
-    for text in requires("relabel") or ():
+    for text in requires("relabel-ir") or ():
         name, _, condition = text.partition(";")
         if re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", condition):
-            inner = re.match(r"relabel\[([^]]+)\]", name)
+            inner = re.match(r"relabel-ir\[([^]]+)\]", name)
             named = [one for part in inner[1].split(",") for one in distributions_of(part.strip())] if inner else []
             found += named or [re.split(r"[^\w.-]", name.strip(), maxsplit=1)[0]]
     return list(dict.fromkeys(found))

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from manifests.interruptions import check_interrupted, forget_interruptions, on_signal
+from relabel.manifests.interruptions import check_interrupted, forget_interruptions, on_signal
 
 
 @contextlib.contextmanager

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs import log_format
-from jobs.commands.options import duplicates_option, grade_map_option, grade_option, output_option, side_option
-from jobs.exits import Exit
-from jobs.output import emit
-from manifests.storage.context import Storage
+from relabel.jobs import log_format
+from relabel.jobs.commands.options import duplicates_option, grade_map_option, grade_option, output_option, side_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit
+from relabel.manifests.storage.context import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from jobs.evaluate.judged_options import JudgingOptions
-    from manifests.metrics.gates import Gate, GateVerdict
+    from relabel.jobs.evaluate.judged_options import JudgingOptions
+    from relabel.manifests.metrics.gates import Gate, GateVerdict
 
 
 @click.command(
@@ -113,9 +113,9 @@ def evaluate(
     """
     import pyarrow as pa
 
-    from jobs.evaluate.judged_options import JudgingOptions
-    from manifests.judging.qrels import parse_map
-    from manifests.metrics.gates import parse_flag
+    from relabel.jobs.evaluate.judged_options import JudgingOptions
+    from relabel.manifests.judging.qrels import parse_map
+    from relabel.manifests.metrics.gates import parse_flag
 
     # Arrow's own pool keeps what is freed: 597 MiB where this took 446, of a million labels (2026-11-22)
     pa.set_memory_pool(pa.system_memory_pool())
@@ -160,12 +160,12 @@ def _judge(
     output: str,
 ) -> int:
     """One set, or several as one, by gold grades."""
-    from jobs.evaluate.judging import judge
-    from jobs.evaluate.results import JudgedLabels
-    from jobs.evaluate.text import evaluation_text
-    from manifests.metrics import evaluation
-    from manifests.metrics.gates import judge_gates
-    from manifests.records import plain
+    from relabel.jobs.evaluate.judging import judge
+    from relabel.jobs.evaluate.results import JudgedLabels
+    from relabel.jobs.evaluate.text import evaluation_text
+    from relabel.manifests.metrics import evaluation
+    from relabel.manifests.metrics.gates import judge_gates
+    from relabel.manifests.records import plain
 
     judging = judge(labels, options, Storage())
     found = evaluation.evaluate(
@@ -194,9 +194,9 @@ def _compare(
     labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], resamples: int, seed: int, output: str
 ) -> int:
     """Every other set beside the teacher's."""
-    from jobs.evaluate.comparing import compare_sets
-    from jobs.evaluate.comparison_text import comparison_text
-    from manifests.records import plain
+    from relabel.jobs.evaluate.comparing import compare_sets
+    from relabel.jobs.evaluate.comparison_text import comparison_text
+    from relabel.manifests.records import plain
 
     found = compare_sets(labels, options, gates, Storage(), resamples=resamples, seed=seed)
     emit(plain(found), comparison_text(found), output)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import given_parameters, output_option
-from jobs.exits import Exit
-from jobs.output import emit, table
-from jobs.planning.job_files import CACHE_VARIABLE
-from jobs.planning.settings import lay_over
-from manifests.errors import MissingExtraError, UsageError
-from manifests.models.references import default_cache_dir
-from manifests.storage.context import Storage
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.options import given_parameters, output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.jobs.planning.job_files import CACHE_VARIABLE
+from relabel.jobs.planning.settings import lay_over
+from relabel.manifests.errors import MissingExtraError, UsageError
+from relabel.manifests.models.references import default_cache_dir
+from relabel.manifests.storage.context import Storage
 
 if TYPE_CHECKING:
-    from export.bundles import Bundle
+    from relabel.export.bundles import Bundle
 
 
 @click.command(epilog="Example: relabel export out/ecom-bert --to out/bundle --precisions fp32,int8")
@@ -88,11 +88,11 @@ def export(
     """
     if form == "hf":
         return _export_hf(student, to, own["licence"], is_replacing=replace, done_ok=done_ok, output=output)
-    from export.exporting import export_bundle
-    from export.reference_pairs import PairsFile
-    from export.specs import ExportSpec
-    from manifests.judging.qrels import parse_map
-    from manifests.spec_faults import validate_spec
+    from relabel.export.exporting import export_bundle
+    from relabel.export.reference_pairs import PairsFile
+    from relabel.export.specs import ExportSpec
+    from relabel.manifests.judging.qrels import parse_map
+    from relabel.manifests.spec_faults import validate_spec
 
     if pairs is None and (gold or gold_map):
         raise UsageError("--gold and --gold-map belong to --pairs; the student's test split has grades of its own.")
@@ -135,7 +135,7 @@ def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool
     given = [option.opts[0] for name, option in given_parameters().items() if name not in HF_OPTIONS]
     if given:
         raise UsageError(f"{given[0]} belongs to bundles; --format hf takes --to, --licence, --replace and --done-ok.")
-    from export.huggingface import export_to_hub_folder
+    from relabel.export.huggingface import export_to_hub_folder
 
     done = export_to_hub_folder(
         _student(student, Storage()),
@@ -171,9 +171,9 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
-    from export.student_facts import EngineFile, student_facts
-    from export.tensorrt_engines import build_into
-    from manifests.records import plain
+    from relabel.export.student_facts import EngineFile, student_facts
+    from relabel.export.tensorrt_engines import build_into
+    from relabel.manifests.records import plain
 
     made = build_into(_local(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
     engine = student_facts(made).models[-1]
@@ -197,7 +197,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
 
 def _reported(bundle: Bundle, student: Path) -> Bundle:
     """The bundle with its report; where nothing can draw here (optimum's environment may lack matplotlib), as it is."""
-    from jobs.report.bundle_page import put_report
+    from relabel.jobs.report.bundle_page import put_report
 
     try:
         return put_report(bundle, student)
@@ -210,7 +210,7 @@ def _student(reference: str, storage: Storage) -> Path:
     """The student's folder; by URL, a copy in the cache."""
     if "://" not in reference:
         return Path(reference)
-    from jobs.score.student_identity import local_student
+    from relabel.jobs.score.student_identity import local_student
 
     cache = os.environ.get(CACHE_VARIABLE)
     return Path(local_student(reference, storage, cache_dir=Path(cache) if cache else default_cache_dir()))
@@ -235,11 +235,11 @@ def _place(to: str) -> Path:
 
 
 def _text(done: Any) -> str:
-    from export.bundle_cards import parity_rows, undecided_lines
-    from export.bundles import MANIFEST_NAME
-    from export.parity_records import read_parity
-    from export.student_facts import student_facts
-    from jobs.delivery.transfers import files_text
+    from relabel.export.bundle_cards import parity_rows, undecided_lines
+    from relabel.export.bundles import MANIFEST_NAME
+    from relabel.export.parity_records import read_parity
+    from relabel.export.student_facts import student_facts
+    from relabel.jobs.delivery.transfers import files_text
 
     parity = read_parity(done.bundle.facts.get("parity"), f"{done.bundle.folder}/{MANIFEST_NAME}")
     first = parity.models[0]

@@ -6,10 +6,10 @@ import re
 
 import click
 
-from jobs.commands.options import output_option
-from jobs.exits import Exit
-from jobs.output import emit, table
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.manifests.storage.context import Storage
 
 KEEP_MOVES = 10
 
@@ -41,9 +41,9 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     what it is about to rely on.
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
-    from export.gc import collect
-    from jobs.delivery.transfers import size_text
-    from manifests.storage.bundle_stores import open_bundle_store
+    from relabel.export.gc import collect
+    from relabel.jobs.delivery.transfers import size_text
+    from relabel.manifests.storage.bundle_stores import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, on_progress=lambda _count: None)

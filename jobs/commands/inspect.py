@@ -11,28 +11,28 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import date_option, log_option, output_option
-from jobs.commands.pull import is_destination, verify_destination
-from jobs.commands.run_status import status_of, status_text
-from jobs.commands.status_live import LiveStatus, follow, live_text, look
-from jobs.exits import Exit
-from jobs.output import emit
-from jobs.planning.job_files import output_of
-from jobs.running.auto_options import read_auto
-from jobs.running.canary import load_results
-from manifests.digests import sha256_bytes
-from manifests.errors import ManifestError, UsageError
-from manifests.records import plain
-from manifests.runs.budgets import check_entries
-from manifests.runs.kept_estimates import load_estimate
-from manifests.runs.kept_readings import check_readings
-from manifests.runs.plans import PLAN_NAME
-from manifests.runs.receipts import FileRef
-from manifests.runs.run_folder import RunFolder, open_planned
-from manifests.runs.run_manifest import load_manifest
-from manifests.schemas import ANSWERS, LABELS
-from manifests.secrets.redaction import redacted
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import date_option, log_option, output_option
+from relabel.jobs.commands.pull import is_destination, verify_destination
+from relabel.jobs.commands.run_status import status_of, status_text
+from relabel.jobs.commands.status_live import LiveStatus, follow, live_text, look
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit
+from relabel.jobs.planning.job_files import output_of
+from relabel.jobs.running.auto_options import read_auto
+from relabel.jobs.running.canary import load_results
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import ManifestError, UsageError
+from relabel.manifests.records import plain
+from relabel.manifests.runs.budgets import check_entries
+from relabel.manifests.runs.kept_estimates import load_estimate
+from relabel.manifests.runs.kept_readings import check_readings
+from relabel.manifests.runs.plans import PLAN_NAME
+from relabel.manifests.runs.receipts import FileRef
+from relabel.manifests.runs.run_folder import RunFolder, open_planned
+from relabel.manifests.runs.run_manifest import load_manifest
+from relabel.manifests.schemas import ANSWERS, LABELS
+from relabel.manifests.secrets.redaction import redacted
+from relabel.manifests.storage.context import Storage
 
 
 @dataclass(frozen=True)

@@ -13,41 +13,41 @@ from typing import Any
 
 import click
 
-from jobs import log_format
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import Command, date_option, job_options, log_option, output_option, together
-from jobs.estimating.estimate_text import estimate_json, estimate_text
-from jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
-from jobs.estimating.probing import probe_rates
-from jobs.exits import Exit, exit_for
-from jobs.output import emit
-from jobs.planning.job_files import load_job
-from jobs.planning.jobs import Job
-from jobs.planning.open_runs import OpenRun
-from jobs.planning.opening import open_run
-from jobs.planning.plan_text import plan_text, table_json, template_days
-from jobs.planning.shard_choice import choose_shards
-from jobs.pool.backends import BACKENDS, WorkerPool, label_with
-from jobs.running.allowances import budget_so_far
-from jobs.running.chunk_time import chunk_time
-from jobs.running.conclusions import RunReport
-from jobs.running.counts import Progress
-from jobs.running.deadlines import Deadline, choose_deadline
-from jobs.running.forecast import Expected, expected_of
-from jobs.running.metrics import MetricsFile
-from jobs.running.progress import Display
-from jobs.running.run_text import advise, engine_text, report_json, report_text, verdict
-from jobs.running.sessions import Session
-from jobs.running.signals import stopping
-from jobs.running.stops import Stop
-from manifests.asks import EngineFacts
-from manifests.errors import ManifestError, NothingNewError, RelabelError
-from manifests.plurals import counted
-from manifests.records import plain
-from manifests.runs.kept_estimates import load_estimate
-from manifests.runs.plans import load_plan
-from manifests.runs.run_folder import RunFolder
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs import log_format
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.options import Command, date_option, job_options, log_option, output_option, together
+from relabel.jobs.estimating.estimate_text import estimate_json, estimate_text
+from relabel.jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
+from relabel.jobs.estimating.probing import probe_rates
+from relabel.jobs.exits import Exit, exit_for
+from relabel.jobs.output import emit
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.planning.plan_text import plan_text, table_json, template_days
+from relabel.jobs.planning.shard_choice import choose_shards
+from relabel.jobs.pool.backends import BACKENDS, WorkerPool, label_with
+from relabel.jobs.running.allowances import budget_so_far
+from relabel.jobs.running.chunk_time import chunk_time
+from relabel.jobs.running.conclusions import RunReport
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.deadlines import Deadline, choose_deadline
+from relabel.jobs.running.forecast import Expected, expected_of
+from relabel.jobs.running.metrics import MetricsFile
+from relabel.jobs.running.progress import Display
+from relabel.jobs.running.run_text import advise, engine_text, report_json, report_text, verdict
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.signals import stopping
+from relabel.jobs.running.stops import Stop
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.errors import ManifestError, NothingNewError, RelabelError
+from relabel.manifests.plurals import counted
+from relabel.manifests.records import plain
+from relabel.manifests.runs.kept_estimates import load_estimate
+from relabel.manifests.runs.plans import load_plan
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.storage.run_stores import open_run_store
 
 SHARD_HELP = (
     "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from jobs.commands.options import output_option
-from jobs.exits import Exit
-from jobs.merge.merging import merge_outputs
-from jobs.output import emit, table
-from manifests.records import plain
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.merge.merging import merge_outputs
+from relabel.jobs.output import emit, table
+from relabel.manifests.records import plain
+from relabel.manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")

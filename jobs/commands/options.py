@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from jobs import log_format
-from manifests.errors import UsageError
+from relabel.jobs import log_format
+from relabel.manifests.errors import UsageError
 
 if TYPE_CHECKING:
-    from export.signatures import SigningKey, TrustedKeys
+    from relabel.export.signatures import SigningKey, TrustedKeys
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -171,7 +171,7 @@ sign_key_option = click.option(
 
 
 def _signing_key(source: str | None) -> SigningKey | None:
-    from export.signatures import SigningKey
+    from relabel.export.signatures import SigningKey
 
     return None if source is None else SigningKey(source)
 
@@ -181,7 +181,7 @@ TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"
 
 def _trusted_keys(sources: tuple[str, ...]) -> TrustedKeys | None:
     """The keys of the command line, else of the environment."""
-    from export.signatures import TrustedKeys
+    from relabel.export.signatures import TrustedKeys
 
     named = sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),)))
     return TrustedKeys(named) if named else None

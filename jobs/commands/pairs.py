@@ -7,11 +7,11 @@ import time
 
 import click
 
-from jobs.commands.options import FORCE_HELP, Number, output_option
-from jobs.commands.pairs_pages import chunk, tree
-from jobs.commands.pairs_similar import similar
-from jobs.output import emit, note, table
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import FORCE_HELP, Number, output_option
+from relabel.jobs.commands.pairs_pages import chunk, tree
+from relabel.jobs.commands.pairs_similar import similar
+from relabel.jobs.output import emit, note, table
+from relabel.manifests.storage.context import Storage
 
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
@@ -76,8 +76,8 @@ def cited(
     in N of M answers is a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers
     are left out.
     """
-    from jobs.files.published_tables import check_target, publish
-    from jobs.pairs.citations import KINDS, CitationRule, cited_pairs
+    from relabel.jobs.files.published_tables import check_target, publish
+    from relabel.jobs.pairs.citations import KINDS, CitationRule, cited_pairs
 
     started, storage = time.perf_counter(), Storage()
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
@@ -153,9 +153,9 @@ def context(
     Replaces high-click documents where there are no clicks. Grades are never looked at. With --noisy, random
     documents take the place of a share of them: how much noise does the teacher bear?
     """
-    from jobs.files.published_tables import check_target, publish
-    from jobs.pairs.contexts import ContextRule, with_context
-    from jobs.pairs.noise import NoiseRule
+    from relabel.jobs.files.published_tables import check_target, publish
+    from relabel.jobs.pairs.contexts import ContextRule, with_context
+    from relabel.jobs.pairs.noise import NoiseRule
 
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), storage, force=force)

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import FORCE_HELP, output_option, together
-from jobs.output import emit, note, table
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import FORCE_HELP, output_option, together
+from relabel.jobs.output import emit, note, table
+from relabel.manifests.storage.context import Storage
 
 page_options = together(
     click.option(
@@ -62,10 +62,10 @@ def chunk(
     A chunk is text under one heading, a table or a list, with its headings and its place in `document`. What is too
     long is cut at sentences, rows or items. Scripts, styles, navigation and hidden parts of HTML are left out.
     """
-    from jobs.files.published_tables import check_target
-    from jobs.pairs.chunking import ChunkRule, chunk_pairs
-    from jobs.pairs.token_counts import token_counter
-    from jobs.planning.job_files import CACHE_VARIABLE
+    from relabel.jobs.files.published_tables import check_target
+    from relabel.jobs.pairs.chunking import ChunkRule, chunk_pairs
+    from relabel.jobs.pairs.token_counts import token_counter
+    from relabel.jobs.planning.job_files import CACHE_VARIABLE
 
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
@@ -119,8 +119,8 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     The root is the title (the column title, where there is one). A heading is a structure node below the last heading
     of a lower level; a paragraph, a table or an item of a list is a content node. Each has its place in `document`.
     """
-    from jobs.files.published_tables import check_target
-    from jobs.pairs.page_trees import tree_pairs
+    from relabel.jobs.files.published_tables import check_target
+    from relabel.jobs.pairs.page_trees import tree_pairs
 
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from jobs.commands.options import FORCE_HELP, Number, output_option
-from jobs.exits import Exit
-from jobs.output import emit, note, table
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import FORCE_HELP, Number, output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, note, table
+from relabel.manifests.storage.context import Storage
 
 
 @click.command(
@@ -56,13 +56,13 @@ def similar(
 
     With --shard each worker writes one file of the folder OUT; one that is there already is not made again.
     """
-    from distill.students.embedding import Embedder
-    from jobs.fetching.models import fetch_model
-    from jobs.files.published_tables import check_target
-    from jobs.pairs.similar import SimilarPairs, SimilarRule
-    from jobs.planning.job_files import CACHE_VARIABLE
-    from jobs.planning.shard_choice import worker_of
-    from manifests.models.references import resolve_model
+    from relabel.distill.students.embedding import Embedder
+    from relabel.jobs.fetching.models import fetch_model
+    from relabel.jobs.files.published_tables import check_target
+    from relabel.jobs.pairs.similar import SimilarPairs, SimilarRule
+    from relabel.jobs.planning.job_files import CACHE_VARIABLE
+    from relabel.jobs.planning.shard_choice import worker_of
+    from relabel.manifests.models.references import resolve_model
 
     started, storage = time.perf_counter(), Storage()
     index, count = (0, 1) if shard is None else worker_of(shard)

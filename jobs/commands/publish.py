@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import _signing_key, local_folder, output_option, sign_key_option
-from jobs.exits import Exit
-from jobs.output import emit, table
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import _signing_key, local_folder, output_option, sign_key_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel publish out/bundle s3://bucket/models --channel candidate")
@@ -42,11 +42,11 @@ def publish(
     exits 20. A channel is not pointed at a student that is no better than a baseline on its test split (a constant
     grade, BM25), unless --anyway is given: exit 5.
     """
-    from export.bundles import open_bundle
-    from export.publishing import PublishOptions
-    from export.publishing import publish as publish_bundle
-    from jobs.delivery.transfers import TransferDisplay, files_text
-    from manifests.storage.bundle_stores import open_bundle_store
+    from relabel.export.bundles import open_bundle
+    from relabel.export.publishing import PublishOptions
+    from relabel.export.publishing import publish as publish_bundle
+    from relabel.jobs.delivery.transfers import TransferDisplay, files_text
+    from relabel.manifests.storage.bundle_stores import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     options = PublishOptions(name, version, channel, _signing_key(sign_key), reread, anyway)
@@ -77,7 +77,7 @@ def publish(
 
 
 def _uploaded_text(done: Any) -> str:
-    from jobs.delivery.transfers import size_text
+    from relabel.jobs.delivery.transfers import size_text
 
     if not done.uploaded:
         return f"nothing, all {done.objects} objects were there"

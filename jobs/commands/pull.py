@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_keys, local_folder, output_option
-from jobs.exits import Exit, exit_for
-from jobs.output import emit, table
-from jobs.running.deadlines import LONGEST_S
-from manifests.storage.context import Storage
+from relabel.jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_keys, local_folder, output_option
+from relabel.jobs.exits import Exit, exit_for
+from relabel.jobs.output import emit, table
+from relabel.jobs.running.deadlines import LONGEST_S
+from relabel.manifests.storage.context import Storage
 
 FAULTS_SHOWN = 3
 
@@ -93,12 +93,12 @@ def pull(
         raise click.UsageError(
             "Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom"
         )
-    from export.addresses import parse_address
-    from export.destinations import Destination
-    from export.pulling import PullOptions
-    from export.pulling import pull as pull_version
-    from jobs.delivery.transfers import TransferDisplay
-    from manifests.storage.bundle_stores import open_bundle_store
+    from relabel.export.addresses import parse_address
+    from relabel.export.destinations import Destination
+    from relabel.export.pulling import PullOptions
+    from relabel.export.pulling import pull as pull_version
+    from relabel.jobs.delivery.transfers import TransferDisplay
+    from relabel.manifests.storage.bundle_stores import open_bundle_store
 
     address = parse_address(arguments[0])
     destination = Destination(local_folder(arguments[1], "DEST"))
@@ -119,9 +119,9 @@ def pull(
 
 
 def _write_script(path: Path, output: str) -> int:
-    from export import puller
-    from manifests.digests import sha256_file
-    from manifests.storage.local_run_store import LocalRunStore
+    from relabel.export import puller
+    from relabel.manifests.digests import sha256_file
+    from relabel.manifests.storage.local_run_store import LocalRunStore
 
     data = Path(puller.__file__).read_bytes()
     if path.is_dir():
@@ -135,7 +135,7 @@ def _write_script(path: Path, output: str) -> int:
 
 
 def _watch(pull_once: Callable[[], Any], destination: Any, every_s: float, display: Any) -> Any:
-    from jobs.delivery.watching import StoppedError, follow
+    from relabel.jobs.delivery.watching import StoppedError, follow
 
     def once() -> bool:
         was = destination.serving()
@@ -173,7 +173,7 @@ def _emit_watch(watch: Any, destination: Any, output: str) -> int:
 
 
 def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
-    from export.destinations import Destination
+    from relabel.export.destinations import Destination
 
     started_s = time.monotonic()
     destination = Destination(folder)
@@ -209,7 +209,7 @@ def _plain_pull(pulled: Any, destination: Any) -> dict[str, Any]:
 
 
 def _pull_text(pulled: Any, destination: Any) -> str:
-    from jobs.delivery.transfers import size_text
+    from relabel.jobs.delivery.transfers import size_text
 
     served = pulled.served
     if pulled.repaired:
@@ -232,7 +232,7 @@ def is_destination(target: str) -> bool:
     """Whether bundles were pulled to a folder."""
     if "://" in target or not os.path.isdir(target):  # noqa: PTH112 (most targets are none, and the import is dear)
         return False
-    from export.destinations import is_destination as is_one
+    from relabel.export.destinations import is_destination as is_one
 
     return is_one(Path(target))
 
@@ -243,8 +243,8 @@ def verify_destination(folder: Path, output: str) -> int:
     Raises:
         ManifestError: it is not; names a file.
     """
-    from export.destinations import LINK, Destination
-    from manifests.errors import ManifestError
+    from relabel.export.destinations import LINK, Destination
+    from relabel.manifests.errors import ManifestError
 
     state, proof = Destination(folder).look(checks_bytes=True)
     served = state.served[0]
@@ -269,7 +269,7 @@ def verify_destination(folder: Path, output: str) -> int:
 
 def show_destination(folder: Path, output: str) -> int:
     """Show what serves in a folder, what is kept beside it, and whether what serves is whole."""
-    from export.destinations import Destination
+    from relabel.export.destinations import Destination
 
     state, proof = Destination(folder).look(checks_bytes=False)
     code = Exit.BAD_INPUT if proof.faults else Exit.DONE

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import (
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.options import (
     check_grade_options,
     duplicates_option,
     grade_map_option,
@@ -17,9 +17,9 @@ from jobs.commands.options import (
     output_option,
     side_option,
 )
-from jobs.exits import Exit
-from jobs.output import emit, table
-from manifests.storage.context import Storage
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
@@ -63,13 +63,13 @@ def report(
     they are related, and runs side by side. A training that is under way or was stopped is shown as far as its last
     checkpoint. The page needs no network, and shows documents as text. docs/report.md lists its sections.
     """
-    from jobs.files.durable_files import written
-    from jobs.planning.job_files import CACHE_VARIABLE
-    from jobs.report.building import build_report
-    from jobs.report.gold import GoldChoice, gold_files
-    from jobs.report.targets import check_target
-    from manifests.errors import UsageError
-    from manifests.judging.qrels import parse_map
+    from relabel.jobs.files.durable_files import written
+    from relabel.jobs.planning.job_files import CACHE_VARIABLE
+    from relabel.jobs.report.building import build_report
+    from relabel.jobs.report.gold import GoldChoice, gold_files
+    from relabel.jobs.report.targets import check_target
+    from relabel.manifests.errors import UsageError
+    from relabel.manifests.judging.qrels import parse_map
 
     check_grade_options(gold, "--gold", grade_map=grade_map, **columns)
     name = PurePosixPath(to).name

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import click
 
-from jobs import log_format
-from jobs.commands.label import FOR_HELP, GPUS_HELP, UNTIL_HELP, execute, session_of
-from jobs.commands.options import date_option, job_options, log_option, output_option
-from jobs.exits import Exit
-from jobs.output import emit, table
-from jobs.planning.job_files import CACHE_VARIABLE, load_job
-from jobs.planning.jobs import Job
-from jobs.pool.backends import WorkerPool
-from jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
-from jobs.running.conclusions import RunReport
-from jobs.running.deadlines import choose_deadline
-from jobs.running.run_text import ENDED_AT_BUDGET, beyond_budget
-from manifests.records import plain
+from relabel.jobs import log_format
+from relabel.jobs.commands.label import FOR_HELP, GPUS_HELP, UNTIL_HELP, execute, session_of
+from relabel.jobs.commands.options import date_option, job_options, log_option, output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.jobs.planning.job_files import CACHE_VARIABLE, load_job
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.pool.backends import WorkerPool
+from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
+from relabel.jobs.running.conclusions import RunReport
+from relabel.jobs.running.deadlines import choose_deadline
+from relabel.jobs.running.run_text import ENDED_AT_BUDGET, beyond_budget
+from relabel.manifests.records import plain
 
 
 @click.command(epilog="Example: relabel rounds search.yaml")

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.output import table
-from jobs.planning.job_files import priced_args
-from manifests.charges import Charge
-from manifests.engine_options import price_of
-from manifests.runs.budgets import BudgetState, ByReceipts, budget_of
-from manifests.runs.estimates import PlannedFigure
-from manifests.runs.kept_estimates import plan_against_actual
-from manifests.runs.run_folder import RunFolder
-from manifests.runs.run_manifest import load_manifest
-from manifests.specs import EngineArgs
-from manifests.storage.run_stores import shard_lock_name
+from relabel.jobs.output import table
+from relabel.jobs.planning.job_files import priced_args
+from relabel.manifests.charges import Charge
+from relabel.manifests.engine_options import price_of
+from relabel.manifests.runs.budgets import BudgetState, ByReceipts, budget_of
+from relabel.manifests.runs.estimates import PlannedFigure
+from relabel.manifests.runs.kept_estimates import plan_against_actual
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.runs.run_manifest import load_manifest
+from relabel.manifests.specs import EngineArgs
+from relabel.manifests.storage.run_stores import shard_lock_name
 
 SHARDS_SHOWN = 20
 SHOWN_OUTSIDE = 4

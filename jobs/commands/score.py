@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs import log_format
-from jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP
-from jobs.commands.options import log_option, output_option
-from jobs.estimating.estimating import open_estimated
-from jobs.exits import Exit
-from jobs.output import emit, table
-from jobs.planning.job_files import CACHE_VARIABLE
-from jobs.planning.shard_choice import choose_shards
-from jobs.running.conclusions import RunReport
-from jobs.running.counts import Progress
-from jobs.running.deadlines import Deadline, choose_deadline
-from jobs.running.progress import Display
-from jobs.running.run_text import in_vain_rows, report_json, verdict
-from jobs.running.sessions import Session
-from jobs.running.signals import stopping
-from jobs.running.stops import Stop
-from manifests.models.references import default_cache_dir
-from manifests.plurals import counted
-from manifests.spec_faults import nearest
-from manifests.storage.context import Storage
+from relabel.jobs import log_format
+from relabel.jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP
+from relabel.jobs.commands.options import log_option, output_option
+from relabel.jobs.estimating.estimating import open_estimated
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.jobs.planning.job_files import CACHE_VARIABLE
+from relabel.jobs.planning.shard_choice import choose_shards
+from relabel.jobs.running.conclusions import RunReport
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.deadlines import Deadline, choose_deadline
+from relabel.jobs.running.progress import Display
+from relabel.jobs.running.run_text import in_vain_rows, report_json, verdict
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.signals import stopping
+from relabel.jobs.running.stops import Stop
+from relabel.manifests.models.references import default_cache_dir
+from relabel.manifests.plurals import counted
+from relabel.manifests.spec_faults import nearest
+from relabel.manifests.storage.context import Storage
 
 if TYPE_CHECKING:
-    from manifests.asks import EngineFacts
+    from relabel.manifests.asks import EngineFacts
 
 ROLES = ("query_id", "query", "doc_id", "document")
 LISTS = ("document",)
@@ -159,8 +159,8 @@ def score(**options: Any) -> int:
 
 def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
     """Plan the job if nobody has, and make ready to work on its shards."""
-    from jobs.score.student_identity import local_student
-    from jobs.score.student_jobs import ScoreRequest, score_job
+    from relabel.jobs.score.student_identity import local_student
+    from relabel.jobs.score.student_jobs import ScoreRequest, score_job
 
     cache, storage = os.environ.get(CACHE_VARIABLE), Storage()
     request = ScoreRequest(
@@ -187,7 +187,7 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
 
 def _execute(session: Session) -> RunReport:
     """Do a session's work with progress on stderr; signals and a deadline drain it."""
-    from jobs.score.score_loop import score as score_session
+    from relabel.jobs.score.score_loop import score as score_session
 
     stop = session.stop
     total, before = session.left.rows_to_ask(), session.left.rows_before()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from jobs.commands.options import FORCE_HELP, output_option
-from jobs.exits import Exit
-from jobs.output import emit, table
-from manifests.errors import StoreError, UsageError
-from manifests.records import LEFT_OUT, plain
+from relabel.jobs.commands.options import FORCE_HELP, output_option
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.manifests.errors import StoreError, UsageError
+from relabel.manifests.records import LEFT_OUT, plain
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
     if target.exists() and not force:
         raise UsageError(f"{path}: is there already. Give another name, or --force to replace it.")
     schema_file = target.with_name(f"{kind}.schema.json")
-    text = resources.files("jobs").joinpath(f"templates/{kind}.yaml").read_text(encoding="utf-8")
+    text = resources.files("relabel.jobs").joinpath(f"templates/{kind}.yaml").read_text(encoding="utf-8")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         schema_file.write_text(_schema_text(kind), encoding="utf-8")
@@ -63,7 +63,7 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
 
 
 def _schema_text(kind: str, *, indent: int | None = 2) -> str:
-    from jobs.planning.job_schema import schemas
+    from relabel.jobs.planning.job_schema import schemas
 
     return json.dumps(schemas()[kind](), indent=indent, ensure_ascii=False)
 
@@ -85,14 +85,14 @@ def schema(what: str, labeler: str | None, output: str) -> int:
     if what in NEXT:
         click.echo(_schema_text(what, indent=None if output == "json" else 2))
         return Exit.DONE
-    from manifests import schemas
+    from relabel.manifests import schemas
 
     found, version = (
         (schemas.LABELS, schemas.SCHEMA_VERSION) if what == "labels" else (schemas.QUARANTINE, schemas.ROWS_VERSION)
     )
     columns = [FileColumn(column.name, str(column.type)) for column in found]
     if labeler is not None:
-        from labelers.registry import declared_columns, labeler_class
+        from relabel.labelers.registry import declared_columns, labeler_class
 
         own = declared_columns(labeler_class(labeler), name=labeler)
         columns += [FileColumn(column.name, str(schemas.KINDS[column.kind]), column.about) for column in own]

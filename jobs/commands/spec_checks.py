@@ -9,33 +9,33 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.students.gold import in_words_of_the_spec
-from distill.students.sources import GoldSource
-from distill.students.specs import DistillSpec
-from distill.teachers.res_rag_spec import EvidenceGold
-from distill.teachers.spec_files import read_teacher_spec, teacher_keys
-from jobs.commands.training import TrainingSpec, open_spec
-from jobs.exits import Exit, exit_for
-from jobs.fetching.models import fetch_model
-from jobs.planning.job_files import load_job
-from jobs.planning.jobs import Job
-from jobs.planning.settings import JOB, SpecKind
-from jobs.planning.spec_places import resolved
-from jobs.planning.spec_yaml import read_spec_file
-from labelers.engines.registry import CallsServer
-from manifests.errors import ConfigError, ManifestError, RelabelError, StoreError
-from manifests.extras import require
-from manifests.inputs.grade_columns import read_grades
-from manifests.inputs.input_files import list_files
-from manifests.judging.gold_columns import load_gold_by_row
-from manifests.models.references import resolve_model
-from manifests.plurals import counted
-from manifests.runs.run_manifest import load_manifest
-from manifests.spec_faults import validate_spec
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import filesystem_of, is_url
-from manifests.storage.local_run_store import has_links
-from manifests.storage.run_stores import open_run_store
+from relabel.distill.students.gold import in_words_of_the_spec
+from relabel.distill.students.sources import GoldSource
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.teachers.res_rag_spec import EvidenceGold
+from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_keys
+from relabel.jobs.commands.training import TrainingSpec, open_spec
+from relabel.jobs.exits import Exit, exit_for
+from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.planning.settings import JOB, SpecKind
+from relabel.jobs.planning.spec_places import resolved
+from relabel.jobs.planning.spec_yaml import read_spec_file
+from relabel.labelers.engines.registry import CallsServer
+from relabel.manifests.errors import ConfigError, ManifestError, RelabelError, StoreError
+from relabel.manifests.extras import require
+from relabel.manifests.inputs.grade_columns import read_grades
+from relabel.manifests.inputs.input_files import list_files
+from relabel.manifests.judging.gold_columns import load_gold_by_row
+from relabel.manifests.models.references import resolve_model
+from relabel.manifests.plurals import counted
+from relabel.manifests.runs.run_manifest import load_manifest
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import filesystem_of, is_url
+from relabel.manifests.storage.local_run_store import has_links
+from relabel.manifests.storage.run_stores import open_run_store
 
 STEPS = {
     "job": ("spec", "input", "model", "engine", "server", "output", "clock"),

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.exits import Exit
-from jobs.running.forecast import DoneSoFar, expected_of, left_s, left_text
-from jobs.running.live import Live
-from jobs.running.live_files import WorkerState, live_states
-from manifests.errors import ManifestError
-from manifests.runs.kept_estimates import load_estimate
-from manifests.runs.ranges import Range
-from manifests.runs.run_folder import RunFolder
-from manifests.storage.run_stores import shard_lock_name
+from relabel.jobs.exits import Exit
+from relabel.jobs.running.forecast import DoneSoFar, expected_of, left_s, left_text
+from relabel.jobs.running.live import Live
+from relabel.jobs.running.live_files import WorkerState, live_states
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.runs.kept_estimates import load_estimate
+from relabel.manifests.runs.ranges import Range
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.storage.run_stores import shard_lock_name
 
 LOOK_EVERY_S = 2.0
 LINE_EVERY_S = 10.0

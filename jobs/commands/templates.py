@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from jobs.commands.options import local_folder, output_option
-from jobs.files.durable_files import check_free, written
-from jobs.output import emit
-from manifests.errors import UsageError
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
+from relabel.jobs.commands.options import local_folder, output_option
+from relabel.jobs.files.durable_files import check_free, written
+from relabel.jobs.output import emit
+from relabel.manifests.errors import UsageError
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
 
 
 @click.group(epilog="Example: relabel templates export r3a my-prompts --job job.yaml")
@@ -36,7 +36,7 @@ def export_templates(labeler: str, folder: str, job_file: str | None, force: boo
     A job uses them once `labeler.templates` names the folder; the labels of files that were not edited are those of the
     built-in ones. `relabel ask JOB.YAML --edit-prompt DIR` asks again whenever one of them changes.
     """
-    from labelers.template_files import template_files
+    from relabel.labelers.template_files import template_files
 
     target = local_folder(folder, "DIR")
     files = template_files(labeler)
@@ -71,9 +71,9 @@ def _edited(job_file: str, labeler: str, folder: Path) -> str:
         UsageError: it is another labeler's job, lies at a URL, or is written in a way that is not ours to change.
         ConfigError: the file can't be read, or is no job.
     """
-    from jobs.planning.settings import JOB
-    from jobs.planning.spec_edits import with_key
-    from jobs.planning.spec_yaml import read_spec_file
+    from relabel.jobs.planning.settings import JOB
+    from relabel.jobs.planning.spec_edits import with_key
+    from relabel.jobs.planning.spec_yaml import read_spec_file
 
     if is_url(job_file):
         raise UsageError(f"--job {job_file}: only a file on this machine is changed. Put labeler.templates in by hand.")

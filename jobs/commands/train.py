@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.commands.options import output_option
-from jobs.commands.training import (
+from relabel.jobs.commands.options import output_option
+from relabel.jobs.commands.training import (
     is_first_process,
     open_spec,
     says_how_to_continue,
@@ -17,20 +17,20 @@ from jobs.commands.training import (
     teller,
     training_options,
 )
-from jobs.exits import Exit
-from jobs.fetching.models import fetch_model
-from jobs.output import clock_text, emit, table
-from jobs.planning.settings import SpecKind, read_secrets
-from jobs.planning.spec_places import resolved
-from manifests.engine_options import KeepsModels
-from manifests.errors import UsageError
-from manifests.records import plain
+from relabel.jobs.exits import Exit
+from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.output import clock_text, emit, table
+from relabel.jobs.planning.settings import SpecKind, read_secrets
+from relabel.jobs.planning.spec_places import resolved
+from relabel.manifests.engine_options import KeepsModels
+from relabel.manifests.errors import UsageError
+from relabel.manifests.records import plain
 
 if TYPE_CHECKING:
-    from distill.teachers.res_rag_spec import GeneratorSpec
-    from distill.teachers.teaching import TeacherReport
-    from distill.teachers.trainers import TrainingEstimate, TrainingTime
-    from manifests.storage.context import Storage
+    from relabel.distill.teachers.res_rag_spec import GeneratorSpec
+    from relabel.distill.teachers.teaching import TeacherReport
+    from relabel.distill.teachers.trainers import TrainingEstimate, TrainingTime
+    from relabel.manifests.storage.context import Storage
 
 BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers holds some to start from"
 
@@ -60,9 +60,9 @@ def train(
     start = start_of(resume=resume, restart=restart)
     if probe and not dry_run:
         raise UsageError("--probe goes with --dry-run: a training itself says how fast it is.")
-    from distill.teachers.res_rag_spec import ResRagSpec
-    from distill.teachers.spec_files import read_teacher_spec, teacher_keys
-    from distill.teachers.teaching import estimate_teacher, train_teacher
+    from relabel.distill.teachers.res_rag_spec import ResRagSpec
+    from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_keys
+    from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 
     kind = SpecKind("teacher", teacher_keys(), "train.epochs=3", BEGINNING)
     settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)

@@ -11,14 +11,14 @@ from typing import Literal, NamedTuple
 
 import click
 
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.options import Command, together
-from jobs.planning.job_files import CACHE_VARIABLE, storage_of
-from jobs.planning.settings import Settings, SpecKind, read_settings
-from jobs.planning.spec_places import placed
-from manifests.errors import UsageError
-from manifests.models.references import default_cache_dir
-from manifests.storage.context import Storage
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.options import Command, together
+from relabel.jobs.planning.job_files import CACHE_VARIABLE, storage_of
+from relabel.jobs.planning.settings import Settings, SpecKind, read_settings
+from relabel.jobs.planning.spec_places import placed
+from relabel.manifests.errors import UsageError
+from relabel.manifests.models.references import default_cache_dir
+from relabel.manifests.storage.context import Storage
 
 LINE_EVERY_S = 15.0
 LAUNCHER_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -75,8 +75,8 @@ def says_how_to_continue(output: str, cache_dir: Path | None, *, is_first: bool)
         output: of the spec.
         cache_dir: where models that go to a URL are trained; None for the default.
     """
-    from distill.training.checkpoint_folders import how_it_goes_on
-    from distill.training.output_locations import CHECKPOINTS, training_folder
+    from relabel.distill.training.checkpoint_folders import how_it_goes_on
+    from relabel.distill.training.output_locations import CHECKPOINTS, training_folder
 
     try:
         with sigterm_ends(has_launcher=LAUNCHER_VARIABLE in os.environ):

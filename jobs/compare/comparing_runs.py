@@ -6,24 +6,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.compare.flips import LargestFlips, examples
-from jobs.compare.gold import JudgedMatches
-from jobs.compare.matches import MatchCounts, matches, paired_rows
-from jobs.compare.query_list import MovedQueries, summary
-from jobs.compare.results import ComparedRun, Flips, GradeTests, QueriesMoved, RunComparison
-from jobs.compare.runs import how_matched, open_both, spill_rows
-from jobs.evaluate.judged_options import JudgingOptions
-from jobs.evaluate.sides import Sides
-from jobs.files.scratch import scratch_folder
-from manifests.errors import InputError
-from manifests.extras import require
-from manifests.judging.label_sets import label_set
-from manifests.judging.run_labels import RunLabels
-from manifests.metrics.agreement import EXTRA
-from manifests.metrics.paired_labels import PairedSums
-from manifests.metrics.paired_tests import bowker, stuart_maxwell
-from manifests.runs.recipes import recipe_differences
-from manifests.storage.context import Storage
+from relabel.jobs.compare.flips import LargestFlips, examples
+from relabel.jobs.compare.gold import JudgedMatches
+from relabel.jobs.compare.matches import MatchCounts, matches, paired_rows
+from relabel.jobs.compare.query_list import MovedQueries, summary
+from relabel.jobs.compare.results import ComparedRun, Flips, GradeTests, QueriesMoved, RunComparison
+from relabel.jobs.compare.runs import how_matched, open_both, spill_rows
+from relabel.jobs.evaluate.judged_options import JudgingOptions
+from relabel.jobs.evaluate.sides import Sides
+from relabel.jobs.files.scratch import scratch_folder
+from relabel.manifests.errors import InputError
+from relabel.manifests.extras import require
+from relabel.manifests.judging.label_sets import label_set
+from relabel.manifests.judging.run_labels import RunLabels
+from relabel.manifests.metrics.agreement import EXTRA
+from relabel.manifests.metrics.paired_labels import PairedSums
+from relabel.manifests.metrics.paired_tests import bowker, stuart_maxwell
+from relabel.manifests.runs.recipes import recipe_differences
+from relabel.manifests.storage.context import Storage
 
 
 def compare_runs(

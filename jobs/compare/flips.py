@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distill.students.pair_texts import read_pairs
-from jobs.compare.results import Flip, FlipSide
-from manifests.errors import RelabelError
-from manifests.judging.run_labels import RunLabels
-from manifests.labels import Pair
-from manifests.runs.run_inputs import open_run_input
-from manifests.schemas import LABELS
-from manifests.storage.context import Storage
+from relabel.distill.students.pair_texts import read_pairs
+from relabel.jobs.compare.results import Flip, FlipSide
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.judging.run_labels import RunLabels
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.run_inputs import open_run_input
+from relabel.manifests.schemas import LABELS
+from relabel.manifests.storage.context import Storage
 
 TEXT_CHARACTERS = 1000
 """Shown of a query, a document or a reasoning."""

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jobs.compare.results import AgainstGold, McNemar
-from jobs.evaluate.judged_options import Gold, JudgingOptions
-from jobs.evaluate.judging import gold_of, load_pairs
-from jobs.evaluate.lexical import lexical_scores
-from manifests.errors import InputError
-from manifests.ids import codes_of, ids_of
-from manifests.judging.label_sets import LabelSet
-from manifests.judging.qrels import check_scale, grades_seen
-from manifests.metrics.evaluation_of_both import evaluate_both
-from manifests.metrics.judged import Judged
-from manifests.metrics.paired_rows import PairedRows
-from manifests.metrics.paired_tests import mcnemar
-from manifests.metrics.student_matches import BY_IDS
-from manifests.storage.context import Storage
+from relabel.jobs.compare.results import AgainstGold, McNemar
+from relabel.jobs.evaluate.judged_options import Gold, JudgingOptions
+from relabel.jobs.evaluate.judging import gold_of, load_pairs
+from relabel.jobs.evaluate.lexical import lexical_scores
+from relabel.manifests.errors import InputError
+from relabel.manifests.ids import codes_of, ids_of
+from relabel.manifests.judging.label_sets import LabelSet
+from relabel.manifests.judging.qrels import check_scale, grades_seen
+from relabel.manifests.metrics.evaluation_of_both import evaluate_both
+from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.paired_rows import PairedRows
+from relabel.manifests.metrics.paired_tests import mcnemar
+from relabel.manifests.metrics.student_matches import BY_IDS
+from relabel.manifests.storage.context import Storage
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jobs.compare.results import RowCounts
-from jobs.files.query_buckets import query_buckets
-from manifests.metrics.paired_rows import PairedRows
-from manifests.metrics.student_matches import BY_ROW
+from relabel.jobs.compare.results import RowCounts
+from relabel.jobs.files.query_buckets import query_buckets
+from relabel.manifests.metrics.paired_rows import PairedRows
+from relabel.manifests.metrics.student_matches import BY_ROW
 
 STATES = ("labelled", "quarantined", "absent")
 

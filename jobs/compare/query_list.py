@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from jobs.compare.results import MovedQuery, QueryMoveCounts
-from manifests.metrics.paired_rows import QueryMoves
+from relabel.jobs.compare.results import MovedQuery, QueryMoveCounts
+from relabel.manifests.metrics.paired_rows import QueryMoves
 
 TINY = 1e-6
 """Changes below this are float32's."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.evaluate.sides import SideCut
-from manifests.metrics.evaluation import Evaluation
-from manifests.metrics.evaluation_of_both import Difference
-from manifests.metrics.metric import MetricValue
-from manifests.metrics.paired_tests import PairedTest
+from relabel.jobs.evaluate.sides import SideCut
+from relabel.manifests.metrics.evaluation import Evaluation
+from relabel.manifests.metrics.evaluation_of_both import Difference
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.paired_tests import PairedTest
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.evaluate.sides import Sides
-from manifests.errors import InputError, UsageError
-from manifests.inputs.changed_files import changed_files
-from manifests.judging.opened_labels import is_run
-from manifests.judging.run_labels import RunLabels, open_run_labels
-from manifests.metrics.student_matches import BY_IDS, BY_ROW
-from manifests.runs.kept_readings import differing_readings
-from manifests.schemas import LABELS, QUARANTINE
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import place_of
+from relabel.jobs.evaluate.sides import Sides
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.inputs.changed_files import changed_files
+from relabel.manifests.judging.opened_labels import is_run
+from relabel.manifests.judging.run_labels import RunLabels, open_run_labels
+from relabel.manifests.metrics.student_matches import BY_IDS, BY_ROW
+from relabel.manifests.runs.kept_readings import differing_readings
+from relabel.manifests.schemas import LABELS, QUARANTINE
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import place_of
 
 GROUP_BYTES = 16 << 20
 NO_FILE = -1

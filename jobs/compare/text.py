@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobs.compare.results import AgainstGold, Flips, McNemar, QueriesMoved, RunComparison
-from jobs.evaluate.comparison_text import signed_text
-from jobs.evaluate.headlines import baseline_text, level_text
-from jobs.evaluate.headlines import difference_text as difference_text_of
-from jobs.evaluate.text import (
+from relabel.jobs.compare.results import AgainstGold, Flips, McNemar, QueriesMoved, RunComparison
+from relabel.jobs.evaluate.comparison_text import signed_text
+from relabel.jobs.evaluate.headlines import baseline_text, level_text
+from relabel.jobs.evaluate.headlines import difference_text as difference_text_of
+from relabel.jobs.evaluate.text import (
     aligned,
     confusion_text,
     figure_title,
@@ -20,11 +20,11 @@ from jobs.evaluate.text import (
     top_text,
     value_text,
 )
-from jobs.output import table
-from manifests.metrics.metric import MetricValue
-from manifests.metrics.paired_labels import PAIRED
-from manifests.metrics.paired_tests import PairedTest
-from manifests.metrics.registry import title_of
+from relabel.jobs.output import table
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.paired_labels import PAIRED
+from relabel.manifests.metrics.paired_tests import PairedTest
+from relabel.manifests.metrics.registry import title_of
 
 SHOWN = 60
 

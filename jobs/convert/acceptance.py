@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from jobs.evaluate.judged_options import Gold, JudgingOptions
-from jobs.evaluate.judging import gold_of, load_pairs
-from manifests.digests import digest_of
-from manifests.errors import InputError, UsageError
-from manifests.inputs.changed_files import changed_files
-from manifests.judging.further_columns import ANSWER_IDS, EXPAND_IDS
-from manifests.judging.label_sets import label_set
-from manifests.judging.pair_grades import PairGrades, taken
-from manifests.judging.run_labels import RunLabels
-from manifests.runs.label_files import read_labels
-from manifests.runs.recipes import recipe_parts
-from manifests.storage.context import Storage
+from relabel.jobs.evaluate.judged_options import Gold, JudgingOptions
+from relabel.jobs.evaluate.judging import gold_of, load_pairs
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.inputs.changed_files import changed_files
+from relabel.manifests.judging.further_columns import ANSWER_IDS, EXPAND_IDS
+from relabel.manifests.judging.label_sets import label_set
+from relabel.manifests.judging.pair_grades import PairGrades, taken
+from relabel.manifests.judging.run_labels import RunLabels
+from relabel.manifests.runs.label_files import read_labels
+from relabel.manifests.runs.recipes import recipe_parts
+from relabel.manifests.storage.context import Storage
 
 NO_GOLD, OTHER_THAN_GOLD, NOT_AGREED = "without_gold", "other_than_gold", "not_agreed"
 

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.convert.duplicates import Duplicates, Rule
-from jobs.convert.formats import TREC, Format, source_format, target_format
-from jobs.convert.rows import CheckedRows, checked_rows
-from jobs.convert.sources import Options, Source, open_source
-from jobs.convert.targets import write_qrels, write_run, write_table
-from jobs.files.durable_files import check_free, written
-from jobs.files.query_buckets import query_buckets
-from jobs.files.scratch import scratch_folder
-from manifests.errors import UsageError
-from manifests.extras import require
-from manifests.judging.trec import UNWRITABLE
-from manifests.metrics.agreement import EXTRA
-from manifests.storage.context import Storage
+from relabel.jobs.convert.duplicates import Duplicates, Rule
+from relabel.jobs.convert.formats import TREC, Format, source_format, target_format
+from relabel.jobs.convert.rows import CheckedRows, checked_rows
+from relabel.jobs.convert.sources import Options, Source, open_source
+from relabel.jobs.convert.targets import write_qrels, write_run, write_table
+from relabel.jobs.files.durable_files import check_free, written
+from relabel.jobs.files.query_buckets import query_buckets
+from relabel.jobs.files.scratch import scratch_folder
+from relabel.manifests.errors import UsageError
+from relabel.manifests.extras import require
+from relabel.manifests.judging.trec import UNWRITABLE
+from relabel.manifests.metrics.agreement import EXTRA
+from relabel.manifests.storage.context import Storage
 
 TAG = "relabel"
 """The tag of a run file whose source has none."""

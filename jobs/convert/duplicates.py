@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jobs.convert.sources import Kind
-from manifests.errors import InputError
+from relabel.jobs.convert.sources import Kind
+from relabel.manifests.errors import InputError
 
 Rule = Literal["error", "first", "mean", "keep"]
 SHOWN = 5

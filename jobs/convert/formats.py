@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
-from manifests.errors import UsageError
-from manifests.inputs.input_folders import PARQUET_SUFFIXES
-from manifests.inputs.table_files import JSON_SUFFIXES
-from manifests.judging.opened_labels import is_run
-from manifests.runs.plans import PLAN_NAME, ROUNDS_NAME
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
+from relabel.manifests.errors import UsageError
+from relabel.manifests.inputs.input_folders import PARQUET_SUFFIXES
+from relabel.manifests.inputs.table_files import JSON_SUFFIXES
+from relabel.manifests.judging.opened_labels import is_run
+from relabel.manifests.runs.plans import PLAN_NAME, ROUNDS_NAME
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
 
 Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
 SOURCES: tuple[str, ...] = get_args(Format)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jobs.convert.text_blocks import SHOWN_CHARACTERS, Block
-from manifests.errors import InputError
-from manifests.secrets.redaction import shortened
+from relabel.jobs.convert.text_blocks import SHOWN_CHARACTERS, Block
+from relabel.manifests.errors import InputError
+from relabel.manifests.secrets.redaction import shortened
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 EXACT = 2**53

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from jobs.fetching.templates import local_templates
-from labelers.registry import Labeler, declared_columns, declared_reads, labeler_class, options_of_run
-from labelers.replays import Exchange, Recalls, replay
-from manifests.errors import InputError, VerdictError
-from manifests.judging.run_labels import RunLabels
-from manifests.labels import Pair
-from manifests.runs.label_keys import stage_digests
-from manifests.runs.plans import chunk_row_ids, shard_row_ids
-from manifests.runs.rows import read_chunks
-from manifests.runs.run_inputs import open_run_input
-from manifests.runs.run_manifest import load_manifest
-from manifests.storage.context import Storage
+from relabel.jobs.fetching.templates import local_templates
+from relabel.labelers.registry import Labeler, declared_columns, declared_reads, labeler_class, options_of_run
+from relabel.labelers.replays import Exchange, Recalls, replay
+from relabel.manifests.errors import InputError, VerdictError
+from relabel.manifests.judging.run_labels import RunLabels
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.label_keys import stage_digests
+from relabel.manifests.runs.plans import chunk_row_ids, shard_row_ids
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.runs.run_inputs import open_run_input
+from relabel.manifests.runs.run_manifest import load_manifest
+from relabel.manifests.storage.context import Storage
 
 
 def open_labeler(run: RunLabels, storage: Storage) -> Labeler:

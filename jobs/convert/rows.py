@@ -7,12 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.convert.formats import TREC, Format
-from jobs.convert.sources import Source
-from jobs.files.scratch import spilling
-from jobs.files.tables import translate_polars_errors
-from manifests.errors import InputError
-from manifests.judging.trec import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
+from relabel.jobs.convert.formats import TREC, Format
+from relabel.jobs.convert.sources import Source
+from relabel.jobs.files.scratch import spilling
+from relabel.jobs.files.tables import translate_polars_errors
+from relabel.manifests.errors import InputError
+from relabel.manifests.judging.trec import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
 
 SHOWN_CHARACTERS = 60
 ROW_GROUP_ROWS = 1 << 16

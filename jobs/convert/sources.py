@@ -12,17 +12,17 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.convert.formats import TREC, Format
-from jobs.convert.json_blocks import json_frame, json_names, merged_schema, refuse_rounded
-from jobs.convert.text_blocks import Block, blocks, trec_frame
-from jobs.files.tables import open_tables
-from manifests.errors import InputError
-from manifests.inputs.table_files import require_column
-from manifests.judging.run_labels import open_run_labels
-from manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
-from manifests.runs.label_files import file_schema
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.context import Storage
+from relabel.jobs.convert.formats import TREC, Format
+from relabel.jobs.convert.json_blocks import json_frame, json_names, merged_schema, refuse_rounded
+from relabel.jobs.convert.text_blocks import Block, blocks, trec_frame
+from relabel.jobs.files.tables import open_tables
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.table_files import require_column
+from relabel.manifests.judging.run_labels import open_run_labels
+from relabel.manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
+from relabel.manifests.runs.label_files import file_schema
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.context import Storage
 
 Kind = Literal["grade", "score"]
 SCORES = ("score", "expected_grade")

@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.convert.duplicates import Duplicates
-from jobs.convert.formats import TREC, Format
-from jobs.convert.rows import CheckedRows, value_of
-from jobs.convert.sources import Source
-from manifests.inputs.input_faults import reading
-from manifests.judging.trec import FIRST_RANK
+from relabel.jobs.convert.duplicates import Duplicates
+from relabel.jobs.convert.formats import TREC, Format
+from relabel.jobs.convert.rows import CheckedRows, value_of
+from relabel.jobs.convert.sources import Source
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.judging.trec import FIRST_RANK
 
 BATCH_ROWS = 1 << 16
 _TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from manifests.errors import InputError
-from manifests.inputs.input_faults import reading
-from manifests.judging.trec import EXAMPLES, FIELD
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import UrlFile
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.judging.trec import EXAMPLES, FIELD
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.url_files import UrlFile
 
 BLOCK_BYTES = 4 << 20
 _MARK = b"\xef\xbb\xbf"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from jobs.convert.acceptance import (
+from relabel.jobs.convert.acceptance import (
     NO_GOLD,
     NOT_AGREED,
     OTHER_THAN_GOLD,
@@ -23,16 +23,16 @@ from jobs.convert.acceptance import (
     check_several,
     rows_kept,
 )
-from jobs.convert.replaying import Replays, open_labeler
-from jobs.files.durable_files import check_free, written
-from labelers.registry import Labeler
-from labelers.replays import Exchange
-from manifests.errors import InputError
-from manifests.judging.opened_labels import is_run
-from manifests.judging.run_labels import RunLabels, open_run_labels
-from manifests.labels import Pair
-from manifests.runs.label_files import own_columns, read_labels
-from manifests.storage.context import Storage
+from relabel.jobs.convert.replaying import Replays, open_labeler
+from relabel.jobs.files.durable_files import check_free, written
+from relabel.labelers.registry import Labeler
+from relabel.labelers.replays import Exchange
+from relabel.manifests.errors import InputError
+from relabel.manifests.judging.opened_labels import is_run
+from relabel.manifests.judging.run_labels import RunLabels, open_run_labels
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.label_files import own_columns, read_labels
+from relabel.manifests.storage.context import Storage
 
 NOT_REPLAYED, NO_ACTION, REPEATED = "not_replayed", "without_action", "repeated"
 REASONS = {

@@ -11,9 +11,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from export.bundle_files import BundleFile
-from jobs.streams import redacted_streams
-from manifests.secrets.redaction import redacted
+from relabel.export.bundle_files import BundleFile
+from relabel.jobs.streams import redacted_streams
+from relabel.manifests.secrets.redaction import redacted
 
 LINE_EVERY_S = 60.0
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from manifests.errors import RelabelError, TransientError
+from relabel.manifests.errors import RelabelError, TransientError
 
 JITTER = 0.1
 """Share of the interval by which a tick is early or late, so that a thousand servers do not ask at once."""

@@ -8,9 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from manifests.runs.run_manifest import load_manifest
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
+from relabel.manifests.runs.run_manifest import load_manifest
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 class DemoPair(NamedTuple):
@@ -35,7 +35,7 @@ class DemoLabel(NamedTuple):
 
 def load_pairs() -> list[DemoPair]:
     """The pairs that ship with relabel, in order, with their author's grades."""
-    text = resources.files("jobs").joinpath("demo/pairs.jsonl").read_text(encoding="utf-8")
+    text = resources.files("relabel.jobs").joinpath("demo/pairs.jsonl").read_text(encoding="utf-8")
     return [DemoPair(**json.loads(line)) for line in text.split("\n") if line]
 
 

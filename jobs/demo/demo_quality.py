@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.demo.demo_steps import JUDGED
-from jobs.evaluate.judged_options import JudgingOptions
-from jobs.evaluate.judging import judge
-from manifests.metrics.evaluation import evaluate
-from manifests.metrics.metric import MetricValue
-from manifests.storage.context import Storage
+from relabel.jobs.demo.demo_steps import JUDGED
+from relabel.jobs.evaluate.judged_options import JudgingOptions
+from relabel.jobs.evaluate.judging import judge
+from relabel.manifests.metrics.evaluation import evaluate
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.storage.context import Storage
 
 CALLED = dict(zip(JUDGED, ("trained teacher", "model as it was", "student"), strict=True))
 FIGURES = ("accuracy", "auc_0/12", "kappa_quadratic")

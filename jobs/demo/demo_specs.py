@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from distill.students.splits import TEST, split_queries
-from jobs.demo.demo_data import DemoPair, write_pairs
-from jobs.planning.spec_places import placed
-from manifests.errors import StoreError, UsageError
-from manifests.specs import PathMark
+from relabel.distill.students.splits import TEST, split_queries
+from relabel.jobs.demo.demo_data import DemoPair, write_pairs
+from relabel.jobs.planning.spec_places import placed
+from relabel.manifests.errors import StoreError, UsageError
+from relabel.manifests.specs import PathMark
 
 HELD_OUT = 0.3
 """Expected share of the queries that nothing is trained on."""
@@ -143,7 +143,7 @@ def _texts(choices: DemoChoices, pairs: list[DemoPair]) -> dict[str, str]:
     found = {
         "student.yaml": STUDENT.format(model=student, held_out=HELD_OUT),
         "pairs.json": json.dumps(texts, ensure_ascii=False),
-        "ask.py": resources.files("jobs").joinpath("templates/ask.py.txt").read_text(encoding="utf-8"),
+        "ask.py": resources.files("relabel.jobs").joinpath("templates/ask.py.txt").read_text(encoding="utf-8"),
     }
     if choices.has_training:
         jobs = {"job.yaml": TEACHER_JOB, "teacher.yaml": TEACHER, "untrained.yaml": UNTRAINED_JOB}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jobs.exits import Exit
+from relabel.jobs.exits import Exit
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def call(step: Step, *, is_for_program: bool) -> Ended:
         is_for_program: ask the command for JSON.
     """
     program, *words = step.words
-    command = [sys.executable, "-P", *(["-m", "jobs"] if program == "relabel" else []), *words]
+    command = [sys.executable, "-P", *(["-m", "relabel"] if program == "relabel" else []), *words]
     if is_for_program and program == "relabel":
         command += ["--output", "json"]
     started = time.monotonic()

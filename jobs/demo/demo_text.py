@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from jobs.demo.demo_data import DemoLabel, DemoPair, agreement, most_frequent_share
-from jobs.demo.demo_quality import Quality
-from jobs.demo.demo_specs import DemoChoices
-from jobs.demo.demo_steps import Ended
-from jobs.output import table
-from manifests.metrics.registry import title_of
+from relabel.jobs.demo.demo_data import DemoLabel, DemoPair, agreement, most_frequent_share
+from relabel.jobs.demo.demo_quality import Quality
+from relabel.jobs.demo.demo_specs import DemoChoices
+from relabel.jobs.demo.demo_steps import Ended
+from relabel.jobs.output import table
+from relabel.manifests.metrics.registry import title_of
 
 ROWS_SHOWN = 8
 

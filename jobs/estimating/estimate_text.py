@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from jobs.estimating.estimating import Planned
-from jobs.output import table
-from manifests.runs.ranges import Range
+from relabel.jobs.estimating.estimating import Planned
+from relabel.jobs.output import table
+from relabel.manifests.runs.ranges import Range
 
 
 def estimate_json(planned: Planned) -> dict[str, Any]:

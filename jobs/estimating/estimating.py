@@ -14,24 +14,24 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from jobs.estimating.exact_counts import count_exactly, count_reused
-from jobs.estimating.history import History, history_of
-from jobs.estimating.rated import seconds_of
-from jobs.estimating.sampled_counts import SAMPLE_TEXT, sampled_stages
-from jobs.estimating.stage_estimates import estimated_stages
-from jobs.planning.jobs import Job
-from jobs.planning.open_runs import OpenRun
-from jobs.planning.opening import open_run
-from jobs.running.rates import Rates, load_rates
-from jobs.running.reusing import earlier_outputs
-from manifests.engine_options import gpus_of, price_of
-from manifests.records import sealed_json
-from manifests.runs.earlier_outputs import EarlierOutput, why_nothing
-from manifests.runs.estimates import Estimate, EstimateBasis, StageEstimate
-from manifests.runs.kept_estimates import ESTIMATE_NAME, ESTIMATE_VERSION
-from manifests.runs.ranges import Range
-from manifests.runs.recipes import stages_changed
-from manifests.specs import JobSpec
+from relabel.jobs.estimating.exact_counts import count_exactly, count_reused
+from relabel.jobs.estimating.history import History, history_of
+from relabel.jobs.estimating.rated import seconds_of
+from relabel.jobs.estimating.sampled_counts import SAMPLE_TEXT, sampled_stages
+from relabel.jobs.estimating.stage_estimates import estimated_stages
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.running.rates import Rates, load_rates
+from relabel.jobs.running.reusing import earlier_outputs
+from relabel.manifests.engine_options import gpus_of, price_of
+from relabel.manifests.records import sealed_json
+from relabel.manifests.runs.earlier_outputs import EarlierOutput, why_nothing
+from relabel.manifests.runs.estimates import Estimate, EstimateBasis, StageEstimate
+from relabel.manifests.runs.kept_estimates import ESTIMATE_NAME, ESTIMATE_VERSION
+from relabel.manifests.runs.ranges import Range
+from relabel.manifests.runs.recipes import stages_changed
+from relabel.manifests.specs import JobSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,22 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jobs.estimating.history import History, stage_ratio
-from jobs.planning.open_runs import OpenRun
-from jobs.running.reusing import Reuse, label_keys
-from labelers.engines.registry import CountsTokens
-from manifests.asks import Answer, Ask, Distribution
-from manifests.errors import VerdictError
-from manifests.formats import Choice, Indices, JsonIndices, Lines, OptionLines, Text, closing_of, opening_of
-from manifests.labels import Pair
-from manifests.runs.earlier_outputs import EarlierOutput
-from manifests.runs.estimates import (
+from relabel.jobs.estimating.history import History, stage_ratio
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.running.reusing import Reuse, label_keys
+from relabel.labelers.engines.registry import CountsTokens
+from relabel.manifests.asks import Answer, Ask, Distribution
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import Choice, Indices, JsonIndices, Lines, OptionLines, Text, closing_of, opening_of
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.earlier_outputs import EarlierOutput
+from relabel.manifests.runs.estimates import (
     DEFAULT_CHARS,
     DEFAULT_OUTPUT_SHARE,
     PrefixHit,
 )
-from manifests.runs.plans import shard_row_ids
-from manifests.runs.rows import read_chunks
+from relabel.manifests.runs.plans import shard_row_ids
+from relabel.manifests.runs.rows import read_chunks
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jobs.planning.open_runs import OpenRun
-from manifests.asks import Ask
-from manifests.runs.earlier_outputs import EarlierOutput
-from manifests.runs.ranges import Range, ratio_range
-from manifests.runs.receipts import Receipt
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.manifests.asks import Ask
+from relabel.manifests.runs.earlier_outputs import EarlierOutput
+from relabel.manifests.runs.ranges import Range, ratio_range
+from relabel.manifests.runs.receipts import Receipt
 
 RECEIPTS_LOOKED_AT = 512
 """Chunks that ratios are taken from: more would narrow an interval that other things make wide."""

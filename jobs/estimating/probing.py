@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from jobs.planning.open_runs import OpenRun
-from jobs.running.auto_options import with_options_begun_with
-from jobs.running.counts import Progress
-from jobs.running.labeling import ask_unwritten, start_engine
-from jobs.running.rates import Rates, keep_rates, rates_of
-from jobs.running.run_text import engine_text
-from manifests.engine_options import is_batched
-from manifests.errors import UsageError
-from manifests.labels import Pair
-from manifests.runs.picked_rows import pairs_by_number
-from manifests.runs.plans import chunk_row_ids
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.running.auto_options import with_options_begun_with
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.labeling import ask_unwritten, start_engine
+from relabel.jobs.running.rates import Rates, keep_rates, rates_of
+from relabel.jobs.running.run_text import engine_text
+from relabel.manifests.engine_options import is_batched
+from relabel.manifests.errors import UsageError
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.picked_rows import pairs_by_number
+from relabel.manifests.runs.plans import chunk_row_ids
 
 PLACES, ROWS = 2, 8
 """Neighbours, as a run asks, and how many at each place: they fill a batch on a CPU, and cost it minutes at most."""

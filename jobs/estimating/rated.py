@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from jobs.running.live import StageSeen
-from jobs.running.rates import Rates
-from manifests.asks import Ask
-from manifests.runs.estimates import DEFAULT_OUTPUT_SHARE, StageEstimate
-from manifests.runs.ranges import Range
+from relabel.jobs.running.live import StageSeen
+from relabel.jobs.running.rates import Rates
+from relabel.manifests.asks import Ask
+from relabel.manifests.runs.estimates import DEFAULT_OUTPUT_SHARE, StageEstimate
+from relabel.manifests.runs.ranges import Range
 
 OTHER_ROWS = 1.2
 """How far the mean of other rows' answers may be off, as a factor to both sides."""

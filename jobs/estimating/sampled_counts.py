@@ -7,16 +7,16 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jobs.estimating.exact_counts import ExactCounts, RowCounter
-from jobs.estimating.rated import answer_length
-from jobs.planning.open_runs import OpenRun
-from jobs.running.rates import Rates
-from jobs.running.reusing import Reuse
-from manifests.errors import InputError, MissingExtraError, ModelError
-from manifests.runs.estimates import PrefixHit
-from manifests.runs.picked_rows import pairs_by_number
-from manifests.runs.plans import chunk_row_ids
-from manifests.runs.ranges import Range, ratio_range
+from relabel.jobs.estimating.exact_counts import ExactCounts, RowCounter
+from relabel.jobs.estimating.rated import answer_length
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.running.rates import Rates
+from relabel.jobs.running.reusing import Reuse
+from relabel.manifests.errors import InputError, MissingExtraError, ModelError
+from relabel.manifests.runs.estimates import PrefixHit
+from relabel.manifests.runs.picked_rows import pairs_by_number
+from relabel.manifests.runs.plans import chunk_row_ids
+from relabel.manifests.runs.ranges import Range, ratio_range
 
 PLACES, MOST_ROWS = 16, 16
 """Where rows are looked at, at worst each in a row group of its own, and how many there: neighbours, as a run asks."""

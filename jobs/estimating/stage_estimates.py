@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobs.estimating.exact_counts import ExactCounts
-from jobs.estimating.history import History, asks_a_row, stage_ratio
-from jobs.estimating.rated import answer_length, first_asks_a_row, prefix_hit, repeats
-from jobs.estimating.sampled_counts import SampledStage
-from jobs.planning.open_runs import OpenRun
-from jobs.running.rates import Rates
-from labelers.registry import AsksOften, MostAsks
-from manifests.asks import DOCUMENT_FIELD, Ask
-from manifests.runs.estimates import (
+from relabel.jobs.estimating.exact_counts import ExactCounts
+from relabel.jobs.estimating.history import History, asks_a_row, stage_ratio
+from relabel.jobs.estimating.rated import answer_length, first_asks_a_row, prefix_hit, repeats
+from relabel.jobs.estimating.sampled_counts import SampledStage
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.running.rates import Rates
+from relabel.labelers.registry import AsksOften, MostAsks
+from relabel.manifests.asks import DOCUMENT_FIELD, Ask
+from relabel.manifests.runs.estimates import (
     DEFAULT_CHARS,
     DEFAULT_REPEATS,
     StageEstimate,
 )
-from manifests.runs.ranges import Range
+from relabel.manifests.runs.ranges import Range
 
 
 def estimated_stages(

@@ -8,23 +8,23 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jobs.evaluate.gold_scale import scale_of
-from jobs.evaluate.judged_options import JudgingOptions
-from jobs.evaluate.judging import open_set
-from jobs.evaluate.matched_gold import Both, GoldOfBoth
-from jobs.evaluate.results import SetBeside, SetsBeside, StudentBeside
-from jobs.evaluate.sides import Sides, cut_sets
-from jobs.exits import Exit
-from manifests.errors import InputError, UsageError
-from manifests.inputs.changed_files import changed_files
-from manifests.judging.joins import SHOWN, gather
-from manifests.judging.label_columns import map_labels
-from manifests.judging.label_sets import LabelSet
-from manifests.judging.qrels import check_scale
-from manifests.metrics.gates import TEACHER, Gate, judge_gates
-from manifests.metrics.student_comparison import StudentComparison, compare
-from manifests.metrics.student_matches import Labelled, Match, match_rows
-from manifests.storage.context import Storage
+from relabel.jobs.evaluate.gold_scale import scale_of
+from relabel.jobs.evaluate.judged_options import JudgingOptions
+from relabel.jobs.evaluate.judging import open_set
+from relabel.jobs.evaluate.matched_gold import Both, GoldOfBoth
+from relabel.jobs.evaluate.results import SetBeside, SetsBeside, StudentBeside
+from relabel.jobs.evaluate.sides import Sides, cut_sets
+from relabel.jobs.exits import Exit
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.inputs.changed_files import changed_files
+from relabel.manifests.judging.joins import SHOWN, gather
+from relabel.manifests.judging.label_columns import map_labels
+from relabel.manifests.judging.label_sets import LabelSet
+from relabel.manifests.judging.qrels import check_scale
+from relabel.manifests.metrics.gates import TEACHER, Gate, judge_gates
+from relabel.manifests.metrics.student_comparison import StudentComparison, compare
+from relabel.manifests.metrics.student_matches import Labelled, Match, match_rows
+from relabel.manifests.storage.context import Storage
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
 PREFIX = f"{TEACHER}."

@@ -4,9 +4,9 @@ grades.
 
 from __future__ import annotations
 
-from jobs.evaluate.headlines import baseline_text, difference_text, level_text
-from jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
-from jobs.evaluate.text import (
+from relabel.jobs.evaluate.headlines import baseline_text, difference_text, level_text
+from relabel.jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
+from relabel.jobs.evaluate.text import (
     aligned,
     gates_text,
     interval_text,
@@ -16,11 +16,11 @@ from jobs.evaluate.text import (
     top_text,
     value_text,
 )
-from jobs.output import table
-from manifests.metrics.evaluation_of_both import Difference
-from manifests.metrics.metric import MetricValue
-from manifests.metrics.registry import title_of
-from manifests.metrics.teacher_statistics import AGAINST_TEACHER
+from relabel.jobs.output import table
+from relabel.manifests.metrics.evaluation_of_both import Difference
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.registry import title_of
+from relabel.manifests.metrics.teacher_statistics import AGAINST_TEACHER
 
 
 def comparison_text(result: SetsBeside) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pyarrow.compute as pc
 
-from jobs.evaluate.judged_options import JudgingOptions
-from manifests.errors import InputError, UsageError
-from manifests.judging.label_columns import map_labels
-from manifests.judging.label_sets import LabelSet
-from manifests.judging.qrels import (
+from relabel.jobs.evaluate.judged_options import JudgingOptions
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.judging.label_columns import map_labels
+from relabel.manifests.judging.label_sets import LabelSet
+from relabel.manifests.judging.qrels import (
     grades_seen,
 )
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from manifests.metrics.baselines import Baselines
-from manifests.metrics.evaluation_of_both import Difference
-from manifests.metrics.metric import MetricValue
-from manifests.metrics.ranking import DEPTH
-from manifests.metrics.registry import title_of
+from relabel.manifests.metrics.baselines import Baselines
+from relabel.manifests.metrics.evaluation_of_both import Difference
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.ranking import DEPTH
+from relabel.manifests.metrics.registry import title_of
 
 HEADLINES = ("accuracy", f"ndcg@{DEPTH}")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobs.evaluate.judged_options import JudgingOptions
-from jobs.evaluate.results import JudgedCounts
-from manifests.judging.joins import SHOWN, Join
-from manifests.judging.label_sets import LabelSet
-from manifests.judging.pair_grades import PairGrades
-from manifests.metrics.judged import Judged
+from relabel.jobs.evaluate.judged_options import JudgingOptions
+from relabel.jobs.evaluate.results import JudgedCounts
+from relabel.manifests.judging.joins import SHOWN, Join
+from relabel.manifests.judging.label_sets import LabelSet
+from relabel.manifests.judging.pair_grades import PairGrades
+from relabel.manifests.metrics.judged import Judged
 
 
 def nothing_judged(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from jobs.evaluate.sides import Side
-from manifests.judging.qrels import (
+from relabel.jobs.evaluate.sides import Side
+from relabel.manifests.judging.qrels import (
     Duplicates,
     GradeMap,
 )

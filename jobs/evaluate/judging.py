@@ -9,31 +9,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from jobs.evaluate.gold_scale import scale_of
-from jobs.evaluate.join_notes import join_notes, judged_counts, nothing_judged
-from jobs.evaluate.judged_options import Gold, JudgingOptions
-from jobs.evaluate.lexical import lexical_scores
-from jobs.evaluate.results import JudgedCounts, JudgedSource
-from jobs.evaluate.sides import SideCut, cut_sets
-from manifests.errors import InputError, UsageError
-from manifests.judging.further_columns import gold_columns
-from manifests.judging.gold_columns import column_names, further_of_input, load_gold_by_row, own_input
-from manifests.judging.joins import Join
-from manifests.judging.label_columns import map_labels
-from manifests.judging.label_sets import LabelSet
-from manifests.judging.opened_labels import open_labels
-from manifests.judging.pair_grades import PairGrades, grades_by_pair
-from manifests.judging.qrels import (
+from relabel.jobs.evaluate.gold_scale import scale_of
+from relabel.jobs.evaluate.join_notes import join_notes, judged_counts, nothing_judged
+from relabel.jobs.evaluate.judged_options import Gold, JudgingOptions
+from relabel.jobs.evaluate.lexical import lexical_scores
+from relabel.jobs.evaluate.results import JudgedCounts, JudgedSource
+from relabel.jobs.evaluate.sides import SideCut, cut_sets
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.judging.further_columns import gold_columns
+from relabel.manifests.judging.gold_columns import column_names, further_of_input, load_gold_by_row, own_input
+from relabel.manifests.judging.joins import Join
+from relabel.manifests.judging.label_columns import map_labels
+from relabel.manifests.judging.label_sets import LabelSet
+from relabel.manifests.judging.opened_labels import open_labels
+from relabel.manifests.judging.pair_grades import PairGrades, grades_by_pair
+from relabel.manifests.judging.qrels import (
     check_scale,
     graded,
     grades_seen,
     load_qrels,
     tells_grades,
 )
-from manifests.memory import release_unused
-from manifests.metrics.judged import Judged
-from manifests.metrics.student_matches import BY_IDS
-from manifests.storage.context import Storage
+from relabel.manifests.memory import release_unused
+from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.student_matches import BY_IDS
+from relabel.manifests.storage.context import Storage
 
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"
 BY_FILE_ROW = "row: labels and grades are in one file"

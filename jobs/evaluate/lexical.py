@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from distill.students.pair_texts import read_pairs
-from manifests.errors import InputError, ManifestError
-from manifests.judging.label_sets import LabelSet
-from manifests.metrics.baselines import MOST_LEXICAL, bm25
-from manifests.runs.run_inputs import open_run_input
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
+from relabel.distill.students.pair_texts import read_pairs
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.judging.label_sets import LabelSet
+from relabel.manifests.metrics.baselines import MOST_LEXICAL, bm25
+from relabel.manifests.runs.run_inputs import open_run_input
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 def lexical_scores(

@@ -7,14 +7,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from jobs.evaluate.judged_options import JudgingOptions
-from jobs.evaluate.judging import gold_of, load_pairs, seen_by
-from jobs.evaluate.lexical import lexical_scores
-from manifests.judging.further_columns import check_chunks, columns_taken
-from manifests.judging.label_sets import LabelSet
-from manifests.judging.pair_grades import taken
-from manifests.metrics.student_matches import BY_IDS, Labelled, Match
-from manifests.storage.context import Storage
+from relabel.jobs.evaluate.judged_options import JudgingOptions
+from relabel.jobs.evaluate.judging import gold_of, load_pairs, seen_by
+from relabel.jobs.evaluate.lexical import lexical_scores
+from relabel.manifests.judging.further_columns import check_chunks, columns_taken
+from relabel.manifests.judging.label_sets import LabelSet
+from relabel.manifests.judging.pair_grades import taken
+from relabel.manifests.metrics.student_matches import BY_IDS, Labelled, Match
+from relabel.manifests.storage.context import Storage
 
 Both: TypeAlias = tuple[LabelSet, LabelSet]
 """Teacher and student."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.evaluate.sides import SideCut
-from manifests.metrics.baselines import Baselines
-from manifests.metrics.calibration_trial import CalibrationTrial
-from manifests.metrics.evaluation import Evaluation, ReliabilityBin
-from manifests.metrics.evaluation_of_both import Difference
-from manifests.metrics.gates import GateVerdict
-from manifests.metrics.metric import MetricValue
-from manifests.metrics.student_comparison import StudentComparison, StudentComparisonCounts
-from manifests.records import LEFT_OUT
+from relabel.jobs.evaluate.sides import SideCut
+from relabel.manifests.metrics.baselines import Baselines
+from relabel.manifests.metrics.calibration_trial import CalibrationTrial
+from relabel.manifests.metrics.evaluation import Evaluation, ReliabilityBin
+from relabel.manifests.metrics.evaluation_of_both import Difference
+from relabel.manifests.metrics.gates import GateVerdict
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.student_comparison import StudentComparison, StudentComparisonCounts
+from relabel.manifests.records import LEFT_OUT
 
 
 @dataclass(frozen=True)

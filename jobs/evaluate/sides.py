@@ -16,19 +16,19 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from distill.students.data_facts import SplitFacts
-from distill.students.pair_texts import read_pairs
-from distill.students.splits import SIDES, folded, split_queries
-from manifests.digests import sha256_bytes
-from manifests.errors import InputError, UsageError
-from manifests.ids import codes_of, ids_of, texts_of
-from manifests.judging.label_columns import LabelPart
-from manifests.judging.label_sets import LabelSet, open_run
-from manifests.records import checked
-from manifests.runs.run_inputs import open_run_input
-from manifests.runs.run_manifest import RunManifest, load_manifest
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
+from relabel.distill.students.data_facts import SplitFacts
+from relabel.distill.students.pair_texts import read_pairs
+from relabel.distill.students.splits import SIDES, folded, split_queries
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.ids import codes_of, ids_of, texts_of
+from relabel.manifests.judging.label_columns import LabelPart
+from relabel.manifests.judging.label_sets import LabelSet, open_run
+from relabel.manifests.records import checked
+from relabel.manifests.runs.run_inputs import open_run_input
+from relabel.manifests.runs.run_manifest import RunManifest, load_manifest
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
 
 Side: TypeAlias = Literal["train", "dev", "test", "all"]
 UNKNOWN = len(SIDES)

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jobs.evaluate.headlines import baseline_text, level_text
-from jobs.evaluate.results import JudgedLabels
-from jobs.evaluate.sides import SideCut
-from jobs.output import table
-from manifests.metrics.baselines import Baselines
-from manifests.metrics.calibration_trial import CalibrationTrial
-from manifests.metrics.evaluation import ReliabilityBin
-from manifests.metrics.gates import GateVerdict
-from manifests.metrics.metric import MetricValue
-from manifests.metrics.registry import CALIBRATION, title_of
+from relabel.jobs.evaluate.headlines import baseline_text, level_text
+from relabel.jobs.evaluate.results import JudgedLabels
+from relabel.jobs.evaluate.sides import SideCut
+from relabel.jobs.output import table
+from relabel.manifests.metrics.baselines import Baselines
+from relabel.manifests.metrics.calibration_trial import CalibrationTrial
+from relabel.manifests.metrics.evaluation import ReliabilityBin
+from relabel.manifests.metrics.gates import GateVerdict
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.registry import CALIBRATION, title_of
 
 
 def evaluation_text(result: JudgedLabels) -> str:

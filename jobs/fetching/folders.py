@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from manifests.errors import ConfigError, InputError, ModelError, StoreError
-from manifests.storage.context import Storage
-from manifests.storage.object_run_store import open_object_run_store
-from manifests.storage.url_files import COPY_BYTES, UrlFile
+from relabel.manifests.errors import ConfigError, InputError, ModelError, StoreError
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.object_run_store import open_object_run_store
+from relabel.manifests.storage.url_files import COPY_BYTES, UrlFile
 
 
 def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: Storage) -> None:

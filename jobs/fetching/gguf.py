@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from manifests.errors import MissingExtraError, ModelError
+from relabel.manifests.errors import MissingExtraError, ModelError
 
 
 def dequantize(gguf: Path, target: Path, reference: str) -> None:
@@ -18,7 +18,7 @@ def dequantize(gguf: Path, target: Path, reference: str) -> None:
         if importlib.util.find_spec(module) is None:
             # looked for, not imported: this process may have no other use for it
             raise MissingExtraError(
-                f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel[cpu]'`."
+                f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel-ir[cpu]'`."
             )
     done = subprocess.run(
         [sys.executable, "-P", "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False

@@ -10,14 +10,14 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from jobs.fetching.folders import built_beside, fetch_folder
-from jobs.fetching.gguf import dequantize
-from jobs.fetching.wheels import download_wheel, unpack_wheel
-from manifests.errors import ModelError
-from manifests.models.model_dirs import check_model_dir, has_weights
-from manifests.models.references import default_cache_dir, file_sha256, hub_hint, slot_of, write_json
-from manifests.models.wheel_references import WheelModel, check_pin, wheel_of
-from manifests.storage.context import Storage
+from relabel.jobs.fetching.folders import built_beside, fetch_folder
+from relabel.jobs.fetching.gguf import dequantize
+from relabel.jobs.fetching.wheels import download_wheel, unpack_wheel
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models.model_dirs import check_model_dir, has_weights
+from relabel.manifests.models.references import default_cache_dir, file_sha256, hub_hint, slot_of, write_json
+from relabel.manifests.models.wheel_references import WheelModel, check_pin, wheel_of
+from relabel.manifests.storage.context import Storage
 
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 """Where the hub shows pages about models."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from jobs.files.scratch import scratch_folder
-from manifests.errors import ConfigError
-from manifests.specs import LabelerOptions
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.object_run_store import open_object_run_store
+from relabel.jobs.files.scratch import scratch_folder
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.object_run_store import open_object_run_store
 
 MOST_FILES = 64
 """More than that right inside a folder is something else."""

@@ -9,8 +9,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from jobs.fetching.folders import leaves_folder
-from manifests.errors import ModelError
+from relabel.jobs.fetching.folders import leaves_folder
+from relabel.manifests.errors import ModelError
 
 
 def download_wheel(package: str, version: str, folder: Path, *, reference: str) -> Path:

@@ -10,17 +10,17 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jobs.files.scratch import scratch_folder
-from manifests.errors import DiskFullError, StoreError, UsageError
-from manifests.interruptions import check_interrupted
-from manifests.storage.bundle_store_ports import Held
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
-from manifests.storage.disk_errors import out_of_files
-from manifests.storage.filesystems import is_url, place_of, scheme_of
-from manifests.storage.local_run_store import sync_folder
-from manifests.storage.run_stores import open_run_store
-from manifests.storage.url_files import UrlFile
+from relabel.jobs.files.scratch import scratch_folder
+from relabel.manifests.errors import DiskFullError, StoreError, UsageError
+from relabel.manifests.interruptions import check_interrupted
+from relabel.manifests.storage.bundle_store_ports import Held
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.disk_errors import out_of_files
+from relabel.manifests.storage.filesystems import is_url, place_of, scheme_of
+from relabel.manifests.storage.local_run_store import sync_folder
+from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.storage.url_files import UrlFile
 
 ONE_PUT_BYTES = 64 << 20
 """A file up to this size goes to storage in one put, held in memory; a larger one goes to S3 in parts."""

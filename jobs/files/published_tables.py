@@ -8,13 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jobs.files.durable_files import written
-from jobs.files.tables import load_polars, translate_polars_errors
-from manifests.errors import UsageError
-from manifests.inputs.input_folders import PARQUET_SUFFIXES
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import UrlFile
+from relabel.jobs.files.durable_files import written
+from relabel.jobs.files.tables import load_polars, translate_polars_errors
+from relabel.manifests.errors import UsageError
+from relabel.manifests.inputs.input_folders import PARQUET_SUFFIXES
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.url_files import UrlFile
 
 _ROWS_PER_GROUP = 16_384
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import DiskFullError, StoreError
+from relabel.manifests.errors import DiskFullError, StoreError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -10,17 +10,17 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.errors import InputError
-from manifests.extras import require
-from manifests.inputs.dataset import check_single, open_parquet
-from manifests.inputs.input_faults import reading
-from manifests.inputs.input_files import list_files
-from manifests.inputs.plain_columns import is_number_type, plain_type
-from manifests.secrets.redaction import shortened
-from manifests.spec_faults import nearest
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import fetched, scratch_file
+from relabel.manifests.errors import InputError
+from relabel.manifests.extras import require
+from relabel.manifests.inputs.dataset import check_single, open_parquet
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.inputs.input_files import list_files
+from relabel.manifests.inputs.plain_columns import is_number_type, plain_type
+from relabel.manifests.secrets.redaction import shortened
+from relabel.manifests.spec_faults import nearest
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.url_files import fetched, scratch_file
 
 Kind = Literal["id", "text", "ids", "texts"]
 _KINDS: dict[Kind, str] = {

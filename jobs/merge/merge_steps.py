@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from jobs.merge.sources import MergedRun, MergeSource
-from manifests.errors import ManifestError
-from manifests.row_files import table_bytes
-from manifests.runs.chunk_commits import put_data
-from manifests.runs.label_files import conformed, file_schema
-from manifests.runs.plans import (
+from relabel.jobs.merge.sources import MergedRun, MergeSource
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.row_files import table_bytes
+from relabel.manifests.runs.chunk_commits import put_data
+from relabel.manifests.runs.label_files import conformed, file_schema
+from relabel.manifests.runs.plans import (
     chunk_row_ids,
 )
-from manifests.runs.proofs import prove_chunk
-from manifests.runs.receipts import FileRef, MergedFrom, Receipt
-from manifests.runs.run_folder import RunFolder
-from manifests.schemas import ANSWERS, QUARANTINE
+from relabel.manifests.runs.proofs import prove_chunk
+from relabel.manifests.runs.receipts import FileRef, MergedFrom, Receipt
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.schemas import ANSWERS, QUARANTINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,33 +18,33 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from jobs.merge.merge_steps import steps_of
-from jobs.merge.sources import MergedRun, differences_of, merged_plan, open_runs
-from jobs.running.canary import load_results
-from manifests import failpoints
-from manifests.errors import ConfigError, GateError, LockHeldError, ManifestError, StaleRunError
-from manifests.records import sealed_json
-from manifests.runs.kept_readings import check_readings, copy_readings, refuse_differing
-from manifests.runs.plans import (
+from relabel.jobs.merge.merge_steps import steps_of
+from relabel.jobs.merge.sources import MergedRun, differences_of, merged_plan, open_runs
+from relabel.jobs.running.canary import load_results
+from relabel.manifests import failpoints
+from relabel.manifests.errors import ConfigError, GateError, LockHeldError, ManifestError, StaleRunError
+from relabel.manifests.records import sealed_json
+from relabel.manifests.runs.kept_readings import check_readings, copy_readings, refuse_differing
+from relabel.manifests.runs.plans import (
     Plan,
     load_plan,
     write_plan,
 )
-from manifests.runs.receipts import Receipt
-from manifests.runs.run_folder import RunFolder, build_manifest
-from manifests.runs.run_manifest import (
+from relabel.manifests.runs.receipts import Receipt
+from relabel.manifests.runs.run_folder import RunFolder, build_manifest
+from relabel.manifests.runs.run_manifest import (
     EngineMix,
     MergedSource,
     RunManifest,
     load_manifest,
     write_manifest,
 )
-from manifests.specs import RunSpec
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import place_of
-from manifests.storage.run_store_ports import RunStore
-from manifests.storage.run_stores import open_run_store
+from relabel.manifests.specs import RunSpec
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import place_of
+from relabel.manifests.storage.run_store_ports import RunStore
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 class Merged(NamedTuple):
@@ -194,7 +194,7 @@ def _finish(runs: list[MergedRun], folder: RunFolder, differences: list[str], *,
         folder.snapshot(),
         spec=_merged_spec(known, folder.plan),
         max_failed_fraction=min(limits),
-        relabel_version=version("relabel"),
+        relabel_version=version("relabel-ir"),
         canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
         allow_mixed=allow_mixed,
     )

@@ -6,29 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from manifests.digests import digest_of
-from manifests.errors import ConfigError, InputError, ManifestError
-from manifests.runs.engine_identity import engines_differ
-from manifests.runs.label_files import joined_form
-from manifests.runs.plans import (
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import ConfigError, InputError, ManifestError
+from relabel.manifests.runs.engine_identity import engines_differ
+from relabel.manifests.runs.label_files import joined_form
+from relabel.manifests.runs.plans import (
     PLAN_NAME,
     Plan,
     ShardPlan,
     row_id_file,
     shard_row_ids,
 )
-from manifests.runs.recipes import recipe_differences, recipe_parts
-from manifests.runs.run_folder import RunFolder, open_planned
-from manifests.runs.run_manifest import (
+from relabel.manifests.runs.recipes import recipe_differences, recipe_parts
+from relabel.manifests.runs.run_folder import RunFolder, open_planned
+from relabel.manifests.runs.run_manifest import (
     MergedSource,
     RunManifest,
     load_manifest,
     manifest_sha256_of,
 )
-from manifests.runs.snapshots import Snapshot
-from manifests.runs.spills import SpilledFiles
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import place_of
+from relabel.manifests.runs.snapshots import Snapshot
+from relabel.manifests.runs.spills import SpilledFiles
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import place_of
 
 
 class MergeSource(NamedTuple):

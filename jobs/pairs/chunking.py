@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.pairs.chunks import chunk_page
-from jobs.pairs.page_columns import DOCUMENT, TEXT, PageRow, add_page_columns
-from jobs.pairs.reading import Form
-from jobs.pairs.token_counts import CountTokens
-from manifests.inputs.column_types import CHUNK
-from manifests.storage.context import Storage
+from relabel.jobs.pairs.chunks import chunk_page
+from relabel.jobs.pairs.page_columns import DOCUMENT, TEXT, PageRow, add_page_columns
+from relabel.jobs.pairs.reading import Form
+from relabel.jobs.pairs.token_counts import CountTokens
+from relabel.manifests.inputs.column_types import CHUNK
+from relabel.manifests.storage.context import Storage
 
 _CHUNK = pa.struct([CHUNK[0], ("type", TEXT), *list(CHUNK)[1:]])  # the fields of `PageChunk`, in its order
 _ADDED = {DOCUMENT: TEXT, "chunks": pa.large_list(_CHUNK), "jsonld": pa.large_list(TEXT)}

@@ -14,9 +14,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jobs.pairs.pages import BlockKind, CleanedPage, Extent, PageBlock
-from jobs.pairs.splitting import split
-from jobs.pairs.token_counts import CountTokens
+from relabel.jobs.pairs.pages import BlockKind, CleanedPage, Extent, PageBlock
+from relabel.jobs.pairs.splitting import split
+from relabel.jobs.pairs.token_counts import CountTokens
 
 MOST_HEADING_CHARS = 160
 """Of a heading as part of a path, which is in each chunk below it: a page with a heading of a megabyte would become

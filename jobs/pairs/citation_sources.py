@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.files.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
-from manifests.errors import InputError
-from manifests.storage.context import Storage
+from relabel.jobs.files.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
+from relabel.manifests.errors import InputError
+from relabel.manifests.storage.context import Storage
 
 
 def load_answers(path: str, storage: Storage) -> Any:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.files.tables import load_polars, refuse_null, scan
-from jobs.pairs.citation_sources import id_texts, known_documents, load_answers
-from manifests.errors import InputError, UsageError
-from manifests.storage.context import Storage
+from relabel.jobs.files.tables import load_polars, refuse_null, scan
+from relabel.jobs.pairs.citation_sources import id_texts, known_documents, load_answers
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.storage.context import Storage
 
 KINDS = ("likely_positive", "hard_negative", "random_negative")
 _NAMES_SHOWN = 5

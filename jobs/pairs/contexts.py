@@ -14,11 +14,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.files.tables import Kind, document_of, load_polars, refuse_null, scan, translate_polars_errors
-from jobs.pairs.noise import Deck, NoiseRule
-from manifests.errors import InputError
-from manifests.extras import require
-from manifests.storage.context import Storage
+from relabel.jobs.files.tables import Kind, document_of, load_polars, refuse_null, scan, translate_polars_errors
+from relabel.jobs.pairs.noise import Deck, NoiseRule
+from relabel.manifests.errors import InputError
+from relabel.manifests.extras import require
+from relabel.manifests.storage.context import Storage
 
 MOST_CONTEXT = 4
 """Documents that a job reads from the context column at most."""

@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jobs.pairs.json_ld import JsonLd, is_json_ld
-from jobs.pairs.pages import PageWriter, fit
-from jobs.pairs.structures import Event, Frame, FrameKind, write_events
-from manifests.extras import require
+from relabel.jobs.pairs.json_ld import JsonLd, is_json_ld
+from relabel.jobs.pairs.pages import PageWriter, fit
+from relabel.jobs.pairs.structures import Event, Frame, FrameKind, write_events
+from relabel.manifests.extras import require
 
 _LEFT_OUT = re.compile(
     "applet|audio|button|canvas|datalist|embed|iframe|input|meter|nav|noembed|noframes|noscript|object|progress|script|"

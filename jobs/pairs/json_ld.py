@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from jobs.pairs.pages import fit
+from relabel.jobs.pairs.pages import fit
 
 _TYPE = "application/ld+json"
 _ASIDE = re.compile(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from manifests.errors import InputError, UsageError
+from relabel.manifests.errors import InputError, UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.files.durable_files import written
-from jobs.files.tables import check_columns, open_tables, stream_tables
-from jobs.pairs.pages import CleanedPage
-from jobs.pairs.reading import Form, read_page
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_parquet
-from manifests.inputs.text_values import values_of
-from manifests.storage.context import Storage
+from relabel.jobs.files.durable_files import written
+from relabel.jobs.files.tables import check_columns, open_tables, stream_tables
+from relabel.jobs.pairs.pages import CleanedPage
+from relabel.jobs.pairs.reading import Form, read_page
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_parquet
+from relabel.manifests.inputs.text_values import values_of
+from relabel.manifests.storage.context import Storage
 
 DOCUMENT, TITLE = "document", "title"
 TEXT = pa.large_string()

@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.pairs.page_columns import DOCUMENT, TEXT, PageRow, add_page_columns
-from jobs.pairs.pages import CleanedPage, Extent, PageBlock, fit
-from jobs.pairs.reading import Form
-from manifests.storage.context import Storage
-from manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
+from relabel.jobs.pairs.page_columns import DOCUMENT, TEXT, PageRow, add_page_columns
+from relabel.jobs.pairs.pages import CleanedPage, Extent, PageBlock, fit
+from relabel.jobs.pairs.reading import Form
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
 
 _ADDED: dict[str, pa.DataType] = {DOCUMENT: TEXT, COLUMN: NODES}
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from jobs.pairs.html_reading import read_html
-from jobs.pairs.json_ld import JsonLd
-from jobs.pairs.pages import CleanedPage, PageWriter, fit
-from jobs.pairs.wikitext import wikitext_html
-from manifests.extras import require
+from relabel.jobs.pairs.html_reading import read_html
+from relabel.jobs.pairs.json_ld import JsonLd
+from relabel.jobs.pairs.pages import CleanedPage, PageWriter, fit
+from relabel.jobs.pairs.wikitext import wikitext_html
+from relabel.manifests.extras import require
 
 Form = Literal["html", "markdown", "wikitext", "text"]
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")

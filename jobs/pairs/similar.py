@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.students.embedding import Embedder
-from jobs.files.durable_files import written
-from jobs.files.tables import check_columns, open_tables, stream_tables
-from manifests.digests import digest_of
-from manifests.errors import InputError, StaleRunError
-from manifests.inputs.column_types import INPUT_KINDS
-from manifests.inputs.dataset import open_parquet
-from manifests.inputs.text_values import values_of
-from manifests.storage.context import Storage
+from relabel.distill.students.embedding import Embedder
+from relabel.jobs.files.durable_files import written
+from relabel.jobs.files.tables import check_columns, open_tables, stream_tables
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import InputError, StaleRunError
+from relabel.manifests.inputs.column_types import INPUT_KINDS
+from relabel.manifests.inputs.dataset import open_parquet
+from relabel.manifests.inputs.text_values import values_of
+from relabel.manifests.storage.context import Storage
 
 COSINE, COSINES, SIMILAR = "cosine", "cosines", "similar"
 _CHUNKS = "chunks"

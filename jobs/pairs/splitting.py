@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from jobs.pairs.pages import Extent
-from jobs.pairs.token_counts import CountTokens
+from relabel.jobs.pairs.pages import Extent
+from relabel.jobs.pairs.token_counts import CountTokens
 
 _LINE = re.compile(r"[^\n]+")
 _CLOSING = "[\"')\\]\u2019\u201d\u00bb\u300d\u300f\u3011\uff09]*+"

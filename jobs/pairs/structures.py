@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from jobs.pairs.pages import PageWriter
+from relabel.jobs.pairs.pages import PageWriter
 
 FrameKind = Literal["list", "item", "table", "row", "cell"]
 _MOST_INDENT = 8

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manifests.storage.context import Storage
+from relabel.manifests.storage.context import Storage
 
 if TYPE_CHECKING:
-    from labelers.engines.api_tokenizer import TokenizerFolder
+    from relabel.labelers.engines.api_tokenizer import TokenizerFolder
 
 CountTokens = Callable[[str], int]
 _PIECE = re.compile(r"[A-Za-z]{1,6}|\S")
@@ -64,8 +64,8 @@ def token_counter(
 
 
 def _folder(reference: str, storage: Storage, cache_dir: Path | None) -> TokenizerFolder:
-    from jobs.fetching.models import fetch_model
-    from labelers.engines.api_tokenizer import tokenizer_folder
+    from relabel.jobs.fetching.models import fetch_model
+    from relabel.labelers.engines.api_tokenizer import tokenizer_folder
 
     fetch_model(reference, storage, cache_dir=cache_dir)
     return tokenizer_folder(reference, str(cache_dir) if cache_dir else None)

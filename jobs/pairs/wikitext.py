@@ -12,9 +12,9 @@ import itertools
 import re
 from typing import Any
 
-from jobs.pairs.pages import fit
-from jobs.pairs.wikitext_marks import well_nested
-from manifests.extras import require
+from relabel.jobs.pairs.pages import fit
+from relabel.jobs.pairs.wikitext_marks import well_nested
+from relabel.manifests.extras import require
 
 _LEFT_OUT = {"ref", "references", "gallery", "imagemap", "timeline", "score", "templatestyles", "graph", "mapframe"}
 _AS_TEXT = {"nowiki", "math", "chem", "code", "tt", "source", "syntaxhighlight", "pre", "poem"}

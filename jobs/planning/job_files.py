@@ -14,18 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.fetching.templates import local_templates
-from jobs.planning.jobs import Job
-from jobs.planning.settings import read_secrets, read_settings
-from jobs.planning.spec_places import Places, path_of, placed, resolved
-from labelers.engines.registry import engine_class
-from labelers.registry import labeler_class
-from manifests.engine_options import PaidByToken, names_prices
-from manifests.errors import ConfigError, RelabelError
-from manifests.secrets.secret_names import STORAGE_KEY
-from manifests.spec_faults import validate_spec
-from manifests.specs import EngineArgs, EngineSpec, JobSpec, PathMark
-from manifests.storage.context import Storage
+from relabel.jobs.fetching.templates import local_templates
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.planning.settings import read_secrets, read_settings
+from relabel.jobs.planning.spec_places import Places, path_of, placed, resolved
+from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.registry import labeler_class
+from relabel.manifests.engine_options import PaidByToken, names_prices
+from relabel.manifests.errors import ConfigError, RelabelError
+from relabel.manifests.secrets.secret_names import STORAGE_KEY
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import EngineArgs, EngineSpec, JobSpec, PathMark
+from relabel.manifests.storage.context import Storage
 
 CACHE_VARIABLE = "RELABEL_CACHE"
 """Folder for fetched models; default `~/.cache/relabel`."""

@@ -8,10 +8,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from labelers.engines.registry import engine_class, engine_names, engine_schemas
-from labelers.registry import labeler_schemas
-from manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, referred
-from manifests.specs import Columns, EngineSpec, InputSpec, JobSpec
+from relabel.labelers.engines.registry import engine_class, engine_names, engine_schemas
+from relabel.labelers.registry import labeler_schemas
+from relabel.manifests.json_schemas import DRAFT, ObjectSchema, Schema, of_model, one_or_many, referred
+from relabel.manifests.specs import Columns, EngineSpec, InputSpec, JobSpec
 
 
 def job_schema() -> Schema:
@@ -30,9 +30,9 @@ def job_schema() -> Schema:
 
 def schemas() -> dict[str, Callable[[], Schema]]:
     """By kind of spec file, what makes its schema."""
-    from distill.students.specs import student_schema
-    from distill.teachers.spec_files import teacher_schema
-    from export.bench.specs import bench_schema
+    from relabel.distill.students.specs import student_schema
+    from relabel.distill.teachers.spec_files import teacher_schema
+    from relabel.export.bench.specs import bench_schema
 
     return {"job": job_schema, "student": student_schema, "teacher": teacher_schema, "bench": bench_schema}
 

@@ -11,24 +11,24 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from jobs.fetching.models import fetch_model
-from jobs.planning.spec_places import mark_of
-from labelers.engines.api_tokenizer import TokenizerFolder, tokenizer_folder
-from labelers.engines.counting import prompt_encoder
-from labelers.engines.registry import EngineClass
-from labelers.registry import Labeler, declared_columns, declared_reads
-from manifests.engine_options import KeepsModels
-from manifests.errors import ConfigError, MissingExtraError
-from manifests.inputs.dataset import Dataset, Known, open_dataset
-from manifests.labels import Reads
-from manifests.models.chat_templates import DAY, day_of, may_say_day
-from manifests.runs.fingerprints import fingerprint_parts
-from manifests.runs.label_keys import stage_digests
-from manifests.runs.plans import Plan
-from manifests.runs.recipes import BY_CONTENT
-from manifests.specs import JobSpec
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url, place_of
+from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.planning.spec_places import mark_of
+from relabel.labelers.engines.api_tokenizer import TokenizerFolder, tokenizer_folder
+from relabel.labelers.engines.counting import prompt_encoder
+from relabel.labelers.engines.registry import EngineClass
+from relabel.labelers.registry import Labeler, declared_columns, declared_reads
+from relabel.manifests.engine_options import KeepsModels
+from relabel.manifests.errors import ConfigError, MissingExtraError
+from relabel.manifests.inputs.dataset import Dataset, Known, open_dataset
+from relabel.manifests.labels import Reads
+from relabel.manifests.models.chat_templates import DAY, day_of, may_say_day
+from relabel.manifests.runs.fingerprints import fingerprint_parts
+from relabel.manifests.runs.label_keys import stage_digests
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.recipes import BY_CONTENT
+from relabel.manifests.specs import JobSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url, place_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import PurePosixPath
 
-from jobs.planning.jobs import Job
-from manifests.inputs.dataset import Dataset
-from manifests.runs.plans import Plan, load_plan
-from manifests.runs.readings import Readings
-from manifests.runs.run_folder import RunFolder
-from manifests.storage.run_store_ports import RunStore
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs.planning.jobs import Job
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.runs.plans import Plan, load_plan
+from relabel.manifests.runs.readings import Readings
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.storage.run_store_ports import RunStore
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 @dataclass(frozen=True, slots=True)

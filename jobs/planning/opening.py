@@ -7,19 +7,19 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from jobs.planning.jobs import Job
-from jobs.planning.open_runs import OpenRun
-from manifests.errors import ConfigError, ManifestError, StaleRunError
-from manifests.inputs.dataset import Dataset
-from manifests.runs.fingerprints import check_plan
-from manifests.runs.known_inputs import KnownInputs, files_written_since, known_dataset, known_file, load_known
-from manifests.runs.plan_making import make_plan
-from manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
-from manifests.runs.readings import Readings
-from manifests.runs.run_folder import RunFolder
-from manifests.runs.run_manifest import MANIFEST_NAME
-from manifests.storage.run_store_ports import RunStore, read_if_there
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.manifests.errors import ConfigError, ManifestError, StaleRunError
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.runs.fingerprints import check_plan
+from relabel.manifests.runs.known_inputs import KnownInputs, files_written_since, known_dataset, known_file, load_known
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
+from relabel.manifests.runs.readings import Readings
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.runs.run_manifest import MANIFEST_NAME
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from jobs.output import table
-from jobs.planning.open_runs import OpenRun
-from labelers.engines.decision_costs import DecisionCost
-from manifests.inputs.input_files import left_out_text
-from manifests.inputs.snapshots import TableSnapshot
-from manifests.models.chat_templates import day_of
-from manifests.plurals import counted
-from manifests.runs.budgets import BudgetState
-from manifests.runs.plans import Plan
+from relabel.jobs.output import table
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.labelers.engines.decision_costs import DecisionCost
+from relabel.manifests.inputs.input_files import left_out_text
+from relabel.manifests.inputs.snapshots import TableSnapshot
+from relabel.manifests.models.chat_templates import day_of
+from relabel.manifests.plurals import counted
+from relabel.manifests.runs.budgets import BudgetState
+from relabel.manifests.runs.plans import Plan
 
 
 def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budget: BudgetState | None) -> str:

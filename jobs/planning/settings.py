@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import SecretStr
 
-from jobs.planning.job_schema import plain_keys
-from jobs.planning.spec_places import Places, places_of
-from jobs.planning.spec_variables import spec_variables
-from jobs.planning.spec_yaml import parse_yaml, read_spec_file, yaml_fault
-from manifests.engine_options import secret_variables
-from manifests.errors import ConfigError, UsageError
-from manifests.secrets.redaction import keep_secret, secret_in
-from manifests.secrets.secret_names import STORAGE_KEY, names_secret
-from manifests.specs import EngineSpec, JobSpec
+from relabel.jobs.planning.job_schema import plain_keys
+from relabel.jobs.planning.spec_places import Places, places_of
+from relabel.jobs.planning.spec_variables import spec_variables
+from relabel.jobs.planning.spec_yaml import parse_yaml, read_spec_file, yaml_fault
+from relabel.manifests.engine_options import secret_variables
+from relabel.manifests.errors import ConfigError, UsageError
+from relabel.manifests.secrets.redaction import keep_secret, secret_in
+from relabel.manifests.secrets.secret_names import STORAGE_KEY, names_secret
+from relabel.manifests.specs import EngineSpec, JobSpec
 
 ENVIRONMENT_PREFIX = "RELABEL_"
 

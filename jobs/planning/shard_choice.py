@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from manifests.errors import UsageError
+from relabel.manifests.errors import UsageError
 
 SHARD_COUNT_VARIABLE = "RELABEL_SHARD_COUNT"
 """Number of workers, for schedulers that give an index and no count (a Kubernetes Indexed Job)."""

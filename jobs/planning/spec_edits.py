@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from jobs.planning.spec_yaml import parse_yaml
+from relabel.jobs.planning.spec_yaml import parse_yaml
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 """What every YAML reads as a text without quotes, but for words such as `no`."""

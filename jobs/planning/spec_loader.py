@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from manifests.specs import DisputedText
+from relabel.manifests.specs import DisputedText
 
 MAX_ALIASED = 10_000
 """Values that a text's aliases may stand for in all: a few lines of aliases of aliases stand for billions."""

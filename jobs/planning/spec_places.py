@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic.fields import FieldInfo
 
-from manifests.errors import ConfigError
-from manifests.specs import PathMark, Spec
-from manifests.storage.filesystems import is_url
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.specs import PathMark, Spec
+from relabel.manifests.storage.filesystems import is_url
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 

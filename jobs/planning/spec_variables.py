@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
-from manifests.errors import ConfigError, UsageError
-from manifests.secrets.redaction import secret_in
-from manifests.secrets.secret_names import names_secret
-from manifests.spec_faults import nearest
+from relabel.manifests.errors import ConfigError, UsageError
+from relabel.manifests.secrets.redaction import secret_in
+from relabel.manifests.secrets.secret_names import names_secret
+from relabel.manifests.spec_faults import nearest
 
 DATE_VARIABLE = "RELABEL_DATE"
 """The day that `${date}` means, as 2026-11-19; for the tasks of an array that may start on both sides of midnight."""

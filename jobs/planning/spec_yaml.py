@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from jobs.planning.spec_loader import SpecLoader
-from manifests.errors import ConfigError, RelabelError
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import read_url
+from relabel.jobs.planning.spec_loader import SpecLoader
+from relabel.manifests.errors import ConfigError, RelabelError
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.url_files import read_url
 
 MAX_BYTES = 1 << 20
 """Of a spec file; a larger one is some other file, given by mistake."""

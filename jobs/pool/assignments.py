@@ -9,17 +9,17 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from jobs.planning.job_files import build_job
-from jobs.planning.jobs import Job
-from jobs.planning.settings import read_secrets
-from jobs.planning.spec_places import absolute
-from jobs.running.deadlines import Deadline
-from jobs.running.isolation import ChunkCase
-from jobs.running.sessions import Session
-from manifests.runs.receipts import ChunkId
-from manifests.secrets.secret_names import STORAGE_KEY
-from manifests.storage.filesystems import absolute_path
-from manifests.storage.temp_files import HERE
+from relabel.jobs.planning.job_files import build_job
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.planning.settings import read_secrets
+from relabel.jobs.planning.spec_places import absolute
+from relabel.jobs.running.deadlines import Deadline
+from relabel.jobs.running.isolation import ChunkCase
+from relabel.jobs.running.sessions import Session
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.secrets.secret_names import STORAGE_KEY
+from relabel.manifests.storage.filesystems import absolute_path
+from relabel.manifests.storage.temp_files import HERE
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.pool.gpus import choose_gpus, gpu_groups, visible_gpus
-from jobs.pool.other_commands import OtherCommands
-from jobs.running.conclusions import RunReport
-from jobs.running.labeling import label
-from jobs.running.sessions import Session
-from manifests.asks import EngineFacts
-from manifests.engine_options import gpus_of
-from manifests.errors import UsageError
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.run_stores import shard_lock_name
+from relabel.jobs.pool.gpus import choose_gpus, gpu_groups, visible_gpus
+from relabel.jobs.pool.other_commands import OtherCommands
+from relabel.jobs.running.conclusions import RunReport
+from relabel.jobs.running.labeling import label
+from relabel.jobs.running.sessions import Session
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.engine_options import gpus_of
+from relabel.manifests.errors import UsageError
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.run_stores import shard_lock_name
 
 BACKENDS = ("local", "ray")
 
@@ -112,7 +112,7 @@ def label_with(
         on_progress()
 
     if pool.backend == "ray":
-        from jobs.pool.ray_backend import label_on_ray
+        from relabel.jobs.pool.ray_backend import label_on_ray
 
         return label_on_ray(
             session,
@@ -122,8 +122,8 @@ def label_with(
             on_progress=on_pool_progress,
             say=say,
         )
-    from jobs.pool.slots import cpu_slots, gpu_slots
-    from jobs.pool.supervise import Supervisor
+    from relabel.jobs.pool.slots import cpu_slots, gpu_slots
+    from relabel.jobs.pool.supervise import Supervisor
 
     if pool.workers is not None:
         slots = cpu_slots(pool.workers)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jobs.running.counts import COUNTED, Progress
-from jobs.running.live import Live
+from relabel.jobs.running.counts import COUNTED, Progress
+from relabel.jobs.running.live import Live
 
 
 @dataclass(slots=True)

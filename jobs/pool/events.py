@@ -8,9 +8,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from manifests import errors
-from manifests.errors import RelabelError, TerminalError
-from manifests.secrets.redaction import redacted
+from relabel.manifests import errors
+from relabel.manifests.errors import RelabelError, TerminalError
+from relabel.manifests.secrets.redaction import redacted
 
 
 @dataclass(frozen=True)

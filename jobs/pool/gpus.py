@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from manifests.errors import MissingExtraError, UsageError
-from manifests.plurals import counted
+from relabel.manifests.errors import MissingExtraError, UsageError
+from relabel.manifests.plurals import counted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")

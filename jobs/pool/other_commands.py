@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 
-from jobs.running import sessions
-from jobs.running.sessions import Session
-from manifests.errors import StoreUnreachableError
+from relabel.jobs.running import sessions
+from relabel.jobs.running.sessions import Session
+from relabel.manifests.errors import StoreUnreachableError
 
 HEARD_AFTER_S = 1.0
 """What workers of the pool have committed is heard of by then, seconds."""

@@ -23,26 +23,26 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.environment import fill_in_region
-from jobs.given_secrets import keep_environment
-from jobs.planning.opening import open_run
-from jobs.pool.assignments import Assignment, assign, deadline_of
-from jobs.pool.done import Done, show
-from jobs.pool.events import Fails
-from jobs.pool.results import Results
-from jobs.pool.slots import Slot
-from jobs.pool.supervise import GRACE_S, Supervisor
-from jobs.running.conclusions import RunReport
-from jobs.running.counts import Progress
-from jobs.running.sessions import Session
-from jobs.running.stops import Stop
-from manifests.engine_options import secret_variables
-from manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError
-from manifests.extras import require
-from manifests.plurals import counted
-from manifests.secrets.redaction import redacted
-from manifests.stdout import stdout_apart
-from manifests.storage.filesystems import is_url
+from relabel.jobs.environment import fill_in_region
+from relabel.jobs.given_secrets import keep_environment
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.pool.assignments import Assignment, assign, deadline_of
+from relabel.jobs.pool.done import Done, show
+from relabel.jobs.pool.events import Fails
+from relabel.jobs.pool.results import Results
+from relabel.jobs.pool.slots import Slot
+from relabel.jobs.pool.supervise import GRACE_S, Supervisor
+from relabel.jobs.running.conclusions import RunReport
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.stops import Stop
+from relabel.manifests.engine_options import secret_variables
+from relabel.manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError
+from relabel.manifests.extras import require
+from relabel.manifests.plurals import counted
+from relabel.manifests.secrets.redaction import redacted
+from relabel.manifests.stdout import stdout_apart
+from relabel.manifests.storage.filesystems import is_url
 
 PURPOSE = "--backend ray"
 PASSED_ON = ("AWS_", "FSSPEC_", "HF_", "NCCL_", "OMP_", "PYTHONSAFEPATH", "RELABEL_", "VLLM_")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.running.conclusions import RunReport, conclude
-from jobs.running.sessions import Session
+from relabel.jobs.running.conclusions import RunReport, conclude
+from relabel.jobs.running.sessions import Session
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 
-from jobs.pool.done import Done
-from jobs.pool.gpus import VISIBLE
-from jobs.pool.worker_processes import WorkerProcess
-from manifests.errors import RelabelError
+from relabel.jobs.pool.done import Done
+from relabel.jobs.pool.gpus import VISIBLE
+from relabel.jobs.pool.worker_processes import WorkerProcess
+from relabel.manifests.errors import RelabelError
 
 
 @dataclass(slots=True)

@@ -16,20 +16,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jobs.pool.assignments import Assignment, assign, plain_cases, worker_name
-from jobs.pool.done import Done, show
-from jobs.pool.events import Commits, Ends, EngineUp, Event, Rows
-from jobs.pool.process_guard import ProcessGuard
-from jobs.pool.results import Results
-from jobs.pool.slots import Slot, log_name
-from jobs.pool.worker_processes import WorkerProcess
-from jobs.running.conclusions import RunReport
-from jobs.running.isolation import Isolation
-from jobs.running.sessions import Session
-from manifests import errors
-from manifests.errors import EngineLostError, RelabelError
-from manifests.plurals import counted
-from manifests.runs.receipts import load_receipt
+from relabel.jobs.pool.assignments import Assignment, assign, plain_cases, worker_name
+from relabel.jobs.pool.done import Done, show
+from relabel.jobs.pool.events import Commits, Ends, EngineUp, Event, Rows
+from relabel.jobs.pool.process_guard import ProcessGuard
+from relabel.jobs.pool.results import Results
+from relabel.jobs.pool.slots import Slot, log_name
+from relabel.jobs.pool.worker_processes import WorkerProcess
+from relabel.jobs.running.conclusions import RunReport
+from relabel.jobs.running.isolation import Isolation
+from relabel.jobs.running.sessions import Session
+from relabel.manifests import errors
+from relabel.manifests.errors import EngineLostError, RelabelError
+from relabel.manifests.plurals import counted
+from relabel.manifests.runs.receipts import load_receipt
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jobs.pool.assignments import Assignment, plain_cases
-from jobs.pool.done import Done
-from jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, read_event
-from jobs.pool.process_guard import ProcessGuard, kill_group
-from jobs.running.isolation import ChunkCase
-from jobs.running.live import Live
-from manifests.records import checked
-from manifests.runs.receipts import ChunkId
+from relabel.jobs.pool.assignments import Assignment, plain_cases
+from relabel.jobs.pool.done import Done
+from relabel.jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, read_event
+from relabel.jobs.pool.process_guard import ProcessGuard, kill_group
+from relabel.jobs.running.isolation import ChunkCase
+from relabel.jobs.running.live import Live
+from relabel.manifests.records import checked
+from relabel.manifests.runs.receipts import ChunkId
 
 READ_BYTES = 1 << 16
 
@@ -65,7 +65,7 @@ class WorkerProcess:
         read_end, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "jobs.pool.workers", str(write_end)],
+                [sys.executable, "-P", "-u", "-m", "relabel.jobs.pool.workers", str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """A worker process: an ordinary worker of a run, watched over by the process that started it (`supervise.py`).
 
-Started as `python -P -m jobs.pool.workers REPORT_FD`. Its first line of stdin is its assignment, later ones say which
+Started as `python -P -m relabel.jobs.pool.workers REPORT_FD`. Its first line of stdin is its assignment, later ones say which
 rows are isolated and when to stop; the end of stdin means that its supervisor is gone, and it ends at once with all
 that its engine started. It reports in JSON lines: which chunk it began, which rows its engine is at, what it committed.
 Receipts stay the truth; reports only say what a crash cost.
@@ -19,22 +19,22 @@ import traceback
 from dataclasses import asdict
 from typing import TextIO
 
-from jobs.given_secrets import keep_environment
-from jobs.planning.opening import open_run
-from jobs.pool.assignments import Assignment, deadline_of, read_cases, worker_name
-from jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, event_line
-from jobs.pool.process_guard import kill_group
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import COUNTED, Progress
-from jobs.running.labeling import work
-from jobs.running.sessions import Session
-from jobs.running.signals import stopping
-from jobs.running.stops import Stop
-from jobs.streams import redacted_streams
-from manifests.asks import EngineFacts
-from manifests.errors import RelabelError
-from manifests.records import plain
-from manifests.runs.receipts import ChunkId
+from relabel.jobs.given_secrets import keep_environment
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.pool.assignments import Assignment, deadline_of, read_cases, worker_name
+from relabel.jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, event_line
+from relabel.jobs.pool.process_guard import kill_group
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import COUNTED, Progress
+from relabel.jobs.running.labeling import work
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.signals import stopping
+from relabel.jobs.running.stops import Stop
+from relabel.jobs.streams import redacted_streams
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.records import plain
+from relabel.manifests.runs.receipts import ChunkId
 
 PROGRESS_EVERY_S = 0.5
 

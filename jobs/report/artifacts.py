@@ -10,23 +10,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from distill.students.student_manifest import StudentManifest, read_student_manifest
-from distill.teachers.teacher_manifest import read_teacher_manifest
-from export.bundles import read_manifest
-from export.parity_records import Parity, read_parity
-from export.student_facts import StudentFacts, read_student_facts
-from jobs.report.run_artifact import RunArtifact
-from jobs.report.teachers import TeacherArtifact
-from jobs.report.trainings import TrainingArtifact, replacing_training, unfinished_training
-from manifests.digests import digest_of, sha256_bytes
-from manifests.errors import InputError, ManifestError, UsageError
-from manifests.records import read_record
-from manifests.runs.plans import PLAN_NAME, load_plan, refuse_rounds
-from manifests.runs.run_manifest import MANIFEST_NAME
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url, place_of, scheme_of
-from manifests.storage.run_store_ports import RunStore, read_if_there
-from manifests.storage.run_stores import open_run_store
+from relabel.distill.students.student_manifest import StudentManifest, read_student_manifest
+from relabel.distill.teachers.teacher_manifest import read_teacher_manifest
+from relabel.export.bundles import read_manifest
+from relabel.export.parity_records import Parity, read_parity
+from relabel.export.student_facts import StudentFacts, read_student_facts
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.jobs.report.teachers import TeacherArtifact
+from relabel.jobs.report.trainings import TrainingArtifact, replacing_training, unfinished_training
+from relabel.manifests.digests import digest_of, sha256_bytes
+from relabel.manifests.errors import InputError, ManifestError, UsageError
+from relabel.manifests.records import read_record
+from relabel.manifests.runs.plans import PLAN_NAME, load_plan, refuse_rounds
+from relabel.manifests.runs.run_manifest import MANIFEST_NAME
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url, place_of, scheme_of
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.manifests.storage.run_stores import open_run_store
 
 STUDENT = "student.json"
 

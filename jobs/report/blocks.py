@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 
 from markupsafe import Markup
 
-from jobs.report.downloads import Download
+from relabel.jobs.report.downloads import Download
 
 SHADES = 8
 """Steps of a shaded cell."""

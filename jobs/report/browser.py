@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from manifests.labels import Pair, Span
-from manifests.records import LEFT_OUT, plain
-from manifests.schemas import LabelRow, QuarantineRow, Try
+from relabel.manifests.labels import Pair, Span
+from relabel.manifests.records import LEFT_OUT, plain
+from relabel.manifests.schemas import LabelRow, QuarantineRow, Try
 
 if TYPE_CHECKING:
-    from jobs.report.blocks import Paragraph
+    from relabel.jobs.report.blocks import Paragraph
 
 DOCUMENT_CHARS = 8_000
 """Most characters of a document that a page carries; a page of 5,000 rows must open on a phone."""

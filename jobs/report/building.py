@@ -9,30 +9,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact, open_artifacts
-from jobs.report.blocks import Paragraph, Section
-from jobs.report.browser import BrowserData, ShownRow, label_view, quarantine_view
-from jobs.report.gold import GoldChoice, RunGold
-from jobs.report.lineage import trace
-from jobs.report.page import Page, render_page
-from jobs.report.run_artifact import RunArtifact
-from jobs.report.sections_bundles import latency_section, parity_section
-from jobs.report.sections_compared import compared_sections
-from jobs.report.sections_judged import gold_section, judge_runs
-from jobs.report.sections_labels import labels_section, noise_section
-from jobs.report.sections_lineage import lineage_section
-from jobs.report.sections_ran import ran_section
-from jobs.report.sections_ranking import ranking_section
-from jobs.report.sections_routes import routes_section
-from jobs.report.sections_runs import TalliedRun, conservation_section
-from jobs.report.sections_students import student_section, training_section
-from jobs.report.sections_teachers import rollouts_section
-from jobs.report.sections_work import cost_section, plan_section, throughput_section
-from jobs.report.tallies import LabelTally, read_labelled, read_quarantined, tally_labels, texts_of
-from jobs.report.teachers import TeacherArtifact
-from jobs.report.trainings import TrainingArtifact
-from manifests.errors import InputError, MissingExtraError, RelabelError
-from manifests.storage.context import Storage
+from relabel.jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact, open_artifacts
+from relabel.jobs.report.blocks import Paragraph, Section
+from relabel.jobs.report.browser import BrowserData, ShownRow, label_view, quarantine_view
+from relabel.jobs.report.gold import GoldChoice, RunGold
+from relabel.jobs.report.lineage import trace
+from relabel.jobs.report.page import Page, render_page
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.jobs.report.sections_bundles import latency_section, parity_section
+from relabel.jobs.report.sections_compared import compared_sections
+from relabel.jobs.report.sections_judged import gold_section, judge_runs
+from relabel.jobs.report.sections_labels import labels_section, noise_section
+from relabel.jobs.report.sections_lineage import lineage_section
+from relabel.jobs.report.sections_ran import ran_section
+from relabel.jobs.report.sections_ranking import ranking_section
+from relabel.jobs.report.sections_routes import routes_section
+from relabel.jobs.report.sections_runs import TalliedRun, conservation_section
+from relabel.jobs.report.sections_students import student_section, training_section
+from relabel.jobs.report.sections_teachers import rollouts_section
+from relabel.jobs.report.sections_work import cost_section, plan_section, throughput_section
+from relabel.jobs.report.tallies import LabelTally, read_labelled, read_quarantined, tally_labels, texts_of
+from relabel.jobs.report.teachers import TeacherArtifact
+from relabel.jobs.report.trainings import TrainingArtifact
+from relabel.manifests.errors import InputError, MissingExtraError, RelabelError
+from relabel.manifests.storage.context import Storage
 
 MAX_ROWS = 5000
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from export.bundle_cards import REPORT_NAME
-from export.bundle_places import PART, beside, check_unchanged, linked_copy, locked, switch
-from export.bundles import MANIFEST_NAME, Bundle, open_bundle, seal_bundle
-from jobs.report.building import render_report
-from manifests.storage.context import Storage
-from manifests.storage.disk_errors import translate_errors
+from relabel.export.bundle_cards import REPORT_NAME
+from relabel.export.bundle_places import PART, beside, check_unchanged, linked_copy, locked, switch
+from relabel.export.bundles import MANIFEST_NAME, Bundle, open_bundle, seal_bundle
+from relabel.jobs.report.building import render_report
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.disk_errors import translate_errors
 
 
 def put_report(bundle: Bundle, student: Path) -> Bundle:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jobs.compare.results import Flip, Flips
-from jobs.report.blocks import Block, Cell, Facts, Fold, Paragraph, Table
-from jobs.report.downloads import csv_download
+from relabel.jobs.compare.results import Flip, Flips
+from relabel.jobs.report.blocks import Block, Cell, Facts, Fold, Paragraph, Table
+from relabel.jobs.report.downloads import csv_download
 
 
 def flips_section(found: Flips) -> list[Block]:

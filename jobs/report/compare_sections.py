@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from jobs.compare.results import AgainstGold, QueriesMoved, RunComparison
-from jobs.compare.text import both_title, difference_text, name_of, outcome_text, verdicts_of
-from jobs.evaluate.headlines import baseline_text
-from jobs.evaluate.text import over_text
-from jobs.report.blocks import Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table, confusion_table
-from jobs.report.compare_flips import flips_section
-from jobs.report.downloads import csv_download
-from jobs.report.page import Page, render_page
-from jobs.report.plots import draw_bars, draw_intervals
-from jobs.report.plotted import Bars, PlottedInterval
+from relabel.jobs.compare.results import AgainstGold, QueriesMoved, RunComparison
+from relabel.jobs.compare.text import both_title, difference_text, name_of, outcome_text, verdicts_of
+from relabel.jobs.evaluate.headlines import baseline_text
+from relabel.jobs.evaluate.text import over_text
+from relabel.jobs.report.blocks import Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table, confusion_table
+from relabel.jobs.report.compare_flips import flips_section
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.page import Page, render_page
+from relabel.jobs.report.plots import draw_bars, draw_intervals
+from relabel.jobs.report.plotted import Bars, PlottedInterval
 
 DIGEST_CHARACTERS = 12
 """Shown of a digest; the JSON has all of it."""

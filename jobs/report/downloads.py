@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from manifests.secrets.redaction import redacted
+from relabel.manifests.secrets.redaction import redacted
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from jobs.evaluate.judged_options import JudgingOptions
-from jobs.evaluate.judging import gold_of, load_pairs, open_set
-from jobs.evaluate.sides import Side
-from jobs.report.run_artifact import RunArtifact
-from manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
-from manifests.judging.gold_columns import own_input
-from manifests.judging.qrels import Duplicates, GradeMap
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.storage.filesystems import is_url
+from relabel.jobs.evaluate.judged_options import JudgingOptions
+from relabel.jobs.evaluate.judging import gold_of, load_pairs, open_set
+from relabel.jobs.evaluate.sides import Side
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
+from relabel.manifests.judging.gold_columns import own_input
+from relabel.manifests.judging.qrels import Duplicates, GradeMap
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.storage.filesystems import is_url
 
 CANT = (InputError, ManifestError, UsageError, MissingExtraError)
 """What keeps a run from being judged: where grades were found and not asked for, it is reported on the page."""

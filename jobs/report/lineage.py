@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distill.students.data_facts import LearnedGold, LearnedLabels
-from distill.training.model_manifests import BaseModelUsed
-from export.student_facts import BaseReference, GoldOrigin, TrainedLabels
-from jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact
-from jobs.report.lineage_graph import Graph
-from jobs.report.run_artifact import RunArtifact
-from jobs.report.teachers import TeacherArtifact
-from manifests.digests import digest_of, sha256_bytes
+from relabel.distill.students.data_facts import LearnedGold, LearnedLabels
+from relabel.distill.training.model_manifests import BaseModelUsed
+from relabel.export.student_facts import BaseReference, GoldOrigin, TrainedLabels
+from relabel.jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact
+from relabel.jobs.report.lineage_graph import Graph
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.jobs.report.teachers import TeacherArtifact
+from relabel.manifests.digests import digest_of, sha256_bytes
 
 
 class _Given(NamedTuple):

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from jobs.report.blocks import Section
-from manifests.secrets.redaction import redacted
+from relabel.jobs.report.blocks import Section
+from relabel.manifests.secrets.redaction import redacted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from jobs.report.browser import BrowserData
+    from relabel.jobs.report.browser import BrowserData
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _digest(text: str) -> str:
 
 @functools.cache
 def _asset(name: str) -> str:
-    return resources.files("jobs.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return resources.files("relabel.jobs.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 @functools.cache

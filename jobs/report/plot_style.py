@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from manifests.digests import sha256_bytes
+from relabel.manifests.digests import sha256_bytes
 
 INK, GRID = "#010101", "#020202"
 SERIES = ("#110000", "#110011", "#110022", "#110033", "#110044", "#110055")

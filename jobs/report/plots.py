@@ -14,10 +14,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from jobs.report.plot_style import GRID, INK, SERIES, fitted
-from jobs.report.plotted import Bars, Line, PlottedInterval
-from manifests.extras import require
-from manifests.secrets.redaction import shortened
+from relabel.jobs.report.plot_style import GRID, INK, SERIES, fitted
+from relabel.jobs.report.plotted import Bars, Line, PlottedInterval
+from relabel.manifests.extras import require
+from relabel.manifests.secrets.redaction import shortened
 
 _SIZE = (4.8, 2.9)
 """Inches: 346 points wide, which a phone shows as it is."""

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from manifests.runs.receipts import FileRef
+from relabel.manifests.runs.receipts import FileRef
 
 SEED = 7
 

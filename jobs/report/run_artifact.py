@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jobs.running.conclusions import AskedInVain
-from jobs.running.counts import ASKED, asked_for
-from manifests.labels import QUERY_AND_DOCUMENT, Reads
-from manifests.runs.plans import Plan
-from manifests.runs.receipts import Receipt
-from manifests.runs.run_folder import RunFolder
-from manifests.runs.run_inputs import RunInput, open_run_input
-from manifests.runs.run_manifest import RunManifest, load_manifest
-from manifests.runs.snapshots import Snapshot
-from manifests.storage.context import Storage
-from manifests.storage.run_store_ports import RunStore
+from relabel.jobs.running.conclusions import AskedInVain
+from relabel.jobs.running.counts import ASKED, asked_for
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.receipts import Receipt
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.runs.run_inputs import RunInput, open_run_input
+from relabel.manifests.runs.run_manifest import RunManifest, load_manifest
+from relabel.manifests.runs.snapshots import Snapshot
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_store_ports import RunStore
 
 
 class Commit(NamedTuple):

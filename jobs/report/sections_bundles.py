@@ -7,16 +7,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from export.bench.latency_facts import FACTS_NAME, BenchFacts, LatencyRow, read_latency
-from export.bench.measurements import machine_name, measured_beside
-from export.bundle_cards import compared_on, parity_rows, undecided_lines
-from export.parity_records import Parity
-from jobs.report.artifacts import BundleArtifact
-from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table
-from jobs.report.downloads import csv_download
-from jobs.report.plots import draw_lines
-from jobs.report.plotted import Line
-from manifests.storage.filesystems import is_url
+from relabel.export.bench.latency_facts import FACTS_NAME, BenchFacts, LatencyRow, read_latency
+from relabel.export.bench.measurements import machine_name, measured_beside
+from relabel.export.bundle_cards import compared_on, parity_rows, undecided_lines
+from relabel.export.parity_records import Parity
+from relabel.jobs.report.artifacts import BundleArtifact
+from relabel.jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Fold, Paragraph, Section, Side, Table
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.plots import draw_lines
+from relabel.jobs.report.plotted import Line
+from relabel.manifests.storage.filesystems import is_url
 
 MOST_LINES = 6
 _TONES = {"passed": "good", "REFUSED": "bad"}

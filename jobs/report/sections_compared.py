@@ -9,20 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.evaluate.comparing import compare_sets
-from jobs.evaluate.comparison_text import verdicts_of
-from jobs.evaluate.headlines import baseline_text
-from jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
-from jobs.evaluate.text import figure_title
-from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table
-from jobs.report.downloads import csv_download
-from jobs.report.gold import CANT, GoldChoice
-from jobs.report.plots import draw_intervals
-from jobs.report.run_artifact import RunArtifact
-from jobs.report.sections_judged import RESAMPLES, shown_figures
-from manifests.metrics.registry import title_of
-from manifests.metrics.teacher_statistics import AGAINST_TEACHER
-from manifests.secrets.redaction import shortened
+from relabel.jobs.evaluate.comparing import compare_sets
+from relabel.jobs.evaluate.comparison_text import verdicts_of
+from relabel.jobs.evaluate.headlines import baseline_text
+from relabel.jobs.evaluate.results import BothByGold, SetsBeside, StudentBeside
+from relabel.jobs.evaluate.text import figure_title
+from relabel.jobs.report.blocks import (
+    Badge,
+    Block,
+    Cell,
+    Drawing,
+    Fold,
+    Paragraph,
+    Section,
+    Side,
+    Table,
+    confusion_table,
+)
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.gold import CANT, GoldChoice
+from relabel.jobs.report.plots import draw_intervals
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.jobs.report.sections_judged import RESAMPLES, shown_figures
+from relabel.manifests.metrics.registry import title_of
+from relabel.manifests.metrics.teacher_statistics import AGAINST_TEACHER
+from relabel.manifests.secrets.redaction import shortened
 
 
 def compared_sections(runs: Sequence[RunArtifact], gold: GoldChoice) -> list[Section]:

@@ -9,20 +9,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from jobs.evaluate.headlines import level_text
-from jobs.evaluate.judging import Judging, judge
-from jobs.evaluate.sides import EmptySideError
-from jobs.evaluate.text import figure_title
-from jobs.report.blocks import Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table, confusion_table, title_over
-from jobs.report.downloads import csv_download
-from jobs.report.gold import CANT, GoldChoice
-from jobs.report.plots import draw_intervals, draw_reliability
-from jobs.report.plotted import Line, PlottedInterval
-from jobs.report.run_artifact import RunArtifact
-from manifests.ids import texts_of
-from manifests.metrics.evaluation import Evaluation, evaluate
-from manifests.metrics.metric import MetricValue
-from manifests.metrics.registry import METRICS
+from relabel.jobs.evaluate.headlines import level_text
+from relabel.jobs.evaluate.judging import Judging, judge
+from relabel.jobs.evaluate.sides import EmptySideError
+from relabel.jobs.evaluate.text import figure_title
+from relabel.jobs.report.blocks import (
+    Block,
+    Cell,
+    Drawing,
+    Fold,
+    Paragraph,
+    Section,
+    Side,
+    Table,
+    confusion_table,
+    title_over,
+)
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.gold import CANT, GoldChoice
+from relabel.jobs.report.plots import draw_intervals, draw_reliability
+from relabel.jobs.report.plotted import Line, PlottedInterval
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.manifests.ids import texts_of
+from relabel.manifests.metrics.evaluation import Evaluation, evaluate
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.registry import METRICS
 
 RESAMPLES = 1000
 _FIGURE_HEAD = ("run", "figure", "value", "low", "high", "over", "unit", "constant", "random", "lexical")

@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Side, Table, title_over
-from jobs.report.downloads import csv_download
-from jobs.report.plots import draw_bars, draw_histogram, draw_intervals
-from jobs.report.plotted import Bars, PlottedInterval
-from jobs.report.sections_runs import TalliedRun
-from jobs.report.tallies import Histogram, LabelTally
-from jobs.running.canary import load_results
+from relabel.jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Side, Table, title_over
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.plots import draw_bars, draw_histogram, draw_intervals
+from relabel.jobs.report.plotted import Bars, PlottedInterval
+from relabel.jobs.report.sections_runs import TalliedRun
+from relabel.jobs.report.tallies import Histogram, LabelTally
+from relabel.jobs.running.canary import load_results
 
 
 def labels_section(runs: Sequence[TalliedRun]) -> Section:

@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Table
-from jobs.report.downloads import csv_download
-from jobs.report.lineage_graph import Graph, LineageNode
-from manifests.secrets.redaction import shortened
+from relabel.jobs.report.blocks import Badge, Block, Cell, Drawing, Paragraph, Section, Table
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.lineage_graph import Graph, LineageNode
+from relabel.manifests.secrets.redaction import shortened
 
 BOX = (196, 62)
 GAP = (22, 46)

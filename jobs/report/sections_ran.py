@@ -7,14 +7,14 @@ from typing import Any
 
 import yaml
 
-from jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact
-from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Section, Side
-from jobs.report.run_artifact import RunArtifact
-from jobs.report.sections_runs import DIGITS
-from jobs.report.sections_teachers import teacher_facts, teacher_notes
-from jobs.report.sections_trainings import training_facts, training_notes
-from jobs.report.teachers import TeacherArtifact
-from jobs.report.trainings import TrainingArtifact
+from relabel.jobs.report.artifacts import Artifact, BundleArtifact, StudentArtifact
+from relabel.jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Section, Side
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.jobs.report.sections_runs import DIGITS
+from relabel.jobs.report.sections_teachers import teacher_facts, teacher_notes
+from relabel.jobs.report.sections_trainings import training_facts, training_notes
+from relabel.jobs.report.teachers import TeacherArtifact
+from relabel.jobs.report.trainings import TrainingArtifact
 
 
 def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Section:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.report.blocks import Block, Cell, Drawing, Fold, Section, Side, Table, title_over
-from jobs.report.downloads import csv_download
-from jobs.report.plots import draw_histogram
-from jobs.report.plotted import Bars
-from jobs.report.sections_judged import JudgedRun, judged_queries
-from manifests.ids import texts_of
-from manifests.metrics.ranking import DEPTH, rank_queries
+from relabel.jobs.report.blocks import Block, Cell, Drawing, Fold, Section, Side, Table, title_over
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.plots import draw_histogram
+from relabel.jobs.report.plotted import Bars
+from relabel.jobs.report.sections_judged import JudgedRun, judged_queries
+from relabel.manifests.ids import texts_of
+from relabel.manifests.metrics.ranking import DEPTH, rank_queries
 
 BINS = 20
 WORST = 15

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jobs.report.blocks import Badge, Block, Fold, Outline, OutlineLine, Paragraph, Section
-from jobs.report.run_artifact import RunArtifact
-from jobs.report.sections_runs import TalliedRun
-from jobs.report.tallies import texts_of
-from labelers.steps import RouteStep, read_step
-from labelers.subtree import Subtree, one_line
-from manifests.errors import InputError, RelabelError
-from manifests.labels import InputColumn, Pair, Reads
-from manifests.runs.label_files import own_columns, read_labels
-from manifests.secrets.redaction import shortened
-from manifests.trees import COLUMN, Tree, read_tree
+from relabel.jobs.report.blocks import Badge, Block, Fold, Outline, OutlineLine, Paragraph, Section
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.jobs.report.sections_runs import TalliedRun
+from relabel.jobs.report.tallies import texts_of
+from relabel.labelers.steps import RouteStep, read_step
+from relabel.labelers.subtree import Subtree, one_line
+from relabel.manifests.errors import InputError, RelabelError
+from relabel.manifests.labels import InputColumn, Pair, Reads
+from relabel.manifests.runs.label_files import own_columns, read_labels
+from relabel.manifests.secrets.redaction import shortened
+from relabel.manifests.trees import COLUMN, Tree, read_tree
 
 DOCUMENTS = 3
 """Shown of each run: the first that are drawn for the labels browser."""

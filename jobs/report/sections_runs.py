@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Paragraph, Section, Shade, Table
-from jobs.report.browser import ShownRow
-from jobs.report.downloads import csv_download
-from jobs.report.run_artifact import RunArtifact
-from jobs.report.tallies import LabelTally
-from manifests.schemas import Try
-from manifests.secrets.redaction import redacted, shortened
+from relabel.jobs.report.blocks import Badge, Block, Cell, Code, Facts, Fold, Paragraph, Section, Shade, Table
+from relabel.jobs.report.browser import ShownRow
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.jobs.report.tallies import LabelTally
+from relabel.manifests.schemas import Try
+from relabel.manifests.secrets.redaction import redacted, shortened
 
 DIGITS = 16
 """Of a digest that is shown."""

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.students.student_manifest import SideFigures, StudentManifest
-from distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
-from jobs.evaluate.headlines import baseline_text
-from jobs.report.artifacts import StudentArtifact
-from jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table
-from jobs.report.downloads import csv_download
-from jobs.report.plot_style import SERIES
-from jobs.report.plots import draw_lines
-from jobs.report.plotted import Line
-from jobs.report.teachers import TeacherArtifact
-from jobs.report.trainings import TrainingArtifact
-from manifests.errors import ManifestError
-from manifests.metrics.registry import title_of
+from relabel.distill.students.student_manifest import SideFigures, StudentManifest
+from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
+from relabel.jobs.evaluate.headlines import baseline_text
+from relabel.jobs.report.artifacts import StudentArtifact
+from relabel.jobs.report.blocks import Badge, Block, Cell, Drawing, Facts, Paragraph, Section, Side, Table
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.plot_style import SERIES
+from relabel.jobs.report.plots import draw_lines
+from relabel.jobs.report.plotted import Line
+from relabel.jobs.report.teachers import TeacherArtifact
+from relabel.jobs.report.trainings import TrainingArtifact
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.metrics.registry import title_of
 
 POINTS = 400
 """Most points of a curve that is drawn; its download has all."""

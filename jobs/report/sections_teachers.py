@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow.parquet as pq
 
-from distill.teachers.methods import METHODS
-from distill.teachers.rollout_files import NODES, RolloutRow
-from jobs.report.blocks import Block, Cell, Code, Facts, Fold, Paragraph, Section, Side, Table
-from jobs.report.teachers import TeacherArtifact
-from jobs.report.trainings import TrainingArtifact
-from manifests.secrets.redaction import shortened
+from relabel.distill.teachers.methods import METHODS
+from relabel.distill.teachers.rollout_files import NODES, RolloutRow
+from relabel.jobs.report.blocks import Block, Cell, Code, Facts, Fold, Paragraph, Section, Side, Table
+from relabel.jobs.report.teachers import TeacherArtifact
+from relabel.jobs.report.trainings import TrainingArtifact
+from relabel.manifests.secrets.redaction import shortened
 
 SHOWN = 3
 """Rollouts of each kind: best, worst, drawn."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.report.blocks import Badge, Block, Cell, Facts, Paragraph
-from jobs.report.trainings import TrainingArtifact
+from relabel.jobs.report.blocks import Badge, Block, Cell, Facts, Paragraph
+from relabel.jobs.report.trainings import TrainingArtifact
 
 
 def training_facts(one: TrainingArtifact, *, digits: int) -> Facts:

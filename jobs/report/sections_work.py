@@ -7,13 +7,13 @@ from datetime import datetime
 
 import numpy as np
 
-from jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table
-from jobs.report.downloads import csv_download
-from jobs.report.plots import draw_lines
-from jobs.report.plotted import Line
-from jobs.report.run_artifact import Commit, RunArtifact
-from jobs.report.sections_runs import TalliedRun
-from manifests.runs.kept_estimates import plan_against_actual
+from relabel.jobs.report.blocks import Badge, Block, Cell, Drawing, Fold, Paragraph, Section, Side, Table
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.plots import draw_lines
+from relabel.jobs.report.plotted import Line
+from relabel.jobs.report.run_artifact import Commit, RunArtifact
+from relabel.jobs.report.sections_runs import TalliedRun
+from relabel.manifests.runs.kept_estimates import plan_against_actual
 
 TIME_BINS = 48
 TOTALS = (

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from jobs.report.row_samples import RowSample
-from jobs.report.run_artifact import RunArtifact
-from manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
-from manifests.runs.label_files import read_labels
-from manifests.runs.receipts import FileRef
-from manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
+from relabel.jobs.report.row_samples import RowSample
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
+from relabel.manifests.runs.label_files import read_labels
+from relabel.manifests.runs.receipts import FileRef
+from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
 
 BINS = 20
 _NARROW = ["row_id", "query_id", "grade", "probs", "outside_mass", "flags"]
@@ -149,7 +149,7 @@ def texts_of(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AND_D
     Raises:
         InputError, ManifestError: it is not there any more, or not what was labelled.
     """
-    from distill.students.pair_texts import read_pairs
+    from relabel.distill.students.pair_texts import read_pairs
 
     wanted = np.array(sorted(row_ids), dtype=np.int64)
     dataset, readings = run.texts(reads)

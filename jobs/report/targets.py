@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.files.durable_files import check_free
-from jobs.report.page import opening
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url, place_of, scheme_of
-from manifests.storage.url_files import UrlFile
+from relabel.jobs.files.durable_files import check_free
+from relabel.jobs.report.page import opening
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url, place_of, scheme_of
+from relabel.manifests.storage.url_files import UrlFile
 
 
 def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:

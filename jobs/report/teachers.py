@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.students.students import NOT_THE_MODEL
-from distill.teachers.rollout_files import ROLLOUT_SCHEMA, ROLLOUTS_NAME
-from distill.teachers.teacher_manifest import TeacherManifest
-from manifests.digests import sha256_bytes
-from manifests.errors import ManifestError
-from manifests.models.references import default_cache_dir, digest_of_files, directory_digest
-from manifests.storage.filesystems import is_url, place_of, scheme_of
-from manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.distill.students.students import NOT_THE_MODEL
+from relabel.distill.teachers.rollout_files import ROLLOUT_SCHEMA, ROLLOUTS_NAME
+from relabel.distill.teachers.teacher_manifest import TeacherManifest
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.models.references import default_cache_dir, digest_of_files, directory_digest
+from relabel.manifests.storage.filesystems import is_url, place_of, scheme_of
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
 
 
 @dataclass

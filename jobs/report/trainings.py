@@ -11,14 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distill.teachers.rollout_files import PARTS, parts_of
-from distill.training.checkpoint_folders import checkpoint_name, damaged
-from distill.training.output_locations import CHECKPOINTS, CLAIM_NAME, training_folder
-from distill.training.ownership import claimed
-from distill.training.unfinished import StepReached, TrainingRecord, read_step_reached, read_training_record
-from jobs.report.teachers import is_rollouts
-from manifests.errors import ManifestError, TransientError
-from manifests.models.references import default_cache_dir
+from relabel.distill.teachers.rollout_files import PARTS, parts_of
+from relabel.distill.training.checkpoint_folders import checkpoint_name, damaged
+from relabel.distill.training.output_locations import CHECKPOINTS, CLAIM_NAME, training_folder
+from relabel.distill.training.ownership import claimed
+from relabel.distill.training.unfinished import StepReached, TrainingRecord, read_step_reached, read_training_record
+from relabel.jobs.report.teachers import is_rollouts
+from relabel.manifests.errors import ManifestError, TransientError
+from relabel.manifests.models.references import default_cache_dir
 
 UNFINISHED = "(not finished)"
 

@@ -11,24 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from jobs.exits import Exit
-from jobs.pairs.token_counts import counter_digest, token_counter
-from jobs.planning.jobs import Job
-from jobs.rounds.ownership import claim, parts_of_search
-from jobs.rounds.retrieval import CORPUS_KEY, load_corpus, load_questions
-from jobs.rounds.round_files import folder_of, read_reviews, read_round, write_round
-from jobs.rounds.searches import Search, trajectories
-from jobs.running.conclusions import RunReport
-from labelers.registry import declared_columns
-from manifests import failpoints
-from manifests.errors import ConfigError
-from manifests.judging.run_labels import open_run_labels
-from manifests.row_files import table_bytes
-from manifests.runs.budgets import BudgetState
-from manifests.runs.plans import load_plan
-from manifests.specs import InputSpec, RoundsSpec
-from manifests.storage.run_store_ports import RunStore, read_if_there
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs.exits import Exit
+from relabel.jobs.pairs.token_counts import counter_digest, token_counter
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.rounds.ownership import claim, parts_of_search
+from relabel.jobs.rounds.retrieval import CORPUS_KEY, load_corpus, load_questions
+from relabel.jobs.rounds.round_files import folder_of, read_reviews, read_round, write_round
+from relabel.jobs.rounds.searches import Search, trajectories
+from relabel.jobs.running.conclusions import RunReport
+from relabel.labelers.registry import declared_columns
+from relabel.manifests import failpoints
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.judging.run_labels import open_run_labels
+from relabel.manifests.row_files import table_bytes
+from relabel.manifests.runs.budgets import BudgetState
+from relabel.manifests.runs.plans import load_plan
+from relabel.manifests.specs import InputSpec, RoundsSpec
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.manifests.storage.run_stores import open_run_store
 
 TRAJECTORIES_NAME = "trajectories.parquet"
 _SAID = {"is_sufficient", "sufficient_probs", "new_query", "useful", "summary"}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from jobs.rounds.retrieval import Corpus, digest_of_rows
-from manifests.digests import readable_json
-from manifests.errors import ManifestError, StaleRunError
-from manifests.records import checked
-from manifests.runs.fingerprints import differences
-from manifests.runs.plans import PLAN_NAME, ROUNDS_NAME
-from manifests.runs.run_manifest import MANIFEST_NAME
-from manifests.specs import RoundsSpec
-from manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.jobs.rounds.retrieval import Corpus, digest_of_rows
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import ManifestError, StaleRunError
+from relabel.manifests.records import checked
+from relabel.manifests.runs.fingerprints import differences
+from relabel.manifests.runs.plans import PLAN_NAME, ROUNDS_NAME
+from relabel.manifests.runs.run_manifest import MANIFEST_NAME
+from relabel.manifests.specs import RoundsSpec
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
 
 LOOP_VERSION = 1
 

@@ -8,12 +8,12 @@ import itertools
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from jobs.files.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
-from jobs.pairs.contexts import Bm25Index, queries_of
-from jobs.pairs.token_counts import CountTokens
-from manifests.errors import InputError
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.jobs.files.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
+from relabel.jobs.pairs.contexts import Bm25Index, queries_of
+from relabel.jobs.pairs.token_counts import CountTokens
+from relabel.manifests.errors import InputError
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 
 CORPUS_KEY = "rounds.corpus"
 

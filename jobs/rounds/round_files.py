@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from jobs.rounds.retrieval import Corpus
-from jobs.rounds.searches import RoundReview, Search
-from labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
-from manifests import failpoints
-from manifests.errors import StaleRunError
-from manifests.judging.run_labels import RunLabels
-from manifests.row_files import table_bytes, table_of
-from manifests.runs.label_files import read_labels
-from manifests.schemas import QUARANTINE
-from manifests.storage.run_store_ports import RunStore
+from relabel.jobs.rounds.retrieval import Corpus
+from relabel.jobs.rounds.searches import RoundReview, Search
+from relabel.labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
+from relabel.manifests import failpoints
+from relabel.manifests.errors import StaleRunError
+from relabel.manifests.judging.run_labels import RunLabels
+from relabel.manifests.row_files import table_bytes, table_of
+from relabel.manifests.runs.label_files import read_labels
+from relabel.manifests.schemas import QUARANTINE
+from relabel.manifests.storage.run_store_ports import RunStore
 
 SEARCHES_PER_FILE = 512
 _TEXTS = pa.list_(pa.string())

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from jobs.rounds.stop_rule import stop_reason
-from manifests.specs import RoundsSpec
+from relabel.jobs.rounds.stop_rule import stop_reason
+from relabel.manifests.specs import RoundsSpec
 
 TEXTS = pa.list_(pa.string())
 ROUND = pa.struct(

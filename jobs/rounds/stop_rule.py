@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from manifests.specs import RoundsSpec
+from relabel.manifests.specs import RoundsSpec
 
 StopReason = Literal["sufficient", "tokens", "rounds"]
 

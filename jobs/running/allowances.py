@@ -8,16 +8,16 @@ import functools
 import logging
 from collections.abc import Iterable, Sequence
 
-from jobs.planning.open_runs import OpenRun, other_rounds
-from manifests.asks import Answer, Ask, Engine, Request
-from manifests.charges import Charge, CountsCharges, most_output_tokens, most_prompt_tokens
-from manifests.engine_options import PaidByToken, price_of
-from manifests.errors import RelabelError
-from manifests.runs.budgets import BudgetState, ByReceipts, Ledger, Limits, budget_of
-from manifests.runs.snapshots import Tally
-from manifests.specs import EngineSpec, RunSpec
-from manifests.storage.run_store_ports import RunStore
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs.planning.open_runs import OpenRun, other_rounds
+from relabel.manifests.asks import Answer, Ask, Engine, Request
+from relabel.manifests.charges import Charge, CountsCharges, most_output_tokens, most_prompt_tokens
+from relabel.manifests.engine_options import PaidByToken, price_of
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.runs.budgets import BudgetState, ByReceipts, Ledger, Limits, budget_of
+from relabel.manifests.runs.snapshots import Tally
+from relabel.manifests.specs import EngineSpec, RunSpec
+from relabel.manifests.storage.run_store_ports import RunStore
+from relabel.manifests.storage.run_stores import open_run_store
 
 logger = logging.getLogger(__name__)
 

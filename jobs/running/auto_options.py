@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jobs.planning.jobs import Job
-from labelers.engines.registry import ResolvesAuto
-from manifests.records import read_record, sealed_json
-from manifests.runs.engine_identity import engine_identity
-from manifests.specs import EngineSpec
-from manifests.storage.run_store_ports import RunStore
+from relabel.jobs.planning.jobs import Job
+from relabel.labelers.engines.registry import ResolvesAuto
+from relabel.manifests.records import read_record, sealed_json
+from relabel.manifests.runs.engine_identity import engine_identity
+from relabel.manifests.specs import EngineSpec
+from relabel.manifests.storage.run_store_ports import RunStore
 
 AUTO_NAME = "engine.json"
 

@@ -4,11 +4,11 @@ or a stop. They go when the run is finished.
 
 from __future__ import annotations
 
-from manifests.batches import BatchRecord
-from manifests.digests import readable_json
-from manifests.records import plain, read_record
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.batches import BatchRecord
+from relabel.manifests.digests import readable_json
+from relabel.manifests.records import plain, read_record
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.run_store_ports import RunStore
 
 FOLDER = "batches"
 

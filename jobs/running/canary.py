@@ -16,26 +16,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.loop import RunLoop
-from jobs.running.sessions import Session
-from jobs.running.stops import DRAIN_S
-from jobs.running.watchdog import hangs_end
-from manifests.asks import Engine
-from manifests.digests import digest_of
-from manifests.engine_options import is_batched
-from manifests.errors import GateError
-from manifests.labels import Pair
-from manifests.records import read_record, sealed_json
-from manifests.runs.engine_identity import engine_identity
-from manifests.runs.label_files import read_labels
-from manifests.runs.plans import shard_row_ids
-from manifests.runs.receipts import ChunkId, FileRef
-from manifests.runs.reuse import RowPlace
-from manifests.runs.rows import read_chunks
-from manifests.schemas import LabelRow, QuarantineRow, label_rows
-from manifests.storage.run_store_ports import RunStore
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.loop import RunLoop
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.stops import DRAIN_S
+from relabel.jobs.running.watchdog import hangs_end
+from relabel.manifests.asks import Engine
+from relabel.manifests.digests import digest_of
+from relabel.manifests.engine_options import is_batched
+from relabel.manifests.errors import GateError
+from relabel.manifests.labels import Pair
+from relabel.manifests.records import read_record, sealed_json
+from relabel.manifests.runs.engine_identity import engine_identity
+from relabel.manifests.runs.label_files import read_labels
+from relabel.manifests.runs.plans import shard_row_ids
+from relabel.manifests.runs.receipts import ChunkId, FileRef
+from relabel.manifests.runs.reuse import RowPlace
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.schemas import LabelRow, QuarantineRow, label_rows
+from relabel.manifests.storage.run_store_ports import RunStore
 
 FOLDER = "canary"
 _FLOOR = 1e-6

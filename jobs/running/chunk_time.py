@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
-from manifests.runs.receipts import Receipt
-from manifests.runs.run_folder import RunFolder
+from relabel.manifests.runs.receipts import Receipt
+from relabel.manifests.runs.run_folder import RunFolder
 
 MAX_CHUNK_S = 30.0
 """Engine time that a kill may cost a worker."""

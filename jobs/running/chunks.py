@@ -6,11 +6,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from jobs.running.live import RefusedAnswer, StageSeen
-from manifests.asks import Answer
-from manifests.labels import Pair
-from manifests.runs.receipts import ChunkId
-from manifests.schemas import AnswerRow, LabelRow, QuarantineRow
+from relabel.jobs.running.live import RefusedAnswer, StageSeen
+from relabel.manifests.asks import Answer
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 
 
 class ChunkWork:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Self
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.watch import Watch
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.watch import Watch
 
 COMMITS_IN_FLIGHT = 8
 

@@ -9,27 +9,27 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
-from jobs.exits import Exit
-from jobs.planning.open_runs import OpenRun
-from jobs.planning.spec_places import absolute
-from jobs.running.allowances import AT_BUDGET, budget_so_far
-from jobs.running.batch_records import FOLDER as BATCHES
-from jobs.running.canary import load_results
-from jobs.running.crash_journal import FOLDER as CRASHES
-from jobs.running.live import Live
-from jobs.running.live_files import FOLDER as LIVE
-from jobs.running.refused_answers import listed as refused_files
-from jobs.running.sessions import Session
-from manifests.engine_options import price_of
-from manifests.errors import GateError, RelabelError
-from manifests.runs.budgets import BudgetState
-from manifests.runs.engine_identity import engines_differ
-from manifests.runs.kept_estimates import plan_against_actual
-from manifests.runs.run_folder import Attempts, build_manifest
-from manifests.runs.run_manifest import OwnRunManifest, RunManifest, load_manifest, write_manifest
-from manifests.runs.snapshots import Snapshot, Tally
-from manifests.storage.run_store_ports import RunStore
-from manifests.storage.run_stores import shard_lock_name
+from relabel.jobs.exits import Exit
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.planning.spec_places import absolute
+from relabel.jobs.running.allowances import AT_BUDGET, budget_so_far
+from relabel.jobs.running.batch_records import FOLDER as BATCHES
+from relabel.jobs.running.canary import load_results
+from relabel.jobs.running.crash_journal import FOLDER as CRASHES
+from relabel.jobs.running.live import Live
+from relabel.jobs.running.live_files import FOLDER as LIVE
+from relabel.jobs.running.refused_answers import listed as refused_files
+from relabel.jobs.running.sessions import Session
+from relabel.manifests.engine_options import price_of
+from relabel.manifests.errors import GateError, RelabelError
+from relabel.manifests.runs.budgets import BudgetState
+from relabel.manifests.runs.engine_identity import engines_differ
+from relabel.manifests.runs.kept_estimates import plan_against_actual
+from relabel.manifests.runs.run_folder import Attempts, build_manifest
+from relabel.manifests.runs.run_manifest import OwnRunManifest, RunManifest, load_manifest, write_manifest
+from relabel.manifests.runs.snapshots import Snapshot, Tally
+from relabel.manifests.storage.run_store_ports import RunStore
+from relabel.manifests.storage.run_stores import shard_lock_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
         found,
         spec=absolute(spec).model_dump(mode="json"),
         max_failed_fraction=spec.run.max_failed_fraction,
-        relabel_version=version("relabel"),
+        relabel_version=version("relabel-ir"),
         canaries=[asdict(result) for result in load_results(opened.store)],
         allow_mixed=spec.run.allow_mixed,
     )

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jobs.running.live import Live, StageSeen
-from jobs.running.others import Others
+from relabel.jobs.running.live import Live, StageSeen
+from relabel.jobs.running.others import Others
 
 if TYPE_CHECKING:
-    from jobs.running.chunks import ChunkWork
-    from manifests.runs.receipts import Receipt
+    from relabel.jobs.running.chunks import ChunkWork
+    from relabel.manifests.runs.receipts import Receipt
 
 ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
 """What asking is counted in."""

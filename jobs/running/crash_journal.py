@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.isolation import Isolation
-from manifests.digests import readable_json
-from manifests.errors import EngineLostError, RelabelError
-from manifests.records import version_of
-from manifests.runs.receipts import ChunkId
-from manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.isolation import Isolation
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import EngineLostError, RelabelError
+from relabel.manifests.records import version_of
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
-from manifests.errors import UsageError
+from relabel.manifests.errors import UsageError
 
 LONGEST_S = 366 * 86400.0
 """A deadline further away than this is taken for a slip of the pen."""

@@ -8,9 +8,9 @@ import functools
 import math
 from typing import NamedTuple
 
-from manifests.asks import NO_WORK, EngineWork
-from manifests.runs.estimates import Estimate
-from manifests.runs.ranges import Range
+from relabel.manifests.asks import NO_WORK, EngineWork
+from relabel.manifests.runs.estimates import Estimate
+from relabel.manifests.runs.ranges import Range
 
 LEAST_S = 0.5
 """Shorter work tells no rate."""

@@ -18,9 +18,9 @@ import os
 import time
 from typing import NamedTuple
 
-from jobs.planning.open_runs import OpenRun
-from manifests.storage.run_stores import shard_lock_name
-from manifests.storage.temp_files import HERE
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.manifests.storage.run_stores import shard_lock_name
+from relabel.manifests.storage.temp_files import HERE
 
 CHUNKS_AT_ONCE = 8
 """Most chunks that a helper takes on at a time: a row group that is read for one can as well serve its neighbours."""

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from manifests.runs.receipts import ChunkId
+from relabel.manifests.runs.receipts import ChunkId
 
 PIECES = 8
 """Into how many groups a group is cut that brought an engine down."""

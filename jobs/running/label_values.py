@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from manifests.errors import ConfigError
-from manifests.labels import Label
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.labels import Label
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 

@@ -13,30 +13,38 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from jobs.planning.jobs import Job
-from jobs.running.allowances import AT_BUDGET, open_allowance
-from jobs.running.auto_options import with_auto_resolved
-from jobs.running.batch_records import StoredBatches
-from jobs.running.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
-from jobs.running.chunks import ChunkWork
-from jobs.running.commits import COMMITS_IN_FLIGHT, CommitThreads
-from jobs.running.conclusions import RunReport, conclude, refuse_mixing
-from jobs.running.counts import Progress
-from jobs.running.live_files import LiveFile
-from jobs.running.loop import IDLE_S, RunLoop
-from jobs.running.rates import keep_rates, rates_of
-from jobs.running.sessions import Session
-from jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
-from jobs.running.watchdog import hangs_end
-from manifests.asks import Engine, EngineFacts, KeepsCosts
-from manifests.batches import SendsBatches
-from manifests.engine_options import is_batched
-from manifests.errors import EngineCrashError, LockHeldError, RelabelError, ServerGoneError
-from manifests.labels import Pair
-from manifests.runs.earlier_outputs import why_nothing
-from manifests.runs.engine_identity import engines_differ
-from manifests.runs.receipts import ChunkId
-from manifests.storage.run_store_ports import Lock
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.running.allowances import AT_BUDGET, open_allowance
+from relabel.jobs.running.auto_options import with_auto_resolved
+from relabel.jobs.running.batch_records import StoredBatches
+from relabel.jobs.running.canary import (
+    CanaryResult,
+    CanarySample,
+    ask_canary,
+    draw_canary,
+    has_passed,
+    keep_result,
+    refuse,
+)
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.commits import COMMITS_IN_FLIGHT, CommitThreads
+from relabel.jobs.running.conclusions import RunReport, conclude, refuse_mixing
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.live_files import LiveFile
+from relabel.jobs.running.loop import IDLE_S, RunLoop
+from relabel.jobs.running.rates import keep_rates, rates_of
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.stops import DRAIN_S, Stop, start_unless_stopped
+from relabel.jobs.running.watchdog import hangs_end
+from relabel.manifests.asks import Engine, EngineFacts, KeepsCosts
+from relabel.manifests.batches import SendsBatches
+from relabel.manifests.engine_options import is_batched
+from relabel.manifests.errors import EngineCrashError, LockHeldError, RelabelError, ServerGoneError
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.earlier_outputs import why_nothing
+from relabel.manifests.runs.engine_identity import engines_differ
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.storage.run_store_ports import Lock
 
 LOCK_LOOK_S = 0.5
 """Pause between two looks at a lock that is waited for, seconds."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from jobs.output import shown
-from manifests.asks import NO_WORK, Answer, EngineWork
+from relabel.jobs.output import shown
+from relabel.manifests.asks import NO_WORK, Answer, EngineWork
 
 FIRST_ANSWERS = 16
 """So many answers of which none was accepted are worth a word: chance spoils some, and a wrong prompt all."""

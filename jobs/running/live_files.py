@@ -15,13 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from jobs.running.counts import Progress
-from jobs.running.live import MOST, Live
-from manifests.digests import readable_json
-from manifests.errors import RelabelError
-from manifests.records import checked, plain, version_of
-from manifests.secrets.redaction import redacted_values
-from manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.live import MOST, Live
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.records import checked, plain, version_of
+from relabel.manifests.secrets.redaction import redacted_values
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
 
 logger = logging.getLogger(__name__)
 

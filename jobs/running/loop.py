@@ -14,26 +14,26 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from jobs.running.allowances import AT_BUDGET, Allowance
-from jobs.running.chunks import ChunkWork
-from jobs.running.commits import CommitThreads
-from jobs.running.counts import Progress
-from jobs.running.label_values import check_columns
-from jobs.running.live import RefusedAnswer
-from jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
-from jobs.running.pair_rows import row_of
-from jobs.running.shared_asks import AnswerBook, AskKeys, SharedAsk, SharedAsks
-from jobs.running.stall_detection import StallDetection
-from jobs.running.stops import Stop
-from jobs.running.trajectories import OpenPair, Trajectory
-from jobs.running.watch import Watch
-from labelers.registry import Labeler, declared_columns, declared_reads
-from manifests.asks import Answer, Ask, Engine, Request, ShowsWork
-from manifests.errors import EngineCrashError, InputError
-from manifests.runs.known_answers import answer_row
-from manifests.runs.receipts import ChunkId
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.specs import LabelerOptions
+from relabel.jobs.running.allowances import AT_BUDGET, Allowance
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.commits import CommitThreads
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.label_values import check_columns
+from relabel.jobs.running.live import RefusedAnswer
+from relabel.jobs.running.pace import LOOK_EVERY_S, Pace, num_fitting
+from relabel.jobs.running.pair_rows import row_of
+from relabel.jobs.running.shared_asks import AnswerBook, AskKeys, SharedAsk, SharedAsks
+from relabel.jobs.running.stall_detection import StallDetection
+from relabel.jobs.running.stops import Stop
+from relabel.jobs.running.trajectories import OpenPair, Trajectory
+from relabel.jobs.running.watch import Watch
+from relabel.labelers.registry import Labeler, declared_columns, declared_reads
+from relabel.manifests.asks import Answer, Ask, Engine, Request, ShowsWork
+from relabel.manifests.errors import EngineCrashError, InputError
+from relabel.manifests.runs.known_answers import answer_row
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.specs import LabelerOptions
 
 MAX_OPEN_PAIRS = 4096
 """Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.exits import Exit
-from manifests.errors import InputError
+from relabel.jobs.exits import Exit
+from relabel.manifests.errors import InputError
 
 if TYPE_CHECKING:
-    from jobs.running.conclusions import RunReport
-    from jobs.running.counts import Progress
+    from relabel.jobs.running.conclusions import RunReport
+    from relabel.jobs.running.counts import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from manifests.runs.receipts import ChunkId
+from relabel.manifests.runs.receipts import ChunkId
 
 KEPT_S = 300.0
 """How far back their pace looks: over several commits, and soon past those of one of them that was killed."""

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from jobs.running.stops import DRAIN_S
+from relabel.jobs.running.stops import DRAIN_S
 
 LOOK_EVERY_S = 0.25
 WINDOW_S = 60.0

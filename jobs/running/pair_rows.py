@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.running.trajectories import OpenPair, Trajectory
-from labelers.samples import merge_samples
-from manifests.labels import Label, Pair
-from manifests.schemas import LabelRow, QuarantineRow
+from relabel.jobs.running.trajectories import OpenPair, Trajectory
+from relabel.labelers.samples import merge_samples
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.schemas import LabelRow, QuarantineRow
 
 
 def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:

@@ -17,13 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from jobs import log_format
-from jobs.running.counts import ASKED, Progress
-from jobs.running.forecast import DoneSoFar, Expected, at_pace, left_s, left_text, together
-from jobs.streams import redacted_streams
-from manifests.records import plain
-from manifests.runs.ranges import Range
-from manifests.secrets.redaction import redacted
+from relabel.jobs import log_format
+from relabel.jobs.running.counts import ASKED, Progress
+from relabel.jobs.running.forecast import DoneSoFar, Expected, at_pace, left_s, left_text, together
+from relabel.jobs.streams import redacted_streams
+from relabel.manifests.records import plain
+from relabel.manifests.runs.ranges import Range
+from relabel.manifests.secrets.redaction import redacted
 
 FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
 DRAW_EVERY_S = 0.25

@@ -17,18 +17,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jobs.planning.open_runs import OpenRun
-from jobs.running.auto_options import options_begun_with
-from jobs.running.counts import Progress
-from jobs.running.live import MOST, StageSeen
-from manifests.asks import EngineFacts
-from manifests.cpus import device_names
-from manifests.digests import digest_of
-from manifests.engine_options import KeepsModels, PaidByToken, is_batched
-from manifests.models.chat_templates import DAY
-from manifests.models.references import default_cache_dir, write_json
-from manifests.records import checked, fault_of, version_of
-from manifests.specs import EngineSpec
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.running.auto_options import options_begun_with
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.live import MOST, StageSeen
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.cpus import device_names
+from relabel.manifests.digests import digest_of
+from relabel.manifests.engine_options import KeepsModels, PaidByToken, is_batched
+from relabel.manifests.models.chat_templates import DAY
+from relabel.manifests.models.references import default_cache_dir, write_json
+from relabel.manifests.records import checked, fault_of, version_of
+from relabel.manifests.specs import EngineSpec
 
 RATES_VERSION = 1
 PROBE_TELLS = "`relabel plan --probe` asks a few rows"

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.live import RefusedAnswer
-from manifests.asks import Answer, EngineFacts
-from manifests.digests import readable_json
-from manifests.errors import RelabelError
-from manifests.records import checked, plain, version_of
-from manifests.runs.engine_identity import engines_differ
-from manifests.runs.receipts import ChunkId
-from manifests.runs.run_folder import RunFolder
-from manifests.secrets.redaction import redacted_values
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.live import RefusedAnswer
+from relabel.manifests.asks import Answer, EngineFacts
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.records import checked, plain, version_of
+from relabel.manifests.runs.engine_identity import engines_differ
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.secrets.redaction import redacted_values
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
 
 logger = logging.getLogger(__name__)
 

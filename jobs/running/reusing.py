@@ -7,22 +7,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.planning.jobs import Job
-from jobs.running.chunks import ChunkWork
-from jobs.running.trajectories import asked_again
-from manifests.asks import Answer, Ask
-from manifests.errors import ConfigError, VerdictError
-from manifests.labels import Pair
-from manifests.runs.earlier_outputs import EarlierOutput, open_earlier
-from manifests.runs.known_answers import KnownAnswers, answer_of
-from manifests.runs.label_files import own_columns
-from manifests.runs.label_keys import AnswerKeys, LabelKeys
-from manifests.runs.plans import Plan
-from manifests.runs.receipts import ReusedRows
-from manifests.runs.recipes import recipe_digest
-from manifests.runs.reuse import KnownLabels, RowPlace
-from manifests.schemas import AnswerRow, LabelRow
-from manifests.storage.filesystems import place_of
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.trajectories import asked_again
+from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.earlier_outputs import EarlierOutput, open_earlier
+from relabel.manifests.runs.known_answers import KnownAnswers, answer_of
+from relabel.manifests.runs.label_files import own_columns
+from relabel.manifests.runs.label_keys import AnswerKeys, LabelKeys
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.receipts import ReusedRows
+from relabel.manifests.runs.recipes import recipe_digest
+from relabel.manifests.runs.reuse import KnownLabels, RowPlace
+from relabel.manifests.schemas import AnswerRow, LabelRow
+from relabel.manifests.storage.filesystems import place_of
 
 
 def label_keys(job: Job, plan: Plan) -> LabelKeys:

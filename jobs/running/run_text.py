@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs import log_format
-from jobs.exits import Exit
-from jobs.output import table
-from jobs.running.canary import CanaryResult, canary_text
-from jobs.running.conclusions import AskedInVain, RunReport
-from manifests.asks import EngineFacts
-from manifests.plurals import counted
-from manifests.records import plain
+from relabel.jobs import log_format
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import table
+from relabel.jobs.running.canary import CanaryResult, canary_text
+from relabel.jobs.running.conclusions import AskedInVain, RunReport
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.plurals import counted
+from relabel.manifests.records import plain
 
 ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
 

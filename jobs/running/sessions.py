@@ -16,34 +16,34 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from jobs.planning.open_runs import OpenRun
-from jobs.running.allowances import Allowance
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.crash_journal import CrashJournal
-from jobs.running.helping import Helping
-from jobs.running.refused_answers import keep_answers, kept_chunks, known_answers
-from jobs.running.reusing import AnswerCache, Reuse, earlier_outputs, label_keys
-from jobs.running.shard_log import ShardLogs
-from jobs.running.stops import Stop
-from jobs.running.watch import Watch
-from jobs.running.work_left import WorkLeft
-from manifests.asks import EngineFacts
-from manifests.engine_options import price_of
-from manifests.errors import LockHeldError
-from manifests.labels import Pair
-from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
-from manifests.runs.label_files import file_schema
-from manifests.runs.plans import Plan, shard_row_ids
-from manifests.runs.receipts import ChunkId, Receipt
-from manifests.runs.rows import read_chunks
-from manifests.runs.run_folder import Attempts
-from manifests.runs.snapshots import Snapshot
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.specs import JobSpec
-from manifests.storage.run_store_ports import Lock
-from manifests.storage.run_stores import shard_lock, shard_lock_name
-from manifests.storage.temp_files import HERE
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.running.allowances import Allowance
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.crash_journal import CrashJournal
+from relabel.jobs.running.helping import Helping
+from relabel.jobs.running.refused_answers import keep_answers, kept_chunks, known_answers
+from relabel.jobs.running.reusing import AnswerCache, Reuse, earlier_outputs, label_keys
+from relabel.jobs.running.shard_log import ShardLogs
+from relabel.jobs.running.stops import Stop
+from relabel.jobs.running.watch import Watch
+from relabel.jobs.running.work_left import WorkLeft
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.engine_options import price_of
+from relabel.manifests.errors import LockHeldError
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.chunk_commits import ChunkFacts, commit_chunk
+from relabel.manifests.runs.label_files import file_schema
+from relabel.manifests.runs.plans import Plan, shard_row_ids
+from relabel.manifests.runs.receipts import ChunkId, Receipt
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.runs.run_folder import Attempts
+from relabel.manifests.runs.snapshots import Snapshot
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.specs import JobSpec
+from relabel.manifests.storage.run_store_ports import Lock
+from relabel.manifests.storage.run_stores import shard_lock, shard_lock_name
+from relabel.manifests.storage.temp_files import HERE
 
 logger = logging.getLogger(__name__)
 

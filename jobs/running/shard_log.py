@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 
-from manifests.errors import RelabelError
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.trajectories import Trajectory
-from manifests.asks import Answer, Ask
-from manifests.runs.known_answers import answer_of
-from manifests.schemas import AnswerRow
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.trajectories import Trajectory
+from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.runs.known_answers import answer_of
+from relabel.manifests.schemas import AnswerRow
 
 SHARED_ANSWERS_KEPT = 4096
 """Answers kept for pairs still to come; rows of a query lie together, so a few would do."""

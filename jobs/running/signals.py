@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from jobs.running.stops import DRAIN_S, StartStopped, Stop
+from relabel.jobs.running.stops import DRAIN_S, StartStopped, Stop
 
 WATCH_EVERY_S = 5.0
 """How often the deadline is compared with the clock, which may be set meanwhile."""

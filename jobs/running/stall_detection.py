@@ -9,9 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from jobs.running.pace import LOOK_EVERY_S
-from manifests.asks import POLL_S, Answer, Engine
-from manifests.errors import EngineCrashError
+from relabel.jobs.running.pace import LOOK_EVERY_S
+from relabel.manifests.asks import POLL_S, Answer, Engine
+from relabel.manifests.errors import EngineCrashError
 
 HASTY_POLLS = 10_000
 """Polls in a row that came back at once with nothing, though requests are in flight: an engine that lost them would be

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jobs.running.deadlines import Deadline
+from relabel.jobs.running.deadlines import Deadline
 
 StartedT = TypeVar("StartedT")
 

@@ -6,11 +6,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from labelers.registry import Labeler
-from manifests.asks import Answer, Ask, Distribution, Sampling
-from manifests.errors import VerdictError
-from manifests.labels import Label, Pair
-from manifests.specs import LabelerOptions
+from relabel.labelers.registry import Labeler
+from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.specs import LabelerOptions
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from jobs.running.chunks import ChunkWork
+    from relabel.jobs.running.chunks import ChunkWork
 
 
 class Watch(Protocol):

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from jobs.exits import Exit
+from relabel.jobs.exits import Exit
 
 LOOK_EVERY_S = 1.0
 LONGEST_LOOK_S = 5.0

@@ -7,11 +7,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-from jobs.planning.open_runs import OpenRun
-from manifests.errors import StoreUnreachableError
-from manifests.runs.receipts import ChunkId, Receipt
-from manifests.runs.run_folder import Attempts
-from manifests.schemas import LABELS, QuarantineRow
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.manifests.errors import StoreUnreachableError
+from relabel.manifests.runs.receipts import ChunkId, Receipt
+from relabel.manifests.runs.run_folder import Attempts
+from relabel.manifests.schemas import LABELS, QuarantineRow
 
 
 class WorkLeft:

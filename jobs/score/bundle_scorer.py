@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from distill.students.length_batches import length_batches
-from distill.students.student_record import STUDENT_NAME, StudentRecord
-from distill.students.token_rows import TokenRow
-from export.bench.fastest import ChosenPrecision, choose_precision
-from export.bench.measurements import measurements_of
-from export.bundles import MANIFEST_NAME, open_bundle
-from export.contracts import LOADER
-from export.loader import (
+from relabel.distill.students.length_batches import length_batches
+from relabel.distill.students.student_record import STUDENT_NAME, StudentRecord
+from relabel.distill.students.token_rows import TokenRow
+from relabel.export.bench.fastest import ChosenPrecision, choose_precision
+from relabel.export.bench.measurements import measurements_of
+from relabel.export.bundles import MANIFEST_NAME, open_bundle
+from relabel.export.contracts import LOADER
+from relabel.export.loader import (
     AMX,
     HINTS,
     OPENVINO,
@@ -28,17 +28,17 @@ from export.loader import (
     cpu_flags,
     read_manifest,
 )
-from export.parity_records import read_parity
-from export.sessions import provider_here
-from export.student_facts import student_facts
-from jobs.score.student_identity import STUDENT, Identity
-from jobs.score.student_labeler import BundleArgs
-from manifests.asks import EngineFacts
-from manifests.digests import digest_of
-from manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, UsageError
-from manifests.extras import installed_versions
-from manifests.phi import DEFAULT_PHI, PhiTable
-from manifests.records import plain
+from relabel.export.parity_records import read_parity
+from relabel.export.sessions import provider_here
+from relabel.export.student_facts import student_facts
+from relabel.jobs.score.student_identity import STUDENT, Identity
+from relabel.jobs.score.student_labeler import BundleArgs
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, UsageError
+from relabel.manifests.extras import installed_versions
+from relabel.manifests.phi import DEFAULT_PHI, PhiTable
+from relabel.manifests.records import plain
 
 # B rows, K grades
 

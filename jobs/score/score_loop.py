@@ -15,20 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from distill.students.score import PairScorer, Scorer
-from distill.students.token_rows import TokenRow
-from jobs.running.chunks import ChunkWork
-from jobs.running.commits import CommitThreads
-from jobs.running.conclusions import RunReport, conclude
-from jobs.running.counts import Progress
-from jobs.running.live import StageSeen
-from jobs.running.sessions import Session
-from jobs.running.stops import Stop, start_unless_stopped
-from jobs.score.bundle_scorer import start_bundle
-from jobs.score.student_identity import identify, start_student
-from jobs.score.student_jobs import score_rows
-from jobs.score.student_labeler import STAGE, BundleArgs, StudentArgs
-from manifests.asks import EngineFacts
+from relabel.distill.students.score import PairScorer, Scorer
+from relabel.distill.students.token_rows import TokenRow
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.commits import CommitThreads
+from relabel.jobs.running.conclusions import RunReport, conclude
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.live import StageSeen
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.stops import Stop, start_unless_stopped
+from relabel.jobs.score.bundle_scorer import start_bundle
+from relabel.jobs.score.student_identity import identify, start_student
+from relabel.jobs.score.student_jobs import score_rows
+from relabel.jobs.score.student_labeler import STAGE, BundleArgs, StudentArgs
+from relabel.manifests.asks import EngineFacts
 
 CHUNKS_AHEAD = 2
 """Chunks that wait, tokenized, for the student: enough that a GPU never waits for the tokenizer, few enough to keep

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from distill.students.student_manifest import StudentFiles
-from distill.students.student_record import StudentRecord, read_student
-from distill.students.students import StudentModel, load_student, student_file_names, student_files
-from jobs.fetching.folders import fetch_folder
-from jobs.score.student_labeler import StudentArgs
-from manifests.asks import EngineFacts
-from manifests.digests import digest_of, sha256_bytes
-from manifests.errors import ManifestError, MissingExtraError, ModelError
-from manifests.extras import require
-from manifests.records import checked
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import read_url
+from relabel.distill.students.student_manifest import StudentFiles
+from relabel.distill.students.student_record import StudentRecord, read_student
+from relabel.distill.students.students import StudentModel, load_student, student_file_names, student_files
+from relabel.jobs.fetching.folders import fetch_folder
+from relabel.jobs.score.student_labeler import StudentArgs
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.digests import digest_of, sha256_bytes
+from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError
+from relabel.manifests.extras import require
+from relabel.manifests.records import checked
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.url_files import read_url
 
 STUDENT = "student"
 """Of a score run: its engine, its labeler and the kind of its plan."""

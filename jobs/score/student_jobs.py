@@ -14,29 +14,29 @@ from typing import Any, cast
 
 import numpy as np
 
-from distill.students.heads import NODE_HEADS
-from distill.students.length_batches import batch_tokens_on
-from distill.students.student_record import STUDENT_NAME
-from distill.students.token_rows import TokenRow
-from export.destinations import is_destination
-from export.loader import OPENVINO
-from jobs.planning.jobs import Job
-from jobs.planning.spec_places import Places, resolved
-from jobs.score import bundle_scorer, student_identity
-from jobs.score.student_identity import STUDENT, Identity
-from jobs.score.student_labeler import BundleArgs, Dtype, StudentArgs, StudentLabeler, StudentOptions
-from labelers.engines.registry import EngineClass
-from labelers.registry import declared_columns
-from manifests.errors import ManifestError, UsageError
-from manifests.inputs.dataset import Dataset
-from manifests.labels import Pair
-from manifests.phi import PhiTable
-from manifests.runs.fingerprints import fingerprint_parts
-from manifests.runs.label_keys import stage_digests
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.spec_faults import validate_spec
-from manifests.specs import EngineSpec, JobSpec
-from manifests.storage.context import Storage
+from relabel.distill.students.heads import NODE_HEADS
+from relabel.distill.students.length_batches import batch_tokens_on
+from relabel.distill.students.student_record import STUDENT_NAME
+from relabel.distill.students.token_rows import TokenRow
+from relabel.export.destinations import is_destination
+from relabel.export.loader import OPENVINO
+from relabel.jobs.planning.jobs import Job
+from relabel.jobs.planning.spec_places import Places, resolved
+from relabel.jobs.score import bundle_scorer, student_identity
+from relabel.jobs.score.student_identity import STUDENT, Identity
+from relabel.jobs.score.student_labeler import BundleArgs, Dtype, StudentArgs, StudentLabeler, StudentOptions
+from relabel.labelers.engines.registry import EngineClass
+from relabel.labelers.registry import declared_columns
+from relabel.manifests.errors import ManifestError, UsageError
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.labels import Pair
+from relabel.manifests.phi import PhiTable
+from relabel.manifests.runs.fingerprints import fingerprint_parts
+from relabel.manifests.runs.label_keys import stage_digests
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import EngineSpec, JobSpec
+from relabel.manifests.storage.context import Storage
 
 
 class ScoreJob(Job):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from typing import ClassVar, Literal
 
-from distill.students.heads import NODE_HEADS
-from distill.students.length_batches import CPU_BATCH_TOKENS
-from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, Message
-from manifests.labels import Label, LabelColumn, Pair
-from manifests.specs import EngineArgs, LabelerOptions
+from relabel.distill.students.heads import NODE_HEADS
+from relabel.distill.students.length_batches import CPU_BATCH_TOKENS
+from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, Message
+from relabel.manifests.labels import Label, LabelColumn, Pair
+from relabel.manifests.specs import EngineArgs, LabelerOptions
 
 STAGE = "score"
 Dtype = Literal["float32", "bfloat16", "float16"]

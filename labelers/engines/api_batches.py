@@ -18,18 +18,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from labelers.engines.api_chat import ChatWork, answer_of
-from labelers.engines.api_client import ApiClient, Failure
-from labelers.engines.api_complaints import read_complaint, shown
-from labelers.engines.api_connections import HttpReply
-from labelers.engines.api_costs import NOT_SAID
-from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import ReplyError, parse_reply, read_chat
-from manifests import failpoints
-from manifests.asks import Answer
-from manifests.batches import BatchRecord, BatchRecords
-from manifests.digests import digest_of
-from manifests.errors import ModelError, ServerGoneError
+from relabel.labelers.engines.api_chat import ChatWork, answer_of
+from relabel.labelers.engines.api_client import ApiClient, Failure
+from relabel.labelers.engines.api_complaints import read_complaint, shown
+from relabel.labelers.engines.api_connections import HttpReply
+from relabel.labelers.engines.api_costs import NOT_SAID
+from relabel.labelers.engines.api_options import OpenAiArgs
+from relabel.labelers.engines.api_replies import ReplyError, parse_reply, read_chat
+from relabel.manifests import failpoints
+from relabel.manifests.asks import Answer
+from relabel.manifests.batches import BatchRecord, BatchRecords
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import ModelError, ServerGoneError
 
 PATH = "/batches"
 URL = "/v1/chat/completions"

@@ -15,18 +15,18 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from labelers.engines.api_client import CHARS_PER_TOKEN, ApiClient, Failure
-from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import Reply, read_chat
-from labelers.engines.api_stream import STREAMED
-from labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
-from labelers.engines.loop_thread import LoopThread
-from manifests.asks import DOCUMENT_FIELD, Answer, Ask, Message, Request
-from manifests.charges import most_prompt_tokens
-from manifests.errors import ModelError
-from manifests.formats import Text, closing_of, opening_of
-from manifests.models.chat_templates import DAY
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.api_client import CHARS_PER_TOKEN, ApiClient, Failure
+from relabel.labelers.engines.api_options import OpenAiArgs
+from relabel.labelers.engines.api_replies import Reply, read_chat
+from relabel.labelers.engines.api_stream import STREAMED
+from relabel.labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
+from relabel.labelers.engines.loop_thread import LoopThread
+from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Message, Request
+from relabel.manifests.charges import most_prompt_tokens
+from relabel.manifests.errors import ModelError
+from relabel.manifests.formats import Text, closing_of, opening_of
+from relabel.manifests.models.chat_templates import DAY
+from relabel.manifests.specs import EngineSpec
 
 PATH = "/chat/completions"
 STREAM_REFUSED = frozenset({400, 422})

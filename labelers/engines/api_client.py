@@ -19,18 +19,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from labelers.engines.api_complaints import Complaint, read_complaint, shown
-from labelers.engines.api_connections import Connections, HttpReply
-from labelers.engines.api_costs import NOT_SAID, Costs, Usage
-from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import Reply, ReplyError, parse_reply, read_model_names
-from labelers.engines.api_stream import ChatStream, is_stream, whole_stream
-from labelers.engines.reply_limits import LIMITS, most_output, reply_limit
-from manifests.asks import Finish
-from manifests.engine_options import BATCH_PRICE
-from manifests.errors import ModelError, ServerGoneError, StoreError
-from manifests.extras import require
-from manifests.storage.disk_errors import out_of_files
+from relabel.labelers.engines.api_complaints import Complaint, read_complaint, shown
+from relabel.labelers.engines.api_connections import Connections, HttpReply
+from relabel.labelers.engines.api_costs import NOT_SAID, Costs, Usage
+from relabel.labelers.engines.api_options import OpenAiArgs
+from relabel.labelers.engines.api_replies import Reply, ReplyError, parse_reply, read_model_names
+from relabel.labelers.engines.api_stream import ChatStream, is_stream, whole_stream
+from relabel.labelers.engines.reply_limits import LIMITS, most_output, reply_limit
+from relabel.manifests.asks import Finish
+from relabel.manifests.engine_options import BATCH_PRICE
+from relabel.manifests.errors import ModelError, ServerGoneError, StoreError
+from relabel.manifests.extras import require
+from relabel.manifests.storage.disk_errors import out_of_files
 
 ReadT = TypeVar("ReadT")
 

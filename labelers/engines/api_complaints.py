@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from manifests.secrets.redaction import redacted
+from relabel.manifests.secrets.redaction import redacted
 
 Subject = Literal["credit", "filter", "overlong", "busy", "other"]
 

@@ -12,11 +12,11 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from labelers.engines.api_complaints import shown
-from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import ReplyError
-from labelers.engines.api_stream import is_stream
-from manifests.extras import require
+from relabel.labelers.engines.api_complaints import shown
+from relabel.labelers.engines.api_options import OpenAiArgs
+from relabel.labelers.engines.api_replies import ReplyError
+from relabel.labelers.engines.api_stream import is_stream
+from relabel.manifests.extras import require
 
 if TYPE_CHECKING:
     import httpx

@@ -13,8 +13,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from manifests.errors import ConfigError
-from manifests.specs import EngineArgs, EngineSpec, PathText
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
 
 KEY_OPTION = "api_key_env"
 """The option that names the variable with the key, and the key's name among an engine's secrets."""

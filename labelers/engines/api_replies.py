@@ -9,9 +9,9 @@ import math
 import re
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
-from labelers.engines.api_complaints import shown
-from labelers.engines.api_costs import Usage
-from manifests.asks import Finish
+from relabel.labelers.engines.api_complaints import shown
+from relabel.labelers.engines.api_costs import Usage
+from relabel.manifests.asks import Finish
 
 _STOPS = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
 _LENGTHS = ("length", "max_tokens", "max_output_tokens", "context_window_exceeded")

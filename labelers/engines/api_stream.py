@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labelers.engines.api_complaints import read_complaint
-from labelers.engines.api_replies import THOUGHTS, ReplyError, parse_reply, parts_of
+from relabel.labelers.engines.api_complaints import read_complaint
+from relabel.labelers.engines.api_replies import THOUGHTS, ReplyError, parse_reply, parts_of
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 """What a request says to have its answer in pieces, and its tokens counted all the same."""

@@ -8,12 +8,12 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labelers.engines.api_options import OpenAiArgs, identity
-from labelers.engines.checkpoints import load_tokenizer
-from manifests.extras import require
-from manifests.models.references import ResolvedModel, file_sha256, resolve_model
-from manifests.models.tokenizers import TOKENIZER_FILES, check_tokenizer_files
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.api_options import OpenAiArgs, identity
+from relabel.labelers.engines.checkpoints import load_tokenizer
+from relabel.manifests.extras import require
+from relabel.manifests.models.references import ResolvedModel, file_sha256, resolve_model
+from relabel.manifests.models.tokenizers import TOKENIZER_FILES, check_tokenizer_files
+from relabel.manifests.specs import EngineSpec
 
 _FILES = (
     *TOKENIZER_FILES,

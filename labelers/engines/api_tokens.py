@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from labelers.engines.api_client import ApiClient, Failure
-from labelers.engines.api_options import OpenAiArgs
-from labelers.engines.api_replies import Reply, read_completion
-from labelers.engines.checkpoints import special_ids
-from labelers.engines.decisions import distribution_of_logprobs
-from labelers.engines.grammar_texts import render_grammar
-from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.loop_thread import LoopThread
-from labelers.engines.sequences import TokenSequence
-from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
-from labelers.engines.tokens import Prompt, PromptEncoder
-from manifests.asks import Answer, Ask, Message, Request
-from manifests.charges import most_prompt_tokens
-from manifests.errors import ModelError, ServerGoneError
-from manifests.formats import Fragment, opening_of
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.api_client import ApiClient, Failure
+from relabel.labelers.engines.api_options import OpenAiArgs
+from relabel.labelers.engines.api_replies import Reply, read_completion
+from relabel.labelers.engines.checkpoints import special_ids
+from relabel.labelers.engines.decisions import distribution_of_logprobs
+from relabel.labelers.engines.grammar_texts import render_grammar
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.loop_thread import LoopThread
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
+from relabel.labelers.engines.tokens import Prompt, PromptEncoder
+from relabel.manifests.asks import Answer, Ask, Message, Request
+from relabel.manifests.charges import most_prompt_tokens
+from relabel.manifests.errors import ModelError, ServerGoneError
+from relabel.manifests.formats import Fragment, opening_of
+from relabel.manifests.specs import EngineSpec
 
 PATH = "/completions"
 PROBE_ROOM = 16

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from labelers.engines.forward import Forward
-from labelers.engines.prefixes import Prefix, PrefixStore, common_length, shared_length
-from labelers.engines.sampling import TokenDrawer
-from labelers.engines.sequences import TokenSequence
-from manifests.asks import NO_WORK
+from relabel.labelers.engines.forward import Forward
+from relabel.labelers.engines.prefixes import Prefix, PrefixStore, common_length, shared_length
+from relabel.labelers.engines.sampling import TokenDrawer
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.manifests.asks import NO_WORK
 
 MAX_PADDING = 0.15
 """Share of a prefill's tokens that may be padding."""

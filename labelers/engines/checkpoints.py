@@ -11,10 +11,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import ModelError
-from manifests.models.references import ResolvedModel, default_cache_dir, directory_digest, resolve_model
-from manifests.models.tokenizers import read_tokenizer
-from manifests.specs import EngineSpec
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models.references import ResolvedModel, default_cache_dir, directory_digest, resolve_model
+from relabel.manifests.models.tokenizers import read_tokenizer
+from relabel.manifests.specs import EngineSpec
 
 
 def resolve_checkpoint(spec: EngineSpec, cache_dir: str | None) -> ResolvedModel:

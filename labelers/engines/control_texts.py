@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from manifests.asks import Message
+from relabel.manifests.asks import Message
 
 KNOWN_CONTROL_TEXTS: tuple[str, ...] = (
     # ChatML: Qwen, SmolLM, Yi, …; GPT

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from labelers.engines.api_tokenizer import TokenizerFolder
-from labelers.engines.checkpoints import resolve_checkpoint
-from labelers.engines.tokens import Prompt, PromptEncoder
-from manifests.asks import Ask
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.api_tokenizer import TokenizerFolder
+from relabel.labelers.engines.checkpoints import resolve_checkpoint
+from relabel.labelers.engines.tokens import Prompt, PromptEncoder
+from relabel.manifests.asks import Ask
+from relabel.manifests.specs import EngineSpec
 
 
 def prompt_encoder(

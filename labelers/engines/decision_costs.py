@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from manifests.asks import Ask
+from relabel.manifests.asks import Ask
 
 Way = Literal["second_request", "inline", "same_pass", "alone", "unknown"]
 """`second_request` and `inline` as in the vLLM engine's `decisions`; `same_pass`: read from the logits that the

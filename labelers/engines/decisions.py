@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labelers.engines.tokens import PromptEncoder
-from manifests.asks import Decision, Distribution
-from manifests.errors import ModelError
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.manifests.asks import Decision, Distribution
+from relabel.manifests.errors import ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

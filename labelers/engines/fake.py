@@ -24,13 +24,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
-from labelers.engines.fake_garbage import made_garbage
-from labelers.engines.fake_texts import CHARS_PER_TOKEN, REFUSALS, AnswerPlan, made_contents, made_thought
-from manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
-from manifests.errors import ConfigError, EngineCrashError, ModelError
-from manifests.formats import AnswerFormat, Choice
-from manifests.specs import EngineArgs, EngineSpec, Fraction
+from relabel.labelers.engines.decision_costs import DecisionCost, plan_decision_costs
+from relabel.labelers.engines.fake_garbage import made_garbage
+from relabel.labelers.engines.fake_texts import CHARS_PER_TOKEN, REFUSALS, AnswerPlan, made_contents, made_thought
+from relabel.manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
+from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
+from relabel.manifests.formats import AnswerFormat, Choice
+from relabel.manifests.specs import EngineArgs, EngineSpec, Fraction
 
 VERSION = "1"
 """Changes whenever the same ask and seed give another answer."""

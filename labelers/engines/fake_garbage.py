@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from labelers.engines.fake_texts import AnswerPlan
-from manifests.formats import (
+from relabel.labelers.engines.fake_texts import AnswerPlan
+from relabel.manifests.formats import (
     Choice,
     JsonIndices,
     JsonTexts,

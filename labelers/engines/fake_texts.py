@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 
-from manifests.formats import (
+from relabel.manifests.formats import (
     AnswerFormat,
     Choice,
     Fragment,

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from labelers.engines.kv_cache import RowCache, Window
-from manifests.errors import ModelError
+from relabel.labelers.engines.kv_cache import RowCache, Window
+from relabel.manifests.errors import ModelError
 
 KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 

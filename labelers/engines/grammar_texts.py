@@ -6,8 +6,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from manifests.errors import ConfigError
-from manifests.formats import (
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.formats import (
     MOST_INDICES,
     MOST_OPTION_LINES,
     AnswerFormat,

@@ -14,10 +14,10 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from labelers.engines.grammar_texts import render_grammar
-from manifests.errors import ModelError
-from manifests.extras import require
-from manifests.formats import (
+from relabel.labelers.engines.grammar_texts import render_grammar
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
+from relabel.manifests.formats import (
     AnswerFormat,
     Fragment,
 )

@@ -18,23 +18,23 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import SecretStr
 
-from labelers.engines.api_batches import PART_REQUESTS, Batches
-from labelers.engines.api_chat import ChatMode, ChatWork
-from labelers.engines.api_client import CHARS_PER_TOKEN, ApiClient
-from labelers.engines.api_complaints import shown
-from labelers.engines.api_options import OpenAiArgs, args_of, key_of
-from labelers.engines.api_replies import MAX_COUNT
-from labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, served_digest
-from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
-from labelers.engines.loop_thread import LoopThread
-from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
-from manifests.batches import BatchRecords
-from manifests.charges import Charge
-from manifests.engine_options import price_of
-from manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
-from manifests.extras import require
-from manifests.plurals import counted
-from manifests.specs import EngineArgs, EngineSpec
+from relabel.labelers.engines.api_batches import PART_REQUESTS, Batches
+from relabel.labelers.engines.api_chat import ChatMode, ChatWork
+from relabel.labelers.engines.api_client import CHARS_PER_TOKEN, ApiClient
+from relabel.labelers.engines.api_complaints import shown
+from relabel.labelers.engines.api_options import OpenAiArgs, args_of, key_of
+from relabel.labelers.engines.api_replies import MAX_COUNT
+from relabel.labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, served_digest
+from relabel.labelers.engines.decision_costs import DecisionCost, plan_decision_costs
+from relabel.labelers.engines.loop_thread import LoopThread
+from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
+from relabel.manifests.batches import BatchRecords
+from relabel.manifests.charges import Charge
+from relabel.manifests.engine_options import price_of
+from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
+from relabel.manifests.extras import require
+from relabel.manifests.plurals import counted
+from relabel.manifests.specs import EngineArgs, EngineSpec
 
 WAITING_PER_SLOT = 2
 """Requests taken for each that may be at the server, so that a freed slot finds the next one ready."""
@@ -313,7 +313,7 @@ class OpenAi:
         if args.mode == "chat" or folder is None:
             own = folder.control_texts() if folder is not None else None
             return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=own)
-        from labelers.engines.api_tokens import TokensMode
+        from relabel.labelers.engines.api_tokens import TokensMode
 
         tokenizer = folder.load()
         tokens = TokensMode(

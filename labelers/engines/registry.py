@@ -9,17 +9,17 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import SecretStr
 
-from labelers.engines.decision_costs import DecisionCost
-from manifests.asks import Ask, Engine
-from manifests.json_schemas import ObjectSchema
-from manifests.registered import Registry
-from manifests.specs import EngineArgs, EngineSpec
+from relabel.labelers.engines.decision_costs import DecisionCost
+from relabel.manifests.asks import Ask, Engine
+from relabel.manifests.json_schemas import ObjectSchema
+from relabel.manifests.registered import Registry
+from relabel.manifests.specs import EngineArgs, EngineSpec
 
 ENGINES: dict[str, str] = {
-    "fake": "labelers.engines.fake:Fake",
-    "openai": "labelers.engines.openai:OpenAi",
-    "transformers": "labelers.engines.transformers:Transformers",
-    "vllm": "labelers.engines.vllm:Vllm",
+    "fake": "relabel.labelers.engines.fake:Fake",
+    "openai": "relabel.labelers.engines.openai:OpenAi",
+    "transformers": "relabel.labelers.engines.transformers:Transformers",
+    "vllm": "relabel.labelers.engines.vllm:Vllm",
 }
 _REGISTRY = Registry("engine", "relabel.engines", ENGINES)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from labelers.engines.sequences import TokenSequence
-from manifests.asks import Sampling
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.manifests.asks import Sampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

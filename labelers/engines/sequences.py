@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from labelers.engines.decisions import distribution
-from manifests.asks import Answer, Distribution, Finish, Request
+from relabel.labelers.engines.decisions import distribution
+from relabel.manifests.asks import Answer, Distribution, Finish, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from labelers.engines.decisions import resolve_labels
-from labelers.engines.sequences import DecisionPlace, TokenSequence
-from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
-from manifests.asks import Answer, Ask, Decision, Request
-from manifests.errors import ConfigError
-from manifests.formats import closing_of
+from relabel.labelers.engines.decisions import resolve_labels
+from relabel.labelers.engines.sequences import DecisionPlace, TokenSequence
+from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
+from relabel.manifests.asks import Answer, Ask, Decision, Request
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.formats import closing_of
 
 
 class DecisionPlaces:

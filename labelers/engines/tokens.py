@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from manifests.asks import DOCUMENT_FIELD, Ask, Message
-from manifests.formats import opening_of
-from manifests.models.chat_templates import ChatTemplate, start_ids
+from relabel.manifests.asks import DOCUMENT_FIELD, Ask, Message
+from relabel.manifests.formats import opening_of
+from relabel.manifests.models.chat_templates import ChatTemplate, start_ids
 
 CHARS_PER_TOKEN = 8
 """How many characters of a document are looked at for each token of room, at first. English has 4 to 5; fewer tokens

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from labelers.engines.checkpoints import (
+from relabel.labelers.engines.checkpoints import (
     cache_bytes,
     digest_with_adapter,
     end_ids,
@@ -23,24 +23,24 @@ from labelers.engines.checkpoints import (
     resolve_checkpoint,
     special_ids,
 )
-from labelers.engines.counting import checkpoint_token_counter
-from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
-from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.sequences import TokenSequence
-from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
-from labelers.engines.tokens import Prompt, PromptEncoder
-from manifests.asks import POLL_S, Answer, Ask, EngineFacts, EngineWork, Request
-from manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16, usable_cores
-from manifests.errors import EngineCrashError, MissingExtraError, ModelError
-from manifests.extras import require
-from manifests.models.references import ResolvedModel
-from manifests.models.weights import check_loading
-from manifests.specs import EngineArgs, EngineSpec, PathText
+from relabel.labelers.engines.counting import checkpoint_token_counter
+from relabel.labelers.engines.decision_costs import DecisionCost, plan_decision_costs
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
+from relabel.labelers.engines.tokens import Prompt, PromptEncoder
+from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, EngineWork, Request
+from relabel.manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16, usable_cores
+from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
+from relabel.manifests.extras import require
+from relabel.manifests.models.references import ResolvedModel
+from relabel.manifests.models.weights import check_loading
+from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
 
 if TYPE_CHECKING:
     import torch
 
-    from labelers.engines.batch import Batch
+    from relabel.labelers.engines.batch import Batch
 
 WAITING_PER_ROW = 4
 """Requests taken beyond the batch, per row: enough to find others of like length and like beginning among them."""
@@ -106,9 +106,9 @@ class Transformers:
         torch = require("torch", extra="cpu", purpose="The transformers engine")
         library = require("transformers", extra="cpu", purpose="The transformers engine")
         library.utils.logging.disable_progress_bar()  # progress is the command's to show
-        from labelers.engines.batch import Batch, BatchLimits, BatchVocabulary
-        from labelers.engines.forward import Forward
-        from labelers.engines.grouped_attention import GROUPED
+        from relabel.labelers.engines.batch import Batch, BatchLimits, BatchVocabulary
+        from relabel.labelers.engines.forward import Forward
+        from relabel.labelers.engines.grouped_attention import GROUPED
 
         args = _args_of(spec)
         self._spec, self._args, self._torch, self._version = (

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from labelers.engines.checkpoints import (
+from relabel.labelers.engines.checkpoints import (
     adapter_dir,
     count_parameters,
     digest_with_adapter,
@@ -25,23 +25,23 @@ from labelers.engines.checkpoints import (
     resolve_checkpoint,
     special_ids,
 )
-from labelers.engines.counting import checkpoint_token_counter
-from labelers.engines.decision_costs import DecisionCost, plan_decision_costs
-from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.sequences import TokenSequence
-from labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
-from labelers.engines.tokens import Prompt, PromptEncoder
-from labelers.engines.vllm_args import VllmArgs, args_of, plan_engine_args
-from manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
-from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
-from manifests.extras import require
-from manifests.models.references import ResolvedModel
-from manifests.spec_faults import nearest
-from manifests.specs import EngineArgs, EngineSpec
-from manifests.stdout import stdout_apart
+from relabel.labelers.engines.counting import checkpoint_token_counter
+from relabel.labelers.engines.decision_costs import DecisionCost, plan_decision_costs
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
+from relabel.labelers.engines.tokens import Prompt, PromptEncoder
+from relabel.labelers.engines.vllm_args import VllmArgs, args_of, plan_engine_args
+from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
+from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
+from relabel.manifests.extras import require
+from relabel.manifests.models.references import ResolvedModel
+from relabel.manifests.spec_faults import nearest
+from relabel.manifests.specs import EngineArgs, EngineSpec
+from relabel.manifests.stdout import stdout_apart
 
 if TYPE_CHECKING:
-    from labelers.engines.vllm_loop import StepLoop
+    from relabel.labelers.engines.vllm_loop import StepLoop
 
 PURPOSE = "The vllm engine"
 
@@ -79,8 +79,8 @@ class Vllm:
         self._args = args_of(spec)
         library = _load_vllm(self._args)
         transformers = require("transformers", extra="vllm", purpose=PURPOSE)
-        from labelers.engines.vllm_grammars import install_grammars
-        from labelers.engines.vllm_loop import StepLoop, StepVocabulary
+        from relabel.labelers.engines.vllm_grammars import install_grammars
+        from relabel.labelers.engines.vllm_loop import StepLoop, StepVocabulary
 
         self._spec = spec
         self._resolved = resolve_checkpoint(spec, self._args.cache_dir)

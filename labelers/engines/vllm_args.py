@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from labelers.engines.checkpoints import adapter_dir
-from manifests.errors import ModelError
-from manifests.specs import EngineArgs, EngineSpec, PathText
+from relabel.labelers.engines.checkpoints import adapter_dir
+from relabel.manifests.errors import ModelError
+from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
 
 _EXACT = {"model", "tokenizer", "logprobs_mode", "structured_outputs_config", "skip_tokenizer_init", "enable_lora"}
 _SAFE = {"load_format", "trust_remote_code"}  # no pickled weights are read, no code that comes with a model is run

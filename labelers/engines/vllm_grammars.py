@@ -17,8 +17,8 @@ import llguidance.torch
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
-from labelers.engines.grammars import GrammarCompiler
-from manifests.errors import ModelError
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.manifests.errors import ModelError
 
 
 class GrammarRegistry:

@@ -18,11 +18,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from labelers.engines.decisions import distribution_of_logprobs
-from labelers.engines.sequences import DecisionPlace, TokenSequence
-from labelers.engines.vllm_grammars import GrammarRegistry
-from manifests.asks import Ask, Finish
-from manifests.errors import ConfigError
+from relabel.labelers.engines.decisions import distribution_of_logprobs
+from relabel.labelers.engines.sequences import DecisionPlace, TokenSequence
+from relabel.labelers.engines.vllm_grammars import GrammarRegistry
+from relabel.manifests.asks import Ask, Finish
+from relabel.manifests.errors import ConfigError
 
 FINISHES: Mapping[str | None, Finish] = {"stop": "stop", "length": "length"}
 """Every other reason of vLLM's is an error of the one request."""

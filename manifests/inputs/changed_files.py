@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from manifests.inputs.dataset import InputFile
-from manifests.storage.filesystems import absolute_path
+from relabel.manifests.inputs.dataset import InputFile
+from relabel.manifests.storage.filesystems import absolute_path
 
 
 def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> list[str]:

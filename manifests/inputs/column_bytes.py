@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.storage.url_files import UrlFile
+from relabel.manifests.storage.url_files import UrlFile
 
 PIECE_BYTES = 1 << 20
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import pyarrow as pa
 
-from manifests.errors import InputError
-from manifests.inputs.plain_columns import is_id_type, is_number_type, plain_type
-from manifests.labels import Reads
-from manifests.spec_faults import nearest
-from manifests.specs import Columns
-from manifests.trees import NODE
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.plain_columns import is_id_type, is_number_type, plain_type
+from relabel.manifests.labels import Reads
+from relabel.manifests.spec_faults import nearest
+from relabel.manifests.specs import Columns
+from relabel.manifests.trees import NODE
 
 
 def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads_context: bool) -> Columns:

@@ -24,23 +24,23 @@ from typing import Any, BinaryIO, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.digests import digest_of, file_stamp
-from manifests.errors import InputError
-from manifests.inputs.column_bytes import ColumnBytes, leaves_of
-from manifests.inputs.column_types import check_types, resolve_columns
-from manifests.inputs.encrypted_columns import encrypted_columns
-from manifests.inputs.input_faults import reading
-from manifests.inputs.input_files import ListedFile, left_out_text, list_input
-from manifests.inputs.plain_columns import PlainParquet, folder_columns
-from manifests.inputs.snapshots import TableSnapshot
-from manifests.inputs.table_input import list_table, open_table
-from manifests.labels import QUERY_AND_DOCUMENT, Reads
-from manifests.plurals import counted
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.file_kinds import check_kind
-from manifests.storage.filesystems import is_url
-from manifests.storage.url_files import TAIL_BYTES, UrlFile
+from relabel.manifests.digests import digest_of, file_stamp
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.column_bytes import ColumnBytes, leaves_of
+from relabel.manifests.inputs.column_types import check_types, resolve_columns
+from relabel.manifests.inputs.encrypted_columns import encrypted_columns
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.inputs.input_files import ListedFile, left_out_text, list_input
+from relabel.manifests.inputs.plain_columns import PlainParquet, folder_columns
+from relabel.manifests.inputs.snapshots import TableSnapshot
+from relabel.manifests.inputs.table_input import list_table, open_table
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
+from relabel.manifests.plurals import counted
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.file_kinds import check_kind
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.url_files import TAIL_BYTES, UrlFile
 
 READ_BUFFER_BYTES = 1 << 20
 LOOKS_AT_A_TIME = 16

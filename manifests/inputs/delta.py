@@ -17,15 +17,15 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.errors import InputError
-from manifests.inputs.delta_actions import DeltaFile, DeltaProtocol, DeltaSidecar, DeltaState
-from manifests.inputs.snapshots import DataFile, TableSnapshot, counted, missing_snapshot, name_below
-from manifests.inputs.table_marks import DELTA_LOG
-from manifests.records import checked
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.run_stores import open_run_store
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.delta_actions import DeltaFile, DeltaProtocol, DeltaSidecar, DeltaState
+from relabel.manifests.inputs.snapshots import DataFile, TableSnapshot, counted, missing_snapshot, name_below
+from relabel.manifests.inputs.table_marks import DELTA_LOG
+from relabel.manifests.records import checked
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.run_stores import open_run_store
 
 READER_VERSION = 3
 READER_FEATURES = {

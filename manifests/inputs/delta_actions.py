@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from manifests.records import checked
+from relabel.manifests.records import checked
 
 
 @dataclass(frozen=True)

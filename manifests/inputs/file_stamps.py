@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.objects import Objects
-from manifests.storage.retries import Retries
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.objects import Objects
+from relabel.manifests.storage.retries import Retries
 
 
 def stamps_below(folder: str, where: str, objects: Objects, storage: Storage) -> dict[str, str]:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from manifests.errors import InputError
-from manifests.inputs.table_files import Column, distinct
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.table_files import Column, distinct
 
 _WHOLE = re.compile(r"[+-]?\d{1,9}(\.0*)?")
 

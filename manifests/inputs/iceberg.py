@@ -10,13 +10,13 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from manifests.errors import InputError
-from manifests.extras import require
-from manifests.inputs.snapshots import DataFile, TableSnapshot, counted, missing_snapshot, name_below
-from manifests.inputs.table_marks import ICEBERG_METADATA
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
-from manifests.storage.url_files import read_whole
+from relabel.manifests.errors import InputError
+from relabel.manifests.extras import require
+from relabel.manifests.inputs.snapshots import DataFile, TableSnapshot, counted, missing_snapshot, name_below
+from relabel.manifests.inputs.table_marks import ICEBERG_METADATA
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.storage.url_files import read_whole
 
 HINT = "version-hint.text"
 

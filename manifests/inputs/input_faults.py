@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from manifests.errors import InputError, RelabelError
-from manifests.secrets.redaction import shortened
-from manifests.storage.disk_errors import out_of_files
+from relabel.manifests.errors import InputError, RelabelError
+from relabel.manifests.secrets.redaction import shortened
+from relabel.manifests.storage.disk_errors import out_of_files
 
 
 @contextlib.contextmanager

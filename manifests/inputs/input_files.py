@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 from fsspec.utils import glob_translate
 
-from manifests.digests import file_stamp
-from manifests.errors import InputError
-from manifests.inputs.file_stamps import stamps_below
-from manifests.inputs.input_faults import reading
-from manifests.inputs.input_folders import left_out_as, look_into
-from manifests.inputs.input_globs import fixed_folder, is_glob, matches_of
-from manifests.inputs.table_marks import folders_above, local_tables, refuse_tables, tables_among
-from manifests.odd_text import oddity_of, shown
-from manifests.storage.context import Storage
-from manifests.storage.file_kinds import check_kind
-from manifests.storage.filesystems import filesystem_of, is_url, scheme_of
-from manifests.storage.object_run_store import objects_of
+from relabel.manifests.digests import file_stamp
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.file_stamps import stamps_below
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.inputs.input_folders import left_out_as, look_into
+from relabel.manifests.inputs.input_globs import fixed_folder, is_glob, matches_of
+from relabel.manifests.inputs.table_marks import folders_above, local_tables, refuse_tables, tables_among
+from relabel.manifests.odd_text import oddity_of, shown
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.file_kinds import check_kind
+from relabel.manifests.storage.filesystems import filesystem_of, is_url, scheme_of
+from relabel.manifests.storage.object_run_store import objects_of
 
 RULES_SHOWN = 6
 

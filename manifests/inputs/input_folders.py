@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manifests.errors import InputError
-from manifests.inputs.input_faults import reading
-from manifests.storage.file_kinds import check_kind
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.storage.file_kinds import check_kind
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 HIDDEN = (".", "_")

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from manifests.inputs.input_faults import reading
-from manifests.inputs.input_folders import FoldersSeen
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.inputs.input_folders import FoldersSeen
 
 
 def is_glob(pattern: str) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from manifests.errors import InputError
+from relabel.manifests.errors import InputError
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The folder of rows whose column is null, as Hive names it, and all writers after it."""

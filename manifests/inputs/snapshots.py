@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from manifests.errors import InputError, RelabelError
-from manifests.secrets.redaction import shortened
-from manifests.spec_faults import nearest
-from manifests.specs import TableFormat
-from manifests.storage.filesystems import place_of
+from relabel.manifests.errors import InputError, RelabelError
+from relabel.manifests.secrets.redaction import shortened
+from relabel.manifests.spec_faults import nearest
+from relabel.manifests.specs import TableFormat
+from relabel.manifests.storage.filesystems import place_of
 
 FIELD_ID = b"PARQUET:field_id"
 

@@ -17,15 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError
-from manifests.ids import ids_of
-from manifests.inputs.dataset import open_parquet
-from manifests.inputs.input_faults import reading
-from manifests.inputs.input_folders import PARQUET_SUFFIXES
-from manifests.inputs.plain_columns import PlainParquet, id_texts
-from manifests.spec_faults import nearest
-from manifests.storage.context import Storage
-from manifests.storage.url_files import read_whole
+from relabel.manifests.errors import InputError
+from relabel.manifests.ids import ids_of
+from relabel.manifests.inputs.dataset import open_parquet
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.inputs.input_folders import PARQUET_SUFFIXES
+from relabel.manifests.inputs.plain_columns import PlainParquet, id_texts
+from relabel.manifests.spec_faults import nearest
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.url_files import read_whole
 
 TREC_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from manifests.errors import InputError, NothingNewError
-from manifests.inputs import delta, iceberg
-from manifests.inputs.input_files import ListedFile, list_named
-from manifests.inputs.snapshots import TableSnapshot, reading_table
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError, NothingNewError
+from relabel.manifests.inputs import delta, iceberg
+from relabel.manifests.inputs.input_files import ListedFile, list_named
+from relabel.manifests.inputs.snapshots import TableSnapshot, reading_table
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 
 OPENERS = {"iceberg": iceberg.open_snapshot, "delta": delta.open_snapshot}
 

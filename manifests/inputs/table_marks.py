@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from manifests.errors import InputError
-from manifests.inputs.input_faults import reading
-from manifests.specs import TableFormat
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.specs import TableFormat
 
 DELTA_LOG = "_delta_log"
 ICEBERG_METADATA = re.compile(r"v?(\d+)(?:-.*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from manifests.errors import InputError
-from manifests.inputs.grade_columns import read_grades
-from manifests.inputs.table_files import Column, as_ids, distinct, load_columns, require_column, rows_of
-from manifests.judging.label_columns import LabelPart, file_distributions, file_samples
-from manifests.judging.label_sets import LabelOrigin, LabelSet
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.grade_columns import read_grades
+from relabel.manifests.inputs.table_files import Column, as_ids, distinct, load_columns, require_column, rows_of
+from relabel.manifests.judging.label_columns import LabelPart, file_distributions, file_samples
+from relabel.manifests.judging.label_sets import LabelOrigin, LabelSet
+from relabel.manifests.storage.context import Storage
 
 
 def open_label_file(

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError
-from manifests.ids import texts_of
-from manifests.inputs.table_files import Column
+from relabel.manifests.errors import InputError
+from relabel.manifests.ids import texts_of
+from relabel.manifests.inputs.table_files import Column
 
 CHUNKS = "gold_chunks"
 ANSWER_IDS, EXPAND_IDS = "gold_answer_ids", "gold_expand_ids"

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from manifests.errors import InputError
-from manifests.inputs.changed_files import changed_files
-from manifests.inputs.dataset import open_dataset, open_parquet
-from manifests.inputs.input_faults import reading
-from manifests.inputs.input_files import list_files
-from manifests.inputs.table_files import (
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.changed_files import changed_files
+from relabel.manifests.inputs.dataset import open_dataset, open_parquet
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.inputs.input_files import list_files
+from relabel.manifests.inputs.table_files import (
     Column,
     read_parquet,
     require_column,
 )
-from manifests.judging.further_columns import GoldColumn
-from manifests.runs.plans import Plan
-from manifests.runs.run_inputs import prove_run_input
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
+from relabel.manifests.judging.further_columns import GoldColumn
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.run_inputs import prove_run_input
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
 
 
 def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:

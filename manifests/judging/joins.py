@@ -8,14 +8,14 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 
-from manifests.ids import codes_of, texts_of
-from manifests.judging.further_columns import check_chunks, columns_taken
-from manifests.judging.label_columns import LabelPart, put_together
-from manifests.judging.pair_grades import PairGrades, taken
-from manifests.judging.qrels import check_scale, grades_seen
-from manifests.memory import release_unused
-from manifests.metrics.judged import Judged, RowsBeside, check_widths, distributions, sample_counts
-from manifests.metrics.student_matches import BY_IDS, Labelled
+from relabel.manifests.ids import codes_of, texts_of
+from relabel.manifests.judging.further_columns import check_chunks, columns_taken
+from relabel.manifests.judging.label_columns import LabelPart, put_together
+from relabel.manifests.judging.pair_grades import PairGrades, taken
+from relabel.manifests.judging.qrels import check_scale, grades_seen
+from relabel.manifests.memory import release_unused
+from relabel.manifests.metrics.judged import Judged, RowsBeside, check_widths, distributions, sample_counts
+from relabel.manifests.metrics.student_matches import BY_IDS, Labelled
 
 SHOWN = 3
 _NO_IDS, _NO_NUMBERS = pa.array([], pa.large_binary()), pa.array([], pa.int64())

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError
-from manifests.inputs.table_files import Column
-from manifests.judging.further_columns import columns_taken
-from manifests.judging.qrels import GradeMap, mapped
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.table_files import Column
+from relabel.manifests.judging.further_columns import columns_taken
+from relabel.manifests.judging.qrels import GradeMap, mapped
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from typing import Literal
 
 import pyarrow as pa
 
-from manifests.judging.further_columns import label_columns
-from manifests.judging.label_columns import LabelPart, run_part
-from manifests.judging.run_labels import RunLabels, open_run_labels
-from manifests.records import LEFT_OUT
-from manifests.runs.label_files import file_schema, own_columns
-from manifests.runs.plans import Plan
-from manifests.runs.receipts import FileRef
-from manifests.runs.run_folder import RunFolder
-from manifests.schemas import LABELS
-from manifests.storage.context import Storage
+from relabel.manifests.judging.further_columns import label_columns
+from relabel.manifests.judging.label_columns import LabelPart, run_part
+from relabel.manifests.judging.run_labels import RunLabels, open_run_labels
+from relabel.manifests.records import LEFT_OUT
+from relabel.manifests.runs.label_files import file_schema, own_columns
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.receipts import FileRef
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.schemas import LABELS
+from relabel.manifests.storage.context import Storage
 
 RUN_COLUMNS = ["row_id", "query_id", "doc_id", "grade", "probs", "samples"]
 PART_ROWS = 1 << 19

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from manifests.errors import UsageError
-from manifests.inputs.table_files import FILE_SUFFIXES
-from manifests.judging.file_labels import open_label_file
-from manifests.judging.label_sets import LabelSet, open_run
-from manifests.runs.plans import PLAN_NAME
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.run_store_ports import read_if_there
-from manifests.storage.run_stores import open_run_store
+from relabel.manifests.errors import UsageError
+from relabel.manifests.inputs.table_files import FILE_SUFFIXES
+from relabel.manifests.judging.file_labels import open_label_file
+from relabel.manifests.judging.label_sets import LabelSet, open_run
+from relabel.manifests.runs.plans import PLAN_NAME
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.run_store_ports import read_if_there
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 def is_run(path: str, storage: Storage) -> bool:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError
-from manifests.ids import ids_of, texts_of
-from manifests.judging.qrels import SHOWN, Duplicates, Qrels, grades_seen
+from relabel.manifests.errors import InputError
+from relabel.manifests.ids import ids_of, texts_of
+from relabel.manifests.judging.qrels import SHOWN, Duplicates, Qrels, grades_seen
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError, UsageError
-from manifests.inputs.grade_columns import read_grades
-from manifests.inputs.table_files import Column, as_ids, load_columns, require_column
-from manifests.judging.further_columns import GRADING, GoldColumn, grades_told
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.inputs.grade_columns import read_grades
+from relabel.manifests.inputs.table_files import Column, as_ids, load_columns, require_column
+from relabel.manifests.judging.further_columns import GRADING, GoldColumn, grades_told
+from relabel.manifests.storage.context import Storage
 
 Duplicates = Literal["error", "mean", "first"]
 GradeMap = Mapping[int, int]

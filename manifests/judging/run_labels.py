@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manifests.errors import InputError, ManifestError
-from manifests.runs.plans import PLAN_NAME, Plan
-from manifests.runs.receipts import FileRef
-from manifests.runs.run_folder import RunFolder, open_planned
-from manifests.runs.run_manifest import load_manifest
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.runs.plans import PLAN_NAME, Plan
+from relabel.manifests.runs.receipts import FileRef
+from relabel.manifests.runs.run_folder import RunFolder, open_planned
+from relabel.manifests.runs.run_manifest import load_manifest
+from relabel.manifests.storage.context import Storage
 
 _ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from manifests.metrics.metric import Share
+from relabel.manifests.metrics.metric import Share
 
 EXTRA = "eval"
 PURPOSE = "relabel evaluate"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manifests.metrics.metric import finite
-from manifests.metrics.ranking import DEPTH, QueryRanking, auc, cut_names, random_order, rank_queries
-from manifests.metrics.registry import count_metrics
+from relabel.manifests.metrics.metric import finite
+from relabel.manifests.metrics.ranking import DEPTH, QueryRanking, auc, cut_names, random_order, rank_queries
+from relabel.manifests.metrics.registry import count_metrics
 
 BM25_K1, BM25_B = 1.2, 0.75
 MOST_LEXICAL = 100_000

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from manifests.extras import require
-from manifests.metrics.agreement import EXTRA, PURPOSE
+from relabel.manifests.extras import require
+from relabel.manifests.metrics.agreement import EXTRA, PURPOSE
 
 BINS = 15
 """Equal-width bins of confidence, the number of Guo et al. 2017."""

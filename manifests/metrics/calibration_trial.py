@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from manifests.errors import InputError
-from manifests.metrics.bootstrap import bootstrap
-from manifests.metrics.calibration import Method, fit_calibrator, split_groups
-from manifests.metrics.judged import Judged
-from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import MetricSet, MetricValue
-from manifests.metrics.registry import CALIBRATION
-from manifests.records import LEFT_OUT
+from relabel.manifests.errors import InputError
+from relabel.manifests.metrics.bootstrap import bootstrap
+from relabel.manifests.metrics.calibration import Method, fit_calibrator, split_groups
+from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.judged_statistics import JudgedStatistics
+from relabel.manifests.metrics.metric import MetricSet, MetricValue
+from relabel.manifests.metrics.registry import CALIBRATION
+from relabel.manifests.records import LEFT_OUT
 
 
 @dataclass(frozen=True, kw_only=True)

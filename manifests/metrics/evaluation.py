@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manifests.errors import InputError
-from manifests.memory import release_unused
-from manifests.metrics.baselines import Baselines, baselines
-from manifests.metrics.bootstrap import Interval, bootstrap
-from manifests.metrics.calibration import BINS, Method
-from manifests.metrics.calibration_trial import CalibrationTrial, calibration_trial
-from manifests.metrics.judged import Judged
-from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import MetricSet, MetricValue
-from manifests.metrics.query_metrics import QUERY_METRICS
-from manifests.metrics.ranking import DEPTH
-from manifests.metrics.registry import METRICS
+from relabel.manifests.errors import InputError
+from relabel.manifests.memory import release_unused
+from relabel.manifests.metrics.baselines import Baselines, baselines
+from relabel.manifests.metrics.bootstrap import Interval, bootstrap
+from relabel.manifests.metrics.calibration import BINS, Method
+from relabel.manifests.metrics.calibration_trial import CalibrationTrial, calibration_trial
+from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.judged_statistics import JudgedStatistics
+from relabel.manifests.metrics.metric import MetricSet, MetricValue
+from relabel.manifests.metrics.query_metrics import QUERY_METRICS
+from relabel.manifests.metrics.ranking import DEPTH
+from relabel.manifests.metrics.registry import METRICS
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manifests.memory import release_unused
-from manifests.metrics.bootstrap import paired_bootstrap
-from manifests.metrics.evaluation import Evaluation, baselines_of, check_samples, evaluation_of
-from manifests.metrics.judged import Judged
-from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import NOTHING_DRAWN, MetricSet, finite
-from manifests.metrics.registry import METRICS
+from relabel.manifests.memory import release_unused
+from relabel.manifests.metrics.bootstrap import paired_bootstrap
+from relabel.manifests.metrics.evaluation import Evaluation, baselines_of, check_samples, evaluation_of
+from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.judged_statistics import JudgedStatistics
+from relabel.manifests.metrics.metric import NOTHING_DRAWN, MetricSet, finite
+from relabel.manifests.metrics.registry import METRICS
 
 
 @dataclass(frozen=True)

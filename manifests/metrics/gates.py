@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from manifests.errors import ConfigError, UsageError
-from manifests.spec_faults import nearest
+from relabel.manifests.errors import ConfigError, UsageError
+from relabel.manifests.spec_faults import nearest
 
 TEACHER = "teacher"
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -96,7 +96,7 @@ def parse_gate(name: str, text: str) -> Gate:
 
 
 def _own_name(name: str) -> str:
-    from manifests.metrics.registry import METRICS  # brings numpy, which a spec without gates does without
+    from relabel.manifests.metrics.registry import METRICS  # brings numpy, which a spec without gates does without
 
     return next((metric.name for metric in METRICS if name in metric.aliases), name)
 

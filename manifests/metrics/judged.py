@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError
+from relabel.manifests.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from functools import cached_property
 
 import numpy as np
 
-from manifests.memory import release_unused
-from manifests.metrics.agreement import confusion_by_group, pass_at_k
-from manifests.metrics.calibration import at_least, reliability_by_group
-from manifests.metrics.judged import Judged
-from manifests.metrics.query_level import EvidenceByQuery, ReviewByQuery, evidence_by_query, review_by_query
-from manifests.metrics.ranking import QueryRanking, cut_names, rank_queries
-from manifests.metrics.routing import RoutingByRow, routing_by_row
-from manifests.metrics.statistics import Order, Sums, mean_of_rows
+from relabel.manifests.memory import release_unused
+from relabel.manifests.metrics.agreement import confusion_by_group, pass_at_k
+from relabel.manifests.metrics.calibration import at_least, reliability_by_group
+from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.query_level import EvidenceByQuery, ReviewByQuery, evidence_by_query, review_by_query
+from relabel.manifests.metrics.ranking import QueryRanking, cut_names, rank_queries
+from relabel.manifests.metrics.routing import RoutingByRow, routing_by_row
+from relabel.manifests.metrics.statistics import Order, Sums, mean_of_rows
 
 
 class JudgedStatistics:

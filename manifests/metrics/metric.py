@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from manifests.metrics.bootstrap import Interval
-from manifests.metrics.shares import share_bounds
-from manifests.metrics.statistics import Statistic, Sums, places_of
+from relabel.manifests.metrics.bootstrap import Interval
+from relabel.manifests.metrics.shares import share_bounds
+from relabel.manifests.metrics.statistics import Statistic, Sums, places_of
 
 Formula = Callable[[np.ndarray], np.ndarray]
 """Weighted sums [..., F] to values [...], NaN where one is not defined (0/0)."""

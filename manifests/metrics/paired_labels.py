@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from manifests.metrics.agreement import confusion_by_group, kappa
-from manifests.metrics.bootstrap import bootstrap
-from manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean, share
-from manifests.metrics.paired_rows import PairedRows, QueryMoves, js_rows, query_moves
-from manifests.metrics.statistics import Sums, mean_of_queries
-from manifests.metrics.teacher_statistics import AGREEMENT, KAPPA, kl_rows, of_counts
+from relabel.manifests.metrics.agreement import confusion_by_group, kappa
+from relabel.manifests.metrics.bootstrap import bootstrap
+from relabel.manifests.metrics.metric import Formula, Measured, Metric, MetricSet, MetricValue, mean, share
+from relabel.manifests.metrics.paired_rows import PairedRows, QueryMoves, js_rows, query_moves
+from relabel.manifests.metrics.statistics import Sums, mean_of_queries
+from relabel.manifests.metrics.teacher_statistics import AGREEMENT, KAPPA, kl_rows, of_counts
 
 
 class PairedSums:

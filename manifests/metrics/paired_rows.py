@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manifests.metrics.ranking import tau_by_query
-from manifests.metrics.teacher_statistics import kl_rows
+from relabel.manifests.metrics.ranking import tau_by_query
+from relabel.manifests.metrics.teacher_statistics import kl_rows
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manifests.extras import require
+from relabel.manifests.extras import require
 
 EXACT_BELOW = 25
 """Discordant rows up to which the binomial's own tail is taken instead of χ²."""

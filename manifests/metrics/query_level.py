@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError
-from manifests.ids import texts_of
-from manifests.metrics.answers import exact_match, hit_at_1
-from manifests.metrics.evidence_sets import set_f1
-from manifests.metrics.judged import Judged
-from manifests.metrics.statistics import Order
+from relabel.manifests.errors import InputError
+from relabel.manifests.ids import texts_of
+from relabel.manifests.metrics.answers import exact_match, hit_at_1
+from relabel.manifests.metrics.evidence_sets import set_f1
+from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.statistics import Order
 
 BATCH_ROWS = 1 << 16
 """Rows whose lists are Python's at a time."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import Formula, Measured, Metric, mean, share
-from manifests.metrics.query_level import EvidenceByQuery, ReviewByQuery
-from manifests.metrics.statistics import Largest, Order, mean_of_queries
+from relabel.manifests.metrics.judged_statistics import JudgedStatistics
+from relabel.manifests.metrics.metric import Formula, Measured, Metric, mean, share
+from relabel.manifests.metrics.query_level import EvidenceByQuery, ReviewByQuery
+from relabel.manifests.metrics.statistics import Largest, Order, mean_of_queries
 
 Measure = Callable[[JudgedStatistics], Mapping[str, Measured]]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manifests.metrics.agreement import (
+from relabel.manifests.metrics.agreement import (
     accuracy,
     alpha,
     auc_of_counts,
@@ -23,13 +23,13 @@ from manifests.metrics.agreement import (
     f1_weighted,
     kappa,
 )
-from manifests.metrics.calibration import brier_rows, ece_of_bins
-from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import Formula, Measured, Metric, Share, mean, share
-from manifests.metrics.query_metrics import QUERY_METRICS
-from manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
-from manifests.metrics.routing_metrics import ROUTING_METRICS
-from manifests.metrics.statistics import Order, mean_of_queries
+from relabel.manifests.metrics.calibration import brier_rows, ece_of_bins
+from relabel.manifests.metrics.judged_statistics import JudgedStatistics
+from relabel.manifests.metrics.metric import Formula, Measured, Metric, Share, mean, share
+from relabel.manifests.metrics.query_metrics import QUERY_METRICS
+from relabel.manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
+from relabel.manifests.metrics.routing_metrics import ROUTING_METRICS
+from relabel.manifests.metrics.statistics import Order, mean_of_queries
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.metrics.evidence_sets import set_f1
-from manifests.metrics.judged import Judged
+from relabel.manifests.metrics.evidence_sets import set_f1
+from relabel.manifests.metrics.judged import Judged
 
 BATCH_ROWS = 1 << 16
 """Rows whose lists are Python's at a time."""

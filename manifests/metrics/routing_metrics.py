@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from manifests.metrics.judged_statistics import JudgedStatistics
-from manifests.metrics.metric import Formula, Measured, Metric, mean, share
-from manifests.metrics.routing import RoutingByRow
+from relabel.manifests.metrics.judged_statistics import JudgedStatistics
+from relabel.manifests.metrics.metric import Formula, Measured, Metric, mean, share
+from relabel.manifests.metrics.routing import RoutingByRow
 
 
 def _of_routing(

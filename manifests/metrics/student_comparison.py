@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from manifests.ids import codes_of
-from manifests.metrics.bootstrap import bootstrap
-from manifests.metrics.evaluation import Evaluation
-from manifests.metrics.evaluation_of_both import Difference, evaluate_both
-from manifests.metrics.judged import Judged, RowsBeside, sample_counts
-from manifests.metrics.metric import MetricSet, MetricValue
-from manifests.metrics.student_matches import Labelled, Match, match_notes
-from manifests.metrics.teacher_statistics import AGAINST_TEACHER, TeacherStatistics
+from relabel.manifests.ids import codes_of
+from relabel.manifests.metrics.bootstrap import bootstrap
+from relabel.manifests.metrics.evaluation import Evaluation
+from relabel.manifests.metrics.evaluation_of_both import Difference, evaluate_both
+from relabel.manifests.metrics.judged import Judged, RowsBeside, sample_counts
+from relabel.manifests.metrics.metric import MetricSet, MetricValue
+from relabel.manifests.metrics.student_matches import Labelled, Match, match_notes
+from relabel.manifests.metrics.teacher_statistics import AGAINST_TEACHER, TeacherStatistics
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from manifests.ids import pair_codes, texts_of
+from relabel.manifests.ids import pair_codes, texts_of
 
 BY_ROW = "row_id: both were made from the same input"
 BY_IDS = "query_id and doc_id"

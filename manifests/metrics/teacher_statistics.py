@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from manifests.metrics.agreement import accuracy, confusion_by_group, kappa
-from manifests.metrics.calibration import TINY
-from manifests.metrics.metric import Formula, Measured, Metric, mean
-from manifests.metrics.ranking import tau_by_query
-from manifests.metrics.statistics import Sums, mean_of_queries, mean_of_rows
-from manifests.metrics.student_matches import Labelled, Match
+from relabel.manifests.metrics.agreement import accuracy, confusion_by_group, kappa
+from relabel.manifests.metrics.calibration import TINY
+from relabel.manifests.metrics.metric import Formula, Measured, Metric, mean
+from relabel.manifests.metrics.ranking import tau_by_query
+from relabel.manifests.metrics.statistics import Sums, mean_of_queries, mean_of_rows
+from relabel.manifests.metrics.student_matches import Labelled, Match
 
 
 def kl_rows(teacher_NK: np.ndarray, student_NK: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from manifests.errors import ConfigError, ModelError
+from relabel.manifests.errors import ConfigError, ModelError
 
 DAY = "template_day"
 """The key of `chat_template_kwargs` with the day that a template says, as 2026-11-25; no template sees the key."""

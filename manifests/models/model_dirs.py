@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manifests.errors import ModelError
+from relabel.manifests.errors import ModelError
 
 BACKBONE_NAME = "backbone.json"
 """The config of an encoder student. Under transformers' own name its Auto classes would put a head of random weights on

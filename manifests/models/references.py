@@ -30,11 +30,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manifests.digests import file_stamp
-from manifests.errors import ModelError
-from manifests.extras import require
-from manifests.models.model_dirs import check_model_dir
-from manifests.models.wheel_references import check_pin, wheel_of
+from relabel.manifests.digests import file_stamp
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
+from relabel.manifests.models.model_dirs import check_model_dir
+from relabel.manifests.models.wheel_references import check_pin, wheel_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manifests.errors import ModelError
-from manifests.models.model_dirs import config_file
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models.model_dirs import config_file
 
 logger = logging.getLogger(__name__)
 

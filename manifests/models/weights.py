@@ -10,8 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import ModelError
-from manifests.extras import require
+from relabel.manifests.errors import ModelError
+from relabel.manifests.extras import require
 
 OF_A_CONFIG = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
 """What a model is built from is not checked before: numbers of any size, libraries that are not here."""

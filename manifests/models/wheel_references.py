@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from manifests.errors import ModelError
+from relabel.manifests.errors import ModelError
 
 _PYPI = re.compile(
     r"(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)(?:#sha256=(?P<sha256>[0-9a-fA-F]{64}))?"

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from manifests import failpoints
-from manifests.charges import Charge
-from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, plain, sealed_json, unsealed, version_of
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests import failpoints
+from relabel.manifests.charges import Charge
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import checked, fault_of, plain, sealed_json, unsealed, version_of
+from relabel.manifests.storage.run_store_ports import RunStore
 
 FOLDER = "budget"
 VERSION = 1

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from manifests import failpoints
-from manifests.digests import sha256_bytes
-from manifests.errors import RelabelError
-from manifests.records import sealed_json
-from manifests.row_files import parquet_bytes
-from manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, logger
-from manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow
-from manifests.secrets.redaction import redacted
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests import failpoints
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.records import sealed_json
+from relabel.manifests.row_files import parquet_bytes
+from relabel.manifests.runs.receipts import ChunkId, FileRef, Receipt, ReusedRows, logger
+from relabel.manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow
+from relabel.manifests.secrets.redaction import redacted
+from relabel.manifests.storage.run_store_ports import RunStore
 
 
 class ChunkFacts(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manifests.runs.spills import BLOCK_ROWS, Column, blocks_of
+from relabel.manifests.runs.spills import BLOCK_ROWS, Column, blocks_of
 
 # Shape legend: R rows, Q queries, S shards
 

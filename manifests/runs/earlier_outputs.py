@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manifests.errors import ManifestError
-from manifests.runs.engine_identity import engine_identity
-from manifests.runs.label_files import own_columns
-from manifests.runs.plans import PLAN_NAME, Plan
-from manifests.runs.receipts import ReusedRows
-from manifests.runs.recipes import recipe_differences, recipe_digest
-from manifests.runs.run_folder import RunFolder, open_planned
-from manifests.runs.run_manifest import manifest_sha256_of
-from manifests.runs.snapshots import Snapshot
-from manifests.schemas import (
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.runs.engine_identity import engine_identity
+from relabel.manifests.runs.label_files import own_columns
+from relabel.manifests.runs.plans import PLAN_NAME, Plan
+from relabel.manifests.runs.receipts import ReusedRows
+from relabel.manifests.runs.recipes import recipe_differences, recipe_digest
+from relabel.manifests.runs.run_folder import RunFolder, open_planned
+from relabel.manifests.runs.run_manifest import manifest_sha256_of
+from relabel.manifests.runs.snapshots import Snapshot
+from relabel.manifests.schemas import (
     SCHEMA_VERSION,
 )
-from manifests.storage.context import Storage
+from relabel.manifests.storage.context import Storage
 
 
 @dataclass(frozen=True, slots=True)

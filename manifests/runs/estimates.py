@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from manifests.runs.ranges import Range
+from relabel.manifests.runs.ranges import Range
 
 CHARS_PER_TOKEN = 4.0
 CACHE_BLOCK_TOKENS = 16

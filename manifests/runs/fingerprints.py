@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from manifests.digests import canonical_json, digest_of
-from manifests.errors import StaleRunError
-from manifests.inputs.changed_files import changed_files
-from manifests.inputs.dataset import Dataset
-from manifests.runs.plans import Plan
-from manifests.runs.recipes import parts_as_of
-from manifests.schemas import SCHEMA_VERSION
+from relabel.manifests.digests import canonical_json, digest_of
+from relabel.manifests.errors import StaleRunError
+from relabel.manifests.inputs.changed_files import changed_files
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.recipes import parts_as_of
+from relabel.manifests.schemas import SCHEMA_VERSION
 
 
 def fingerprint_parts(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, unsealed, version_of
-from manifests.runs.estimates import Actual, Estimate, PlannedFigure, against
-from manifests.runs.snapshots import Tally
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import checked, fault_of, unsealed, version_of
+from relabel.manifests.runs.estimates import Actual, Estimate, PlannedFigure, against
+from relabel.manifests.runs.snapshots import Tally
+from relabel.manifests.storage.run_store_ports import RunStore
 
 ESTIMATE_NAME = "estimate.json"
 ESTIMATE_VERSION = 2

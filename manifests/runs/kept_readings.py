@@ -6,13 +6,13 @@ import functools
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from manifests.digests import digest_of
-from manifests.errors import InputError, ManifestError
-from manifests.runs.plans import Plan
-from manifests.runs.reading_files import FOLDER, Reading, load_reading, parsed_name, reading_bytes, reading_name
-from manifests.runs.run_manifest import RunManifest
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.reading_files import FOLDER, Reading, load_reading, parsed_name, reading_bytes, reading_name
+from relabel.manifests.runs.run_manifest import RunManifest
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.run_store_ports import RunStore
 
 
 def listed_readings(store: RunStore) -> dict[str, str]:

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from manifests.asks import Answer, Distribution
-from manifests.runs.earlier_outputs import EarlierOutput
-from manifests.schemas import (
+from relabel.manifests.asks import Answer, Distribution
+from relabel.manifests.runs.earlier_outputs import EarlierOutput
+from relabel.manifests.schemas import (
     ANSWERS,
     AnswerRow,
 )
-from manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.concurrency import map_concurrent
 
 
 class KnownAnswers:

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manifests.digests import canonical_json, digest_of
-from manifests.errors import StoreError
-from manifests.inputs.dataset import Dataset
-from manifests.inputs.input_files import ListedFile
-from manifests.labels import Reads
-from manifests.records import checked
-from manifests.runs.plans import Plan
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import absolute_path
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.digests import canonical_json, digest_of
+from relabel.manifests.errors import StoreError
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.inputs.input_files import ListedFile
+from relabel.manifests.labels import Reads
+from relabel.manifests.records import checked
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import absolute_path
+from relabel.manifests.storage.run_store_ports import RunStore
 
 KNOWN_NAME = "plan/inputs.json"
 KNOWN_VERSION = 1

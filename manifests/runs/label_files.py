@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from manifests.errors import ManifestError
-from manifests.runs.plans import facts_of
-from manifests.runs.receipts import FileRef
-from manifests.runs.run_folder import RunFolder
-from manifests.schemas import SCHEMA_VERSION, label_schema
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.runs.plans import facts_of
+from relabel.manifests.runs.receipts import FileRef
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.schemas import SCHEMA_VERSION, label_schema
 
 
 def own_columns(parts: dict[str, Any]) -> dict[str, str]:

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from manifests.asks import Ask
-from manifests.digests import canonical_json
-from manifests.labels import Pair, Reads
-from manifests.runs.recipes import PERSON_LABEL, SETTLED, recipe_digest
-from manifests.schemas import KEY_BYTES
+from relabel.manifests.asks import Ask
+from relabel.manifests.digests import canonical_json
+from relabel.manifests.labels import Pair, Reads
+from relabel.manifests.runs.recipes import PERSON_LABEL, SETTLED, recipe_digest
+from relabel.manifests.schemas import KEY_BYTES
 
 _PERSON_ANSWER = b"relabel answer 1"
 

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import Dataset
-from manifests.inputs.input_faults import reading
-from manifests.labels import Pair
-from manifests.runs.plans import ShardPlan
-from manifests.runs.query_ids import id_batches
-from manifests.runs.rows import read_chunks
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.plans import ShardPlan
+from relabel.manifests.runs.query_ids import id_batches
+from relabel.manifests.runs.rows import read_chunks
 
 
 def pairs_by_number(dataset: Dataset, rows: Sequence[int]) -> Iterator[Pair]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from manifests.digests import digest_of
-from manifests.inputs.dataset import Dataset
-from manifests.runs.cutting import cut_queries
-from manifests.runs.plans import Plan, RowIdFile, ShardPlan, row_id_file
-from manifests.runs.query_scan import rows_of_shards, scan_queries
-from manifests.runs.spills import BLOCK_ROWS, SpilledFiles
+from relabel.manifests.digests import digest_of
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.runs.cutting import cut_queries
+from relabel.manifests.runs.plans import Plan, RowIdFile, ShardPlan, row_id_file
+from relabel.manifests.runs.query_scan import rows_of_shards, scan_queries
+from relabel.manifests.runs.spills import BLOCK_ROWS, SpilledFiles
 
 
 def make_plan(

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests import failpoints
-from manifests.digests import digest_of, readable_json, sha256_bytes
-from manifests.errors import ManifestError, StaleRunError
-from manifests.inputs.dataset import InputFile
-from manifests.phi import PhiTable
-from manifests.records import checked, fault_of, plain, read_record, version_of
-from manifests.row_files import table_of
-from manifests.specs import Columns, TableFormat
-from manifests.storage.filesystems import absolute_path
-from manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.manifests import failpoints
+from relabel.manifests.digests import digest_of, readable_json, sha256_bytes
+from relabel.manifests.errors import ManifestError, StaleRunError
+from relabel.manifests.inputs.dataset import InputFile
+from relabel.manifests.phi import PhiTable
+from relabel.manifests.records import checked, fault_of, plain, read_record, version_of
+from relabel.manifests.row_files import table_of
+from relabel.manifests.specs import Columns, TableFormat
+from relabel.manifests.storage.filesystems import absolute_path
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
 
 # Shape legend: R rows, Q queries, S shards
 

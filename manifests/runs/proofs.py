@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from manifests.errors import ManifestError
-from manifests.runs.receipts import FileRef, Receipt
-from manifests.schemas import LABELS, QUARANTINE
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.runs.receipts import FileRef, Receipt
+from relabel.manifests.schemas import LABELS, QUARANTINE
 
 SHOWN = 10
 ReadColumns = Callable[[FileRef, pa.Schema, list[str]], pa.Table]

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import Dataset, open_parquet
-from manifests.inputs.input_faults import reading
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import Dataset, open_parquet
+from relabel.manifests.inputs.input_faults import reading
 
 BATCH_ROWS = 1 << 17
 BYTES_PER_TOKEN = 4.0

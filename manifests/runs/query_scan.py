@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from manifests.inputs.dataset import Dataset
-from manifests.runs.query_ids import coded_batches, hashes_of
-from manifests.runs.spills import Parted, Spilled
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.runs.query_ids import coded_batches, hashes_of
+from relabel.manifests.runs.spills import Parted, Spilled
 
 # Shape legend: R rows, D distinct ids of one batch, S shards
 

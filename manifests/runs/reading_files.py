@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from manifests.digests import canonical_json, digest_of
-from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, read_in_threads, version_of
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.digests import canonical_json, digest_of
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import checked, fault_of, read_in_threads, version_of
+from relabel.manifests.storage.run_store_ports import RunStore
 
 FOLDER = "inputs"
 VERSION = 1

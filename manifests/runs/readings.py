@@ -13,11 +13,11 @@ import bisect
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from manifests import failpoints
-from manifests.errors import InputError
-from manifests.inputs.column_bytes import ColumnBytes
-from manifests.runs.reading_files import FOLDER, Reading, load_reading, parsed_name, reading_bytes, reading_name
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests import failpoints
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.column_bytes import ColumnBytes
+from relabel.manifests.runs.reading_files import FOLDER, Reading, load_reading, parsed_name, reading_bytes, reading_name
+from relabel.manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from manifests.runs.receipts import FileRef, Receipt, ReusedRows
-from manifests.runs.snapshots import Snapshot, Tally, seconds_between
+from relabel.manifests.runs.receipts import FileRef, Receipt, ReusedRows
+from relabel.manifests.runs.snapshots import Snapshot, Tally, seconds_between
 
 
 class ReceiptCounts:

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from manifests.digests import digest_of
-from manifests.errors import ManifestError
-from manifests.records import checked, fault_of, read_in_threads, unsealed, version_of
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.digests import digest_of
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import checked, fault_of, read_in_threads, unsealed, version_of
+from relabel.manifests.storage.run_store_ports import RunStore
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from manifests.digests import canonical_json
+from relabel.manifests.digests import canonical_json
 
 PERSON_LABEL = b"relabel label 1"
 SETTLED = ("model", "engine", "overlong")

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from manifests.runs.earlier_outputs import EarlierOutput, columns_lacking, recipes_of
-from manifests.runs.label_files import conformed, read_labels
-from manifests.runs.receipts import FileRef
-from manifests.schemas import KEY_BYTES, LABELS, LabelRow, label_rows, label_schema
-from manifests.storage.concurrency import map_concurrent
+from relabel.manifests.runs.earlier_outputs import EarlierOutput, columns_lacking, recipes_of
+from relabel.manifests.runs.label_files import conformed, read_labels
+from relabel.manifests.runs.receipts import FileRef
+from relabel.manifests.schemas import KEY_BYTES, LABELS, LabelRow, label_rows, label_schema
+from relabel.manifests.storage.concurrency import map_concurrent
 
 # Shape legend: N keys looked up, R rows known
 

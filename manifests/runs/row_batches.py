@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from manifests.inputs.dataset import Dataset, changed_under_way, open_planned
-from manifests.inputs.file_stamps import stamp_of
-from manifests.runs.readings import Readings, blocks_of
+from relabel.manifests.inputs.dataset import Dataset, changed_under_way, open_planned
+from relabel.manifests.inputs.file_stamps import stamp_of
+from relabel.manifests.runs.readings import Readings, blocks_of
 
 BATCH_ROWS, BATCH_BYTES = 2048, 16 << 20
 """Rows decoded at a time, a few megabytes of ordinary text, and of about how many bytes where rows are long."""

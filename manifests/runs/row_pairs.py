@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from manifests.inputs.column_types import STRUCT_KINDS
-from manifests.inputs.dataset import Dataset
-from manifests.inputs.input_faults import reading
-from manifests.inputs.text_values import values_of
-from manifests.labels import Pair
+from relabel.manifests.inputs.column_types import STRUCT_KINDS
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.inputs.text_values import values_of
+from relabel.manifests.labels import Pair
 
 
 def pairs_of(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset) -> Iterator[Pair]:

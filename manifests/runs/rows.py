@@ -16,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from manifests.inputs.column_types import STRUCT_KINDS
-from manifests.inputs.dataset import Dataset
-from manifests.inputs.input_faults import reading
-from manifests.labels import Pair
-from manifests.runs.plans import ShardPlan
-from manifests.runs.readings import Readings
-from manifests.runs.row_batches import batches_in, scattered_batches
-from manifests.runs.row_pairs import pairs_of
-from manifests.runs.spills import spilling
+from relabel.manifests.inputs.column_types import STRUCT_KINDS
+from relabel.manifests.inputs.dataset import Dataset
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.plans import ShardPlan
+from relabel.manifests.runs.readings import Readings
+from relabel.manifests.runs.row_batches import batches_in, scattered_batches
+from relabel.manifests.runs.row_pairs import pairs_of
+from relabel.manifests.runs.spills import spilling
 
 
 class ChunkRows(NamedTuple):

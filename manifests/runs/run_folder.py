@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from manifests.digests import sha256_bytes
-from manifests.errors import ManifestError, RelabelError
-from manifests.row_files import table_of
-from manifests.runs.engine_identity import engines_differ
-from manifests.runs.kept_readings import listed_readings
-from manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan, plan_to_read
-from manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
-from manifests.runs.receipt_counts import ReceiptCounts
-from manifests.runs.receipts import ChunkId, FileRef, Receipt, load_receipt, parse_receipt_name
-from manifests.runs.run_manifest import MANIFEST_VERSION, EngineMix, RunManifest, load_manifest
-from manifests.runs.snapshots import Snapshot, digest_of_listing, snapshot_of
-from manifests.schemas import QUARANTINE
-from manifests.storage.concurrency import map_concurrent
-from manifests.storage.context import Storage
-from manifests.storage.run_store_ports import RunStore
-from manifests.storage.run_stores import open_run_store
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import ManifestError, RelabelError
+from relabel.manifests.row_files import table_of
+from relabel.manifests.runs.engine_identity import engines_differ
+from relabel.manifests.runs.kept_readings import listed_readings
+from relabel.manifests.runs.plans import PLAN_NAME, Plan, chunk_row_ids, parse_plan, plan_to_read
+from relabel.manifests.runs.proofs import NOTHING, Fates, agree, prove_chunk
+from relabel.manifests.runs.receipt_counts import ReceiptCounts
+from relabel.manifests.runs.receipts import ChunkId, FileRef, Receipt, load_receipt, parse_receipt_name
+from relabel.manifests.runs.run_manifest import MANIFEST_VERSION, EngineMix, RunManifest, load_manifest
+from relabel.manifests.runs.snapshots import Snapshot, digest_of_listing, snapshot_of
+from relabel.manifests.schemas import QUARANTINE
+from relabel.manifests.storage.concurrency import map_concurrent
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_store_ports import RunStore
+from relabel.manifests.storage.run_stores import open_run_store
 
 RECEIPTS_KEPT = 20_000
 """Receipts that a process keeps once read (they never change): about 50 MB."""

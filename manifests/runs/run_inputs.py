@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from manifests.errors import InputError, ManifestError
-from manifests.inputs.changed_files import changed_files
-from manifests.inputs.dataset import Dataset, open_dataset, open_planned
-from manifests.inputs.input_faults import reading
-from manifests.labels import QUERY_AND_DOCUMENT, Reads
-from manifests.runs.kept_readings import check_readings
-from manifests.runs.plans import Plan
-from manifests.runs.readings import Readings, blocks_of
-from manifests.runs.run_manifest import load_manifest
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.run_store_ports import RunStore
-from manifests.storage.run_stores import open_run_store
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.inputs.changed_files import changed_files
+from relabel.manifests.inputs.dataset import Dataset, open_dataset, open_planned
+from relabel.manifests.inputs.input_faults import reading
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
+from relabel.manifests.runs.kept_readings import check_readings
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.readings import Readings, blocks_of
+from relabel.manifests.runs.run_manifest import load_manifest
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_store_ports import RunStore
+from relabel.manifests.storage.run_stores import open_run_store
 
 
 class RunInput(NamedTuple):

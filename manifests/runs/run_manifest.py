@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from manifests import failpoints
-from manifests.digests import sha256_bytes
-from manifests.errors import ManifestError
-from manifests.records import LEFT_OUT, checked, fault_of, plain, sealed_json, unsealed, version_of
-from manifests.runs.budgets import BudgetState
-from manifests.runs.estimates import PlannedFigure
-from manifests.runs.proofs import RunRows
-from manifests.runs.receipts import FileRef, ReusedRows
-from manifests.storage.run_store_ports import RunStore, read_if_there
+from relabel.manifests import failpoints
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import LEFT_OUT, checked, fault_of, plain, sealed_json, unsealed, version_of
+from relabel.manifests.runs.budgets import BudgetState
+from relabel.manifests.runs.estimates import PlannedFigure
+from relabel.manifests.runs.proofs import RunRows
+from relabel.manifests.runs.receipts import FileRef, ReusedRows
+from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1

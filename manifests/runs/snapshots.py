@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from manifests.digests import canonical_json
-from manifests.runs.engine_identity import engines_of
-from manifests.runs.receipts import FileRef, ReusedRows
-from manifests.runs.run_manifest import RunManifest
+from relabel.manifests.digests import canonical_json
+from relabel.manifests.runs.engine_identity import engines_of
+from relabel.manifests.runs.receipts import FileRef, ReusedRows
+from relabel.manifests.runs.run_manifest import RunManifest
 
 NAMES_AT_A_TIME = 4096
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from manifests.errors import DiskFullError
+from relabel.manifests.errors import DiskFullError
 
 BLOCK_ROWS = 1 << 19
 """Records that are held, written and sorted at a time: 20 MB of the largest kind."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from manifests.secrets.secret_shapes import MASK, masked_shapes, shape_in
-from manifests.secrets.url_secrets import MIN_CHARS, masked_urls, secret_in_url
+from relabel.manifests.secrets.secret_shapes import MASK, masked_shapes, shape_in
+from relabel.manifests.secrets.url_secrets import MIN_CHARS, masked_urls, secret_in_url
 
 
 class _Kept:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 
-from manifests.secrets.secret_names import names_secret
-from manifests.secrets.secret_shapes import MASK
+from relabel.manifests.secrets.secret_names import names_secret
+from relabel.manifests.secrets.secret_shapes import MASK
 
 MIN_CHARS = 8
 """A shorter value of a query is a plain option, and a shorter value of anything would be found in every other word."""

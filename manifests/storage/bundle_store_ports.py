@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from manifests.errors import InputError, StoreError
+from relabel.manifests.errors import InputError, StoreError
 
 BLOCK_BYTES = 1 << 22
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manifests.errors import UsageError
-from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url, scheme_of
-from manifests.storage.local_bundle_store import LocalBundleStore
+from relabel.manifests.errors import UsageError
+from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url, scheme_of
+from relabel.manifests.storage.local_bundle_store import LocalBundleStore
 
 
 def open_bundle_store(url: str, storage: Storage) -> BundleStore:
@@ -30,7 +30,7 @@ def open_bundle_store(url: str, storage: Storage) -> BundleStore:
     if not is_url(url):
         return LocalBundleStore(Path(url))
     if scheme_of(url) == "s3":
-        from manifests.storage.s3_bundle_store import S3BundleStore
+        from relabel.manifests.storage.s3_bundle_store import S3BundleStore
 
         return S3BundleStore(url, storage)
     raise UsageError(

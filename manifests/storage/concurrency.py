@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from manifests.storage.run_store_ports import RunStore
+from relabel.manifests.storage.run_store_ports import RunStore
 
 ItemT = TypeVar("ItemT")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from manifests.secrets.redaction import keep_secret
+from relabel.manifests.secrets.redaction import keep_secret
 
 RETRY_S = 120.0
 """Default of `run.store_retry_s`."""

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from manifests.errors import DiskFullError, RelabelError, StoreError
+from relabel.manifests.errors import DiskFullError, RelabelError, StoreError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSALS = (

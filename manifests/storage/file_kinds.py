@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from manifests.errors import InputError, ManifestError
+from relabel.manifests.errors import InputError, ManifestError
 
 _KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 

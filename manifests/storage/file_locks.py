@@ -16,9 +16,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import LockHeldError, ManifestError, StoreError
-from manifests.storage.disk_errors import translate_errors
-from manifests.storage.file_kinds import read_file
+from relabel.manifests.errors import LockHeldError, ManifestError, StoreError
+from relabel.manifests.storage.disk_errors import translate_errors
+from relabel.manifests.storage.file_kinds import read_file
 
 
 class FileLock:

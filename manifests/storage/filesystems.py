@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import ConfigError, MissingExtraError, StoreError
-from manifests.secrets.url_secrets import secret_in_url
-from manifests.storage.context import Storage, family
+from relabel.manifests.errors import ConfigError, MissingExtraError, StoreError
+from relabel.manifests.secrets.url_secrets import secret_in_url
+from relabel.manifests.storage.context import Storage, family
 
 EXTRAS = {"s3": "s3", "s3a": "s3"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -73,7 +73,7 @@ def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
         filesystem, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as exc:
         extra = (
-            f"run `pip install 'relabel[{EXTRAS[scheme]}]'`"
+            f"run `pip install 'relabel-ir[{EXTRAS[scheme]}]'`"
             if scheme in EXTRAS
             else f"install the package of {scheme}:// for fsspec"
         )

@@ -20,12 +20,12 @@ import threading
 import time
 from dataclasses import asdict, dataclass, replace
 
-from manifests.digests import readable_json
-from manifests.errors import LockHeldError, RelabelError, StoreError
-from manifests.records import checked, read_in_threads
-from manifests.storage.objects import ConditionFailedError, Objects
-from manifests.storage.retries import Retries
-from manifests.storage.temp_files import HERE
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import LockHeldError, RelabelError, StoreError
+from relabel.manifests.records import checked, read_in_threads
+from relabel.manifests.storage.objects import ConditionFailedError, Objects
+from relabel.manifests.storage.retries import Retries
+from relabel.manifests.storage.temp_files import HERE
 
 logger = logging.getLogger(__name__)
 

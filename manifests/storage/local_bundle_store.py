@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from manifests.digests import sha256_bytes
-from manifests.errors import StoreError
-from manifests.storage.bundle_store_ports import (
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import StoreError
+from relabel.manifests.storage.bundle_store_ports import (
     BLOCK_BYTES,
     LOCKS,
     Entry,
@@ -24,10 +24,10 @@ from manifests.storage.bundle_store_ports import (
     check_record_size,
     digest_of_blocks,
 )
-from manifests.storage.disk_errors import translate_errors
-from manifests.storage.file_locks import FileLock
-from manifests.storage.local_run_store import LocalRunStore, sync_folder
-from manifests.storage.temp_files import TEMP_PREFIX, held_temp
+from relabel.manifests.storage.disk_errors import translate_errors
+from relabel.manifests.storage.file_locks import FileLock
+from relabel.manifests.storage.local_run_store import LocalRunStore, sync_folder
+from relabel.manifests.storage.temp_files import TEMP_PREFIX, held_temp
 
 
 class LocalBundleStore:

@@ -12,13 +12,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from manifests import failpoints
-from manifests.secrets.redaction import redacted
-from manifests.storage.disk_errors import translate_errors
-from manifests.storage.file_kinds import read_file
-from manifests.storage.file_locks import FileLock
-from manifests.storage.run_store_ports import parts_of
-from manifests.storage.temp_files import TEMP_PREFIX, held_temp, remove_abandoned
+from relabel.manifests import failpoints
+from relabel.manifests.secrets.redaction import redacted
+from relabel.manifests.storage.disk_errors import translate_errors
+from relabel.manifests.storage.file_kinds import read_file
+from relabel.manifests.storage.file_locks import FileLock
+from relabel.manifests.storage.run_store_ports import parts_of
+from relabel.manifests.storage.temp_files import TEMP_PREFIX, held_temp, remove_abandoned
 
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a file system says that has no hard links: vfat, exfat, SMB and many in user space."""

@@ -12,15 +12,15 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 
-from manifests.errors import StoreError
-from manifests.secrets.redaction import redacted
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import filesystem_of, scheme_of
-from manifests.storage.leases import Lease, LeaseKeeper
-from manifests.storage.objects import ConditionFailedError, Found, FsspecObjects, Objects
-from manifests.storage.retries import Retries
-from manifests.storage.run_store_ports import parts_of
-from manifests.storage.temp_files import HERE
+from relabel.manifests.errors import StoreError
+from relabel.manifests.secrets.redaction import redacted
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import filesystem_of, scheme_of
+from relabel.manifests.storage.leases import Lease, LeaseKeeper
+from relabel.manifests.storage.objects import ConditionFailedError, Found, FsspecObjects, Objects
+from relabel.manifests.storage.retries import Retries
+from relabel.manifests.storage.run_store_ports import parts_of
+from relabel.manifests.storage.temp_files import HERE
 
 PROBE_NAME = "leases/probe"
 """One object for all probes; it stays, so that no permission to delete is needed."""
@@ -51,7 +51,7 @@ def objects_of(url: str, storage: Storage) -> tuple[Objects, str]:
     """
     filesystem, path = filesystem_of(url, storage)
     if scheme_of(url) == "s3":
-        from manifests.storage.s3_objects import S3Objects
+        from relabel.manifests.storage.s3_objects import S3Objects
 
         return S3Objects(filesystem, url), path.strip("/")
     return FsspecObjects(filesystem, url), path.rstrip("/")

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from manifests.errors import RelabelError, StoreError
-from manifests.storage.retries import TryAgainError
+from relabel.manifests.errors import RelabelError, StoreError
+from relabel.manifests.storage.retries import TryAgainError
 
 
 class ConditionFailedError(Exception):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from manifests.errors import StoreUnreachableError
+from relabel.manifests.errors import StoreUnreachableError
 
 ResultT = TypeVar("ResultT")
 

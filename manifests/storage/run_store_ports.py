@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Protocol
 
-from manifests.errors import ManifestError
+from relabel.manifests.errors import ManifestError
 
 
 class Lock(Protocol):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import is_url
-from manifests.storage.run_store_ports import Lock, RunStore
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.run_store_ports import Lock, RunStore
 
 
 def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = False) -> RunStore:
@@ -28,10 +28,10 @@ def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = F
     if text.startswith(("file://", "local://")):
         text = text.partition("://")[2]
     if not is_url(text):
-        from manifests.storage.local_run_store import LocalRunStore
+        from relabel.manifests.storage.local_run_store import LocalRunStore
 
         return LocalRunStore(text)
-    from manifests.storage.object_run_store import open_object_run_store
+    from relabel.manifests.storage.object_run_store import open_object_run_store
 
     return open_object_run_store(text, storage, single_writer=single_writer)
 

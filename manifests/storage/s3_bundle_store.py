@@ -17,8 +17,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import RelabelError, StoreError
-from manifests.storage.bundle_store_ports import (
+from relabel.manifests.errors import RelabelError, StoreError
+from relabel.manifests.storage.bundle_store_ports import (
     LOCKS,
     MAX_RECORD_BYTES,
     Entry,
@@ -29,13 +29,13 @@ from manifests.storage.bundle_store_ports import (
     check_record_size,
     digest_of_blocks,
 )
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import filesystem_of
-from manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
-from manifests.storage.objects import ConditionFailedError
-from manifests.storage.retries import Retries, TryAgainError
-from manifests.storage.run_store_ports import parts_of
-from manifests.storage.s3_objects import S3Objects, field
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import filesystem_of
+from relabel.manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
+from relabel.manifests.storage.objects import ConditionFailedError
+from relabel.manifests.storage.retries import Retries, TryAgainError
+from relabel.manifests.storage.run_store_ports import parts_of
+from relabel.manifests.storage.s3_objects import S3Objects, field
 
 BLOCK_BYTES = 16 << 20
 """Bytes a ranged read: at 50 ms a request the waiting stays under a fifth."""

@@ -11,10 +11,10 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from manifests.errors import DiskFullError, StoreError
-from manifests.storage.disk_errors import out_of_files
-from manifests.storage.objects import ConditionFailedError, Found
-from manifests.storage.retries import TryAgainError
+from relabel.manifests.errors import DiskFullError, StoreError
+from relabel.manifests.storage.disk_errors import out_of_files
+from relabel.manifests.storage.objects import ConditionFailedError, Found
+from relabel.manifests.storage.retries import TryAgainError
 
 _TRY_AGAIN_CODES = frozenset(
     {

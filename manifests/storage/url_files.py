@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from manifests.errors import InputError
-from manifests.storage.context import Storage
-from manifests.storage.file_kinds import check_kind
-from manifests.storage.filesystems import is_url
-from manifests.storage.object_run_store import objects_of
-from manifests.storage.objects import ConditionFailedError, Found
-from manifests.storage.retries import Retries
+from relabel.manifests.errors import InputError
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.file_kinds import check_kind
+from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.storage.object_run_store import objects_of
+from relabel.manifests.storage.objects import ConditionFailedError, Found
+from relabel.manifests.storage.retries import Retries
 
 COPY_BYTES = 32 << 20
 """A file that is copied is fetched in ranges of so many bytes."""

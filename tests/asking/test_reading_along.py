@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.asking.ask_text import shown
-from jobs.asking.editing import again_on_change
-from jobs.asking.listening import HeardAsk
-from jobs.asking.screen import AskScreen
-from labelers.engines.sequences import TokenSequence
-from manifests.asks import Answer, Ask, Message, Request
-from manifests.errors import ConfigError, InputError
-from manifests.secrets.redaction import keep_secret
+from relabel.jobs.asking.ask_text import shown
+from relabel.jobs.asking.editing import again_on_change
+from relabel.jobs.asking.listening import HeardAsk
+from relabel.jobs.asking.screen import AskScreen
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.manifests.asks import Answer, Ask, Message, Request
+from relabel.manifests.errors import ConfigError, InputError
+from relabel.manifests.secrets.redaction import keep_secret
 from tests.teachers.models import write_tiny_decoder
 
 SECRET = "Zq7hunter2Xv9"
@@ -102,7 +102,7 @@ def test_a_terminal_is_read_along_on_and_a_pipe_is_not(
     relabel: Callable[..., Any], job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job()
-    monkeypatch.setattr("jobs.streams.RedactedStream.isatty", lambda _: True)
+    monkeypatch.setattr("relabel.jobs.streams.RedactedStream.isatty", lambda _: True)
     assert len(streamed(click.unstyle(relabel("ask", "job.yaml").out))) >= 1
     assert streamed(click.unstyle(relabel("ask", "job.yaml", "--no-stream").out)) == []
     assert relabel("ask", "job.yaml", "--output", "json").json["asked"]
@@ -232,9 +232,11 @@ def test_a_changed_template_is_asked_with_the_same_engine_and_a_broken_one_is_sa
     )
     monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
     started: list[object] = []
-    from jobs.asking.asking import start_engine
+    from relabel.jobs.asking.asking import start_engine
 
-    monkeypatch.setattr("jobs.asking.asking.start_engine", lambda job: (started.append(job), start_engine(job))[1])
+    monkeypatch.setattr(
+        "relabel.jobs.asking.asking.start_engine", lambda job: (started.append(job), start_engine(job))[1]
+    )
     done = relabel("ask", "job.yaml", "--row", "2", "--edit-prompt", "prompts")
     assert done.code == 130
     assert len(started) == 1
@@ -258,7 +260,7 @@ def test_a_dry_run_renders_again_and_loads_no_model(
     relabel("ask", "job.yaml", "--edit-prompt", "prompts").refused(2, "relabel templates export direct prompts")
     relabel("ask", "job.yaml", "--edit-prompt", "job.yaml").refused(2, "a file. Name the folder of the templates")
     relabel("templates", "export", "direct", "prompts")
-    monkeypatch.setattr("jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
+    monkeypatch.setattr("relabel.jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
     editor = Editor(replaces("prompts/user.j2", "{{ query }}", "Mine: {{ query }}"), wait)
     monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
     done = relabel("ask", "job.yaml", "--dry-run", "--edit-prompt", "prompts")

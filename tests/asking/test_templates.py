@@ -12,11 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.planning.job_files import load_job
-from jobs.planning.spec_edits import with_key
-from jobs.planning.spec_yaml import parse_yaml
-from labelers.registry import LABELERS, labeler_class
-from manifests.errors import ConfigError
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.spec_edits import with_key
+from relabel.jobs.planning.spec_yaml import parse_yaml
+from relabel.labelers.registry import LABELERS, labeler_class
+from relabel.manifests.errors import ConfigError
 
 JOB = """\
 # A job of mine.
@@ -92,8 +92,8 @@ def test_a_labeler_whose_templates_lie_elsewhere_is_refused(
             super().__init__(options)
             self.template_digests = {"system.j2": "0" * 64}
 
-    monkeypatch.setattr("labelers.template_files.labeler_class", lambda _: Elsewhere)
-    from labelers.template_files import template_files
+    monkeypatch.setattr("relabel.labelers.template_files.labeler_class", lambda _: Elsewhere)
+    from relabel.labelers.template_files import template_files
 
     with pytest.raises(ConfigError, match=r"its template system.j2 does not lie in .*/templates"):
         template_files("direct")

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
-from export.bench.latency import time_calls
-from export.bench.open_rates import offer_rate
-from export.bench.specs import BenchSpec
+from relabel.export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
+from relabel.export.bench.latency import time_calls
+from relabel.export.bench.open_rates import offer_rate
+from relabel.export.bench.specs import BenchSpec
 
 
 class MadeUpClock:

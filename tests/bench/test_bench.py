@@ -13,21 +13,21 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from export.bench.findings import model_findings
-from export.bench.latency_cards import cell_rows
-from export.bench.latency_facts import BenchedBundle, read_latency
-from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME
-from export.bench.latency_records import NAMES
-from export.bench.latency_tables import LATENCY_SCHEMA
-from export.bench.measurements import machine_name, measurements_of, write_measurements
-from export.bundle_places import locked
-from export.bundles import open_bundle, seal_bundle
-from export.loader import Student
-from jobs.report.building import render_report
-from manifests.digests import readable_json
-from manifests.errors import ManifestError
-from manifests.records import plain
-from manifests.storage.context import Storage
+from relabel.export.bench.findings import model_findings
+from relabel.export.bench.latency_cards import cell_rows
+from relabel.export.bench.latency_facts import BenchedBundle, read_latency
+from relabel.export.bench.latency_plots import CLOSED_NAME, OPEN_NAME
+from relabel.export.bench.latency_records import NAMES
+from relabel.export.bench.latency_tables import LATENCY_SCHEMA
+from relabel.export.bench.measurements import machine_name, measurements_of, write_measurements
+from relabel.export.bundle_places import locked
+from relabel.export.bundles import open_bundle, seal_bundle
+from relabel.export.loader import Student
+from relabel.jobs.report.building import render_report
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import plain
+from relabel.manifests.storage.context import Storage
 from tests.bench.made_up import bench_facts, latency_row, machine, model_facts
 
 QUICK = ("--providers", "cpu", "--seconds", "1", "--threads", "1", "--output", "json")
@@ -214,7 +214,7 @@ def test_a_gate_on_a_figure_ends_in_five_with_the_results_written(
 ) -> None:
     gates = ("--require", "cpu.fp32.1xreplay.mean_ms<=100000", "--require", "cpu.fp32.1xreplay.pairs_per_s>=1e12")
     # else the figure is there or not, by what the machine does besides
-    monkeypatch.setattr("export.bench.closed_cells.FEWEST_SAMPLES", 1)
+    monkeypatch.setattr("relabel.export.bench.closed_cells.FEWEST_SAMPLES", 1)
     done = relabel("bench", "bundle", *QUICK, "--precisions", "fp32", *gates)
     assert done.code == 5, done
     assert [gate["has_passed"] for gate in done.json["gates"]] == [True, False]
@@ -308,7 +308,7 @@ def test_a_bench_that_dies_while_it_writes_leaves_the_figures_as_they_were(
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("export.bench.measurements.readable_json", dies)
+    monkeypatch.setattr("relabel.export.bench.measurements.readable_json", dies)
     assert relabel("bench", "bundle", *QUICK, "--precisions", "fp32", "--preset", "table3").code == 130
     assert measurements_of(opened) == [earlier]
 

@@ -22,7 +22,7 @@ def write(path: Path, **keys: Any) -> str:
 def test_paths_count_from_the_file_s_folder_and_flags_win_over_its_keys(
     relabel: Callable[..., Any], folder: Path, bundle: Path, student: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("export.bench.closed_cells.FEWEST_SAMPLES", 1)  # so that the gate's figure is there
+    monkeypatch.setattr("relabel.export.bench.closed_cells.FEWEST_SAMPLES", 1)  # so that the gate's figure is there
     before = (bundle / "manifest.json").read_bytes()
     other = {"path": "../bundle/model.int8.onnx", "name": "mine"}
     spec = write(
@@ -76,7 +76,7 @@ def test_a_place_that_can_t_be_written_is_refused_before_anything_is_measured(
     def measure(*_: Any, **__: Any) -> None:
         raise AssertionError("measured, for figures that can't be kept")
 
-    monkeypatch.setattr("export.bench.benching.bench_bundle", measure)
+    monkeypatch.setattr("relabel.export.bench.benching.bench_bundle", measure)
     (folder / (place or "measurements").split("/")[0]).write_text("a file where a folder belongs")
     to = [] if place is None else ["--to", place]
     relabel("bench", str(bundle), *to).refused(3, "Not a directory", "--to DIR")

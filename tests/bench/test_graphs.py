@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from export.loader import open_session
+from relabel.export.loader import open_session
 
 
 def test_the_graph_looks_for_no_nan_in_its_attention(made: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from export import loader
-from export.bench.latency_facts import read_latency
-from export.bench.plans import BenchModel, choose_models
-from export.bench.side_by_side import Against, plan_sides
-from export.loader import AMX, AVX512, Machine, cpu_flags
-from manifests.errors import MissingExtraError
+from relabel.export import loader
+from relabel.export.bench.latency_facts import read_latency
+from relabel.export.bench.plans import BenchModel, choose_models
+from relabel.export.bench.side_by_side import Against, plan_sides
+from relabel.export.loader import AMX, AVX512, Machine, cpu_flags
+from relabel.manifests.errors import MissingExtraError
 from tests.bench.test_plans import CPU, MODELS, spec
 
 HERE = ["CPUExecutionProvider", "openvino"]
@@ -31,7 +31,7 @@ def test_the_fp32_file_is_measured_in_what_the_cpu_computes() -> None:
     assert chosen(set()) == [plain]
     assert chosen({AVX512}) == chosen({AMX}) == [plain, narrow]
     assert chosen(set(), precisions="bf16") == [narrow], "opening it says that this CPU does not compute it"
-    with pytest.raises(MissingExtraError, match=r"pip install 'relabel\[openvino\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'relabel-ir\[openvino\]'"):
         choose_models(MODELS, spec(providers="openvino"), CPU)
     fallen = choose_models(MODELS, spec(providers="openvino", precisions="fp32", allows_fallback=True), CPU)
     assert fallen == [BenchModel("openvino", "cpu", "fp32", "model.onnx")]
@@ -76,7 +76,7 @@ def test_answers_that_strayed_are_a_finding(
     pytest.importorskip("openvino")
     real = loader.check_answers
 
-    monkeypatch.setattr("export.bench.benching.check_answers", lambda student: _strict(real(student)))
+    monkeypatch.setattr("relabel.export.bench.benching.check_answers", lambda student: _strict(real(student)))
     line = ("--seconds", "1", "--threads", "1", "--batches", "1", "--output", "json")
     done = relabel("bench", "bundle", "--providers", "openvino", "--precisions", "fp32", *line)
     (found,) = [one for one in done.json["findings"] if one["kind"] == "answers_strayed"]
@@ -99,7 +99,7 @@ def test_where_a_cpu_does_not_compute_bf16_the_row_of_its_stand_in_says_fp32(
             raise loader.BundleError("openvino computes in f32 on this CPU, not in bf16.")
         return opened(path, provider, **options)
 
-    monkeypatch.setattr("export.bench.runners.open_session", refuses)
+    monkeypatch.setattr("relabel.export.bench.runners.open_session", refuses)
     line = ("--seconds", "1", "--threads", "1", "--batches", "1", "--to", "results", "--output", "json")
     done = relabel("bench", "bundle", "--providers", "openvino", "--precisions", "bf16", "--allow-fallback", *line)
     assert done.code == 0, done

@@ -16,31 +16,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.bench.arrivals import OpenLoopTimes
-from export.bench.comparisons import ratio_of, take_turns
-from export.bench.figure_names import measured_figures, planned_figures
-from export.bench.findings import comparison_findings, machine_findings, model_findings
-from export.bench.latency import time_calls
-from export.bench.latency_cards import comparison_rows, rate_rows
-from export.bench.latency_comparison import ComparedPair
-from export.bench.latency_facts import BoundedRate, LatencyRow
-from export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
-from export.bench.machine_facts import MachineWatch, gpu_state
-from export.bench.measured_machine import GpuState
-from export.bench.memory import device_bytes
-from export.bench.open_rates import OfferedRate, rate_row
-from export.bench.plans import BenchModel, Budget, Cell, choose_models, plan_cells
-from export.bench.side_by_side import Against, plan_sides
-from export.bench.specs import BenchSpec
-from export.bench.workloads import draw_lengths
-from export.bundles import open_bundle
-from export.loader import OPENVINO, Encoder, Machine
-from export.placement import count_cpu_nodes, cpu_nodes
-from export.student_facts import EngineFile, ModelFile
-from export.token_lengths import TokenLengths
-from manifests.errors import MissingExtraError, UsageError
-from manifests.metrics.gates import judge_gates, parse_flag
-from manifests.records import plain
+from relabel.export.bench.arrivals import OpenLoopTimes
+from relabel.export.bench.comparisons import ratio_of, take_turns
+from relabel.export.bench.figure_names import measured_figures, planned_figures
+from relabel.export.bench.findings import comparison_findings, machine_findings, model_findings
+from relabel.export.bench.latency import time_calls
+from relabel.export.bench.latency_cards import comparison_rows, rate_rows
+from relabel.export.bench.latency_comparison import ComparedPair
+from relabel.export.bench.latency_facts import BoundedRate, LatencyRow
+from relabel.export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
+from relabel.export.bench.machine_facts import MachineWatch, gpu_state
+from relabel.export.bench.measured_machine import GpuState
+from relabel.export.bench.memory import device_bytes
+from relabel.export.bench.open_rates import OfferedRate, rate_row
+from relabel.export.bench.plans import BenchModel, Budget, Cell, choose_models, plan_cells
+from relabel.export.bench.side_by_side import Against, plan_sides
+from relabel.export.bench.specs import BenchSpec
+from relabel.export.bench.workloads import draw_lengths
+from relabel.export.bundles import open_bundle
+from relabel.export.loader import OPENVINO, Encoder, Machine
+from relabel.export.placement import count_cpu_nodes, cpu_nodes
+from relabel.export.student_facts import EngineFile, ModelFile
+from relabel.export.token_lengths import TokenLengths
+from relabel.manifests.errors import MissingExtraError, UsageError
+from relabel.manifests.metrics.gates import judge_gates, parse_flag
+from relabel.manifests.records import plain
 from tests.bench.made_up import bench_facts, compared, latency_row, machine, model_facts
 
 MODELS = [

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.bench.arrivals import Batching, poisson_arrivals, serve
-from export.bench.latency_facts import LatencyRow
-from export.bench.quantiles import quantile
-from export.bench.rate_sweeps import (
+from relabel.export.bench.arrivals import Batching, poisson_arrivals, serve
+from relabel.export.bench.latency_facts import LatencyRow
+from relabel.export.bench.quantiles import quantile
+from relabel.export.bench.rate_sweeps import (
     FEWEST_REQUESTS,
     HALVINGS,
     Bound,

@@ -20,7 +20,7 @@ def peak_kib(*arguments: str | Path) -> int:
     the fork.
     """
     code = (
-        "import pathlib, re, sys\nfrom jobs.cli import main\n"
+        "import pathlib, re, sys\nfrom relabel.jobs.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end\n"
         "print(re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1], file=sys.stderr)"
     )

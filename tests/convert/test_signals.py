@@ -23,7 +23,14 @@ def test_a_conversion_that_a_signal_ends_leaves_no_scratch_files_and_no_target(t
     ).write_parquet(tmp_path / "labels.parquet")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    call = [sys.executable, "-m", "jobs", "convert", str(tmp_path / "labels.parquet"), str(tmp_path / "labels.qrels")]
+    call = [
+        sys.executable,
+        "-m",
+        "relabel",
+        "convert",
+        str(tmp_path / "labels.parquet"),
+        str(tmp_path / "labels.qrels"),
+    ]
     process = subprocess.Popen(call, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60.0
     while not any(scratch.rglob("*.parquet")):

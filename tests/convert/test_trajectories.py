@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labelers.engines.fake import Fake
-from manifests.asks import Ask, Request
+from relabel.labelers.engines.fake import Fake
+from relabel.manifests.asks import Ask, Request
 from tests.convert.conftest import rows_of
 from tests.reuse.test_tree_column import treed_rows
 
@@ -204,7 +204,7 @@ def test_labels_that_do_not_lead_back_are_left_out_and_counted(
         return json.dumps({name: value for name, value in step.items() if name != "chars"})
 
     with monkeypatch.context() as patch:
-        from labelers import route
+        from relabel.labelers import route
 
         held = route.step_json
         patch.setattr(route, "step_json", old)

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labelers.graph_grpo import GraphGrpo
-from manifests.phi import DEFAULT_PHI
-from manifests.schemas import LABELS, label_schema
-from manifests.storage.context import Storage
+from relabel.labelers.graph_grpo import GraphGrpo
+from relabel.manifests.phi import DEFAULT_PHI
+from relabel.manifests.schemas import LABELS, label_schema
+from relabel.manifests.storage.context import Storage
 from tests.engines.conftest import CHATML, make_tokenizer
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}
@@ -246,9 +246,9 @@ def spec(tmp_path: Path, small_spec: Callable[..., dict[str, Any]]) -> Callable[
 @pytest.fixture
 def run(spec: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Distill a small spec in this process."""
-    from distill.students.distilling import distill
-    from distill.students.specs import DistillSpec
-    from manifests.spec_faults import validate_spec
+    from relabel.distill.students.distilling import distill
+    from relabel.distill.students.specs import DistillSpec
+    from relabel.manifests.spec_faults import validate_spec
 
     def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
         return distill(

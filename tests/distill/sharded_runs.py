@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-import distill.students.distilling
-from distill.students.specs import DistillSpec
-from distill.students.training import StudentTraining
-from manifests import failpoints
-from manifests.interruptions import forget_interruptions, on_signal
-from manifests.records import plain
-from manifests.spec_faults import validate_spec
-from manifests.storage.context import Storage
+import relabel.distill.students.distilling
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.training import StudentTraining
+from relabel.manifests import failpoints
+from relabel.manifests.interruptions import forget_interruptions, on_signal
+from relabel.manifests.records import plain
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.storage.context import Storage
 
 
 class Killed(BaseException):
@@ -70,7 +70,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     whole_train, whole_hit, whole_dev = (
         StudentTraining.run,
         failpoints.hit,
-        distill.students.distilling.dev_figures,
+        relabel.distill.students.distilling.dev_figures,
     )
 
     def noting(training: Any, **options: Any) -> Any:
@@ -92,12 +92,12 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
 
     StudentTraining.run, failpoints.hit = noting, dying_at(entry.get("die_at"))  # type: ignore[method-assign]
     if entry.get("disagrees") and not is_first:
-        distill.students.distilling.dev_figures = upside_down
+        relabel.distill.students.distilling.dev_figures = upside_down
     try:
         spec = validate_spec(DistillSpec, entry["spec"], where="the plan")
         if is_first and "copies" in entry:
             shutil.copytree(entry["copies"], spec.output)
-        report = distill.students.distilling.distill(
+        report = relabel.distill.students.distilling.distill(
             spec, Storage(), start=entry.get("start", "new"), say=say, is_writer=is_first
         )
         seen["metrics"] = plain(report.manifest.metrics)
@@ -108,7 +108,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     finally:
         forget_interruptions()
         StudentTraining.run, failpoints.hit = whole_train, whole_hit  # type: ignore[method-assign]
-        distill.students.distilling.dev_figures = whole_dev
+        relabel.distill.students.distilling.dev_figures = whole_dev
     return {**seen, "said": said}
 
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.students.specs import DistillSpec
-from manifests.errors import ConfigError, InputError, ManifestError, ModelError
-from manifests.schemas import LABELS
-from manifests.spec_faults import validate_spec
+from relabel.distill.students.specs import DistillSpec
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, ModelError
+from relabel.manifests.schemas import LABELS
+from relabel.manifests.spec_faults import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 JOB = """
@@ -32,7 +32,7 @@ def label_run(tmp_path: Path, pairs_file: Path) -> Callable[..., Path]:
     """A run of the fake teacher over the pairs."""
     from click.testing import CliRunner
 
-    from jobs.cli import relabel
+    from relabel.jobs.cli import relabel
 
     def make(name: str = "run", *, garbage: float = 0.0, shard: str | None = None, labeler: str = "graph-grpo") -> Path:
         output = tmp_path / name

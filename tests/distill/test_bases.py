@@ -13,14 +13,14 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from distill.students.bases import build_module, check_base, make_record
-from distill.students.embedding import Embedder
-from distill.students.specs import DistillSpec
-from distill.students.students import load_student, write_student
-from manifests.errors import ModelError
-from manifests.models.references import ResolvedModel
-from manifests.phi import DEFAULT_PHI
-from manifests.specs import Columns
+from relabel.distill.students.bases import build_module, check_base, make_record
+from relabel.distill.students.embedding import Embedder
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.students import load_student, write_student
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models.references import ResolvedModel
+from relabel.manifests.phi import DEFAULT_PHI
+from relabel.manifests.specs import Columns
 
 Damage = Callable[[Path], Any]
 
@@ -185,7 +185,7 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(
     with pytest.raises(ModelError, match=f"the-model.*{says}"):
         build_module(values, base, record)
     with monkeypatch.context() as patch:  # one that was trained before this was looked at
-        patch.setattr("distill.students.bases.check_batches", lambda *_: None)
+        patch.setattr("relabel.distill.students.bases.check_batches", lambda *_: None)
         module = build_module(values, base, record)
     write_student(tmp_path / "student", record, module, base.tokenizer)
     with pytest.raises(ModelError, match=says):

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from distill.training.changes import changes
-from distill.training.model_manifests import BaseModelUsed, Product
-from distill.training.output_locations import CHECKPOINTS
-from distill.training.unfinished import RECORD_NAME, TrainingRecord
-from manifests.errors import StaleRunError
-from manifests.secrets.redaction import forget_secrets, keep_secret
+from relabel.distill.training.changes import changes
+from relabel.distill.training.model_manifests import BaseModelUsed, Product
+from relabel.distill.training.output_locations import CHECKPOINTS
+from relabel.distill.training.unfinished import RECORD_NAME, TrainingRecord
+from relabel.manifests.errors import StaleRunError
+from relabel.manifests.secrets.redaction import forget_secrets, keep_secret
 from tests.killing import killed_at
 
 TRAIN = {"max_steps": 4, "save_every": 2}

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from distill.students.decoder import HEAD, DecoderStudent, load_lm
-from distill.students.grade_prompts import grade_token_ids, render_prompt
-from distill.students.students import load_student
-from distill.students.texts import DecoderTexts
-from jobs.fetching.models import fetch_model
-from manifests.errors import ConfigError, MissingExtraError, ModelError
-from manifests.models.references import resolve_model
-from manifests.storage.context import Storage
+from relabel.distill.students.decoder import HEAD, DecoderStudent, load_lm
+from relabel.distill.students.grade_prompts import grade_token_ids, render_prompt
+from relabel.distill.students.students import load_student
+from relabel.distill.students.texts import DecoderTexts
+from relabel.jobs.fetching.models import fetch_model
+from relabel.manifests.errors import ConfigError, MissingExtraError, ModelError
+from relabel.manifests.models.references import resolve_model
+from relabel.manifests.storage.context import Storage
 from tests.distill.test_distill import assert_no_pickle
 
 PAIRS = [
@@ -152,7 +152,7 @@ def test_adapters_train_alone_and_are_merged_into_an_ordinary_model(
 ) -> None:
     from safetensors.numpy import load_file
 
-    from distill.training import checkpoints
+    from relabel.distill.training import checkpoints
 
     written: list[set[str]] = []
     save = checkpoints.save_weights

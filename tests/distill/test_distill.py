@@ -15,21 +15,21 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForSequenceClassification
 
-from distill.students.data_facts import ExampleCounts
-from distill.students.example_rows import load_examples
-from distill.students.heads import remark_on_nodes
-from distill.students.specs import DistillSpec
-from distill.students.splits import TEST
-from distill.students.student_manifest import read_student_manifest
-from distill.students.student_record import read_student
-from distill.students.students import load_student, student_digest, student_files
-from distill.training.ownership import note_claim
-from distill.training.reporting import EVENTS
-from manifests.digests import readable_json
-from manifests.errors import ManifestError, StaleRunError
-from manifests.metrics.baselines import bm25
-from manifests.records import plain
-from manifests.storage.context import Storage
+from relabel.distill.students.data_facts import ExampleCounts
+from relabel.distill.students.example_rows import load_examples
+from relabel.distill.students.heads import remark_on_nodes
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.splits import TEST
+from relabel.distill.students.student_manifest import read_student_manifest
+from relabel.distill.students.student_record import read_student
+from relabel.distill.students.students import load_student, student_digest, student_files
+from relabel.distill.training.ownership import note_claim
+from relabel.distill.training.reporting import EVENTS
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import ManifestError, StaleRunError
+from relabel.manifests.metrics.baselines import bm25
+from relabel.manifests.records import plain
+from relabel.manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
 from tests.distill.test_reporting import events_of
 
@@ -50,7 +50,7 @@ def trained(
     tmp_path_factory: pytest.TempPathFactory, encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path
 ) -> tuple[Path, Any, list[str]]:
     """A student with three heads that was trained long enough to have learned its tiny world."""
-    from distill.students.distilling import distill
+    from relabel.distill.students.distilling import distill
 
     output, said = tmp_path_factory.mktemp("student") / "out", []
     spec = DistillSpec(
@@ -298,12 +298,12 @@ def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
     """
     from safetensors.torch import load_file
 
-    from distill.students.bases import build_module, check_base, make_record
-    from distill.students.specs import DistillSpec
-    from manifests.models.references import resolve_model
-    from manifests.phi import DEFAULT_PHI
-    from manifests.spec_faults import validate_spec
-    from manifests.specs import Columns
+    from relabel.distill.students.bases import build_module, check_base, make_record
+    from relabel.distill.students.specs import DistillSpec
+    from relabel.manifests.models.references import resolve_model
+    from relabel.manifests.phi import DEFAULT_PHI
+    from relabel.manifests.spec_faults import validate_spec
+    from relabel.manifests.specs import Columns
 
     alone = {"subject": 0.0, "attribute": 0.0, "consistency": 0.0}
     first = run(loss=alone, train={"max_steps": 2}).output

@@ -13,17 +13,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.students.data_facts import SplitSide
-from distill.students.example_rows import load_examples
-from distill.students.examples import Examples
-from distill.students.figures import graded_figures, teacher_figures
-from distill.students.kinds import KINDS
-from distill.students.specs import DistillSpec, student_schema
-from distill.students.splits import TRAIN, describe_split, folded, split_queries
-from labelers.graph_grpo import GraphGrpo
-from manifests.errors import ConfigError
-from manifests.spec_faults import validate_spec
-from manifests.storage.context import Storage
+from relabel.distill.students.data_facts import SplitSide
+from relabel.distill.students.example_rows import load_examples
+from relabel.distill.students.examples import Examples
+from relabel.distill.students.figures import graded_figures, teacher_figures
+from relabel.distill.students.kinds import KINDS
+from relabel.distill.students.specs import DistillSpec, student_schema
+from relabel.distill.students.splits import TRAIN, describe_split, folded, split_queries
+from relabel.labelers.graph_grpo import GraphGrpo
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.storage.context import Storage
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}
@@ -179,8 +179,8 @@ def test_queries_of_one_text_stay_together_where_ids_are_not_trusted() -> None:
 
 
 def test_figures_are_those_of_evaluate() -> None:
-    from manifests.metrics.evaluation import evaluate
-    from manifests.metrics.judged import Judged
+    from relabel.manifests.metrics.evaluation import evaluate
+    from relabel.manifests.metrics.judged import Judged
 
     chance = np.random.default_rng(2)
     probs, gold = chance.dirichlet(np.ones(3), size=60), chance.integers(0, 3, size=60)
@@ -222,7 +222,7 @@ def test_every_spec_of_the_docs_runs(
     """With tiny models, made-up labels and one step; all other keys as they stand."""
     if "lora" in (STUDENTS / f"{name}.yaml").read_text():
         pytest.importorskip("peft")
-    from distill.students.distilling import distill
+    from relabel.distill.students.distilling import distill
 
     values = yaml.safe_load((STUDENTS / f"{name}.yaml").read_text())
     kind = KINDS[values["student"]["kind"]]

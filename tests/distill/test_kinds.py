@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from distill.students import kinds
-from distill.students.kinds import KINDS, takers
-from distill.students.specs import DistillSpec, student_schema
-from distill.students.students import StudentModule, module_class
-from manifests.errors import ConfigError
-from manifests.spec_faults import validate_spec
+from relabel.distill.students import kinds
+from relabel.distill.students.kinds import KINDS, takers
+from relabel.distill.students.specs import DistillSpec, student_schema
+from relabel.distill.students.students import StudentModule, module_class
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.spec_faults import validate_spec
 
 MEMBERS = [name for name in vars(StudentModule) if not name.startswith("_")]
 

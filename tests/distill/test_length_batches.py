@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.students.length_batches import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, batch_tokens_on, length_batches
+from relabel.distill.students.length_batches import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, batch_tokens_on, length_batches
 
 
 @given(st.lists(st.integers(0, 300)), st.integers(1, 2000))

@@ -20,17 +20,17 @@ from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.students.encoder import EncoderStudent, load_backbone
-from distill.students.feed import Feed
-from distill.students.optimizing import make_optimizer, rate_share
-from distill.students.specs import DistillSpec, TrainSection
-from distill.training import checkpoints
-from distill.training.batches import BatchPlan
-from distill.training.checkpoint_folders import DIGESTS, list_checkpoints, step_of
-from distill.training.precision import precision_of
-from manifests.errors import ConfigError
-from manifests.interruptions import forget_interruptions, on_signal
-from manifests.spec_faults import validate_spec
+from relabel.distill.students.encoder import EncoderStudent, load_backbone
+from relabel.distill.students.feed import Feed
+from relabel.distill.students.optimizing import make_optimizer, rate_share
+from relabel.distill.students.specs import DistillSpec, TrainSection
+from relabel.distill.training import checkpoints
+from relabel.distill.training.batches import BatchPlan
+from relabel.distill.training.checkpoint_folders import DIGESTS, list_checkpoints, step_of
+from relabel.distill.training.precision import precision_of
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.interruptions import forget_interruptions, on_signal
+from relabel.manifests.spec_faults import validate_spec
 from tests.distill.conftest import make_pairs
 from tests.distill.test_refusals import gold_file
 from tests.distill.test_training import ROOT, curve
@@ -252,7 +252,7 @@ def test_processes_share_all_batches_and_a_resumed_one_meets_those_that_were_lef
 
 def test_a_student_trains_without_transformers_trainer() -> None:
     """Whose import takes five CPU seconds."""
-    code = "import sys, distill.students.loop; print({'transformers.trainer', 'trl'} & {*sys.modules})"
+    code = "import sys, relabel.distill.students.loop; print({'transformers.trainer', 'trl'} & {*sys.modules})"
     call = [sys.executable, "-c", code]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "set()"
@@ -261,8 +261,8 @@ def test_a_student_trains_without_transformers_trainer() -> None:
 NO_ROOM = """
 import os, sys
 from tests.distill.test_training import without_room_for
-from distill.students.encoder import EncoderStudent
-from jobs.cli import main
+from relabel.distill.students.encoder import EncoderStudent
+from relabel.jobs.cli import main
 if os.environ["RANK"] in sys.argv[1].split(","):
     EncoderStudent.forward = without_room_for(4)
 main(sys.argv[2:])
@@ -293,8 +293,8 @@ def test_memory_that_ends_in_one_process_ends_all_with_one_message(
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-from jobs.cli import main
-from manifests import failpoints
+from relabel.jobs.cli import main
+from relabel.manifests import failpoints
 who, is_draining = int(sys.argv[1]), sys.argv[2] == "drain"
 steps = []
 

@@ -13,10 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distill.students.loss_section import LossSection
-from distill.students.losses import consistency, cross_entropy, induced_log_probs, phi_mask, soft_targets, weighted_sum
-from distill.students.objective import Objective
-from manifests.phi import DEFAULT_PHI
+from relabel.distill.students.loss_section import LossSection
+from relabel.distill.students.losses import (
+    consistency,
+    cross_entropy,
+    induced_log_probs,
+    phi_mask,
+    soft_targets,
+    weighted_sum,
+)
+from relabel.distill.students.objective import Objective
+from relabel.manifests.phi import DEFAULT_PHI
 
 MASK = phi_mask(DEFAULT_PHI, 3)
 

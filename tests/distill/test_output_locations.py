@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from distill.students import distilling
-from distill.training import output_locations as output_locations
-from distill.training.output_locations import OutputLocation
-from manifests.digests import readable_json
-from manifests.errors import StaleRunError
-from manifests.records import plain
-from manifests.storage.context import Storage
-from manifests.storage.local_bundle_store import LocalBundleStore
+from relabel.distill.students import distilling
+from relabel.distill.training import output_locations as output_locations
+from relabel.distill.training.output_locations import OutputLocation
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import StaleRunError
+from relabel.manifests.records import plain
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_bundle_store import LocalBundleStore
 
 URL = "s3://bucket/students/ecom"
 
@@ -64,7 +64,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int = 1) -> None:
         if name == place and not left[0]:
             raise Killed
 
-    monkeypatch.setattr("manifests.failpoints.hit", hit)
+    monkeypatch.setattr("relabel.manifests.failpoints.hit", hit)
 
 
 def test_a_student_that_comes_too_late_leaves_every_byte_of_another_as_it_is(
@@ -120,7 +120,7 @@ def test_a_student_put_there_while_another_was_copied_is_not_replaced(
             (there / "manifest.json").write_text('{"kind": "student", "fingerprint": "other"}')
 
     trained("old").deliver(is_replacing=False)
-    monkeypatch.setattr("manifests.failpoints.hit", hit)
+    monkeypatch.setattr("relabel.manifests.failpoints.hit", hit)
     with pytest.raises(StaleRunError, match="another student was put there"):
         trained("new").deliver(is_replacing=True)
     assert json.loads((there / "manifest.json").read_text())["fingerprint"] == "other"
@@ -222,7 +222,7 @@ def test_no_manifest_stands_over_files_that_are_being_replaced(
 
     run(train=OLD)
     with monkeypatch.context() as patch:
-        patch.setattr("distill.students.distilling.write_student", die)
+        patch.setattr("relabel.distill.students.distilling.write_student", die)
         with pytest.raises(Killed):
             run(start="restart", train=NEW)
     assert not (tmp_path / "out/manifest.json").exists()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from distill.students.query_counts import COUNT_NAMES, query_counts
+from relabel.distill.students.query_counts import COUNT_NAMES, query_counts
 
 EXAMPLES = {
     "": {},

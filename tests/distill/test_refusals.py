@@ -18,8 +18,8 @@ import pytest
 import torch
 import yaml
 
-from distill.students.training import StudentTraining
-from manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError, StoreError
+from relabel.distill.students.training import StudentTraining
+from relabel.manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError, StoreError
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 SHORT = {"max_steps": 1}
@@ -233,7 +233,7 @@ def test_a_checkpoint_that_the_disk_refuses_is_no_fault_of_ours(
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise SafetensorError(f"Error while serializing: I/O error: refused (os error {number})")
 
-    monkeypatch.setattr("distill.training.checkpoints.save_file", refuse)
+    monkeypatch.setattr("relabel.distill.training.checkpoints.save_file", refuse)
     with pytest.raises(error, match=says) as found:
         run(train=SHORT)
     assert "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume" in str(
@@ -248,7 +248,7 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("distill.students.distilling.write_curves", refuse)
+    monkeypatch.setattr("relabel.distill.students.distilling.write_curves", refuse)
     with pytest.raises(DiskFullError, match=r"Free some space\. checkpoint-\d+ is kept: --resume goes on from it"):
         run(train=SHORT)
     monkeypatch.undo()
@@ -264,7 +264,10 @@ def test_a_training_that_is_asked_to_stop_says_how_to_go_on(
     file.write_text(yaml.safe_dump(values))
     folder = Path(values["output"]) / "checkpoints"
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs", "distill", str(file)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "relabel", "distill", str(file)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         deadline = time.monotonic() + 120
@@ -291,13 +294,13 @@ def test_a_training_that_is_stopped_before_its_first_checkpoint_says_that_none_i
     capsys: pytest.CaptureFixture[str],
     command: str,
 ) -> None:
-    from jobs.cli import main
+    from relabel.jobs.cli import main
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("distill.students.distilling.distill", stop)
-    monkeypatch.setattr("distill.teachers.teaching.train_teacher", stop)
+    monkeypatch.setattr("relabel.distill.students.distilling.distill", stop)
+    monkeypatch.setattr("relabel.distill.teachers.teaching.train_teacher", stop)
     values = spec(train=SHORT)
     if command == "train":
         values = {"name": "t", "method": "sft", "init": values["student"]["model"], "output": values["output"]}
@@ -330,7 +333,7 @@ def test_adapters_of_layers_that_a_decoder_does_not_have_are_refused_before_anyt
     run: Callable[..., Any], decoder_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
-    monkeypatch.setattr("distill.students.distilling.texts_of", lambda *_: pytest.fail("texts were encoded"))
+    monkeypatch.setattr("relabel.distill.students.distilling.texts_of", lambda *_: pytest.fail("texts were encoded"))
     student = {"kind": "decoder", "model": str(decoder_dir()), "lora": {"targets": ["q_proj", "v_porj"]}}
     with pytest.raises(ConfigError, match=r"student\.lora\.targets: .*called v_porj; there are down_proj, .*v_proj"):
         run(student=student, train=SHORT)

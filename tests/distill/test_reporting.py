@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from distill.training.curves import Curve
-from distill.training.reporting import EVENTS, REPORTS, STATE, CurveReporter, check_services
-from manifests.errors import ConfigError, MissingExtraError
+from relabel.distill.training.curves import Curve
+from relabel.distill.training.reporting import EVENTS, REPORTS, STATE, CurveReporter, check_services
+from relabel.manifests.errors import ConfigError, MissingExtraError
 
 VALUES = {"loss": 0.5, "alpha_r>s": 1.25}
 
@@ -197,7 +197,7 @@ def test_a_service_that_fails_is_said_once_left_alone_and_caught_up_with(
 
 def test_a_package_that_is_missing_or_a_model_at_a_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match=r"train.report_to: wandb needs the package wandb.*relabel\[wandb\]"):
+    with pytest.raises(MissingExtraError, match=r"train.report_to: wandb needs the package wandb.*relabel-ir\[wandb\]"):
         check_services(["wandb"], output="out")
     monkeypatch.setitem(__import__("sys").modules, "tensorboard", json)
     with pytest.raises(ConfigError, match="at a URL"):

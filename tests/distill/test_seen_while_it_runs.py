@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from distill.training.curves import CURVES_NAME
-from jobs.report.building import build_report
-from manifests.storage.context import Storage
+from relabel.distill.training.curves import CURVES_NAME
+from relabel.jobs.report.building import build_report
+from relabel.manifests.storage.context import Storage
 from tests.killing import killed_at
 from tests.watching import steps_of, watched
 

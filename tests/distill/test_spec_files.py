@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs.cli import main
+from relabel.jobs.cli import main
 
 
 @pytest.fixture

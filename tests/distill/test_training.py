@@ -20,14 +20,14 @@ import torch
 import yaml
 from safetensors.numpy import load_file
 
-from distill.students.encoder import EncoderStudent
-from distill.students.texts import EncoderTexts
-from distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
-from distill.training import checkpoints
-from distill.training.batches import BatchPlan, batch_sizes
-from distill.training.checkpoint_folders import WEIGHTS, list_checkpoints, step_of
-from manifests.errors import LockHeldError, StaleRunError, TrainingError
-from manifests.failpoints import TRAINING_FAILPOINTS
+from relabel.distill.students.encoder import EncoderStudent
+from relabel.distill.students.texts import EncoderTexts
+from relabel.distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
+from relabel.distill.training import checkpoints
+from relabel.distill.training.batches import BatchPlan, batch_sizes
+from relabel.distill.training.checkpoint_folders import WEIGHTS, list_checkpoints, step_of
+from relabel.manifests.errors import LockHeldError, StaleRunError, TrainingError
+from relabel.manifests.failpoints import TRAINING_FAILPOINTS
 from tests.distill.test_distill import assert_no_pickle
 from tests.killing import killed_at
 
@@ -49,7 +49,7 @@ def command(
     }
     if failpoint:
         environment["RELABEL_FAILPOINT"] = failpoint
-    call = [sys.executable, "-m", "jobs", "distill", str(file), "--output", "json", *flags]
+    call = [sys.executable, "-m", "relabel", "distill", str(file), "--output", "json", *flags]
     return subprocess.run(call, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
 
 
@@ -240,7 +240,7 @@ def test_checkpoints_of_another_spec_are_not_resumed(run: Callable[..., Any], mo
 
 
 def test_two_trainings_never_share_an_output(run: Callable[..., Any], tmp_path: Path) -> None:
-    from manifests.storage.file_locks import FileLock
+    from relabel.manifests.storage.file_locks import FileLock
 
     lock = FileLock(tmp_path / "out" / "checkpoints" / "distill.lock", "the student")
     lock.acquire()

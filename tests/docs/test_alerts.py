@@ -10,8 +10,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from jobs.exits import Exit
-from jobs.running.metrics import MetricsFile
+from relabel.jobs.exits import Exit
+from relabel.jobs.running.metrics import MetricsFile
 from tests.docs.pages import DOCS
 
 RULES = DOCS / "deploy/prometheus/relabel.rules.yaml"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from distill.students.specs import DistillSpec
-from distill.teachers.spec_files import read_teacher_spec
-from jobs.planning.job_files import load_job
-from manifests.spec_faults import validate_spec
-from manifests.specs import JobSpec
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.jobs.planning.job_files import load_job
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import JobSpec
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.jobs.conftest import JOB, folder, no_scheduler  # noqa: F401
 

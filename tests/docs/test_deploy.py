@@ -17,9 +17,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from jobs.cli import relabel
-from jobs.exits import Exit
-from jobs.planning.shard_choice import SHARD_COUNT_VARIABLE
+from relabel.jobs.cli import relabel
+from relabel.jobs.exits import Exit
+from relabel.jobs.planning.shard_choice import SHARD_COUNT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"

@@ -8,8 +8,8 @@ import tomllib
 
 import pytest
 
-from export import puller
-from jobs.cli import COMMANDS
+from relabel.export import puller
+from relabel.jobs.cli import COMMANDS
 from tests.docs.pages import DOCS, ROOT
 
 FILES = sorted((DOCS / "deploy/docker").glob("*.Dockerfile"))

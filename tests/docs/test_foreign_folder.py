@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-from distill.students.specs import DistillSpec
-from distill.teachers.spec_files import read_teacher_spec, teacher_keys
-from jobs.planning.job_files import load_job
-from jobs.planning.settings import JOB, SpecKind, read_settings
-from jobs.planning.spec_places import absolute, resolved
-from jobs.planning.spec_yaml import parse_yaml
-from labelers.registry import labeler_names
-from manifests.spec_faults import validate_spec
-from manifests.specs import Spec
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_keys
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.settings import JOB, SpecKind, read_settings
+from relabel.jobs.planning.spec_places import absolute, resolved
+from relabel.jobs.planning.spec_yaml import parse_yaml
+from relabel.labelers.registry import labeler_names
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import Spec
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, calls
 from tests.docs.worlds import call, write_pairs
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import COMMANDS
+from relabel.jobs.cli import COMMANDS
 from tests.distill.conftest import encoder_dir  # noqa: F401
 from tests.docs.pages import DOCS, PAGES, ROOT, Command, blocks, commands
 from tests.docs.worlds import WORLDS, Rows, call, endpoint
@@ -165,7 +165,7 @@ def test_every_extra_that_the_pages_install_and_every_target_that_they_make_is_t
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     makefile = (ROOT / "Makefile").read_text()
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    extras = {name for group in re.findall(r"relabel\[([\w,]+)\]", text) for name in group.split(",")}
+    extras = {name for group in re.findall(r"relabel-ir\[([\w,]+)\]", text) for name in group.split(",")}
     assert extras
     assert extras <= set(project["optional-dependencies"])
     targets = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))

@@ -22,11 +22,11 @@ from tests.docs.pages import PAGES, ROOT, blocks
 GOLDEN = ROOT / "tests" / "golden" / "public_names.txt"
 ROOMS = ("manifests", "labelers", "distill", "export", "jobs")
 PORTS = (
-    "labelers.registry.Labeler",
-    "labelers.engines.registry.EngineClass",
-    "manifests.asks.Engine",
-    "export.exporters.Exporter",
-    "export.bundle_formats.BundleFormat",
+    "relabel.labelers.registry.Labeler",
+    "relabel.labelers.engines.registry.EngineClass",
+    "relabel.manifests.asks.Engine",
+    "relabel.export.exporters.Exporter",
+    "relabel.export.bundle_formats.BundleFormat",
 )
 """What an object behind an entry point answers to."""
 
@@ -119,13 +119,13 @@ def test_what_the_pages_import_and_what_entry_points_answer_to_is_public() -> No
 
 
 def test_every_error_that_may_be_caught_is_public() -> None:
-    errors = importlib.import_module("manifests.errors")
+    errors = importlib.import_module("relabel.manifests.errors")
     tree = {
         name
         for name, value in vars(errors).items()
         if inspect.isclass(value) and issubclass(value, errors.RelabelError)
     }
-    assert tree == set(dict(declared())["manifests.errors"])
+    assert tree == set(dict(declared())["relabel.manifests.errors"])
 
 
 class OneField(BaseModel):

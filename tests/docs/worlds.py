@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli import main
-from jobs.demo.demo_data import load_pairs
+from relabel.jobs.cli import main
+from relabel.jobs.demo.demo_data import load_pairs
 from tests.docs.pages import DOCS
 from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from manifests.asks import Answer, Ask, Message, Request
-from manifests.formats import AnswerFormat, Choice, Fragment, Text
-from manifests.specs import EngineSpec
+from relabel.manifests.asks import Answer, Ask, Message, Request
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
+from relabel.manifests.specs import EngineSpec
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -132,7 +132,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def start(model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    from labelers.engines.transformers import Transformers
+    from relabel.labelers.engines.transformers import Transformers
 
     started = []
 

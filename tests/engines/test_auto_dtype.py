@@ -13,12 +13,12 @@ import pytest
 import torch
 import yaml
 
-from jobs.cli import main
-from labelers.engines.checkpoints import is_kept_in_16_bits
-from labelers.engines.transformers import Transformers
-from manifests.asks import Decision, Request
-from manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16
-from manifests.specs import EngineSpec
+from relabel.jobs.cli import main
+from relabel.labelers.engines.checkpoints import is_kept_in_16_bits
+from relabel.labelers.engines.transformers import Transformers
+from relabel.manifests.asks import Decision, Request
+from relabel.manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16
+from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import ask_for, make_model, make_tokenizer, run_all
 
 FAST, PLAIN = frozenset({"avx2", "avx512_bf16"}), frozenset({"avx2"})
@@ -37,7 +37,7 @@ def half_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[frozenset[str]], None]:
     """This machine's CPU has those flags from now on."""
-    return lambda flags: monkeypatch.setattr("labelers.engines.transformers.cpu_flags", lambda: flags)
+    return lambda flags: monkeypatch.setattr("relabel.labelers.engines.transformers.cpu_flags", lambda: flags)
 
 
 @pytest.fixture

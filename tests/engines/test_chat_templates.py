@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.students.grade_prompts import render_prompt
-from distill.students.texts import DecoderTexts
-from jobs.planning import jobs
-from labelers.engines.decisions import resolve_labels
-from labelers.engines.tokens import PromptEncoder
-from labelers.registry import labeler_class
-from labelers.verdicts import Reader
-from manifests.asks import Ask, Message, Request
-from manifests.errors import ConfigError, ModelError
-from manifests.labels import Pair
+from relabel.distill.students.grade_prompts import render_prompt
+from relabel.distill.students.texts import DecoderTexts
+from relabel.jobs.planning import jobs
+from relabel.labelers.engines.decisions import resolve_labels
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.registry import labeler_class
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Ask, Message, Request
+from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.labels import Pair
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
 from .chat_shapes import SHAPES, chatml
@@ -117,9 +117,9 @@ class Model:
             return self.lm(torch.tensor([ids])).logits[0, -1, labels].float().softmax(-1).numpy()
 
     def engine(self, kind: str, serve: Callable[[Any], Any]) -> Any:
-        from labelers.engines.openai import OpenAi
-        from labelers.engines.transformers import Transformers
-        from manifests.specs import EngineSpec
+        from relabel.labelers.engines.openai import OpenAi
+        from relabel.labelers.engines.transformers import Transformers
+        from relabel.manifests.specs import EngineSpec
         from tests.engines_openai.scripted_server import MODEL
         from tests.engines_openai.token_server import TokenServer
 
@@ -218,11 +218,11 @@ def test_a_decision_without_reasoning_is_read_behind_the_closed_thought(
 def test_training_learns_no_second_opening_tag(thinker: Model, tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from distill.teachers.answer_tokens import AnswerTokens
-    from distill.teachers.answered_rows import AnsweredRow
-    from distill.teachers.rollouts import Dialogues
-    from distill.teachers.sft_examples import AnswerEncoder
-    from distill.teachers.turns import AnsweredTurn
+    from relabel.distill.teachers.answer_tokens import AnswerTokens
+    from relabel.distill.teachers.answered_rows import AnsweredRow
+    from relabel.distill.teachers.rollouts import Dialogues
+    from relabel.distill.teachers.sft_examples import AnswerEncoder
+    from relabel.distill.teachers.turns import AnsweredTurn
 
     tokenizer, encoder = thinker.tokenizer, PromptEncoder(thinker.tokenizer)
     base: Any = SimpleNamespace(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from labelers.engines.checkpoints import adapter_dir, count_parameters
-from manifests.errors import ModelError
+from relabel.labelers.engines.checkpoints import adapter_dir, count_parameters
+from relabel.manifests.errors import ModelError
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral"])

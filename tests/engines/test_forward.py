@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manifests.errors import ModelError
+from relabel.manifests.errors import ModelError
 
 
 def tiny(kind: str, **extra: Any) -> Any:
@@ -44,8 +44,8 @@ def tiny(kind: str, **extra: Any) -> Any:
 def test_rows_with_a_shared_prefix_say_what_the_model_says_alone(kind, extra, attention):
     import torch
 
-    from labelers.engines.forward import Forward
-    from labelers.engines.grouped_attention import GROUPED
+    from relabel.labelers.engines.forward import Forward
+    from relabel.labelers.engines.grouped_attention import GROUPED
 
     model = tiny(kind, **extra)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, *range(20 + 30 * row, 30 + 31 * row)] for row in range(4)]
@@ -70,7 +70,7 @@ def test_rows_with_a_shared_prefix_say_what_the_model_says_alone(kind, extra, at
 def test_a_family_that_can_not_be_run_by_rows_is_refused(kind, extra):
     import torch
 
-    from labelers.engines.forward import Forward
+    from relabel.labelers.engines.forward import Forward
 
     with pytest.raises(ModelError, match=f"{kind}.*vllm"):
         Forward(tiny(kind, **extra), torch.device("cpu")).check()
@@ -79,7 +79,7 @@ def test_a_family_that_can_not_be_run_by_rows_is_refused(kind, extra):
 def test_a_model_that_ignores_its_masks_is_found_out():
     import torch
 
-    from labelers.engines.forward import Forward
+    from relabel.labelers.engines.forward import Forward
 
     model = tiny("qwen2")
     forward = Forward(model, torch.device("cpu"))

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labelers.actions import options_of, read_actions
-from labelers.engines.grammar_texts import _numbers, render_grammar
-from labelers.engines.grammars import GrammarCompiler
-from labelers.subtree import Subtree
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer
-from manifests.errors import ConfigError
-from manifests.formats import AnswerFormat, Choice, Fragment, Indices, JsonIndices, Lines, OptionLines, Text
+from relabel.labelers.actions import options_of, read_actions
+from relabel.labelers.engines.grammar_texts import _numbers, render_grammar
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.subtree import Subtree
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Answer
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Indices, JsonIndices, Lines, OptionLines, Text
 from tests.strategies import SNARES
 from tests.trees import Sketch, tree_of
 
@@ -253,7 +253,7 @@ def test_static_formats_are_compiled_once(compiler, monkeypatch):
 
 
 def test_a_long_document_binds_its_quotation_and_one_too_long_leaves_it_free(compiler, tokenizer, monkeypatch, caplog):
-    from labelers.engines import grammars
+    from relabel.labelers.engines import grammars
 
     form = AnswerFormat((Fragment("extract", 40, True),))
     document = " ".join(str(number * 7919 % 100_003) for number in range(17_000))

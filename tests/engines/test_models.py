@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.fetching import models as fetching
-from jobs.fetching import wheels
-from jobs.fetching.models import fetch_model
-from manifests.errors import ModelError
-from manifests.models import references as models
-from manifests.models.references import ResolvedModel, resolve_model
-from manifests.storage.context import Storage
+from relabel.jobs.fetching import models as fetching
+from relabel.jobs.fetching import wheels
+from relabel.jobs.fetching.models import fetch_model
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models import references as models
+from relabel.manifests.models.references import ResolvedModel, resolve_model
+from relabel.manifests.storage.context import Storage
 
 
 def found(reference: str, *, cache_dir: Path) -> ResolvedModel:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jobs.cli import main
+from relabel.jobs.cli import main
 
 HEAVY = (
     "torch",
@@ -32,7 +32,7 @@ HEAVY = (
 )
 PROGRAM = """
 import json, sys
-from jobs.cli import main
+from relabel.jobs.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as end:

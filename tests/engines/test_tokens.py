@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labelers.engines.decisions import distribution, resolve_labels
-from labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
-from manifests.asks import Ask, Decision, Message
-from manifests.errors import ModelError
+from relabel.labelers.engines.decisions import distribution, resolve_labels
+from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
+from relabel.manifests.asks import Ask, Decision, Message
+from relabel.manifests.errors import ModelError
 
 from .conftest import CHATML, ask_for, make_tokenizer
 

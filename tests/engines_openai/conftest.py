@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from labelers.engines.openai import OpenAi
-from manifests.asks import Answer, Ask, Message, Request
-from manifests.formats import AnswerFormat, Choice, Text
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.openai import OpenAi
+from relabel.manifests.asks import Answer, Ask, Message, Request
+from relabel.manifests.formats import AnswerFormat, Choice, Text
+from relabel.manifests.specs import EngineSpec
 
 from .scripted_server import MODEL, Call, Json, Script, ScriptedServer, chat
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
-from manifests.asks import Decision, Message, Request, Sampling
-from manifests.errors import ModelError
-from manifests.formats import AnswerFormat, Choice
+from relabel.labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
+from relabel.manifests.asks import Decision, Message, Request, Sampling
+from relabel.manifests.errors import ModelError
+from relabel.manifests.formats import AnswerFormat, Choice
 
 from .conftest import GOOD, ask_for, echo, run_all
 from .scripted_server import Call, Raw, chat, error

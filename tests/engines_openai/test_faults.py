@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from manifests.asks import Engine, Message
-from manifests.errors import EngineCrashError, ModelError, ServerGoneError
+from relabel.manifests.asks import Engine, Message
+from relabel.manifests.errors import EngineCrashError, ModelError, ServerGoneError
 
 from .conftest import GOOD, Waits, ask_for, echo, requests_for, run_all
 from .scripted_server import Call, Hang, Json, Raw, Reset, chat, error

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.api_replies import MAX_COUNT
-from manifests.asks import Answer
-from manifests.errors import ModelError, ServerGoneError
+from relabel.labelers.engines.api_replies import MAX_COUNT
+from relabel.manifests.asks import Answer
+from relabel.manifests.errors import ModelError, ServerGoneError
 from tests.faults.conftest import some
 
 from .conftest import GOOD, echo, requests_for, run_all

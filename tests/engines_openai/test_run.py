@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jobs.cli import main
+from relabel.jobs.cli import main
 
 from .scripted_server import MODEL, Call, Json, ScriptedServer, chat, error
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.api_replies import ReplyError
-from labelers.engines.api_stream import ChatStream, whole_stream
-from manifests.asks import Request, WritesInSight
+from relabel.labelers.engines.api_replies import ReplyError
+from relabel.labelers.engines.api_stream import ChatStream, whole_stream
+from relabel.manifests.asks import Request, WritesInSight
 
 from .conftest import GOOD, KEY, ask_for, echo, run_all
 from .scripted_server import Call, Raw, chat, error, pieces

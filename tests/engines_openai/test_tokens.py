@@ -17,13 +17,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from jobs.asking.listening import Listening
-from labelers.engines.api_replies import MAX_COUNT
-from labelers.engines.decisions import distribution_of_logprobs
-from labelers.engines.tokens import PromptEncoder
-from manifests.asks import Answer, Decision, Request
-from manifests.errors import ConfigError, ModelError, ServerGoneError
-from manifests.formats import AnswerFormat, Choice, Fragment, Text
+from relabel.jobs.asking.listening import Listening
+from relabel.labelers.engines.api_replies import MAX_COUNT
+from relabel.labelers.engines.decisions import distribution_of_logprobs
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.manifests.asks import Answer, Decision, Request
+from relabel.manifests.errors import ConfigError, ModelError, ServerGoneError
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
 from tests.engines.conftest import make_model, make_tokenizer
 from tests.faults.conftest import some
 
@@ -263,8 +263,8 @@ def test_a_prompt_that_does_not_fit_is_cut_or_refused(token_server: Any, connect
 
 
 def test_the_digest_names_tokenizer_and_served_name_and_no_host(tiny: Any, tmp_path: Path) -> None:
-    from labelers.engines.openai import OpenAi
-    from manifests.specs import EngineSpec
+    from relabel.labelers.engines.openai import OpenAi
+    from relabel.manifests.specs import EngineSpec
 
     def digest(url: str = "http://a:1/v1", served: str = MODEL, model: Path | None = tiny[2]) -> str:
         args = OpenAi.Args(base_url=url, served_model=served)

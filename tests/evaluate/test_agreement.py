@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from manifests.metrics.agreement import confusion_by_group, pass_at_k
-from manifests.metrics.registry import count_metrics, metric_of
+from relabel.manifests.metrics.agreement import confusion_by_group, pass_at_k
+from relabel.manifests.metrics.registry import count_metrics, metric_of
 
 GRADES = 4
 Rows = list[tuple[int, int]]

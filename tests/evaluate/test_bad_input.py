@@ -198,7 +198,7 @@ def test_missing_packages_name_the_extra(
     path = write_rows(random_rows())
     command = ("evaluate", path, "--qrels", path, "--label", "label", "--resamples", "10")
     assert relabel(*command).code == 0  # figures need none of them
-    relabel(*command, "--calibrate", "isotonic").refused(4, "sklearn", "relabel[eval]")
+    relabel(*command, "--calibrate", "isotonic").refused(4, "sklearn", "relabel-ir[eval]")
 
 
 def test_float_grades_are_read_where_they_are_whole(judged: Callable[..., Any]) -> None:

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from manifests.metrics import bootstrap as module
-from manifests.metrics.agreement import confusion_by_group
-from manifests.metrics.bootstrap import Statistic, bootstrap, draw_weights
-from manifests.metrics.registry import count_metrics
+from relabel.manifests.metrics import bootstrap as module
+from relabel.manifests.metrics.agreement import confusion_by_group
+from relabel.manifests.metrics.bootstrap import Statistic, bootstrap, draw_weights
+from relabel.manifests.metrics.registry import count_metrics
 
 
 def of_ratio(name: str, total_G: np.ndarray, count_G: np.ndarray) -> Statistic:

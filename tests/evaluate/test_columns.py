@@ -13,17 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.errors import InputError
-from manifests.ids import codes_of, ids_of, pair_codes, texts_of
-from manifests.inputs.grade_columns import read_grades
-from manifests.inputs.table_files import as_ids, load_columns
-from manifests.judging.joins import gather
-from manifests.judging.label_columns import LabelPart, file_distributions, file_samples, map_labels, put_together
-from manifests.judging.pair_grades import grades_by_pair
-from manifests.judging.qrels import Qrels
-from manifests.metrics.judged import distributions, sample_counts
-from manifests.metrics.student_matches import match_rows
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError
+from relabel.manifests.ids import codes_of, ids_of, pair_codes, texts_of
+from relabel.manifests.inputs.grade_columns import read_grades
+from relabel.manifests.inputs.table_files import as_ids, load_columns
+from relabel.manifests.judging.joins import gather
+from relabel.manifests.judging.label_columns import (
+    LabelPart,
+    file_distributions,
+    file_samples,
+    map_labels,
+    put_together,
+)
+from relabel.manifests.judging.pair_grades import grades_by_pair
+from relabel.manifests.judging.qrels import Qrels
+from relabel.manifests.metrics.judged import distributions, sample_counts
+from relabel.manifests.metrics.student_matches import match_rows
+from relabel.manifests.storage.context import Storage
 
 PAIRS = st.tuples(st.sampled_from(["q", "r", ""]), st.sampled_from(["a", "b", "\ud800", "é"]))
 QRELS = st.lists(st.tuples(PAIRS, st.none() | st.integers(-1, 3)), max_size=14)

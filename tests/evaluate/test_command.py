@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics
 
-from manifests.metrics.registry import metric_of
-from manifests.metrics.shares import share_bounds
-from manifests.records import unsealed
+from relabel.manifests.metrics.registry import metric_of
+from relabel.manifests.metrics.shares import share_bounds
+from relabel.manifests.records import unsealed
 
 LabelRows = list[dict[str, Any]]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.errors import ConfigError, UsageError
-from manifests.metrics.gates import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
+from relabel.manifests.errors import ConfigError, UsageError
+from relabel.manifests.metrics.gates import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
 
 FIGURES = {"f1_macro": 0.6, "ece": 0.05, "kendall_tau": None}
 TEACHER = {"f1_macro": 0.65, "ece": 0.04, "kendall_tau": 0.3}

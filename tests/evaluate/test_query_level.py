@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics
 
-from manifests.errors import InputError
-from manifests.judging.further_columns import GOLD_CHUNKS, GOLD_SUFFICIENT, gold_columns, label_columns
+from relabel.manifests.errors import InputError
+from relabel.manifests.judging.further_columns import GOLD_CHUNKS, GOLD_SUFFICIENT, gold_columns, label_columns
 from tests.labelers.test_evidence_set import document_of
 
 Row = dict[str, Any]

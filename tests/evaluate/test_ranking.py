@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.ids import codes_of, ids_of
-from manifests.metrics import ranking
-from manifests.metrics.ranking import QueryRanking, auc, cut_names
-from manifests.metrics.statistics import Order, places_of
+from relabel.manifests.ids import codes_of, ids_of
+from relabel.manifests.metrics import ranking
+from relabel.manifests.metrics.ranking import QueryRanking, auc, cut_names
+from relabel.manifests.metrics.statistics import Order, places_of
 
 # query, gold, score
 ranked_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50)

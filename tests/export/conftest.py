@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.storage.context import Storage
+from relabel.manifests.storage.context import Storage
 from tests.distill.conftest import encoder_dir, labels_file, make_pairs, pairs_file  # noqa: F401
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
@@ -48,8 +48,8 @@ def student(
     pairs_file: Path,  # noqa: F811
 ) -> Path:
     """An encoder with three heads that knows where it comes from."""
-    from distill.students.distilling import distill
-    from distill.students.specs import DistillSpec
+    from relabel.distill.students.distilling import distill
+    from relabel.distill.students.specs import DistillSpec
 
     output = tmp_path_factory.mktemp("student") / "tiny"
     spec = DistillSpec(
@@ -71,10 +71,10 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from distill.students.decoder import DecoderStudent
-    from distill.students.grade_prompts import grade_token_ids, render_prompt
-    from distill.students.student_record import StudentRecord
-    from distill.students.students import student_files, write_student
+    from relabel.distill.students.decoder import DecoderStudent
+    from relabel.distill.students.grade_prompts import grade_token_ids, render_prompt
+    from relabel.distill.students.student_record import StudentRecord
+    from relabel.distill.students.students import student_files, write_student
     from tests.engines.conftest import CHATML, make_tokenizer
 
     tokenizer = make_tokenizer(template=CHATML)
@@ -117,8 +117,8 @@ def graded_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
     """The encoder in every precision that a CPU runs, with logits and Triton's view."""
-    from export.exporting import export_bundle
-    from export.specs import ExportSpec
+    from relabel.export.exporting import export_bundle
+    from relabel.export.specs import ExportSpec
 
     target = tmp_path_factory.mktemp("bundle") / "tiny"
     # three grades of 42 rows: an int8 flip moves macro F1 by points, which is not what these tests are about
@@ -133,9 +133,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
 @pytest.fixture(scope="session")
 def decoder_bundle(tmp_path_factory: pytest.TempPathFactory, decoder: Path, graded_file: Path) -> Path:
     """The decoder in fp32 and int8, compared on pairs of a file."""
-    from export.exporting import export_bundle
-    from export.reference_pairs import PairsFile
-    from export.specs import ExportSpec
+    from relabel.export.exporting import export_bundle
+    from relabel.export.reference_pairs import PairsFile
+    from relabel.export.specs import ExportSpec
 
     target = tmp_path_factory.mktemp("bundle") / "decoder"
     spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]

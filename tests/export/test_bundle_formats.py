@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from export import bundle_formats
-from export.bundles import Bundle, open_bundle
-from export.exporting import export_bundle
-from export.reference_pairs import PairsFile
-from export.specs import ExportSpec
-from manifests.errors import MissingExtraError
-from manifests.storage.context import Storage
+from relabel.export import bundle_formats
+from relabel.export.bundles import Bundle, open_bundle
+from relabel.export.exporting import export_bundle
+from relabel.export.reference_pairs import PairsFile
+from relabel.export.specs import ExportSpec
+from relabel.manifests.errors import MissingExtraError
+from relabel.manifests.storage.context import Storage
 from tests.jobs.conftest import Outcome
 
 

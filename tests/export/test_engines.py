@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from export import tensorrt_builds
-from export import tensorrt_engines as engines
-from export.bundles import open_bundle
-from export.loader import Machine, Student, choose_engine
-from export.tensorrt_builds import build, find_tensorrt, plan_profile
-from export.tensorrt_engines import build_into
-from export.token_lengths import TokenLengths, describe_lengths
-from manifests.errors import MissingExtraError, ModelError, StaleRunError, UsageError
+from relabel.export import tensorrt_builds
+from relabel.export import tensorrt_engines as engines
+from relabel.export.bundles import open_bundle
+from relabel.export.loader import Machine, Student, choose_engine
+from relabel.export.tensorrt_builds import build, find_tensorrt, plan_profile
+from relabel.export.tensorrt_engines import build_into
+from relabel.export.token_lengths import TokenLengths, describe_lengths
+from relabel.manifests.errors import MissingExtraError, ModelError, StaleRunError, UsageError
 
 CAPABILITY = "8.9"
 ENGINE = {
@@ -243,7 +243,7 @@ def test_an_engine_is_on_the_disk_before_it_has_its_name(
             assert {file for file in path.rglob("*") if file.is_file()} <= set(synced)
         return rename(path, target)
 
-    monkeypatch.setattr("export.bundle_places.sync_folder", synced.append)
+    monkeypatch.setattr("relabel.export.bundle_places.sync_folder", synced.append)
     monkeypatch.setattr(Path, "rename", check)
     build_into(bundle, tmp_path / "engine", precision="fp16", capability=CAPABILITY)
     assert synced[-1] == tmp_path
@@ -252,9 +252,9 @@ def test_an_engine_is_on_the_disk_before_it_has_its_name(
 STALLED = """
 import sys, time
 from pathlib import Path
-from export import tensorrt_builds
-from export import tensorrt_engines as engines
-from jobs.cli import main
+from relabel.export import tensorrt_builds
+from relabel.export import tensorrt_engines as engines
+from relabel.jobs.cli import main
 
 class Library:
     __version__ = "10.9.0.34"

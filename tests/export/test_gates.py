@@ -15,25 +15,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.students.example_rows import load_examples
-from distill.students.specs import DistillSpec
-from export.bundle_cards import render_bundle_card, undecided_lines, verdict
-from export.bundles import open_bundle
-from export.exporting import export_bundle
-from export.parity import answers, judge
-from export.parity import measure as measure_parity
-from export.parity_check import refusal_text
-from export.parity_records import ModelParity, Parity, read_parity
-from export.reference_pairs import PairSet, PairsFile, draw_queries, lineage_pairs
-from export.specs import ExportSpec, ParitySpec
-from export.student_facts import read_student_facts
-from jobs.report.artifacts import BundleArtifact
-from jobs.report.blocks import Badge, Paragraph, Table
-from jobs.report.sections_bundles import parity_section
-from manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
-from manifests.records import checked, plain
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
+from relabel.distill.students.example_rows import load_examples
+from relabel.distill.students.specs import DistillSpec
+from relabel.export.bundle_cards import render_bundle_card, undecided_lines, verdict
+from relabel.export.bundles import open_bundle
+from relabel.export.exporting import export_bundle
+from relabel.export.parity import answers, judge
+from relabel.export.parity import measure as measure_parity
+from relabel.export.parity_check import refusal_text
+from relabel.export.parity_records import ModelParity, Parity, read_parity
+from relabel.export.reference_pairs import PairSet, PairsFile, draw_queries, lineage_pairs
+from relabel.export.specs import ExportSpec, ParitySpec
+from relabel.export.student_facts import read_student_facts
+from relabel.jobs.report.artifacts import BundleArtifact
+from relabel.jobs.report.blocks import Badge, Paragraph, Table
+from relabel.jobs.report.sections_bundles import parity_section
+from relabel.manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
+from relabel.manifests.records import checked, plain
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 QUERIES, DOCS = 100, 8
@@ -397,7 +397,7 @@ def shifted(bundle: Path, path: Path) -> dict[str, Any]:
 def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one(
     student: Path, bundle: Path, graded_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from export import precisions
+    from relabel.export import precisions
 
     target = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     before = (target / "manifest.json").read_bytes()

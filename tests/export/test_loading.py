@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export import loader
-from export.bundles import open_bundle
-from export.loader import BundleError, Student, check_files, read_manifest
+from relabel.export import loader
+from relabel.export.bundles import open_bundle
+from relabel.export.loader import BundleError, Student, check_files, read_manifest
 from tests.export.conftest import HOSTILE
 from tests.publish.test_repairs import HARMS, flip, flip_unseen
 

@@ -12,8 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export import loader
-from export.loader import AMX, AVX512, BundleError, OpenVinoSession, Student, check_answers, choose_openvino, cpu_flags
+from relabel.export import loader
+from relabel.export.loader import (
+    AMX,
+    AVX512,
+    BundleError,
+    OpenVinoSession,
+    Student,
+    check_answers,
+    choose_openvino,
+    cpu_flags,
+)
 from tests.export.conftest import HOSTILE
 from tests.export.test_reference_answers import load_main, strayed  # noqa: F401
 

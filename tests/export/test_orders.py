@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.judged_parity import expected_grade
-from export.orders import Orders, kept_orders, least_difference
-from export.parity_records import OrderCounts
-from manifests.records import checked, plain
+from relabel.export.judged_parity import expected_grade
+from relabel.export.orders import Orders, kept_orders, least_difference
+from relabel.export.parity_records import OrderCounts
+from relabel.manifests.records import checked, plain
 
 
 def tau_of(query: list[int], ours: list[float], theirs: list[float], margin: float = 0.01) -> float | None:

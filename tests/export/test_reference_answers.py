@@ -19,15 +19,15 @@ import numpy as np
 import psutil
 import pytest
 
-from export import puller
-from export.bundles import open_bundle, seal_bundle
-from export.exporting import export_bundle
-from export.loader import REFERENCE, Checked, Student, check_answers
-from export.parity_records import read_parity
-from export.reference_answers import LONGEST_CHARACTERS, choose_rows, tolerance
-from export.reference_pairs import PairSet
-from export.specs import ExportSpec, ParitySpec
-from manifests.storage.context import Storage
+from relabel.export import puller
+from relabel.export.bundles import open_bundle, seal_bundle
+from relabel.export.exporting import export_bundle
+from relabel.export.loader import REFERENCE, Checked, Student, check_answers
+from relabel.export.parity_records import read_parity
+from relabel.export.reference_answers import LONGEST_CHARACTERS, choose_rows, tolerance
+from relabel.export.reference_pairs import PairSet
+from relabel.export.specs import ExportSpec, ParitySpec
+from relabel.manifests.storage.context import Storage
 from tests.publish.test_commands import until
 
 Relabel = Callable[..., Any]

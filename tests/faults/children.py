@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 def arm(place: str) -> None:
     """Be killed at a failpoint."""
-    from manifests import failpoints
+    from relabel.manifests import failpoints
 
     failpoints.arm(place)
 
@@ -37,7 +37,7 @@ def work_in(folder: str, function: str = "", *arguments: Any) -> None:
 
 def signal_at(place: str, nth: int, number: int) -> None:
     """Send oneself a signal at the nth hit of a failpoint."""
-    from manifests import failpoints
+    from relabel.manifests import failpoints
 
     hits = [0]
 
@@ -82,7 +82,7 @@ def limit_open_files(count: int) -> None:
 
 def note_hits(log: str) -> None:
     """Every failpoint that is come by is a line of a file."""
-    from manifests import failpoints
+    from relabel.manifests import failpoints
 
     def hit(name: str) -> None:
         with Path(log).open("a") as file:
@@ -95,8 +95,8 @@ def note_trees(log: str) -> None:
     """Every syntax tree, and every check of records, that another thread than the main one builds is a line of a file;
     and threads read every output.
     """
-    from manifests import records
-    from manifests.storage.local_run_store import LocalRunStore
+    from relabel.manifests import records
+    from relabel.manifests.storage.local_run_store import LocalRunStore
 
     def note(what: object) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -123,8 +123,8 @@ def meter(log: str, place: str = "") -> None:
     """Every request that reaches the fake engine is a line of a file, its tokens; and be killed at a failpoint, or as
     the nth request comes (`ask:N`).
     """
-    from labelers.engines.fake import Fake
-    from manifests import failpoints
+    from relabel.labelers.engines.fake import Fake
+    from relabel.manifests import failpoints
 
     nth = int(place.removeprefix("ask:")) if place.startswith("ask:") else 0
     if place and not nth:
@@ -229,8 +229,8 @@ def fail_file_call(folder: str, nth: int, how: str, log: str) -> None:
 
 def race(folder: str) -> None:
     """Hold no locks, and meet the other worker right before every receipt: both go for every chunk at once."""
-    from manifests.storage.local_run_store import LocalRunStore
-    from manifests.storage.object_run_store import ObjectRunStore
+    from relabel.manifests.storage.local_run_store import LocalRunStore
+    from relabel.manifests.storage.object_run_store import ObjectRunStore
 
     class NoLock:
         epoch = 0

@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 WARM = (
-    "jobs.cli",
-    "jobs.commands.label",
-    "jobs.commands.inspect",
-    "jobs.running.labeling",
-    "jobs.log_format",
-    "labelers.engines.fake",
-    "labelers.r3a",
-    "manifests.storage.local_run_store",
-    "manifests.storage.object_run_store",
-    "manifests.storage.s3_objects",
-    "manifests.storage.url_files",
+    "relabel.jobs.cli",
+    "relabel.jobs.commands.label",
+    "relabel.jobs.commands.inspect",
+    "relabel.jobs.running.labeling",
+    "relabel.jobs.log_format",
+    "relabel.labelers.engines.fake",
+    "relabel.labelers.r3a",
+    "relabel.manifests.storage.local_run_store",
+    "relabel.manifests.storage.object_run_store",
+    "relabel.manifests.storage.s3_objects",
+    "relabel.manifests.storage.url_files",
     "pyarrow.parquet",
     "rich.progress",
     "s3fs",
@@ -47,32 +47,32 @@ HEAVY = (
     "torch.onnx",
     "onnxscript",
     "polars",
-    "jobs.commands.score",
-    "jobs.score.student_jobs",
-    "jobs.score.score_loop",
-    "jobs.commands.distill",
-    "distill.students.distilling",
-    "distill.students.loop",
-    "distill.students.encoder",
-    "jobs.commands.train",
-    "distill.teachers.teaching",
-    "distill.teachers.sft",
-    "jobs.commands.export",
-    "export.exporting",
-    "jobs.commands.report",
-    "jobs.report.building",
-    "jobs.commands.convert",
-    "jobs.commands.compare",
+    "relabel.jobs.commands.score",
+    "relabel.jobs.score.student_jobs",
+    "relabel.jobs.score.score_loop",
+    "relabel.jobs.commands.distill",
+    "relabel.distill.students.distilling",
+    "relabel.distill.students.loop",
+    "relabel.distill.students.encoder",
+    "relabel.jobs.commands.train",
+    "relabel.distill.teachers.teaching",
+    "relabel.distill.teachers.sft",
+    "relabel.jobs.commands.export",
+    "relabel.export.exporting",
+    "relabel.jobs.commands.report",
+    "relabel.jobs.report.building",
+    "relabel.jobs.commands.convert",
+    "relabel.jobs.commands.compare",
 )
 TEACHING = (
     *WARM,
     "torch",
     "transformers",
     "matplotlib.backends.backend_svg",
-    "jobs.commands.train",
-    "distill.teachers.teaching",
-    "distill.teachers.grpo",
-    "distill.teachers.grpo_credit_trainer",
+    "relabel.jobs.commands.train",
+    "relabel.distill.teachers.teaching",
+    "relabel.distill.teachers.grpo",
+    "relabel.distill.teachers.grpo_credit_trainer",
 )
 """TRL's trainer alone takes ten seconds on a machine that is busy."""
 STALL_S = 240.0
@@ -218,7 +218,7 @@ def _live(calls: list[list[str]], variables: dict[str, str], folder: str, setup:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(said, stream.fileno())
-    from jobs.cli import main
+    from relabel.jobs.cli import main
 
     if setup is not None:
         getattr(importlib.import_module(setup.module), setup.function)(*setup.arguments)

@@ -10,9 +10,9 @@ import zlib
 from pathlib import Path
 from typing import Any, ClassVar
 
-from labelers.engines.fake import Fake, FakeArgs
-from manifests.asks import POLL_S, Answer, Distribution, Request
-from manifests.errors import EngineCrashError
+from relabel.labelers.engines.fake import Fake, FakeArgs
+from relabel.manifests.asks import POLL_S, Answer, Distribution, Request
+from relabel.manifests.errors import EngineCrashError
 
 
 class OddArgs(FakeArgs):
@@ -167,7 +167,7 @@ class Fickle(Fake):
 
 def register() -> None:
     """Make them known to this process as `odd` and `fickle`."""
-    from labelers.engines.registry import ENGINES
+    from relabel.labelers.engines.registry import ENGINES
 
     ENGINES["odd"] = "tests.faults.odd_engine:Odd"
     ENGINES["fickle"] = "tests.faults.odd_engine:Fickle"

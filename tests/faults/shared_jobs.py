@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from labelers.registry import LABELERS, declared_reads, labeler_class
-from manifests.inputs.column_types import CHUNK
-from manifests.runs.plans import load_plan
-from manifests.runs.receipts import Receipt, load_receipt
-from manifests.runs.run_folder import RunFolder
-from manifests.schemas import ANSWERS
+from relabel.labelers.registry import LABELERS, declared_reads, labeler_class
+from relabel.manifests.inputs.column_types import CHUNK
+from relabel.manifests.runs.plans import load_plan
+from relabel.manifests.runs.receipts import Receipt, load_receipt
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.schemas import ANSWERS
 from tests.faults.places import ROWS, Place, pairs
 
 QUERIES = 10

@@ -20,7 +20,7 @@ def suffer(folder: str, fault: str, *arguments: Any) -> None:
 
 def fill_disk(name: str, nth: int) -> None:
     """No space is left for the nth file whose name begins so; half of it is written."""
-    from distill.training import checkpoints
+    from relabel.distill.training import checkpoints
 
     left = [nth]
 

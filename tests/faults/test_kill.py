@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from manifests.failpoints import FAILPOINTS
-from manifests.records import unsealed
+from relabel.manifests.failpoints import FAILPOINTS
+from relabel.manifests.records import unsealed
 from tests.faults.conftest import IS_FULL, Places, Sweep, count, instants, seconds_of_a_run, some, undisturbed
 from tests.faults.forks import Setup
 from tests.faults.places import FAULTY, ROWS, SLOW, Place, pairs
@@ -44,7 +44,7 @@ def fresh(place: Place, *more: str, failpoint: str = "", verb: str = "run") -> s
 
 
 def command(place: Place, *more: str, verb: str = "run") -> list[str]:
-    return [sys.executable, "-m", "jobs", verb, str(place.job), "--output", "json", *more]
+    return [sys.executable, "-m", "relabel", verb, str(place.job), "--output", "json", *more]
 
 
 def hits_of_a_run(place: Place) -> Counter[str]:

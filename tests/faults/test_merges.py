@@ -28,23 +28,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from distill.students.label_tables import load_labels
-from distill.students.sources import LabelSource
-from jobs.cli import relabel
-from jobs.merge.merging import merge_outputs
-from jobs.planning.job_files import load_job
-from jobs.planning.opening import open_run
-from jobs.running.conclusions import conclude
-from jobs.running.counts import Progress
-from jobs.running.sessions import Session
-from jobs.running.stops import Stop
-from manifests import failpoints
-from manifests.errors import InputError, ManifestError
-from manifests.failpoints import FAILPOINTS
-from manifests.judging.run_labels import open_run_labels
-from manifests.schemas import LabelRow
-from manifests.storage import retries
-from manifests.storage.context import Storage
+from relabel.distill.students.label_tables import load_labels
+from relabel.distill.students.sources import LabelSource
+from relabel.jobs.cli import relabel
+from relabel.jobs.merge.merging import merge_outputs
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.running.conclusions import conclude
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.stops import Stop
+from relabel.manifests import failpoints
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.failpoints import FAILPOINTS
+from relabel.manifests.judging.run_labels import open_run_labels
+from relabel.manifests.schemas import LabelRow
+from relabel.manifests.storage import retries
+from relabel.manifests.storage.context import Storage
 from tests.faults.conftest import IS_FULL, IS_LONG, count
 from tests.faults.places import pairs
 from tests.faults.test_states import FACTS, CrashError, Worker
@@ -140,9 +140,9 @@ class Merges(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
         self.patch.setattr(failpoints, "hit", self._hit)
-        self.patch.setattr("manifests.storage.object_run_store.READERS", 1)
+        self.patch.setattr("relabel.manifests.storage.object_run_store.READERS", 1)
         self.patch.setattr(
-            "manifests.storage.object_run_store.objects_of",
+            "relabel.manifests.storage.object_run_store.objects_of",
             lambda url, storage: (self.objects, url.partition("://")[2]),
         )
         pq.write_table(pairs(13), self.folder / "first.parquet")

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs.cli import main
-from manifests.errors import StoreError
-from manifests.runs.receipts import load_receipt
-from manifests.storage import retries
-from manifests.storage.context import Storage
-from manifests.storage.object_run_store import ObjectRunStore
-from manifests.storage.objects import Found
-from manifests.storage.retries import TryAgainError
+from relabel.jobs.cli import main
+from relabel.manifests.errors import StoreError
+from relabel.manifests.runs.receipts import load_receipt
+from relabel.manifests.storage import retries
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.object_run_store import ObjectRunStore
+from relabel.manifests.storage.objects import Found
+from relabel.manifests.storage.retries import TryAgainError
 from tests import seaweed
 from tests.faults.conftest import Sweep, some, undisturbed
 from tests.faults.places import Place
@@ -84,7 +84,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     def lead(objects: Any) -> Place:
         monkeypatch.setattr(
-            "manifests.storage.object_run_store.objects_of",
+            "relabel.manifests.storage.object_run_store.objects_of",
             lambda url, storage: (objects, url.partition("://")[2].strip("/")),
         )
         place.write(rows=SMALL, output="mem://bucket/out", shards=2)

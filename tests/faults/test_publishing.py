@@ -18,15 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from export.addresses import object_name
-from export.bundles import open_bundle
-from export.channels import Channel, find_channel
-from export.versions import check_whole, load_version
-from manifests.errors import RelabelError
-from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
-from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
+from relabel.export.addresses import object_name
+from relabel.export.bundles import open_bundle
+from relabel.export.channels import Channel, find_channel
+from relabel.export.versions import check_whole, load_version
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
+from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import IS_FULL, Sweep, count, instants, some

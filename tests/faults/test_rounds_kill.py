@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from manifests.failpoints import FAILPOINTS, ROUNDS_FAILPOINTS
+from relabel.manifests.failpoints import FAILPOINTS, ROUNDS_FAILPOINTS
 from tests.faults import forks
 from tests.faults.command_lines import SEARCH, inside, tree
 from tests.faults.conftest import Sweep, count, some

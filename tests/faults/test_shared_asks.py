@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from manifests.failpoints import FAILPOINTS
+from relabel.manifests.failpoints import FAILPOINTS
 from tests.faults.conftest import Places, Sweep, count, some
 from tests.faults.forks import Ended, Setup
 from tests.faults.places import FAULTY, Place

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import COMMANDS
-from jobs.sinks import SAYS_ONLY
+from relabel.jobs.cli import COMMANDS
+from relabel.jobs.sinks import SAYS_ONLY
 from tests.faults import forks
 from tests.faults.command_lines import LINES, inside, tree, write_world
 from tests.faults.conftest import IS_FULL, Places, Sweep, some, undisturbed

@@ -46,7 +46,7 @@ def test_no_thread_but_the_main_one_builds_a_syntax_tree(name: str, world: Path,
     shutil.copytree(world, folder, symlinks=True)
     (tmp_path / "sitecustomize.py").write_text(HOOK.format(str(noted)))  # which worker processes come by too
     ended = subprocess.run(
-        [sys.executable, "-m", "jobs", *CALLS[name].text.split()],
+        [sys.executable, "-m", "relabel", *CALLS[name].text.split()],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), ROOT])},
         capture_output=True,
@@ -60,9 +60,9 @@ def test_no_thread_but_the_main_one_builds_a_syntax_tree(name: str, world: Path,
 
 def test_the_checks_of_what_threads_of_an_object_store_read_are_built_with_their_modules() -> None:
     code = """
-from manifests import records
-from manifests.batches import BatchRecord
-from manifests.storage.leases import LeaseRecord
+from relabel.manifests import records
+from relabel.manifests.batches import BatchRecord
+from relabel.manifests.storage.leases import LeaseRecord
 built = records._adapter.cache_info().misses
 assert records._adapter(LeaseRecord) and records._adapter(BatchRecord)
 assert records._adapter.cache_info().misses == built

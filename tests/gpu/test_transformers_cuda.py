@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from manifests.asks import Answer, Decision, Request
-from manifests.specs import EngineSpec
+from relabel.manifests.asks import Answer, Decision, Request
+from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import ask_for, make_model, make_tokenizer, run_all
 
 pytestmark = pytest.mark.gpu(1)
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers_on(folder: Path, device: str, dtype: str, **ask: Any) -> list[Answer]:
-    from labelers.engines.transformers import Transformers
+    from relabel.labelers.engines.transformers import Transformers
 
     args = Transformers.Args(device=device, dtype=dtype, batch_size=16, cache_dir=str(folder.parent / "cache"))
     engine = Transformers(EngineSpec(name="transformers", model=str(folder), args=args))

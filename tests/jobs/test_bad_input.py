@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.inputs.input_files import list_files
-from manifests.storage.context import Storage
+from relabel.manifests.inputs.input_files import list_files
+from relabel.manifests.storage.context import Storage
 
 Cli = Callable[..., Any]
 WritePairs = Callable[..., Path]
@@ -35,7 +35,8 @@ PR_CAPBSET_DROP = 24
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 needs_transformers = pytest.mark.skipif(
-    importlib.util.find_spec("labelers.engines.transformers") is None or importlib.util.find_spec("torch") is None,
+    importlib.util.find_spec("relabel.labelers.engines.transformers") is None
+    or importlib.util.find_spec("torch") is None,
     reason="the transformers engine is not here",
 )
 
@@ -288,7 +289,7 @@ def as_anybody(folder: Path) -> Iterator[Callable[..., subprocess.CompletedProce
     """The command in a process that has to ask mode bits, even where the tests run as root."""
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-c", "from jobs.cli import main; main()", *arguments]
+        line = [sys.executable, "-c", "from relabel.jobs.cli import main; main()", *arguments]
         done = subprocess.run(
             line, capture_output=True, text=True, check=False, preexec_fn=without_root_powers, timeout=60
         )

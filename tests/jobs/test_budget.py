@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.fake import Fake
-from manifests.asks import Answer, Request
-from manifests.charges import Charge, most_output_tokens, most_prompt_tokens
-from manifests.runs.budgets import Ledger, Limits, last_entry
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.labelers.engines.fake import Fake
+from relabel.manifests.asks import Answer, Request
+from relabel.manifests.charges import Charge, most_output_tokens, most_prompt_tokens
+from relabel.manifests.runs.budgets import Ledger, Limits, last_entry
+from relabel.manifests.storage.local_run_store import LocalRunStore
 from tests.jobs.conftest import Outcome
 
 Call = Callable[..., Outcome]

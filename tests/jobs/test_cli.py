@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli import COMMANDS
-from jobs.exits import Exit, exit_for
-from jobs.planning.job_files import load_job
-from manifests import errors
-from manifests.interruptions import Terminated
-from manifests.schemas import LABELS
+from relabel.jobs.cli import COMMANDS
+from relabel.jobs.exits import Exit, exit_for
+from relabel.jobs.planning.job_files import load_job
+from relabel.manifests import errors
+from relabel.manifests.interruptions import Terminated
+from relabel.manifests.schemas import LABELS
 
 HEAVY = {
     "torch",
@@ -84,7 +84,7 @@ def fresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")}
     environment.update(options.pop("variables", {}))
     encoding = environment.get("PYTHONIOENCODING", "utf-8")
-    call = [sys.executable, "-c", "from jobs.cli import main; main()", *arguments]
+    call = [sys.executable, "-c", "from relabel.jobs.cli import main; main()", *arguments]
     return subprocess.run(
         call, env=environment, encoding=encoding, check=False, timeout=60, **{"capture_output": True, **options}
     )
@@ -93,7 +93,7 @@ def fresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def loaded_by(*arguments: str) -> set[str]:
     """Top-level modules that a command leaves behind in a fresh interpreter."""
     code = (
-        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
+        "import sys\nfrom relabel.jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
         "not end.code, end\n"
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
     )
@@ -252,7 +252,7 @@ def _teacher_made(relabel: Callable[..., Any]) -> None:
 
 def _published(relabel: Callable[..., Any]) -> None:
     """A bundle in the folder, and two versions of it at `stable`."""
-    from export.bundles import seal_bundle
+    from relabel.export.bundles import seal_bundle
 
     for version in ("1.0", "2.0"):
         Path("bundle").mkdir(exist_ok=True)
@@ -466,7 +466,9 @@ def test_output_json_prints_one_object_whatever_happens(
     before: Callable[[Callable[..., Any]], None],
     code: int,
 ) -> None:
-    monkeypatch.setattr("jobs.commands.doctor._devices", lambda: ["cpu"])  # to look for a GPU, torch is loaded: seconds
+    monkeypatch.setattr(
+        "relabel.jobs.commands.doctor._devices", lambda: ["cpu"]
+    )  # to look for a GPU, torch is loaded: seconds
     write_pairs()
     write_job()
     before(relabel)
@@ -505,7 +507,7 @@ def test_any_error_at_all_ends_as_a_code_and_one_object(
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("jobs.commands.label.load_job", fails)
+    monkeypatch.setattr("relabel.jobs.commands.label.load_job", fails)
     done = relabel("plan", "job.yaml", "--output=json")
     assert done.code == code
     assert done.json == {"error": name, "message": str(error) or said, "exit_code": code}
@@ -520,7 +522,7 @@ def test_what_the_system_refuses_anywhere_is_no_fault_of_ours(
     def fails(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number), "/somewhere/pairs.parquet")
 
-    monkeypatch.setattr("jobs.commands.label.load_job", fails)
+    monkeypatch.setattr("relabel.jobs.commands.label.load_job", fails)
     done = relabel("plan", "job.yaml", "--output=json")
     assert done.code == done.json["exit_code"] == (20 if number == errno.ENOSPC else 3)
     assert done.json["error"] in ("StoreError", "DiskFullError")

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.commits import CommitThreads
-from jobs.running.counts import Progress
-from manifests.runs.receipts import ChunkId
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.commits import CommitThreads
+from relabel.jobs.running.counts import Progress
+from relabel.manifests.runs.receipts import ChunkId
 
 
 def chunk(number: int) -> ChunkWork:

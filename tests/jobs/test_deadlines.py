@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from jobs.running.deadlines import Deadline, choose_deadline, span_s, until_s
-from manifests.errors import UsageError
+from relabel.jobs.running.deadlines import Deadline, choose_deadline, span_s, until_s
+from relabel.manifests.errors import UsageError
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.demo.demo_steps import Step, call, steps_of
-from jobs.report.artifacts import open_artifacts
-from jobs.report.lineage import trace
-from jobs.report.sections_lineage import changes
-from manifests.storage.context import Storage
+from relabel.jobs.demo.demo_steps import Step, call, steps_of
+from relabel.jobs.report.artifacts import open_artifacts
+from relabel.jobs.report.lineage import trace
+from relabel.jobs.report.sections_lineage import changes
+from relabel.manifests.storage.context import Storage
 from tests.teachers.models import write_tiny_decoder
 
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from jobs.cli import main
+from relabel.jobs.cli import main
 from tests.docs.pages import ROOT
 
 READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py", "export/puller.py"}

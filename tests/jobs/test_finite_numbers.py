@@ -15,8 +15,8 @@ import click
 import pytest
 from pydantic import ValidationError
 
-from jobs.cli import relabel as table
-from manifests.specs import Spec
+from relabel.jobs.cli import relabel as table
+from relabel.manifests.specs import Spec
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 from tests.spec_models import spec_models
 

@@ -18,12 +18,12 @@ import jsonschema
 import pytest
 import yaml
 
-from jobs.commands.doctor import EXTRAS, distributions_of
-from jobs.commands.setup import NEXT
-from jobs.fetching.models import fetch_model
-from manifests.errors import ModelError
-from manifests.models.references import resolve_model
-from manifests.storage.context import Storage
+from relabel.jobs.commands.doctor import EXTRAS, distributions_of
+from relabel.jobs.commands.setup import NEXT
+from relabel.jobs.fetching.models import fetch_model
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models.references import resolve_model
+from relabel.manifests.storage.context import Storage
 from tests.jobs.test_demo import write_tiny_model
 
 
@@ -43,9 +43,9 @@ def test_a_fresh_spec_names_its_schema_and_fits_it(relabel: Callable[..., Any], 
 
 
 def test_fresh_student_and_teacher_files_are_read_by_their_commands(relabel: Callable[..., Any], folder: Path) -> None:
-    from distill.students.specs import DistillSpec
-    from distill.teachers.spec_files import read_teacher_spec
-    from manifests.spec_faults import validate_spec
+    from relabel.distill.students.specs import DistillSpec
+    from relabel.distill.teachers.spec_files import read_teacher_spec
+    from relabel.manifests.spec_faults import validate_spec
 
     for kind in ("student", "teacher"):
         relabel("init", "--kind", kind)
@@ -86,7 +86,7 @@ def test_a_value_that_the_shell_took_for_a_file_is_explained(relabel: Callable[.
 def shell(folder: Path) -> Callable[..., list[str]]:
     """`shell("bash", script)`: the lines that a script prints, with `relabel` on the path."""
     Path("bin").mkdir()
-    Path("bin/relabel").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m jobs "$@"\n')
+    Path("bin/relabel").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m relabel "$@"\n')
     Path("bin/relabel").chmod(0o755)
     here = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2])}
 
@@ -163,7 +163,7 @@ def test_every_extra_that_a_user_may_install_is_looked_for_with_all_that_is_in_i
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look for a GPU, torch is loaded, which takes seconds."""
-    monkeypatch.setattr("jobs.commands.doctor._devices", lambda: ["cpu"])
+    monkeypatch.setattr("relabel.jobs.commands.doctor._devices", lambda: ["cpu"])
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -262,8 +262,8 @@ def test_a_clock_that_is_off_is_told(
     said: str,
 ) -> None:
     write_pairs()
-    monkeypatch.setattr("jobs.commands.spec_checks.time.time", lambda: 1_700_000_000.0)
-    monkeypatch.setattr("jobs.commands.spec_checks._written_now", lambda *_: 1_700_000_000.0 + off_s)
+    monkeypatch.setattr("relabel.jobs.commands.spec_checks.time.time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr("relabel.jobs.commands.spec_checks._written_now", lambda *_: 1_700_000_000.0 + off_s)
     assert said in relabel("doctor", write_job(), "--output", "json").json["job"]["clock"]
 
 

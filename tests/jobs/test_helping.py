@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from jobs.planning.job_files import load_job
-from jobs.planning.open_runs import OpenRun
-from jobs.planning.opening import open_run
-from jobs.running import helping, sessions
-from jobs.running.counts import Progress
-from jobs.running.helping import Helping
-from jobs.running.stops import Stop
-from manifests.storage.local_run_store import LocalRunStore
-from manifests.storage.run_store_ports import Lock
-from manifests.storage.run_stores import shard_lock
-from manifests.storage.temp_files import HERE
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.open_runs import OpenRun
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.running import helping, sessions
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.helping import Helping
+from relabel.jobs.running.stops import Stop
+from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.storage.run_store_ports import Lock
+from relabel.manifests.storage.run_stores import shard_lock
+from relabel.manifests.storage.temp_files import HERE
 from tests.jobs.conftest import Outcome
 
 

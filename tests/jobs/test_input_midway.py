@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from distill.students.label_tables import load_labels
-from distill.students.sources import LabelSource
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.runs.plans import ShardPlan
-from manifests.runs.reading_files import FOLDER
-from manifests.runs.readings import Readings
-from manifests.runs.rows import read_chunks
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.distill.students.label_tables import load_labels
+from relabel.distill.students.sources import LabelSource
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.runs.plans import ShardPlan
+from relabel.manifests.runs.reading_files import FOLDER
+from relabel.manifests.runs.readings import Readings
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
 from tests.jobs.conftest import Outcome
 from tests.jobs.test_rewritten_input import GROUP, ROWS, labels, write
 
@@ -42,7 +42,7 @@ def test_a_kill_between_reading_a_row_group_and_committing_its_rows(
     """What was read is kept before a row of it is asked about, so who goes on asks about the same text."""
     write()
     job = write_job({"shards": 1})
-    line = [sys.executable, "-m", "jobs", "run", str(folder / job)]
+    line = [sys.executable, "-m", "relabel", "run", str(folder / job)]
     killed = subprocess.run(
         line,
         cwd=Path(__file__).parents[2],

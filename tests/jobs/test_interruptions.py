@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from distill.training.checkpoints import commit
-from export.bundle_places import switch
-from jobs.commands.ending import sigterm_ends
-from jobs.commands.training import says_how_to_continue
-from jobs.files.durable_files import written
-from jobs.running.stops import StartStopped, Stop, start_unless_stopped
-from manifests.interruptions import Terminated, check_interrupted, draining, is_stop_wished
-from manifests.storage.context import Storage
+from relabel.distill.training.checkpoints import commit
+from relabel.export.bundle_places import switch
+from relabel.jobs.commands.ending import sigterm_ends
+from relabel.jobs.commands.training import says_how_to_continue
+from relabel.jobs.files.durable_files import written
+from relabel.jobs.running.stops import StartStopped, Stop, start_unless_stopped
+from relabel.manifests.interruptions import Terminated, check_interrupted, draining, is_stop_wished
+from relabel.manifests.storage.context import Storage
 
 
 def swallow(number: int) -> None:

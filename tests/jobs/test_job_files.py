@@ -12,13 +12,13 @@ import jsonschema
 import pytest
 import yaml
 
-from jobs.planning.job_files import load_job
-from jobs.planning.job_schema import job_schema
-from jobs.planning.settings import JOB
-from jobs.planning.spec_yaml import read_spec_file
-from labelers.engines.registry import engine_names
-from labelers.registry import labeler_names
-from manifests.errors import ConfigError, UsageError
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.job_schema import job_schema
+from relabel.jobs.planning.settings import JOB
+from relabel.jobs.planning.spec_yaml import read_spec_file
+from relabel.labelers.engines.registry import engine_names
+from relabel.labelers.registry import labeler_names
+from relabel.manifests.errors import ConfigError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "jobs" / "templates" / "job.yaml"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobs.commands.label import open_session
-from jobs.pool.backends import WorkerPool, label_with
-from manifests.errors import StoreUnreachableError
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.jobs.commands.label import open_session
+from relabel.jobs.pool.backends import WorkerPool, label_with
+from relabel.manifests.errors import StoreUnreachableError
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from jobs.running import progress as progress_module
-from jobs.running.counts import Progress
-from jobs.running.live import FIRST_ANSWERS, SHOWN_CHARS, Live, RefusedAnswer
-from jobs.running.progress import Display
-from manifests.asks import EngineWork
-from manifests.records import checked, plain
+from relabel.jobs.running import progress as progress_module
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.live import FIRST_ANSWERS, SHOWN_CHARS, Live, RefusedAnswer
+from relabel.jobs.running.progress import Display
+from relabel.manifests.asks import EngineWork
+from relabel.manifests.records import checked, plain
 
 
 def refused(number: int, text: str = "No idea.", status: str = "format") -> RefusedAnswer:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pytest
 
-from jobs import log_format
+from relabel.jobs import log_format
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:
@@ -33,9 +33,7 @@ def call(folder: Path) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
 
     def run(*arguments: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")} | variables
-        program = (
-            "import jobs.running.progress; jobs.running.progress.LINE_EVERY_S = 0.0; from jobs.cli import main; main()"
-        )
+        program = "import relabel.jobs.running.progress; relabel.jobs.running.progress.LINE_EVERY_S = 0.0; from relabel.jobs.cli import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             env=environment,
@@ -66,13 +64,13 @@ def test_every_line_of_a_run_is_an_object_with_job_shard_and_counts(
     assert code == 0
     assert "labelled" in out
     events = [line["event"] for line in lines]
-    assert {"note", "progress", "advice", "end", "jobs.running.metrics"} <= set(events)
+    assert {"note", "progress", "advice", "end", "relabel.jobs.running.metrics"} <= set(events)
     assert all((line["job"], line["shard"]) == ("ecom", "0/1") for line in lines)
     counts = [line["pairs"] for line in lines if line["event"] == "progress"]
     assert counts == sorted(counts)
     (end,) = [line for line in lines if line["event"] == "end"]
     assert (end["rows"], end["labelled"] + end["quarantined"], end["exit_code"]) == (24, 24, 0)
-    assert next(line["level"] for line in lines if line["event"] == "jobs.running.metrics") == "warning"
+    assert next(line["level"] for line in lines if line["event"] == "relabel.jobs.running.metrics") == "warning"
 
 
 def test_the_variable_does_as_the_flag_and_the_flag_wins(
@@ -123,7 +121,7 @@ def test_a_traceback_stays_within_one_line(
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("first line\nsecond line")
 
-    monkeypatch.setattr("jobs.commands.label.load_job", fails)
+    monkeypatch.setattr("relabel.jobs.commands.label.load_job", fails)
     done = relabel("run", write_job(), "--log-format=json")
     (line,) = lines_of(done.err)
     assert (done.code, line["level"], line["event"], line["error"]) == (1, "error", "crash", "ZeroDivisionError")

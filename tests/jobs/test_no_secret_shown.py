@@ -26,16 +26,16 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from distill.students.specs import DistillSpec
-from distill.teachers.sft_spec import SftSpec
-from jobs.cli import main
-from jobs.cli import relabel as root
-from jobs.given_secrets import keep_arguments, refuse_secret_arguments
-from labelers.engines.registry import ENGINES
-from labelers.registry import LABELERS
-from manifests.records import unsealed
-from manifests.secrets.redaction import forget_secrets
-from manifests.specs import JobSpec
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.teachers.sft_spec import SftSpec
+from relabel.jobs.cli import main
+from relabel.jobs.cli import relabel as root
+from relabel.jobs.given_secrets import keep_arguments, refuse_secret_arguments
+from relabel.labelers.engines.registry import ENGINES
+from relabel.labelers.registry import LABELERS
+from relabel.manifests.records import unsealed
+from relabel.manifests.secrets.redaction import forget_secrets
+from relabel.manifests.specs import JobSpec
 from tests.jobs.conftest import JOB
 from tests.jobs.test_cli import SEARCH, STUDENT, TEACHER
 
@@ -161,7 +161,7 @@ def _around(text: str, telltale: str) -> str:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder, made once."""
-    from export.bundles import seal_bundle
+    from relabel.export.bundles import seal_bundle
     from tests.score.conftest import write_tiny_student
     from tests.teachers.models import write_tiny_decoder
 
@@ -281,7 +281,7 @@ def test_the_door_holds_where_no_argument_is_refused(world: World, monkeypatch: 
     """The commands themselves get the secret, so that what each of them says of it is seen; files may hold what names
     them.
     """
-    monkeypatch.setattr("jobs.cli.refuse_secret_arguments", lambda _: None)
+    monkeypatch.setattr("relabel.jobs.cli.refuse_secret_arguments", lambda _: None)
     leaks = []
     for index, name, form in probes_of(words, few=4):
         shown = world.call(*line_with(words, name, FORMS[form], index))
@@ -346,8 +346,8 @@ def _option_keys(registry: Any, name: str) -> list[str]:
 
 
 def _options_model(registry: Any, name: str) -> type[BaseModel]:
-    from labelers.engines.registry import engine_class
-    from labelers.registry import labeler_class
+    from relabel.labelers.engines.registry import engine_class
+    from relabel.labelers.registry import labeler_class
 
     return labeler_class(name).Options if registry is LABELERS else engine_class(name).Args
 
@@ -535,7 +535,7 @@ def test_a_crash_of_ours_and_words_of_libraries_show_no_secret(
                 f"Authorization: Basic {base64.b64encode(b'me:' + CORE.encode()).decode()} {PEM}"
             ) from exc
 
-    monkeypatch.setattr("jobs.commands.inspect.verify.callback", crash)
+    monkeypatch.setattr("relabel.jobs.commands.inspect.verify.callback", crash)
     for extra in ([], ["--output", "json"], ["--log-format", "json"]):
         shown = world.call("verify", "out/ecom", *extra)
         assert (shown.code, shown.leaks) == (1, [])

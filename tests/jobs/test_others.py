@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from jobs.commands.label import open_session
-from jobs.pool import other_commands
-from jobs.running import others as others_module
-from jobs.running import progress as progress_module
-from jobs.running import sessions
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.forecast import together
-from jobs.running.labeling import label
-from jobs.running.others import KEPT_S, LEAST_NEWS, Others
-from jobs.running.progress import Display
-from manifests.labels import Pair
-from manifests.runs.ranges import Range
-from manifests.runs.receipts import ChunkId
+from relabel.jobs.commands.label import open_session
+from relabel.jobs.pool import other_commands
+from relabel.jobs.running import others as others_module
+from relabel.jobs.running import progress as progress_module
+from relabel.jobs.running import sessions
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.forecast import together
+from relabel.jobs.running.labeling import label
+from relabel.jobs.running.others import KEPT_S, LEAST_NEWS, Others
+from relabel.jobs.running.progress import Display
+from relabel.manifests.labels import Pair
+from relabel.manifests.runs.ranges import Range
+from relabel.manifests.runs.receipts import ChunkId
 
 THEIRS = ("shard-00000/chunk-000002.json", "shard-00001/chunk-000001.json")
 

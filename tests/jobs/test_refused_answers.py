@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from jobs.running import labeling
-from jobs.running.loop import RunLoop
-from manifests.errors import StoreError
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.jobs.running import labeling
+from relabel.jobs.running.loop import RunLoop
+from relabel.manifests.errors import StoreError
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 STOP_AFTER = 30
 """Answers: amid the first attempts of several chunks."""

@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.students.gold import load_gold
-from distill.students.label_tables import load_labels
-from distill.students.sources import GoldSource, LabelSource
-from jobs.report.building import build_report
-from manifests.digests import canonical_json, digest_of
-from manifests.errors import InputError, ManifestError
-from manifests.inputs.column_bytes import ColumnBytes
-from manifests.inputs.dataset import open_dataset, open_planned
-from manifests.runs.reading_files import FOLDER
-from manifests.runs.readings import Readings, blocks_of
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.distill.students.gold import load_gold
+from relabel.distill.students.label_tables import load_labels
+from relabel.distill.students.sources import GoldSource, LabelSource
+from relabel.jobs.report.building import build_report
+from relabel.manifests.digests import canonical_json, digest_of
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.inputs.column_bytes import ColumnBytes
+from relabel.manifests.inputs.dataset import open_dataset, open_planned
+from relabel.manifests.runs.reading_files import FOLDER
+from relabel.manifests.runs.readings import Readings, blocks_of
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
 from tests.jobs.conftest import Outcome
 
 ROWS, GROUP = 24, 8

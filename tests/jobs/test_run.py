@@ -14,14 +14,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from jobs.cli import relabel
-from jobs.exits import exit_for
-from jobs.running import conclusions
-from manifests.errors import RelabelError
-from manifests.runs.run_manifest import OwnRunManifest
-from manifests.storage.file_locks import FileLock
-from manifests.storage.local_run_store import LocalRunStore
-from manifests.storage.run_stores import shard_lock
+from relabel.jobs.cli import relabel
+from relabel.jobs.exits import exit_for
+from relabel.jobs.running import conclusions
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.runs.run_manifest import OwnRunManifest
+from relabel.manifests.storage.file_locks import FileLock
+from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.storage.run_stores import shard_lock
 
 DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
 
@@ -264,7 +264,7 @@ def test_a_finished_job_needs_neither_engine_nor_torch(tmp_path: Path) -> None:
     path = job(tmp_path)
     call("run", path)
     script = (
-        "import sys\nfrom jobs.cli import main\n"
+        "import sys\nfrom relabel.jobs.cli import main\n"
         f"sys.argv = ['relabel', 'run', {str(path)!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
         "print(code, [name for name in ('torch', 'transformers', 'vllm', 'llguidance') if name in sys.modules])"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.planning.shard_choice import choose_shards
-from manifests.errors import UsageError
+from relabel.jobs.planning.shard_choice import choose_shards
+from relabel.manifests.errors import UsageError
 
 
 def slurm(index: int, first: int, last: int, step: int = 1, **more: str) -> dict[str, str]:

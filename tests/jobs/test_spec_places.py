@@ -14,13 +14,13 @@ from typing import Any, get_args
 
 import pytest
 
-from jobs.planning.job_files import load_job
-from jobs.planning.opening import open_run
-from jobs.planning.spec_places import Places, absolute, mark_of, path_of, placed, places_of, resolved
-from labelers.engines.registry import engine_class, engine_names
-from manifests.errors import ConfigError
-from manifests.spec_faults import validate_spec
-from manifests.specs import InputSpec, JobSpec, PathMark
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.planning.spec_places import Places, absolute, mark_of, path_of, placed, places_of, resolved
+from relabel.labelers.engines.registry import engine_class, engine_names
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import InputSpec, JobSpec, PathMark
 from tests.jobs.conftest import JOB
 from tests.spec_models import spec_models
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from jobs.planning import spec_variables
-from jobs.planning.job_files import load_job
-from manifests.errors import ConfigError, UsageError
+from relabel.jobs.planning import spec_variables
+from relabel.jobs.planning.job_files import load_job
+from relabel.manifests.errors import ConfigError, UsageError
 
 
 def refusal_of(path: str, **arguments: Any) -> str:

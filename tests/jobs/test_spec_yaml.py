@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError, create_model
 
-from jobs.planning.job_files import load_job
-from jobs.planning.settings import lay_over
-from jobs.planning.spec_loader import MAX_ALIASED
-from jobs.planning.spec_yaml import parse_yaml
-from manifests.errors import ConfigError
-from manifests.specs import DisputedText, Spec, _kinds
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.settings import lay_over
+from relabel.jobs.planning.spec_loader import MAX_ALIASED
+from relabel.jobs.planning.spec_yaml import parse_yaml
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.specs import DisputedText, Spec, _kinds
 from tests.spec_models import spec_models
 
 NUMBERS: dict[str, float | None] = {

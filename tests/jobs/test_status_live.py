@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from jobs.commands.status_live import LiveStatus, look
-from jobs.planning.job_files import load_job
-from jobs.planning.opening import open_run
-from jobs.running import live_files
-from jobs.running.counts import Progress
-from jobs.running.live import Live
-from jobs.running.live_files import STALE_S, LiveFile, live_states, state_of
-from manifests.digests import readable_json
-from manifests.records import plain
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.jobs.commands.status_live import LiveStatus, look
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.running import live_files
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.live import Live
+from relabel.jobs.running.live_files import STALE_S, LiveFile, live_states, state_of
+from relabel.manifests.digests import readable_json
+from relabel.manifests.records import plain
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 
 def labels_of(folder: Path) -> dict[str, bytes]:
@@ -57,7 +57,7 @@ def test_a_worker_is_seen_while_it_runs_and_leaves_nothing_behind(
     class Followed(LiveFile):
         update = look_on
 
-    monkeypatch.setattr("jobs.running.labeling.LiveFile", Followed)
+    monkeypatch.setattr("relabel.jobs.running.labeling.LiveFile", Followed)
     assert relabel("run", planned, "--set", "engine.args.batch=4").code == 0
     assert any(one.workers and one.workers[0].state.live.accepted for one in seen)
     assert all(one.is_held for one in seen if one.workers)

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from jobs.running.counts import Progress
-from jobs.running.deadlines import Deadline
-from jobs.running.labeling import label
-from jobs.running.loop import RunLoop
-from jobs.running.pace import Pace, num_fitting
-from jobs.running.signals import stopping
-from jobs.running.stops import DRAIN_S, END_S, StartStopped, Stop
-from labelers.registry import Labeler
-from manifests.asks import Answer, Request
-from manifests.specs import LabelerOptions
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.deadlines import Deadline
+from relabel.jobs.running.labeling import label
+from relabel.jobs.running.loop import RunLoop
+from relabel.jobs.running.pace import Pace, num_fitting
+from relabel.jobs.running.signals import stopping
+from relabel.jobs.running.stops import DRAIN_S, END_S, StartStopped, Stop
+from relabel.labelers.registry import Labeler
+from relabel.manifests.asks import Answer, Request
+from relabel.manifests.specs import LabelerOptions
 from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good
 
 
@@ -63,8 +63,8 @@ def test_a_drain_keeps_the_chunks_that_fit_and_asks_nothing_more_for_the_others(
     """100 answers a second at best and four seconds to drain: of the begun chunks only the first, with 60 pairs to go,
     can be finished.
     """
-    monkeypatch.setattr("jobs.running.stops.DRAIN_S", 4.0)
-    monkeypatch.setattr("jobs.running.loop.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("relabel.jobs.running.stops.DRAIN_S", 4.0)
+    monkeypatch.setattr("relabel.jobs.running.loop.LOOK_EVERY_S", 0.05)
     stop, committed = Stop(), []
     asked_for: list[int] = []
 
@@ -104,7 +104,7 @@ def test_a_shared_answer_is_still_asked_for_if_a_kept_chunk_waits_for_it(monkeyp
         return good(request)
 
     # of 5, 2 and 5 left: the chunk of 2 alone
-    monkeypatch.setattr("jobs.running.loop.num_fitting", lambda lefts, *_: 1)
+    monkeypatch.setattr("relabel.jobs.running.loop.num_fitting", lambda lefts, *_: 1)
     engine = Scripted(answer, capacity=4, batch=1)
     works = chunks_of(5, 2, 5, queries=1)
     loop_of(engine, stop, committed).run(iter(works))
@@ -122,9 +122,9 @@ def test_a_run_without_time_to_drain_asks_nothing() -> None:
 
 
 def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.running.pace.DRAIN_S", 0.5)
-    monkeypatch.setattr("jobs.running.stops.END_S", 0.2)
-    monkeypatch.setattr("jobs.running.loop.MAX_OPEN_PAIRS", 40)
+    monkeypatch.setattr("relabel.jobs.running.pace.DRAIN_S", 0.5)
+    monkeypatch.setattr("relabel.jobs.running.stops.END_S", 0.2)
+    monkeypatch.setattr("relabel.jobs.running.loop.MAX_OPEN_PAIRS", 40)
     stop, committed = Stop(after(3.0)), []
     engine = Clocked(good, 0.01, capacity=20, batch=2)
     assert loop_of(engine, stop, committed).run(iter(chunks_of(*[10] * 100, queries=100))) is False
@@ -249,7 +249,7 @@ def slow_job(write_job: Callable[..., str], write_pairs: Callable[..., Path]) ->
 def process_of(*arguments: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")}
     # at most eight open pairs: as an engine that holds two chunks
-    program = "import jobs.running.loop; jobs.running.loop.MAX_OPEN_PAIRS = 8\nfrom jobs.cli import main; main()"
+    program = "import relabel.jobs.running.loop; relabel.jobs.running.loop.MAX_OPEN_PAIRS = 8\nfrom relabel.jobs.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         env=environment,
@@ -296,7 +296,7 @@ def test_a_run_whose_engine_is_still_starting_ends_in_20_and_has_asked_nothing(
     write_pairs()
     path = write_job()
     program = (
-        "import time\nfrom jobs.cli import main\nfrom jobs.running import labeling\n"
+        "import time\nfrom relabel.jobs.cli import main\nfrom relabel.jobs.running import labeling\n"
         "labeling.start_engine = lambda _: time.sleep(300)\nmain()"
     )
     options = () if ends_by == "SIGTERM" else tuple(ends_by.split())
@@ -324,7 +324,7 @@ def test_a_deadline_too_near_to_drain_starts_no_engine(
 ) -> None:
     write_pairs()
     path = write_job()
-    monkeypatch.setattr("jobs.running.labeling.start_engine", lambda _: pytest.fail("an engine was started"))
+    monkeypatch.setattr("relabel.jobs.running.labeling.start_engine", lambda _: pytest.fail("an engine was started"))
     near = time.strftime("%H:%M:%SZ", time.gmtime(time.time() + 8))
     done = relabel("run", path, *(near if one == "NEAR" else one for one in option), "--output", "json")
     assert (done.code, done.json["rows_open"]) == (20, 24)
@@ -388,7 +388,7 @@ def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(
 def test_label_without_an_engine_leaves_no_lock(
     write_job: Callable[..., str], write_pairs: Callable[..., Path]
 ) -> None:
-    from jobs.commands.label import open_session
+    from relabel.jobs.commands.label import open_session
 
     write_pairs()
     path = write_job()

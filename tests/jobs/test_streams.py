@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import pytest
 
-from jobs.delivery.transfers import TransferDisplay
-from jobs.log_format import json_lines
-from jobs.running.counts import Progress
-from jobs.running.progress import Display
-from jobs.streams import redacted_streams
+from relabel.jobs.delivery.transfers import TransferDisplay
+from relabel.jobs.log_format import json_lines
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.progress import Display
+from relabel.jobs.streams import redacted_streams
 
 SECRET = "Zq7hunter2Xv9"
 

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jobs.running.label_values import check_columns
-from labelers.registry import LABELERS
-from manifests.asks import Answer, Ask, Decision, Message
-from manifests.errors import ConfigError
-from manifests.labels import Label, LabelColumn, Pair
-from manifests.schemas import KINDS, LABELS
-from manifests.specs import LabelerOptions
+from relabel.jobs.running.label_values import check_columns
+from relabel.labelers.registry import LABELERS
+from relabel.manifests.asks import Answer, Ask, Decision, Message
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.labels import Label, LabelColumn, Pair
+from relabel.manifests.schemas import KINDS, LABELS
+from relabel.manifests.specs import LabelerOptions
 
 
 class TheirOptions(LabelerOptions):

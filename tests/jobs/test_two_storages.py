@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jobs.commands.label import open_session
-from jobs.exits import Exit
-from jobs.planning.job_files import load_job, output_of
-from jobs.pool.assignments import Assignment, assign
-from jobs.running.labeling import label
-from labelers.prompts import BUILT_IN
-from manifests.errors import ConfigError, InputError
-from manifests.secrets.redaction import forget_secrets
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs.commands.label import open_session
+from relabel.jobs.exits import Exit
+from relabel.jobs.planning.job_files import load_job, output_of
+from relabel.jobs.pool.assignments import Assignment, assign
+from relabel.jobs.running.labeling import label
+from relabel.labelers.prompts import BUILT_IN
+from relabel.manifests.errors import ConfigError, InputError
+from relabel.manifests.secrets.redaction import forget_secrets
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
 from tests.vault import Vault
 
 KEYS = {"red": "key-of-red", "blue": "key-of-blue"}

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import pytest
 
-from jobs.cli import relabel
+from relabel.jobs.cli import relabel
 from tests.docs.pages import PAGES, blocks
 from tests.docs.worlds import cited_answers, finished_run, two_days, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
@@ -83,7 +83,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
 
 SCRIPT = """
 import json, sys, traceback
-from jobs.cli import main
+from relabel.jobs.cli import main
 ends = []
 for words in json.loads(sys.argv[1]):
     sys.argv[1:] = words
@@ -291,7 +291,7 @@ def test_python_with_m_jobs_imports_no_dependency_from_the_working_directory(hos
     run.
     """
     (hostile / "jobs.py").unlink()
-    call = [sys.executable, "-m", "jobs", "schema", "job"]
+    call = [sys.executable, "-m", "relabel", "schema", "job"]
     done = subprocess.run(call, cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
     assert_nothing_was_imported(hostile)
     assert done.returncode == 0, done.stderr

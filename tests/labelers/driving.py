@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.loop import RunLoop
-from jobs.running.stops import Stop
-from labelers.engines.fake import Fake, FakeArgs
-from labelers.registry import Labeler, labeler_class
-from manifests.asks import Answer, Ask, Engine, Request
-from manifests.labels import Label, Pair
-from manifests.runs.receipts import ChunkId
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.spec_faults import validate_spec
-from manifests.specs import EngineSpec
-from manifests.trees import COLUMN, CONTENT, NO_PARENT, ROOT, STRUCTURE, Node
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.loop import RunLoop
+from relabel.jobs.running.stops import Stop
+from relabel.labelers.engines.fake import Fake, FakeArgs
+from relabel.labelers.registry import Labeler, labeler_class
+from relabel.manifests.asks import Answer, Ask, Engine, Request
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import EngineSpec
+from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, ROOT, STRUCTURE, Node
 
 
 def chunked(pair: Pair, token_len: int | None = None) -> Pair:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from labelers.alignment import MOST_CHARS, PassagePlace, align, content_at
-from manifests.errors import MissingExtraError
+from relabel.labelers.alignment import MOST_CHARS, PassagePlace, align, content_at
+from relabel.manifests.errors import MissingExtraError
 from tests.trees import Sketch, sketches, tree_of
 
 LETTERS = st.text("ab ", min_size=1, max_size=24)
@@ -72,7 +72,7 @@ def test_verbatim_text_needs_no_package_and_other_text_says_which(monkeypatch: p
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
     assert align("b a", "a b a b a b") == PassagePlace(2, 5, 0)
     assert align("longer than it", "a document") == PassagePlace(0, 10, 0)
-    with pytest.raises(MissingExtraError, match=r"pip install 'relabel\[pairs\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'relabel-ir\[pairs\]'"):
         align("a c a b", "a b a b a b")
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.checkpoints import count_parameters
-from labelers.engines.decision_costs import MEASURED, plan_decision_costs
-from labelers.engines.registry import engine_class, engine_names
-from labelers.registry import labeler_class
-from manifests.asks import Ask, Decision, Message
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.checkpoints import count_parameters
+from relabel.labelers.engines.decision_costs import MEASURED, plan_decision_costs
+from relabel.labelers.engines.registry import engine_class, engine_names
+from relabel.labelers.registry import labeler_class
+from relabel.manifests.asks import Ask, Decision, Message
+from relabel.manifests.specs import EngineSpec
 
 SCORE = Decision("score", "<score>", ("0", "1", "2"))
 

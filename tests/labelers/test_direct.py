@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from manifests.asks import Answer, Distribution
-from manifests.errors import VerdictError
+from relabel.manifests.asks import Answer, Distribution
+from relabel.manifests.errors import VerdictError
 from tests.labelers.driving import ROSES, labeler
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from labelers.evidence import _composing_seconds, _continues, _Index, read_evidence
-from manifests.errors import VerdictError
-from manifests.labels import Span
+from relabel.labelers.evidence import _composing_seconds, _continues, _Index, read_evidence
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Span
 from tests.strategies import texts
 
 
@@ -128,7 +128,7 @@ def test_every_composition_of_this_unicode_version_is_known() -> None:
 def test_a_document_with_more_clusters_than_names_finds_what_it_named_and_invents_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("labelers.evidence._FIRST_NAME", 0x10FFFE)
+    monkeypatch.setattr("relabel.labelers.evidence._FIRST_NAME", 0x10FFFE)
     document = "x\u0301  q\u0301  w\u0301"
     assert find_fragment("x\u0301 ", document) == Span(0, 2, "x\u0301")
     assert find_fragment("q\u0301", document) == Span(4, 6, "q\u0301")

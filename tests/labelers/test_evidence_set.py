@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labelers.chunks import chunks_within
-from labelers.evidence_set import TOKENS_PER_CHUNK
-from labelers.verdicts import Reader
-from manifests.asks import Ask
-from manifests.errors import VerdictError
-from manifests.formats import AnswerFormat, JsonIndices
-from manifests.labels import Label, Pair
-from manifests.schemas import LabelRow, QuarantineRow
+from relabel.labelers.chunks import chunks_within
+from relabel.labelers.evidence_set import TOKENS_PER_CHUNK
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Ask
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import AnswerFormat, JsonIndices
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.schemas import LabelRow, QuarantineRow
 from tests.labelers.driving import labeler, replay, reply, run_loop
 from tests.strategies import texts
 

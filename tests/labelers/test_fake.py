@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labelers.engines.fake import Fake
-from labelers.engines.registry import engine_class
-from labelers.evidence import read_evidence
-from labelers.verdicts import Reader
-from manifests.asks import Answer, Ask, Decision, Engine, Message, Request
-from manifests.errors import ConfigError, EngineCrashError, ModelError, VerdictError
-from manifests.formats import AnswerFormat, Choice, Fragment
-from manifests.spec_faults import validate_spec
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.fake import Fake
+from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.evidence import read_evidence
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Answer, Ask, Decision, Engine, Message, Request
+from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, VerdictError
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import EngineSpec
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 from tests.strategies import answer_formats, texts
 

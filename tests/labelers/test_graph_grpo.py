@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from manifests.asks import Distribution
-from manifests.errors import VerdictError
-from manifests.labels import Label
-from manifests.phi import DEFAULT_PHI
+from relabel.manifests.asks import Distribution
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Label
+from relabel.manifests.phi import DEFAULT_PHI
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk
 
 DISTS = {

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.fake import Fake, FakeArgs
-from labelers.engines.fake_texts import AnswerPlan, made_contents
-from labelers.engines.grammar_texts import render_grammar
-from labelers.registry import declared_reads, labeler_names
-from labelers.subtree import one_line
-from manifests.asks import Ask, Message, Request
-from manifests.formats import AnswerFormat, Choice, JsonIndices, OptionLines, closing_of, opening_of
-from manifests.labels import Label, Pair
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.fake import Fake, FakeArgs
+from relabel.labelers.engines.fake_texts import AnswerPlan, made_contents
+from relabel.labelers.engines.grammar_texts import render_grammar
+from relabel.labelers.registry import declared_reads, labeler_names
+from relabel.labelers.subtree import one_line
+from relabel.manifests.asks import Ask, Message, Request
+from relabel.manifests.formats import AnswerFormat, Choice, JsonIndices, OptionLines, closing_of, opening_of
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.specs import EngineSpec
 from tests.labelers.driving import ROSES, chunked, labeler, walk
 
 CONTROL = (

@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from labelers.registry import declared_reads
-from manifests.labels import Pair
-from manifests.schemas import LabelRow, QuarantineRow
+from relabel.labelers.registry import declared_reads
+from relabel.manifests.labels import Pair
+from relabel.manifests.schemas import LabelRow, QuarantineRow
 from tests.faults.shared_jobs import SIBLINGS, chunks_of
 from tests.labelers.driving import labeler, run_loop
 

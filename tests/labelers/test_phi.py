@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from manifests.errors import ConfigError
-from manifests.phi import DEFAULT_PHI, check_phi, phi_grade, unreached_grades
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.phi import DEFAULT_PHI, check_phi, phi_grade, unreached_grades
 from tests.labelers.driving import labeler
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labelers.prompts import Prompts, Turn
-from manifests.errors import ConfigError
+from relabel.labelers.prompts import Prompts, Turn
+from relabel.manifests.errors import ConfigError
 from tests.labelers.driving import ROSES, answer_of, fake, labeler
 from tests.strategies import texts
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from manifests.asks import Ask, Distribution
-from manifests.errors import ConfigError, VerdictError
-from manifests.formats import Choice, Fragment
-from manifests.labels import Label, Pair
+from relabel.manifests.asks import Ask, Distribution
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.formats import Choice, Fragment
+from relabel.manifests.labels import Label, Pair
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk
 
 INTENT = "<think>Hm.</think><intent>When to prune.</intent>"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from labelers.shown import CHARS_PER_DOCUMENT, documents_within
-from manifests.asks import Ask, Distribution
-from manifests.errors import VerdictError
-from manifests.labels import Label, Pair
-from manifests.schemas import LabelRow, QuarantineRow
+from relabel.labelers.shown import CHARS_PER_DOCUMENT, documents_within
+from relabel.manifests.asks import Ask, Distribution
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.schemas import LabelRow, QuarantineRow
 from tests.labelers.driving import labeler, replay, reply, run_loop
 
 

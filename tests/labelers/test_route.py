@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labelers.actions import options_of, read_actions
-from labelers.replays import replay
-from labelers.subtree import Subtree
-from labelers.verdicts import Reader
-from manifests.asks import Answer, Ask
-from manifests.errors import VerdictError
-from manifests.formats import MOST_OPTION_LINES, AnswerFormat, OptionLines
-from manifests.labels import Label, Pair
-from manifests.trees import COLUMN
+from relabel.labelers.actions import options_of, read_actions
+from relabel.labelers.replays import replay
+from relabel.labelers.subtree import Subtree
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import MOST_OPTION_LINES, AnswerFormat, OptionLines
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.trees import COLUMN
 from tests.labelers.driving import fake, labeler, reply, walk
 from tests.labelers.test_subtree import park, section
 from tests.trees import Sketch, sketches, tree_of

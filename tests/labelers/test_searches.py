@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.loop import RunLoop
-from jobs.running.stops import Stop
-from labelers.registry import labeler_class
-from manifests.asks import Ask
-from manifests.errors import ConfigError, VerdictError
-from manifests.labels import Label, Pair
-from manifests.runs.receipts import ChunkId
-from manifests.schemas import LabelRow
-from manifests.spec_faults import validate_spec
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.loop import RunLoop
+from relabel.jobs.running.stops import Stop
+from relabel.labelers.registry import labeler_class
+from relabel.manifests.asks import Ask
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.schemas import LabelRow
+from relabel.manifests.spec_faults import validate_spec
 from tests.labelers.driving import ROSES, fake, labeler, replay, reply
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labelers.engines.fake import Fake, FakeArgs
-from labelers.engines.grammars import GrammarCompiler
-from labelers.short_answers import MOST_ANSWERS, ShortAnswers
-from manifests.asks import Answer, Request
-from manifests.errors import VerdictError
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.fake import Fake, FakeArgs
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.short_answers import MOST_ANSWERS, ShortAnswers
+from relabel.manifests.asks import Answer, Request
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import make_tokenizer
 
 ASKED = ShortAnswers()

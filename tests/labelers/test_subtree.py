@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labelers.subtree import Subtree
-from manifests.trees import Tree
+from relabel.labelers.subtree import Subtree
+from relabel.manifests.trees import Tree
 from tests.trees import Sketch, sketches, tree_of
 
 

@@ -13,14 +13,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 
-from labelers.prompts import BUILT_IN, SHARED
-from labelers.registry import LABELERS, labeler_class
-from labelers.verdicts import Reader
-from manifests.asks import Ask
-from manifests.errors import VerdictError
-from manifests.formats import OptionLines
-from manifests.labels import Pair
-from manifests.specs import LabelerOptions
+from relabel.labelers.prompts import BUILT_IN, SHARED
+from relabel.labelers.registry import LABELERS, labeler_class
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Ask
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import OptionLines
+from relabel.manifests.labels import Pair
+from relabel.manifests.specs import LabelerOptions
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 
 Options = dict[str, Any]

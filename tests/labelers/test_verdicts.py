@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labelers.verdicts import Reader, token_budget
-from manifests.asks import Answer
-from manifests.errors import VerdictError
-from manifests.formats import AnswerFormat, Choice, Fragment, Text
+from relabel.labelers.verdicts import Reader, token_budget
+from relabel.manifests.asks import Answer
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
 from tests.labelers.driving import reply
 from tests.strategies import answer_formats, contents_of, mutated, texts, written
 

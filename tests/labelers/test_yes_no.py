@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.loop import RunLoop
-from jobs.running.stops import Stop
-from labelers.registry import labeler_class
-from manifests.asks import Answer, Distribution
-from manifests.errors import ConfigError, VerdictError
-from manifests.labels import Label, Pair
-from manifests.runs.receipts import ChunkId
-from manifests.schemas import LabelRow
-from manifests.spec_faults import validate_spec
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.loop import RunLoop
+from relabel.jobs.running.stops import Stop
+from relabel.labelers.registry import labeler_class
+from relabel.manifests.asks import Answer, Distribution
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.schemas import LabelRow
+from relabel.manifests.spec_faults import validate_spec
 from tests.labelers.driving import ROSES, fake, labeler, walk
 
 NAMES = ("pointwise", "complexity")
@@ -138,8 +138,8 @@ def test_complexity_is_asked_once_a_query_and_labels_every_row() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_real_tokenizer_keeps_yes_and_no_apart_as_one_token_each(name: str, think: str) -> None:
     transformers = pytest.importorskip("transformers")
-    from labelers.engines.decisions import resolve_labels
-    from labelers.engines.tokens import PromptEncoder
+    from relabel.labelers.engines.decisions import resolve_labels
+    from relabel.labelers.engines.tokens import PromptEncoder
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(SMOLLM2)
     encoder = PromptEncoder(tokenizer)

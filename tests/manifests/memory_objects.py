@@ -6,8 +6,8 @@ import hashlib
 import threading
 from collections.abc import Callable
 
-from manifests.storage.objects import ConditionFailedError, Found
-from manifests.storage.retries import TryAgainError
+from relabel.manifests.storage.objects import ConditionFailedError, Found
+from relabel.manifests.storage.retries import TryAgainError
 
 
 class MemoryObjects:

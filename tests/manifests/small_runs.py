@@ -8,16 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.inputs.dataset import open_dataset
-from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
-from manifests.runs.plan_making import make_plan
-from manifests.runs.plans import write_plan
-from manifests.runs.receipts import ChunkId, Receipt, ReusedRows
-from manifests.runs.run_folder import RunFolder
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.runs.chunk_commits import ChunkFacts, commit_chunk
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.plans import write_plan
+from relabel.manifests.runs.receipts import ChunkId, Receipt, ReusedRows
+from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 PARTS = {
     "columns": {},

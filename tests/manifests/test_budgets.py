@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.charges import Charge
-from manifests.errors import ManifestError
-from manifests.runs.budgets import (
+from relabel.manifests.charges import Charge
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.runs.budgets import (
     LARGEST_SHARE,
     SMALLEST_SHARE,
     BudgetEntry,
@@ -25,9 +25,9 @@ from manifests.runs.budgets import (
     budget_of,
     last_entry,
 )
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
-from manifests.storage.object_run_store import ObjectRunStore
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.storage.object_run_store import ObjectRunStore
 from tests.manifests.memory_objects import MemoryObjects
 
 LIMITS = Limits(10_000, 1.0)

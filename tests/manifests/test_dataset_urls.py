@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry as loaded
 
-from manifests.errors import ConfigError, InputError, MissingExtraError
-from manifests.inputs import dataset
-from manifests.inputs.dataset import open_dataset
-from manifests.runs.plan_making import make_plan
-from manifests.runs.rows import read_chunks
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.filesystems import filesystem_of
+from relabel.manifests.errors import ConfigError, InputError, MissingExtraError
+from relabel.manifests.inputs import dataset
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.filesystems import filesystem_of
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_url_that_names_nothing_or_no_filesystem_is_reported(bucket: str) -> N
 def test_a_url_whose_package_is_absent_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(loaded, "s3", raising=False)  # a test before this one may have loaded it
-    with pytest.raises(MissingExtraError, match=r"relabel\[s3\]"):
+    with pytest.raises(MissingExtraError, match=r"relabel-ir\[s3\]"):
         open_dataset(InputSpec(path=("s3://bucket/x.parquet",)), Storage())
 
 

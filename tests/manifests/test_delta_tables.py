@@ -15,12 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.inputs.snapshots import TableSnapshot
-from manifests.inputs.table_input import open_table
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import Dataset, open_dataset
+from relabel.manifests.inputs.snapshots import TableSnapshot
+from relabel.manifests.inputs.table_input import open_table
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 from tests.real_tables import DOCUMENT, Delta, pairs
 
 FEATURES = {"minReaderVersion": 3, "minWriterVersion": 7}

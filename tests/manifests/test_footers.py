@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 
 
 @pytest.mark.parametrize("name", ["query_id", "document"])

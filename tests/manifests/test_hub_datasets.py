@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.runs.plan_making import make_plan
-from manifests.runs.rows import read_chunks
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 
 REPO, COMMIT = "somebody/pairs", "c" * 40
 

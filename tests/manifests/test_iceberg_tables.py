@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import DataFileContent
 
-from manifests.errors import InputError, MissingExtraError
-from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.inputs.snapshots import TableSnapshot
-from manifests.inputs.table_input import open_table
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError, MissingExtraError
+from relabel.manifests.inputs.dataset import Dataset, open_dataset
+from relabel.manifests.inputs.snapshots import TableSnapshot
+from relabel.manifests.inputs.table_input import open_table
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 from tests.real_tables import DOCUMENT, Iceberg, pairs
 
 
@@ -251,5 +251,5 @@ def test_an_empty_table_has_nothing_to_label(tmp_path: Path) -> None:
 def test_without_pyiceberg_the_extra_is_named(table: Iceberg, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pyiceberg", "pyiceberg.table", "pyiceberg.table.metadata"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=r"relabel\[iceberg\]"):
+    with pytest.raises(MissingExtraError, match=r"relabel-ir\[iceberg\]"):
         opened(table.path)

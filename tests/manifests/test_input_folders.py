@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.inputs.input_files import list_input
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.inputs.input_files import list_input
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 
 
 @pytest.fixture

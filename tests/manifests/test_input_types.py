@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.runs.plan_making import make_plan
-from manifests.runs.plans import shard_row_ids, write_plan
-from manifests.runs.rows import read_chunks
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.plans import shard_row_ids, write_plan
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 ROWS, QUERIES = 12, 3

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.digests import digest_of, file_stamp
-from manifests.errors import StoreUnreachableError
-from manifests.inputs import dataset as dataset_module
-from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.inputs.input_files import list_files
-from manifests.labels import Reads
-from manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
-from manifests.runs.plan_making import make_plan
-from manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.digests import digest_of, file_stamp
+from relabel.manifests.errors import StoreUnreachableError
+from relabel.manifests.inputs import dataset as dataset_module
+from relabel.manifests.inputs.dataset import Dataset, open_dataset
+from relabel.manifests.inputs.input_files import list_files
+from relabel.manifests.labels import Reads
+from relabel.manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 
 def write(path: Path, word: str = "red", rows: int = 6) -> None:

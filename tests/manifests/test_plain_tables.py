@@ -11,9 +11,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from manifests.errors import InputError
-from manifests.inputs.input_files import list_input
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.input_files import list_input
+from relabel.manifests.storage.context import Storage
 from tests import real_tables
 from tests.real_tables import pairs
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.errors import InputError, ManifestError, StaleRunError
-from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.runs.cutting import cut_queries
-from manifests.runs.fingerprints import check_plan
-from manifests.runs.plan_making import make_plan
-from manifests.runs.plans import load_plan, shard_row_ids, write_plan
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.errors import InputError, ManifestError, StaleRunError
+from relabel.manifests.inputs.dataset import Dataset, open_dataset
+from relabel.manifests.runs.cutting import cut_queries
+from relabel.manifests.runs.fingerprints import check_plan
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.plans import load_plan, shard_row_ids, write_plan
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 

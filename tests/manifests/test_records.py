@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import pytest
 from pydantic import Field
 
-from manifests.records import LEFT_OUT, checked, plain
+from relabel.manifests.records import LEFT_OUT, checked, plain
 
 
 class Span(NamedTuple):

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.runs.cutting import fitting_chunk_rows
-from manifests.runs.plan_making import make_plan
-from manifests.runs.plans import Plan, shard_row_ids, write_plan
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.inputs.dataset import Dataset, open_dataset
+from relabel.manifests.runs.cutting import fitting_chunk_rows
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.plans import Plan, shard_row_ids, write_plan
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_run_store import LocalRunStore
 
 BATCH_ROWS = 1 << 17
 BYTES_PER_TOKEN, TOKENS_PER_PROMPT = 4.0, 250.0

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from manifests.errors import ManifestError, StoreError, StoreUnreachableError
-from manifests.storage import object_run_store as object_store
-from manifests.storage import retries
-from manifests.storage.context import Storage
-from manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
-from manifests.storage.retries import Retries, TryAgainError
+from relabel.manifests.errors import ManifestError, StoreError, StoreUnreachableError
+from relabel.manifests.storage import object_run_store as object_store
+from relabel.manifests.storage import retries
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
+from relabel.manifests.storage.retries import Retries, TryAgainError
 from tests.manifests.memory_objects import MemoryObjects, once
 
 

@@ -13,14 +13,14 @@ import pytest
 import tokenizers
 import transformers
 
-from distill.students.bases import check_base
-from distill.students.embedding import Embedder
-from distill.students.specs import DistillSpec
-from distill.students.students import load_student
-from labelers.engines.checkpoints import load_tokenizer
-from manifests.errors import ModelError
-from manifests.models.references import ResolvedModel
-from manifests.models.tokenizers import PLAIN, read_tokenizer
+from relabel.distill.students.bases import check_base
+from relabel.distill.students.embedding import Embedder
+from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.students import load_student
+from relabel.labelers.engines.checkpoints import load_tokenizer
+from relabel.manifests.errors import ModelError
+from relabel.manifests.models.references import ResolvedModel
+from relabel.manifests.models.tokenizers import PLAIN, read_tokenizer
 
 TEXT = f"{' '.join(PLAIN)} Café grade the document for the query"
 PROMPT = "Grade the document:\n\nRed shoes,  size 40 (für Damen) 红鞋"

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from manifests.errors import InputError
-from manifests.trees import NODES, Tree, read_tree
+from relabel.manifests.errors import InputError
+from relabel.manifests.trees import NODES, Tree, read_tree
 from tests.trees import Sketch, sketches, tree_of
 
 ROUGH = Sketch("1990s", [Sketch("Rough.", [])])

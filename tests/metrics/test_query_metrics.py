@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from manifests.errors import InputError
-from manifests.ids import ids_of
-from manifests.metrics.answers import exact_match, hit_at_1, normal_answer
-from manifests.metrics.bootstrap import draw_weights
-from manifests.metrics.evaluation import Evaluation, evaluate
-from manifests.metrics.evidence_sets import over_budget, set_f1
-from manifests.metrics.judged import Judged
+from relabel.manifests.errors import InputError
+from relabel.manifests.ids import ids_of
+from relabel.manifests.metrics.answers import exact_match, hit_at_1, normal_answer
+from relabel.manifests.metrics.bootstrap import draw_weights
+from relabel.manifests.metrics.evaluation import Evaluation, evaluate
+from relabel.manifests.metrics.evidence_sets import over_budget, set_f1
+from relabel.manifests.metrics.judged import Judged
 from tests.strategies import texts
 
 KINDS = {

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests.metrics.evaluation import evaluate
-from manifests.metrics.judged import Judged
+from relabel.manifests.metrics.evaluation import evaluate
+from relabel.manifests.metrics.judged import Judged
 
 KINDS = {
     "answer_ids": pa.list_(pa.int32()),

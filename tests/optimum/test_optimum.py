@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manifests.storage.context import Storage
+from relabel.manifests.storage.context import Storage
 
 pytest.importorskip("optimum.exporters.onnx", reason="needs optimum-onnx in an environment of its own")
 
-from distill.students.students import load_student
-from export.bundles import open_bundle
-from export.exporting import export_bundle
-from export.loader import Student
-from export.reference_pairs import PairsFile
-from export.specs import ExportSpec
+from relabel.distill.students.students import load_student
+from relabel.export.bundles import open_bundle
+from relabel.export.exporting import export_bundle
+from relabel.export.loader import Student
+from relabel.export.reference_pairs import PairsFile
+from relabel.export.specs import ExportSpec
 from tests.export.conftest import HOSTILE, decoder, graded_file  # noqa: F401
 from tests.score.conftest import write_tiny_student
 

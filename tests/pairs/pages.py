@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from jobs.pairs.chunks import PageChunk
-from jobs.pairs.pages import CleanedPage
+from relabel.jobs.pairs.chunks import PageChunk
+from relabel.jobs.pairs.pages import CleanedPage
 
 MEGABYTE = 1_000_000
 

@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.labels import Reads
-from manifests.storage.context import Storage
+from relabel.manifests.labels import Reads
+from relabel.manifests.storage.context import Storage
 
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from jobs.files.published_tables import publish
-from jobs.pairs.contexts import Bm25Index, ContextRule, with_context
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.specs import InputSpec
+from relabel.jobs.files.published_tables import publish
+from relabel.jobs.pairs.contexts import Bm25Index, ContextRule, with_context
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.specs import InputSpec
 
 DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 REAL = DATA / "llmjudge_dl23" / "pairs.parquet"

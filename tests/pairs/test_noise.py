@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.labels import Reads
-from manifests.storage.context import Storage
+from relabel.manifests.labels import Reads
+from relabel.manifests.storage.context import Storage
 
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from jobs.pairs.contexts import ContextRule, with_context
-from jobs.pairs.noise import NoiseRule
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.specs import InputSpec
+from relabel.jobs.pairs.contexts import ContextRule, with_context
+from relabel.jobs.pairs.noise import NoiseRule
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.specs import InputSpec
 
 WORDS = ["rose", "iron", "pan", "sun", "winter", "lamp", "mug", "tent"]
 QUERIES = ["rose winter", "iron pan", "sun lamp", "mug tent", "¿?"]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("lxml")
 pytest.importorskip("markdown_it")
 
-from jobs.pairs.chunks import MOST_HEADING_CHARS, chunk_page
-from jobs.pairs.reading import Form, read_page
-from jobs.pairs.token_counts import count_pieces
+from relabel.jobs.pairs.chunks import MOST_HEADING_CHARS, chunk_page
+from relabel.jobs.pairs.reading import Form, read_page
+from relabel.jobs.pairs.token_counts import count_pieces
 from tests.pairs.pages import assert_chunked, assert_sound
 from tests.strategies import texts
 

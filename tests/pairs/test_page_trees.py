@@ -16,13 +16,13 @@ pytest.importorskip("polars")
 pytest.importorskip("lxml")
 pytest.importorskip("markdown_it")
 
-from jobs.pairs.page_trees import tree_of
-from jobs.pairs.pages import CleanedPage
-from jobs.pairs.reading import Form, read_page
-from manifests.inputs.dataset import open_dataset
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.trees import CONTENT, NODES, STRUCTURE, Node, read_tree
+from relabel.jobs.pairs.page_trees import tree_of
+from relabel.jobs.pairs.pages import CleanedPage
+from relabel.jobs.pairs.reading import Form, read_page
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.trees import CONTENT, NODES, STRUCTURE, Node, read_tree
 from tests.strategies import texts
 
 DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

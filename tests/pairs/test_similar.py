@@ -18,9 +18,9 @@ pytest.importorskip("polars")
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from distill.students.embedding import Embedder, read_settings
-from jobs.pairs.similar import above
-from manifests.errors import ModelError
+from relabel.distill.students.embedding import Embedder, read_settings
+from relabel.jobs.pairs.similar import above
+from relabel.manifests.errors import ModelError
 from tests.jobs.test_demo import write_tiny_model
 
 WORDS = ["prune roses in late winter", "a chair of oak", "prune", "roses roses roses", "winter chair late oak in a"]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from export.addresses import parse_address
-from export.bundles import Bundle, seal_bundle
-from export.destinations import Destination
-from export.publishing import Published, PublishOptions, publish
-from export.pulling import Pulled, PullOptions, pull
-from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
+from relabel.export.addresses import parse_address
+from relabel.export.bundles import Bundle, seal_bundle
+from relabel.export.destinations import Destination
+from relabel.export.publishing import Published, PublishOptions, publish
+from relabel.export.pulling import Pulled, PullOptions, pull
+from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
 from tests import seaweed
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
@@ -112,7 +112,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def publish_to(bundle_store: BundleStore, source: Path, channel: str | None = "stable", **options: Any) -> Published:
-    from export.bundles import open_bundle
+    from relabel.export.bundles import open_bundle
 
     return publish(open_bundle(source), bundle_store, PublishOptions(channel=channel, **options), silent)
 
@@ -126,7 +126,7 @@ def pull_from(
 
 def served_text(target: Path) -> str:
     """The first letters of the weights that serve, after the whole bundle was checked."""
-    from export.bundles import open_bundle
+    from relabel.export.bundles import open_bundle
 
     current: Bundle = open_bundle((target / "current").resolve())
     return str(current.facts["lineage"]["student"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from export.bundles import seal_bundle
+from relabel.export.bundles import seal_bundle
 
 BOUNDS = {"grade": 1, "constant": {"accuracy": 0.5, "kappa": 0.0}, "random": {}, "lexical": {"ndcg@10": 0.8}}
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.bundles import open_bundle, read_manifest, seal_bundle
-from export.file_names import check_names
-from manifests.errors import ManifestError
+from relabel.export.bundles import open_bundle, read_manifest, seal_bundle
+from relabel.export.file_names import check_names
+from relabel.manifests.errors import ManifestError
 from tests.publish.conftest import change_json
 
 FACTS: dict[str, Any] = {"name": "ecom", "lineage": {}}

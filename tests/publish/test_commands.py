@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from export.addresses import object_name
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
+from relabel.export.addresses import object_name
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text, write_bundle
 
@@ -361,7 +361,7 @@ def test_on_a_terminal_a_bar_comes_and_goes_and_the_result_stays(store: str, tmp
 
     child = pexpect.spawn(
         sys.executable,
-        ["-m", "jobs", "pull", f"{store}/ecom", str(tmp_path / "dest")],
+        ["-m", "relabel", "pull", f"{store}/ecom", str(tmp_path / "dest")],
         encoding="utf-8",
         timeout=30,
         dimensions=(24, 200),
@@ -378,7 +378,7 @@ def test_a_pull_with_nothing_to_do_loads_no_heavy_library_and_ends_within_two_se
 ) -> None:
     pull_from(open_bundle_store(store, Storage()), tmp_path / "dest")
     code = (
-        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
+        "import sys\nfrom relabel.jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
         "end.code == 10, end\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )

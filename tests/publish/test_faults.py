@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import pytest
 
-from export.channels import load_channel
-from export.versions import check_whole, load_version
-from manifests.errors import InputError, RelabelError, StoreUnreachableError
-from manifests.storage.bundle_store_ports import BundleStore, Entry, Held, OnProgress, Tagged
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
+from relabel.export.channels import load_channel
+from relabel.export.versions import check_whole, load_version
+from relabel.manifests.errors import InputError, RelabelError, StoreUnreachableError
+from relabel.manifests.storage.bundle_store_ports import BundleStore, Entry, Held, OnProgress, Tagged
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
@@ -145,7 +145,7 @@ def test_every_call_of_a_pull_may_fail(tmp_path: Path, bundle: Callable[..., Pat
 
 
 def bundle_version(folder: Path) -> str:
-    from export.bundles import open_bundle
+    from relabel.export.bundles import open_bundle
 
     return open_bundle(folder).version
 
@@ -207,7 +207,7 @@ def test_each_put_of_a_publish_in_turn_loses_its_reply(
 def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    from manifests.storage.s3_bundle_store import S3BundleStore
+    from relabel.manifests.storage.s3_bundle_store import S3BundleStore
 
     bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage(), part_bytes=5 << 20)
     for verdict in ("drop", "503"):
@@ -264,7 +264,7 @@ def test_a_big_file_goes_through_memory_in_blocks(s3_server: seaweed.Server, tmp
     folder = write_bundle(tmp_path / "big", "big", size=100 << 20)
     url = f"s3://{seaweed.BUCKET}/{tmp_path.name}"
     script = (
-        "import pathlib, re, sys\nfrom jobs.cli import main\n"
+        "import pathlib, re, sys\nfrom relabel.jobs.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end\n"
         "print(int(re.search(r'VmHWM:\\s+(\\d+)', pathlib.Path('/proc/self/status').read_text())[1]) // 1024)"
     )

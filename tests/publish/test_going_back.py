@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from export import channels
-from export.destinations import Destination
-from export.publishing import roll_back, set_channel
-from manifests.errors import GateError, InputError
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
+from relabel.export import channels
+from relabel.export.destinations import Destination
+from relabel.export.publishing import roll_back, set_channel
+from relabel.manifests.errors import GateError, InputError
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
 from tests.faults.conftest import count
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 

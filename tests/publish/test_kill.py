@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from export.addresses import object_name
-from export.channels import load_channel
-from export.destinations import Destination
-from export.versions import check_whole, load_version
-from manifests import failpoints
-from manifests.errors import InputError
-from manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
-from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
+from relabel.export.addresses import object_name
+from relabel.export.channels import load_channel
+from relabel.export.destinations import Destination
+from relabel.export.versions import check_whole, load_version
+from relabel.manifests import failpoints
+from relabel.manifests.errors import InputError
+from relabel.manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
+from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 WRITE_FAILPOINTS = ("before_temp_sync", "before_temp_rename")
@@ -176,7 +176,7 @@ def test_publish_and_pull_killed_at_a_random_instant(tmp_path: Path, bundles: di
 
 def command(*arguments: str | Path, failpoint: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RELABEL_FAILPOINT": failpoint}
-    call = [sys.executable, "-m", "jobs", *map(str, arguments)]
+    call = [sys.executable, "-m", "relabel", *map(str, arguments)]
     return subprocess.run(call, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from export.addresses import object_name, parse_address, version_name
-from export.channels import Channel, find_channel, load_channel, move_channel
-from export.publishing import roll_back, set_channel
-from export.signatures import SigningKey
-from export.versions import check_whole, load_version
-from manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
-from manifests.storage.bundle_store_ports import BundleStore, Held
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
+from relabel.export.addresses import object_name, parse_address, version_name
+from relabel.export.channels import Channel, find_channel, load_channel, move_channel
+from relabel.export.publishing import roll_back, set_channel
+from relabel.export.signatures import SigningKey
+from relabel.export.versions import check_whole, load_version
+from relabel.manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
+from relabel.manifests.storage.bundle_store_ports import BundleStore, Held
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, write_bundle
 
@@ -57,7 +57,7 @@ def test_the_same_bundle_again_uploads_nothing_and_moves_nothing(
 def test_publishing_what_is_there_asks_the_store_little_and_looks_at_objects_side_by_side(
     s3_server: seaweed.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from export.bundles import seal_bundle
+    from relabel.export.bundles import seal_bundle
 
     source = tmp_path / "many"
     source.mkdir()
@@ -95,7 +95,7 @@ def test_files_that_versions_share_are_uploaded_once(bundle_store: BundleStore, 
 
 
 def test_a_file_that_is_in_a_bundle_twice_is_uploaded_once(local_bundle_store: BundleStore, tmp_path: Path) -> None:
-    from export.bundles import seal_bundle
+    from relabel.export.bundles import seal_bundle
 
     for name in ("a", "b"):
         (tmp_path / "twins").mkdir(exist_ok=True)
@@ -128,11 +128,11 @@ def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for
     bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     """What a publisher on a broken machine left, killed before it looked."""
-    from export.bundles import open_bundle
+    from relabel.export.bundles import open_bundle
 
     file = open_bundle(bundle("one")).files[1]
     (tmp_path / "wrong").write_bytes(b"x" * file.size_bytes)
-    from manifests.digests import sha256_bytes
+    from relabel.manifests.digests import sha256_bytes
 
     bundle_store.upload(
         object_name(file.sha256),
@@ -175,8 +175,8 @@ def test_a_depot_that_keeps_holding_other_bytes_is_given_up_without_a_version(
 def test_a_file_that_changes_while_it_is_uploaded_leaves_no_object_and_no_version(
     bundle_store: BundleStore, bundle: Callable[..., Path]
 ) -> None:
-    from export.bundles import open_bundle
-    from export.publishing import PublishOptions, publish
+    from relabel.export.bundles import open_bundle
+    from relabel.export.publishing import PublishOptions, publish
 
     opened = open_bundle(bundle("one"))
     opened.folder.joinpath("model.onnx").write_bytes(b"z" * 40)
@@ -372,7 +372,7 @@ def test_a_key_signs_no_history_that_it_did_not_sign_before(
 def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path], tmp_path: Path
 ) -> None:
-    from export.signatures import TrustedKeys
+    from relabel.export.signatures import TrustedKeys
     from tests.publish.conftest import pull_from
 
     ours, theirs = (SigningKey(str(keys[name])) for name in ("ours", "theirs"))
@@ -436,7 +436,7 @@ def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, 
     while waiting:
         processes = {
             number: subprocess.Popen(
-                [sys.executable, "-m", "jobs", "publish", str(folders[number]), url, "--channel", "stable"],
+                [sys.executable, "-m", "relabel", "publish", str(folders[number]), url, "--channel", "stable"],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
@@ -451,7 +451,7 @@ def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, 
                 assert b"another process moved it" in error
         tries += 1
         assert tries <= 3, "each round has a winner"
-    from manifests.storage.bundle_stores import open_bundle_store
+    from relabel.manifests.storage.bundle_stores import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     moves = load_channel(bundle_store, "ecom", "stable").moves

@@ -13,16 +13,23 @@ from typing import Any
 
 import pytest
 
-from export.addresses import object_name, version_name
-from export.channels import channel_name, load_channel, move_channel
-from export.destinations import Destination
-from export.publishing import roll_back, set_channel
-from export.signatures import SigningKey, TrustedKeys
-from export.versions import load_version
-from manifests.digests import sha256_bytes
-from manifests.errors import DiskFullError, GateError, InputError, LockHeldError, ManifestError, StoreUnreachableError
-from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.context import Storage
+from relabel.export.addresses import object_name, version_name
+from relabel.export.channels import channel_name, load_channel, move_channel
+from relabel.export.destinations import Destination
+from relabel.export.publishing import roll_back, set_channel
+from relabel.export.signatures import SigningKey, TrustedKeys
+from relabel.export.versions import load_version
+from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.errors import (
+    DiskFullError,
+    GateError,
+    InputError,
+    LockHeldError,
+    ManifestError,
+    StoreUnreachableError,
+)
+from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.storage.context import Storage
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 MIB = 1 << 20
@@ -71,7 +78,7 @@ def test_only_what_is_not_here_is_fetched(
     pull_from(bundle_store, tmp_path / "dest")
     folder = bundle("one")
     (folder / "README.md").write_text("# Another card\n")
-    from export.bundles import seal_bundle
+    from relabel.export.bundles import seal_bundle
 
     seal_bundle(folder, {"name": "ecom", "lineage": {"student": "one, better told"}})
     publish_to(bundle_store, folder)
@@ -651,10 +658,10 @@ def test_concurrent_pulls_into_one_destination_end_with_one_whole_version(url: s
     import subprocess
     import sys
 
-    from manifests.storage.bundle_stores import open_bundle_store
+    from relabel.manifests.storage.bundle_stores import open_bundle_store
 
     publish_to(open_bundle_store(url, Storage()), write_bundle(tmp_path / "b", "one", size=9 * MIB))
-    command = [sys.executable, "-m", "jobs", "pull", f"{url}/ecom", str(tmp_path / "dest")]
+    command = [sys.executable, "-m", "relabel", "pull", f"{url}/ecom", str(tmp_path / "dest")]
     processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(3)]
     ended = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
     assert {code for _, code in ended} <= {0, 10, 75}, ended

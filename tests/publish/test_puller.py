@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from export import puller
-from export.addresses import OBJECTS
-from export.bundles import MANIFEST_NAME, seal_bundle
-from export.destinations import Destination
-from export.publishing import roll_back
-from export.signatures import SigningKey
-from manifests.storage import retries
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
+from relabel.export import puller
+from relabel.export.addresses import OBJECTS
+from relabel.export.bundles import MANIFEST_NAME, seal_bundle
+from relabel.export.destinations import Destination
+from relabel.export.publishing import roll_back
+from relabel.export.signatures import SigningKey
+from relabel.manifests.storage import retries
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
 from tests import seaweed
 from tests.faults.conftest import IS_FULL
 from tests.publish.conftest import change_json, lead_to, publish_to, pull_from, served_text, write_bundle
@@ -578,7 +578,7 @@ def test_of_two_pulls_the_second_ends_in_75(both: Both, worlds: dict[str, World]
 
 def test_both_at_once_end_with_one_whole_version(worlds: dict[str, World], tmp_path: Path) -> None:
     world = copied(worlds["nobody"], tmp_path / "world")
-    tools = [[*BARE], [sys.executable, "-m", "jobs", "pull"]] * 2
+    tools = [[*BARE], [sys.executable, "-m", "relabel", "pull"]] * 2
     processes = [
         subprocess.Popen([*tool, f"{world.store}/ecom", str(world.dest)], stderr=subprocess.PIPE) for tool in tools
     ]

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from export.addresses import version_name
-from export.bundles import seal_bundle
-from export.destinations import Destination
-from export.publishing import roll_back
-from export.wholeness import YOUNG_NS
-from manifests.errors import DiskFullError, ManifestError
-from manifests.failpoints import PULL_FAILPOINTS
-from manifests.storage.bundle_store_ports import BundleStore
-from manifests.storage.bundle_stores import open_bundle_store
-from manifests.storage.context import Storage
-from manifests.storage.local_bundle_store import LocalBundleStore
+from relabel.export.addresses import version_name
+from relabel.export.bundles import seal_bundle
+from relabel.export.destinations import Destination
+from relabel.export.publishing import roll_back
+from relabel.export.wholeness import YOUNG_NS
+from relabel.manifests.errors import DiskFullError, ManifestError
+from relabel.manifests.failpoints import PULL_FAILPOINTS
+from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.storage.bundle_stores import open_bundle_store
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.local_bundle_store import LocalBundleStore
 from tests.faults.conftest import IS_FULL
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 from tests.publish.test_kill import WRITE_FAILPOINTS, killed
@@ -263,7 +263,7 @@ def test_a_file_whose_stamp_stays_is_not_read_again_and_check_reads_it(
     dest = tmp_path / "dest"
     settled(dest, store)
     read: list[str] = []
-    from export import wholeness
+    from relabel.export import wholeness
 
     real = wholeness._digest
     monkeypatch.setattr(wholeness, "_digest", lambda path: (read.append(path.name), real(path))[1])

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.signatures import SigningKey, TrustedKeys, read_signatures
-from manifests.errors import ConfigError, GateError, StoreError
+from relabel.export.signatures import SigningKey, TrustedKeys, read_signatures
+from relabel.manifests.errors import ConfigError, GateError, StoreError
 
 BODY = {"name": "ecom", "files": [1, "ä"]}
 
@@ -155,7 +155,7 @@ def test_what_is_no_list_of_signatures_is_refused(held: object) -> None:
 def test_without_cryptography_an_unsigned_bundle_goes_all_the_way_and_a_key_says_what_is_missing(
     tmp_path: Path, bundle: Callable[..., Path], keys: dict[str, Path]
 ) -> None:
-    script = "import sys\nsys.modules['cryptography'] = None\nfrom jobs.cli import main\nmain(sys.argv[1:])"
+    script = "import sys\nsys.modules['cryptography'] = None\nfrom relabel.jobs.cli import main\nmain(sys.argv[1:])"
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -171,7 +171,7 @@ def test_without_cryptography_an_unsigned_bundle_goes_all_the_way_and_a_key_says
     ):
         done = call(*arguments)
         assert done.returncode == 4, done.stderr
-        assert "relabel[sign]" in done.stderr
+        assert "relabel-ir[sign]" in done.stderr
 
 
 def test_an_empty_key_is_refused_and_not_taken_for_none(

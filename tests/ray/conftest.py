@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ):
             item.add_marker(pytest.mark.filterwarnings(warning))
         if not IS_HERE and "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.skip(reason="ray is not installed here: pip install 'relabel[ray]'"))
+            item.add_marker(pytest.mark.skip(reason="ray is not installed here: pip install 'relabel-ir[ray]'"))
 
 
 @pytest.fixture(scope="module")

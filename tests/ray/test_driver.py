@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from jobs.pool.done import Done
-from jobs.pool.events import Fails
-from jobs.pool.ray_backend import Actor, Driver, Look, Work
-from jobs.pool.results import Results
-from jobs.running.counts import Progress
-from jobs.running.stops import Stop
-from manifests.errors import StoreUnreachableError
+from relabel.jobs.pool.done import Done
+from relabel.jobs.pool.events import Fails
+from relabel.jobs.pool.ray_backend import Actor, Driver, Look, Work
+from relabel.jobs.pool.results import Results
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.stops import Stop
+from relabel.manifests.errors import StoreUnreachableError
 
 FAULT = Fails("RuntimeError", "worker r0: its engine went down 3 times", is_terminal=False, is_ours=False)
 

@@ -104,7 +104,7 @@ def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_drive
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["labelled"] == 60
-        proof = [sys.executable, "-m", "jobs", "verify", remote]
+        proof = [sys.executable, "-m", "relabel", "verify", remote]
         assert subprocess.run(proof, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
 
 
@@ -137,4 +137,4 @@ def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
     (tmp_path / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
     code, report, _ = relabel(job, "--backend", "ray", variables={"PYTHONPATH": str(tmp_path / "hidden")})
     assert (code, report["error"]) == (4, "MissingExtraError")
-    assert "relabel[ray]" in report["message"]
+    assert "relabel-ir[ray]" in report["message"]

@@ -16,21 +16,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from labelers.graph_grpo import GraphGrpo
-from manifests.inputs.dataset import open_dataset
-from manifests.runs.chunk_commits import ChunkFacts, commit_chunk
-from manifests.runs.fingerprints import fingerprint_parts
-from manifests.runs.label_files import file_schema
-from manifests.runs.plan_making import make_plan
-from manifests.runs.plans import shard_row_ids, write_plan
-from manifests.runs.receipts import ChunkId
-from manifests.runs.rows import read_chunks
-from manifests.runs.run_folder import RunFolder, build_manifest
-from manifests.runs.run_manifest import write_manifest
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.specs import Columns, InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
+from relabel.labelers.graph_grpo import GraphGrpo
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.runs.chunk_commits import ChunkFacts, commit_chunk
+from relabel.manifests.runs.fingerprints import fingerprint_parts
+from relabel.manifests.runs.label_files import file_schema
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.plans import shard_row_ids, write_plan
+from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.runs.run_folder import RunFolder, build_manifest
+from relabel.manifests.runs.run_manifest import write_manifest
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}

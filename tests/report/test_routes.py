@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.report.blocks import Paragraph
-from jobs.report.sections_routes import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, _lines, _walk
-from labelers.route import Route
-from labelers.steps import RouteStep
-from manifests.labels import Pair
-from manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
+from relabel.jobs.report.blocks import Paragraph
+from relabel.jobs.report.sections_routes import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, _lines, _walk
+from relabel.labelers.route import Route
+from relabel.labelers.steps import RouteStep
+from relabel.manifests.labels import Pair
+from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 from tests.report.conftest import BAITS
 
 LOOK = RouteStep(None, (), (), (), refused=True, expelled=0)

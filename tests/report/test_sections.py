@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.report.artifacts import open_artifact
-from jobs.report.blocks import title_over
-from jobs.report.browser import DOCUMENT_CHARS, BrowserData
-from jobs.report.building import build_report
-from jobs.report.downloads import csv_download
-from jobs.report.gold import GoldChoice
-from jobs.report.plots import draw_bars
-from jobs.report.plotted import Bars
-from jobs.report.row_samples import hash_rows, shares
-from jobs.report.run_artifact import RunArtifact
-from jobs.report.tallies import tally_labels
-from jobs.running.canary import CanaryResult, keep_result
-from manifests.errors import InputError, UsageError
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
+from relabel.jobs.report.artifacts import open_artifact
+from relabel.jobs.report.blocks import title_over
+from relabel.jobs.report.browser import DOCUMENT_CHARS, BrowserData
+from relabel.jobs.report.building import build_report
+from relabel.jobs.report.downloads import csv_download
+from relabel.jobs.report.gold import GoldChoice
+from relabel.jobs.report.plots import draw_bars
+from relabel.jobs.report.plotted import Bars
+from relabel.jobs.report.row_samples import hash_rows, shares
+from relabel.jobs.report.run_artifact import RunArtifact
+from relabel.jobs.report.tallies import tally_labels
+from relabel.jobs.running.canary import CanaryResult, keep_result
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 
 

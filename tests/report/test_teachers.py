@@ -13,25 +13,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.students.data_facts import LearnedGold, LearnedLabels, SplitSide
-from distill.teachers.rollout_files import NODES, ROLLOUT_SCHEMA, ROLLOUTS_NAME
-from distill.teachers.teacher_manifest import (
+from relabel.distill.students.data_facts import LearnedGold, LearnedLabels, SplitSide
+from relabel.distill.teachers.rollout_files import NODES, ROLLOUT_SCHEMA, ROLLOUTS_NAME
+from relabel.distill.teachers.teacher_manifest import (
     TEACHER_MANIFEST_VERSION,
     TeacherData,
     TeacherManifest,
     TeacherTrainingFacts,
 )
-from distill.training.curves import CURVE_SCHEMA
-from distill.training.model_manifests import BaseModelUsed
-from jobs.report.artifacts import open_artifacts
-from jobs.report.building import build_report
-from jobs.report.lineage import trace
-from jobs.report.sections_lineage import changes
-from jobs.report.teachers import TeacherArtifact
-from manifests.digests import sha256_file
-from manifests.errors import ManifestError
-from manifests.records import plain
-from manifests.storage.context import Storage
+from relabel.distill.training.curves import CURVE_SCHEMA
+from relabel.distill.training.model_manifests import BaseModelUsed
+from relabel.jobs.report.artifacts import open_artifacts
+from relabel.jobs.report.building import build_report
+from relabel.jobs.report.lineage import trace
+from relabel.jobs.report.sections_lineage import changes
+from relabel.jobs.report.teachers import TeacherArtifact
+from relabel.manifests.digests import sha256_file
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.records import plain
+from relabel.manifests.storage.context import Storage
 from tests.report.conftest import BAITS, Judgment, assert_baits_are_text, forge_run, plain_pairs, write_table
 from tests.report.test_sections import csv_of
 

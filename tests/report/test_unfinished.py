@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from distill.teachers.rollout_log import RolloutLog
-from distill.training import unfinished
-from distill.training.checkpoint_folders import DIGESTS, STATE
-from distill.training.model_manifests import BaseModelUsed
-from distill.training.output_locations import CHECKPOINTS
-from distill.training.ownership import note_claim
-from distill.training.training_place import TrainingPlace
-from distill.training.unfinished import RECORD_NAME, TrainingRecord, note_record
-from jobs.report.building import build_report
-from manifests.errors import ManifestError
-from manifests.storage.context import Storage
-from manifests.storage.file_locks import FileLock
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.training import unfinished
+from relabel.distill.training.checkpoint_folders import DIGESTS, STATE
+from relabel.distill.training.model_manifests import BaseModelUsed
+from relabel.distill.training.output_locations import CHECKPOINTS
+from relabel.distill.training.ownership import note_claim
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.distill.training.unfinished import RECORD_NAME, TrainingRecord, note_record
+from relabel.jobs.report.building import build_report
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.file_locks import FileLock
 from tests.report.conftest import BAITS, assert_baits_are_text
 from tests.report.test_sections import csv_of
 from tests.report.test_teachers import forge_teacher, rollout
@@ -43,7 +43,7 @@ def forge_training(
     is_replacing: bool = False,
 ) -> Path:
     """An output whose training wrote checkpoints behind these steps, by the code that writes them, and goes on."""
-    from distill.training.step_state import StepState, write_checkpoint
+    from relabel.distill.training.step_state import StepState, write_checkpoint
 
     checkpoints = folder / CHECKPOINTS
     checkpoints.mkdir(parents=True)

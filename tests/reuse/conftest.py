@@ -14,12 +14,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from jobs.cli import relabel
-from jobs.exits import exit_for
-from labelers.engines.fake import Fake
-from manifests.asks import Answer, Request
-from manifests.errors import RelabelError
-from manifests.schemas import LABELS
+from relabel.jobs.cli import relabel
+from relabel.jobs.exits import exit_for
+from relabel.labelers.engines.fake import Fake
+from relabel.manifests.asks import Answer, Request
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.schemas import LABELS
 
 Row = dict[str, Any]
 
@@ -105,7 +105,7 @@ class Days:
 
     def templates(self, name: str, **edits: tuple[str, str]) -> str:
         """A folder with r3a's templates of which some are edited: `verdict=("old words", "new words")`."""
-        from labelers.prompts import BUILT_IN
+        from relabel.labelers.prompts import BUILT_IN
 
         folder = self.folder / name
         folder.mkdir()
@@ -152,7 +152,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def start(*_: Any) -> Any:
             raise AssertionError("an engine was started")
 
-        monkeypatch.setattr("jobs.running.labeling.start_engine", start)
+        monkeypatch.setattr("relabel.jobs.running.labeling.start_engine", start)
 
     return forbid
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from jobs.running import canary as canary_module
-from jobs.running.canary import Drawn, compare
-from jobs.running.stops import DRAIN_S, END_S
-from labelers.engines.fake import Fake
-from manifests.asks import Request
-from manifests.labels import Pair
-from manifests.records import unsealed
-from manifests.schemas import LabelRow, QuarantineRow
-from manifests.storage.local_run_store import LocalRunStore
+from relabel.jobs.running import canary as canary_module
+from relabel.jobs.running.canary import Drawn, compare
+from relabel.jobs.running.stops import DRAIN_S, END_S
+from relabel.labelers.engines.fake import Fake
+from relabel.manifests.asks import Request
+from relabel.manifests.labels import Pair
+from relabel.manifests.records import unsealed
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.storage.local_run_store import LocalRunStore
 from tests.reuse.conftest import Days, Row, rows_of
 
 ENGINE = {"family": "fake", "version": "1", "model_digest": "m", "dtype": "", "device": "cpu"}
@@ -203,7 +203,7 @@ def test_a_worker_that_waits_for_the_canary_of_another_still_keeps_its_deadline(
     lock.acquire()
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "jobs", "run", str(job), "--for", f"{DRAIN_S + END_S + 3:.0f}s"],
+        [sys.executable, "-m", "relabel", "run", str(job), "--for", f"{DRAIN_S + END_S + 3:.0f}s"],
         capture_output=True,
         timeout=60,
         check=False,
@@ -221,7 +221,11 @@ def test_an_engine_that_hangs_at_the_canary_ends_the_run(days: Days, more: tuple
     args = {"name": "fake", "args": {"crash": "hang", "crash_on": "socks"}}
     job = days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=5, engine=args, run={"ask_timeout_s": 1.0})
     done = subprocess.run(
-        [sys.executable, "-m", "jobs", "run", str(job), *more], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "relabel", "run", str(job), *more],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == code, done.stderr
     assert "ask_timeout_s" in done.stderr
@@ -299,9 +303,9 @@ def test_a_deadline_ends_the_drawing_of_a_canary(days: Days, no_engine: Any, mon
     rows = rows_of(8, 5)
     days.run("monday", rows)
     no_engine()
-    monkeypatch.setattr("jobs.running.canary.DRAIN_S", 0.2)
-    monkeypatch.setattr("jobs.running.labeling.DRAIN_S", 0.2)
-    monkeypatch.setattr("jobs.running.stops.DRAIN_S", 0.2)
+    monkeypatch.setattr("relabel.jobs.running.canary.DRAIN_S", 0.2)
+    monkeypatch.setattr("relabel.jobs.running.labeling.DRAIN_S", 0.2)
+    monkeypatch.setattr("relabel.jobs.running.stops.DRAIN_S", 0.2)
     read = canary_module.read_chunks
 
     def slowly(*arguments: Any, **options: Any) -> Any:

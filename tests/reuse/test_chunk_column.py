@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.exits import Exit
+from relabel.jobs.exits import Exit
 from tests.labelers.test_evidence_set import document_of
 from tests.reuse.conftest import Days, Row, rows_of
 

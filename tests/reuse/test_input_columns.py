@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.exits import Exit
+from relabel.jobs.exits import Exit
 from tests.reuse.conftest import Days, Row, rows_of
 
 VARIANTS: Any = {"name": "variants"}

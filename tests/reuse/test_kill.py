@@ -19,7 +19,11 @@ from tests.reuse.conftest import Days, rows_of
 def killed(job: Path, failpoint: str) -> int:
     environment = {**os.environ, "RELABEL_FAILPOINT": failpoint}
     return subprocess.run(
-        [sys.executable, "-m", "jobs", "run", str(job)], env=environment, capture_output=True, timeout=60, check=False
+        [sys.executable, "-m", "relabel", "run", str(job)],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
     ).returncode
 
 

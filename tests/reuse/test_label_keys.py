@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labelers.variants import Variants
-from manifests.asks import Ask, Message
-from manifests.digests import digest_of
-from manifests.labels import Pair, Reads
-from manifests.records import unsealed
-from manifests.runs.label_keys import AnswerKeys, LabelKeys, normalise_query
-from manifests.runs.reuse import KeyIndex
+from relabel.labelers.variants import Variants
+from relabel.manifests.asks import Ask, Message
+from relabel.manifests.digests import digest_of
+from relabel.manifests.labels import Pair, Reads
+from relabel.manifests.records import unsealed
+from relabel.manifests.runs.label_keys import AnswerKeys, LabelKeys, normalise_query
+from relabel.manifests.runs.reuse import KeyIndex
 from tests.reuse.conftest import Days, rows_of
 from tests.strategies import pairs, texts
 

@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from distill.students.label_tables import load_labels
-from distill.students.sources import LabelSource
-from jobs.cli import relabel
-from labelers.engines.fake import Fake
-from manifests.records import unsealed
-from manifests.runs.plans import load_plan
-from manifests.storage.context import Storage
-from manifests.storage.run_stores import open_run_store
+from relabel.distill.students.label_tables import load_labels
+from relabel.distill.students.sources import LabelSource
+from relabel.jobs.cli import relabel
+from relabel.labelers.engines.fake import Fake
+from relabel.manifests.records import unsealed
+from relabel.manifests.runs.plans import load_plan
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_stores import open_run_store
 from tests.reuse.conftest import Days, rows_of, said
 
 SUMS = ("labelled", "reused", "quarantined")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import failpoints
+from relabel.manifests import failpoints
 from tests.reuse.conftest import Days, Row, rows_of
 
 ARGS: dict[str, Any] = {"labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}}

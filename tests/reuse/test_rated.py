@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.estimating.rated import first_asks_a_row, output_tokens, prefix_hit, repeats, seconds_of
-from jobs.running.live import StageSeen
-from jobs.running.rates import Rates
-from manifests.asks import Answer
-from manifests.runs.estimates import StageEstimate
-from manifests.runs.ranges import Range
+from relabel.jobs.estimating.rated import first_asks_a_row, output_tokens, prefix_hit, repeats, seconds_of
+from relabel.jobs.running.live import StageSeen
+from relabel.jobs.running.rates import Rates
+from relabel.manifests.asks import Answer
+from relabel.manifests.runs.estimates import StageEstimate
+from relabel.manifests.runs.ranges import Range
 
 LENGTHS = st.lists(st.integers(0, 500), min_size=1, max_size=40)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.registry import ENGINES
+from relabel.labelers.engines.registry import ENGINES
 from tests.faults.shared_jobs import SIBLINGS, WHOLE_QUERY, chunks_of, options_of
 from tests.reuse.conftest import Days, Row, rows_of
 

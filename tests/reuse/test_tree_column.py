@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.exits import Exit
+from relabel.jobs.exits import Exit
 from tests.labelers.test_subtree import section
 from tests.reuse.conftest import Days, Row, rows_of
 from tests.trees import tree_of

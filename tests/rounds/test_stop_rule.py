@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from jobs.rounds.stop_rule import stop_reason
-from manifests.specs import RoundsSpec
+from relabel.jobs.rounds.stop_rule import stop_reason
+from relabel.manifests.specs import RoundsSpec
 
 LIMITS = RoundsSpec(corpus="docs.parquet")
 

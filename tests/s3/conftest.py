@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from manifests.storage.context import LEASE_S, Storage
-from manifests.storage.object_run_store import ObjectRunStore, open_object_run_store
+from relabel.manifests.storage.context import LEASE_S, Storage
+from relabel.manifests.storage.object_run_store import ObjectRunStore, open_object_run_store
 from tests import seaweed
 from tests.faults import forks
 
@@ -144,7 +144,7 @@ def put_parquet(url: str, table: pa.Table, **options: Any) -> bytes:
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "jobs", *map(str, arguments), "--output", "json"]
+    return [sys.executable, "-m", "relabel", *map(str, arguments), "--output", "json"]
 
 
 def call(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -182,7 +182,7 @@ def relabel(
     """`relabel("run", job)`: the command in this process, which is quicker than a fresh one, over connections of its
     own.
     """
-    from jobs.cli import main
+    from relabel.jobs.cli import main
 
     def run(*arguments: str | Path, **environment: str) -> Outcome:
         forget_connections()

@@ -14,8 +14,8 @@ import fsspec
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.exits import Exit
-from manifests.failpoints import BATCH_FAILPOINTS
+from relabel.jobs.exits import Exit
+from relabel.manifests.failpoints import BATCH_FAILPOINTS
 from tests.engines_openai.batch_server import BatchServer, Fate
 from tests.engines_openai.conftest import serve
 from tests.engines_openai.test_batches import ARGS, WANTED, start

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from manifests.errors import LockHeldError, StoreError
-from manifests.storage.object_run_store import ObjectRunStore
+from relabel.manifests.errors import LockHeldError, StoreError
+from relabel.manifests.storage.object_run_store import ObjectRunStore
 from tests import seaweed
 from tests.s3.conftest import Outcome, command, labels
 

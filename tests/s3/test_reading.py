@@ -12,17 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.students.label_tables import load_labels
-from distill.students.sources import LabelSource
-from manifests.errors import InputError, StoreUnreachableError
-from manifests.inputs.dataset import Dataset, open_dataset
-from manifests.runs.plan_making import make_plan
-from manifests.runs.plans import Plan
-from manifests.runs.rows import read_chunks
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.object_run_store import open_object_run_store
-from manifests.storage.url_files import TAIL_BYTES, UrlFile, read_url
+from relabel.distill.students.label_tables import load_labels
+from relabel.distill.students.sources import LabelSource
+from relabel.manifests.errors import InputError, StoreUnreachableError
+from relabel.manifests.inputs.dataset import Dataset, open_dataset
+from relabel.manifests.runs.plan_making import make_plan
+from relabel.manifests.runs.plans import Plan
+from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.object_run_store import open_object_run_store
+from relabel.manifests.storage.url_files import TAIL_BYTES, UrlFile, read_url
 from tests import seaweed
 from tests.s3.conftest import Outcome, put_parquet
 

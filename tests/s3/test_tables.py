@@ -13,11 +13,11 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from manifests.errors import InputError
-from manifests.inputs.dataset import open_dataset
-from manifests.inputs.table_input import open_table
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
+from relabel.manifests.errors import InputError
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.inputs.table_input import open_table
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
 from tests import seaweed
 from tests.jobs.conftest import relabel  # noqa: F401
 from tests.real_tables import Delta, Iceberg, pairs

@@ -78,7 +78,7 @@ def test_a_worker_that_is_paused_for_longer_than_its_lease_makes_no_row_a_suspec
 ) -> None:
     calm = {"p_garbage": 0.0, "p_truncated": 0.0, "p_refused": 0.0, "p_slow": 1.0, "slow_s": 0.5, "batch": 1}
     job = write_job({"run": {"chunk_rows": 6, "lease_s": 3.0}, "shards": 1}, args=calm)
-    paused = subprocess.Popen([sys.executable, "-m", "jobs", "run", str(job)], stdout=subprocess.DEVNULL)
+    paused = subprocess.Popen([sys.executable, "-m", "relabel", "run", str(job)], stdout=subprocess.DEVNULL)
     time.sleep(4.0)
     os.kill(paused.pid, signal.SIGSTOP)
     time.sleep(4.0)

@@ -27,9 +27,9 @@ def write_tiny_student(
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    from distill.students.encoder import EncoderStudent
-    from distill.students.student_record import StudentRecord
-    from distill.students.students import student_files, write_student
+    from relabel.distill.students.encoder import EncoderStudent
+    from relabel.distill.students.student_record import StudentRecord
+    from relabel.distill.students.students import student_files, write_student
 
     heads = heads or {"relevance": 3, "subject": 5, "attribute": 5}
     vocabulary = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS))}

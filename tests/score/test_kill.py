@@ -50,7 +50,7 @@ def command(student: Path, pairs: Path, to: Path) -> list[str]:
         "--output",
         "json",
     ]
-    return [sys.executable, "-m", "jobs", "score", str(student), "--input", str(pairs), "--to", str(to), *options]
+    return [sys.executable, "-m", "relabel", "score", str(student), "--input", str(pairs), "--to", str(to), *options]
 
 
 def environment(failpoint: str = "") -> dict[str, str]:

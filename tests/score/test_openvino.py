@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from export.loader import AMX, AVX512, Checked
-from jobs.score import bundle_scorer
-from manifests.errors import MissingExtraError
+from relabel.export.loader import AMX, AVX512, Checked
+from relabel.jobs.score import bundle_scorer
+from relabel.manifests.errors import MissingExtraError
 from tests.score.test_bundles import Rows, Score, bundle  # noqa: F401
 
 Flags = Callable[..., None]
@@ -101,12 +101,12 @@ def test_where_it_is_absent_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def absent(module: str, *, extra: str, purpose: str) -> None:
-        raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel[{extra}]'`.")
+        raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`.")
 
-    monkeypatch.setattr("export.sessions.require", absent)
+    monkeypatch.setattr("relabel.export.sessions.require", absent)
     write_pairs()
     line = ("--device", "openvino", "--precision", "fp32")
-    score(*line, student=bundle).refused(4, "--device openvino needs the package openvino", "relabel[openvino]")
+    score(*line, student=bundle).refused(4, "--device openvino needs the package openvino", "relabel-ir[openvino]")
 
 
 def test_a_machine_that_answers_otherwise_labels_nothing(

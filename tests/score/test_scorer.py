@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.students.score import Scorer
-from distill.students.student_record import StudentRecord
-from distill.students.students import StudentModel, load_student, write_student
-from manifests.errors import ModelError
+from relabel.distill.students.score import Scorer
+from relabel.distill.students.student_record import StudentRecord
+from relabel.distill.students.students import StudentModel, load_student, write_student
+from relabel.manifests.errors import ModelError
 from tests.engines.conftest import make_tokenizer
 
 PAIRS = [(f"red shoe {row % 5}", " ".join(["running", "blue", str(row)] * (row % 6))) for row in range(40)]
@@ -28,8 +28,8 @@ def decoder(folder: Path, *, packs: bool) -> StudentModel:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from distill.students.decoder import DecoderStudent
-    from distill.students.grade_prompts import grade_token_ids
+    from relabel.distill.students.decoder import DecoderStudent
+    from relabel.distill.students.grade_prompts import grade_token_ids
 
     tokenizer = make_tokenizer()
     torch.manual_seed(2)

@@ -51,7 +51,7 @@ def write_job(
 
 
 def command(job: Path, *more: str, verb: str = "run") -> list[str]:
-    return [sys.executable, "-m", "jobs", verb, str(job), "--output", "json", *more]
+    return [sys.executable, "-m", "relabel", verb, str(job), "--output", "json", *more]
 
 
 def relabel(
@@ -68,7 +68,7 @@ def relabel(
 
 def verified(job: Path) -> bool:
     done = subprocess.run(
-        [sys.executable, "-m", "jobs", "verify", str(job)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "relabel", "verify", str(job)], capture_output=True, text=True, timeout=60, check=False
     )
     print(done.stderr)  # shown by pytest where the verdict was not the one wanted
     return done.returncode == 0
@@ -108,6 +108,6 @@ def processes_of(job: Path) -> list[psutil.Process]:
 def is_worker(process: psutil.Process) -> bool:
     """Whether it is a worker; one that is ending has no command line any more."""
     try:
-        return "jobs.pool.workers" in " ".join(process.cmdline())
+        return "relabel.jobs.pool.workers" in " ".join(process.cmdline())
     except psutil.Error:
         return False

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs.planning.job_files import load_job
-from jobs.planning.opening import open_run
-from jobs.pool.assignments import Assignment, assign
-from jobs.pool.workers import Reporter, _ended
-from jobs.running.counts import Progress
-from jobs.running.isolation import ChunkCase
-from jobs.running.sessions import Session
-from jobs.running.stops import Stop
-from manifests.runs.receipts import ChunkId
+from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.planning.opening import open_run
+from relabel.jobs.pool.assignments import Assignment, assign
+from relabel.jobs.pool.workers import Reporter, _ended
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.isolation import ChunkCase
+from relabel.jobs.running.sessions import Session
+from relabel.jobs.running.stops import Stop
+from relabel.manifests.runs.receipts import ChunkId
 from tests.supervise.pool_jobs import write_job
 
 WHEN = re.compile(r'("engine_start_s":)[0-9.e-]+')

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.pool import gpus
-from jobs.pool.gpus import choose_gpus, gpu_groups, visible_gpus
-from manifests.errors import MissingExtraError, UsageError
+from relabel.jobs.pool import gpus
+from relabel.jobs.pool.gpus import choose_gpus, gpu_groups, visible_gpus
+from relabel.manifests.errors import MissingExtraError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_engine_that_spreads_over_two_gets_two_and_a_spare_one_belongs_to_nob
 
 def test_a_supervisor_loads_no_model_library() -> None:
     code = (
-        "import sys, jobs.pool.supervise, jobs.pool.backends, jobs.pool.gpus; print(*{name.partition('.')[0] for "
+        "import sys, relabel.jobs.pool.supervise, relabel.jobs.pool.backends, relabel.jobs.pool.gpus; print(*{name.partition('.')[0] for "
         "name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.running.isolation import PIECES, TIMES_CAUGHT, Isolation
-from manifests.runs.receipts import ChunkId
+from relabel.jobs.running.isolation import PIECES, TIMES_CAUGHT, Isolation
+from relabel.manifests.runs.receipts import ChunkId
 
 
 def drive(chunks: dict[ChunkId, list[int]], poison: set[int], *, width: int) -> tuple[Isolation, dict[int, str], int]:

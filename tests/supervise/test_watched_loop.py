@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from jobs.running.chunks import ChunkWork
-from jobs.running.counts import Progress
-from jobs.running.loop import RunLoop
-from jobs.running.stops import Stop
-from manifests.asks import Answer, Ask, Message, Request
-from manifests.errors import EngineCrashError
-from manifests.schemas import QuarantineRow
-from manifests.specs import LabelerOptions
+from relabel.jobs.running.chunks import ChunkWork
+from relabel.jobs.running.counts import Progress
+from relabel.jobs.running.loop import RunLoop
+from relabel.jobs.running.stops import Stop
+from relabel.manifests.asks import Answer, Ask, Message, Request
+from relabel.manifests.errors import EngineCrashError
+from relabel.manifests.schemas import QuarantineRow
+from relabel.manifests.specs import LabelerOptions
 from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good
 
 
@@ -164,7 +164,7 @@ def test_a_slow_engine_that_answers_each_request_in_time_is_none() -> None:
 def test_time_that_the_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is paused for an hour in the middle of a poll goes on where it was."""
     clock = [0.0]
-    monkeypatch.setattr("jobs.running.loop.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("relabel.jobs.running.loop.time.perf_counter", lambda: clock[0])
 
     class Paused(Scripted):
         def poll(self) -> list[Answer]:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from distill.teachers.spec_files import read_teacher_spec
-from jobs.cli import main
-from manifests.storage.context import Storage
+from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.jobs.cli import main
+from relabel.manifests.storage.context import Storage
 from tests.distill.conftest import make_pairs
 from tests.engines.conftest import make_model, make_tokenizer
 from tests.reuse.test_tree_column import treed_rows
@@ -141,7 +141,7 @@ def values(base_dir: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def teach(values: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Train a small spec in this process."""
-    from distill.teachers.teaching import train_teacher
+    from relabel.distill.teachers.teaching import train_teacher
 
     def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
         spec = read_teacher_spec(values(**changes), where="teacher.yaml")

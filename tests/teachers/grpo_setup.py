@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.grpo_arguments import grpo_arguments
-from distill.teachers.grpo_credit_trainer import CreditTrainer
-from distill.teachers.grpo_spec import RolloutSection
-from distill.teachers.grpo_trainer import RolloutTrainer
-from distill.teachers.rollouts import Dialogues, Rollout
-from distill.teachers.scores import GoldRow, Score, each
-from distill.training.sections import TrainingSection
-from distill.training.training_place import TrainingPlace
-from labelers.engines.tokens import PromptEncoder
-from manifests.labels import Pair
+from relabel.distill.teachers.answer_tokens import AnswerTokens
+from relabel.distill.teachers.grpo_arguments import grpo_arguments
+from relabel.distill.teachers.grpo_credit_trainer import CreditTrainer
+from relabel.distill.teachers.grpo_spec import RolloutSection
+from relabel.distill.teachers.grpo_trainer import RolloutTrainer
+from relabel.distill.teachers.rollouts import Dialogues, Rollout
+from relabel.distill.teachers.scores import GoldRow, Score, each
+from relabel.distill.training.sections import TrainingSection
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.manifests.labels import Pair
 from tests.labelers.driving import labeler
 
 GOLD_ROWS = [

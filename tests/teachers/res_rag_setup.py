@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.evidence_queries import EvidenceQuery, EvidenceRow, row_of
-from distill.teachers.evidence_scores import chosen_of
-from distill.teachers.grammar_masks import GrammarMasks
-from distill.teachers.grpo_arguments import grpo_arguments
-from distill.teachers.res_rag_spec import EvidenceRollouts
-from distill.teachers.res_rag_trainer import HeldTrainer
-from distill.teachers.rollouts import Dialogues, Rollout
-from distill.teachers.scores import GoldRow, Score
-from distill.training.sections import TrainingSection
-from distill.training.training_place import TrainingPlace
-from labelers.engines.grammars import GrammarCompiler
-from labelers.engines.tokens import PromptEncoder
-from manifests.labels import Pair
+from relabel.distill.teachers.answer_tokens import AnswerTokens
+from relabel.distill.teachers.evidence_queries import EvidenceQuery, EvidenceRow, row_of
+from relabel.distill.teachers.evidence_scores import chosen_of
+from relabel.distill.teachers.grammar_masks import GrammarMasks
+from relabel.distill.teachers.grpo_arguments import grpo_arguments
+from relabel.distill.teachers.res_rag_spec import EvidenceRollouts
+from relabel.distill.teachers.res_rag_trainer import HeldTrainer
+from relabel.distill.teachers.rollouts import Dialogues, Rollout
+from relabel.distill.teachers.scores import GoldRow, Score
+from relabel.distill.training.sections import TrainingSection
+from relabel.distill.training.training_place import TrainingPlace
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.manifests.labels import Pair
 from tests.labelers.driving import labeler
 from tests.labelers.test_evidence_set import query_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from manifests.asks import Answer, Ask, EngineFacts, Request
+from relabel.manifests.asks import Answer, Ask, EngineFacts, Request
 
 
 class ScriptedEngine:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distill.teachers.advantages import group_advantages
-from distill.teachers.grpo_credit import (
+from relabel.distill.teachers.advantages import group_advantages
+from relabel.distill.teachers.grpo_credit import (
     EDGES,
     NODES,
     ROUNDINGS,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.rollouts import Dialogues
-from distill.teachers.scores import GoldRow, answer_figures, grade_score
-from labelers.engines.checkpoints import end_ids
-from labelers.engines.tokens import PromptEncoder
+from relabel.distill.teachers.answer_tokens import AnswerTokens
+from relabel.distill.teachers.rollouts import Dialogues
+from relabel.distill.teachers.scores import GoldRow, answer_figures, grade_score
+from relabel.labelers.engines.checkpoints import end_ids
+from relabel.labelers.engines.tokens import PromptEncoder
 from tests.labelers.driving import ROSES, labeler
 
 INTENT = "<think></think><intent>When to prune.</intent>"

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from distill.teachers.bases import check_teacher_base
-from distill.teachers.sft import SftTrainer
-from distill.teachers.spec_files import read_teacher_spec
-from manifests.errors import ConfigError, InputError
-from manifests.models.references import resolve_model
-from manifests.storage.context import Storage
+from relabel.distill.teachers.bases import check_teacher_base
+from relabel.distill.teachers.sft import SftTrainer
+from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.manifests.errors import ConfigError, InputError
+from relabel.manifests.models.references import resolve_model
+from relabel.manifests.storage.context import Storage
 from tests.teachers.chunked import NUM_QUERIES, question_rows
 from tests.teachers.conftest import relabel
 

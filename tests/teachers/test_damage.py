@@ -17,17 +17,17 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("trl")
 
-from distill.teachers import attempts
-from distill.teachers.rollout_log import PARTS, RolloutLog
-from distill.teachers.spec_files import read_teacher_spec
-from distill.teachers.teaching import estimate_teacher, train_teacher
-from distill.training import checkpoints
-from distill.training.checkpoint_folders import DIGESTS, list_checkpoints
-from distill.training.checkpointed import run_to_end
-from distill.training.looks import Looks
-from distill.training.output_locations import CLAIM_NAME
-from manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError, StaleRunError
-from manifests.storage.context import Storage
+from relabel.distill.teachers import attempts
+from relabel.distill.teachers.rollout_log import PARTS, RolloutLog
+from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
+from relabel.distill.training import checkpoints
+from relabel.distill.training.checkpoint_folders import DIGESTS, list_checkpoints
+from relabel.distill.training.checkpointed import run_to_end
+from relabel.distill.training.looks import Looks
+from relabel.distill.training.output_locations import CLAIM_NAME
+from relabel.manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError, StaleRunError
+from relabel.manifests.storage.context import Storage
 from tests.killing import killed_at
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
 
@@ -313,7 +313,7 @@ def test_gradient_checkpointing_is_refused_where_the_architecture_can_not_before
     vocab = json.loads((base / "config.json").read_text())["vocab_size"]
     config = OpenAIGPTConfig(vocab_size=vocab, n_positions=4000, n_embd=8, n_layer=1, n_head=2)
     OpenAIGPTLMHeadModel(config).save_pretrained(base)
-    monkeypatch.setattr("distill.teachers.sft.load_model", lambda *_: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr("relabel.distill.teachers.sft.load_model", lambda *_: pytest.fail("the weights were loaded"))
     with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing: a openai-gpt can't"):
         direct(init=str(base), train={"gradient_checkpointing": True})
 

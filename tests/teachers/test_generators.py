@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from distill.teachers import generators
-from distill.teachers.evidence_queries import EvidenceRow
-from distill.teachers.evidence_scores import EvidenceJudge, evidence_of
-from distill.teachers.generators import Evidence, Generated, Generator
-from distill.teachers.res_rag_spec import GeneratorSpec
-from distill.teachers.rollouts import FirstPrompt, Rollout, WrittenTurn
-from labelers.engines.fake import FakeArgs
-from manifests.asks import Answer, Ask
-from manifests.errors import EngineCrashError
+from relabel.distill.teachers import generators
+from relabel.distill.teachers.evidence_queries import EvidenceRow
+from relabel.distill.teachers.evidence_scores import EvidenceJudge, evidence_of
+from relabel.distill.teachers.generators import Evidence, Generated, Generator
+from relabel.distill.teachers.res_rag_spec import GeneratorSpec
+from relabel.distill.teachers.rollouts import FirstPrompt, Rollout, WrittenTurn
+from relabel.labelers.engines.fake import FakeArgs
+from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.errors import EngineCrashError
 from tests.labelers.driving import labeler, replay, reply
 from tests.labelers.test_evidence_set import query_of
 from tests.teachers.scripted import ScriptedEngine

@@ -13,11 +13,11 @@ import torch
 
 trl = pytest.importorskip("trl")
 
-from distill.teachers.answer_tokens import AnswerTokens  # noqa: E402
-from distill.teachers.evidence_queries import EvidenceRow  # noqa: E402
-from distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks  # noqa: E402
-from distill.teachers.res_rag_trainer import masked_log_probs  # noqa: E402
-from labelers.engines.grammars import GrammarCompiler  # noqa: E402
+from relabel.distill.teachers.answer_tokens import AnswerTokens  # noqa: E402
+from relabel.distill.teachers.evidence_queries import EvidenceRow  # noqa: E402
+from relabel.distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks  # noqa: E402
+from relabel.distill.teachers.res_rag_trainer import masked_log_probs  # noqa: E402
+from relabel.labelers.engines.grammars import GrammarCompiler  # noqa: E402
 from tests.engines.conftest import make_model  # noqa: E402
 from tests.labelers.test_evidence_set import query_of  # noqa: E402
 from tests.teachers.res_rag_setup import evidence_dialogues, evidence_row, make_held_trainer  # noqa: E402

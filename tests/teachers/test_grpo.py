@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from distill.teachers.spec_files import read_teacher_spec, teacher_schema
-from distill.teachers.teaching import estimate_teacher, train_teacher
-from manifests.errors import ConfigError, InputError
-from manifests.storage.context import Storage
+from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_schema
+from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
+from relabel.manifests.errors import ConfigError, InputError
+from relabel.manifests.storage.context import Storage
 from tests.teachers.conftest import NUM_PAIRS
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
@@ -150,7 +150,7 @@ def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
     values: Callable[..., dict[str, Any]], pairs_path: Path, monkeypatch: pytest.MonkeyPatch, is_first_right: bool
 ) -> None:
     """Made-up answers; with the first one of a step right, there is something to learn."""
-    from distill.teachers import scores
+    from relabel.distill.teachers import scores
 
     whole = scores.grade_score
 
@@ -163,7 +163,7 @@ def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
 
         return score
 
-    monkeypatch.setattr("distill.teachers.grpo.grade_score", scored)
+    monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", scored)
     held = values(
         method="grpo",
         labeler={"name": "r1", "grades": 3, "max_think_tokens": 4},

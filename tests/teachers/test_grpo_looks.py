@@ -13,14 +13,14 @@ import pytest
 
 pytest.importorskip("trl")
 
-from distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
-from distill.teachers.spec_files import read_teacher_spec
-from distill.teachers.teaching import estimate_teacher, train_teacher
-from distill.training.checkpoint_folders import WEIGHTS
-from distill.training.checkpointed import run_to_end
-from distill.training.looks import Looks
-from manifests.errors import ConfigError, InputError
-from manifests.storage.context import Storage
+from relabel.distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
+from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
+from relabel.distill.training.checkpoint_folders import WEIGHTS
+from relabel.distill.training.checkpointed import run_to_end
+from relabel.distill.training.looks import Looks
+from relabel.manifests.errors import ConfigError, InputError
+from relabel.manifests.storage.context import Storage
 from tests.killing import killed_at
 from tests.teachers.conftest import plain_values
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer, score_by_tokens
@@ -124,8 +124,8 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
     def made_up(self: Any, generate: Any) -> dict[str, float]:
         return {"reward": {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.9}[generate.__self__.state.global_step]}
 
-    monkeypatch.setattr("distill.teachers.held_out.HeldOut.figures", made_up)
-    monkeypatch.setattr("distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
+    monkeypatch.setattr("relabel.distill.teachers.held_out.HeldOut.figures", made_up)
+    monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
 
     def train(folder: Path, start: Any = "new") -> Any:
         changes = {"train": {**SHORT, "eval_every": 2, "early_stopping": {"patience": 2}}}
@@ -139,7 +139,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
         scratch.rename(final)
 
     with monkeypatch.context() as patch:
-        patch.setattr("distill.training.checkpointed.checkpoints.commit", remember)
+        patch.setattr("relabel.distill.training.checkpointed.checkpoints.commit", remember)
         report = train(tmp_path / "whole")
     assert (report.manifest.training.steps, report.manifest.training.best_step) == (8, 4)
     assert report.manifest.data.held_out.rows + report.manifest.data.rows == 12
@@ -164,7 +164,7 @@ def test_adapters_alone_learn_by_reward_beside_the_model_as_it_was_and_are_merge
     from safetensors.torch import load_file
 
     pytest.importorskip("peft")
-    monkeypatch.setattr("distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
+    monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
     changes: dict[str, Any] = {"lora": {"r": 2, "targets": ["q_proj", "v_proj"]}, "split": {}}
     changes["rollouts"] = {"group": 2, "beta": 0.1}
 

@@ -17,20 +17,20 @@ trl = pytest.importorskip("trl")
 
 from datasets import Dataset  # noqa: E402
 
-from distill.teachers.advantages import group_advantages  # noqa: E402
-from distill.teachers.grpo_arguments import EpochSampler, grpo_arguments  # noqa: E402
-from distill.teachers.grpo_credit import EDGES, TEMPLATE, Credit, CreditPlan  # noqa: E402
-from distill.teachers.grpo_spec import RolloutSection, VllmSection  # noqa: E402
-from distill.teachers.rollout_files import NODES  # noqa: E402
-from distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
-from distill.teachers.rollouts import Rollout  # noqa: E402
-from distill.teachers.scores import GoldRow, Score  # noqa: E402
-from distill.teachers.spec_files import read_teacher_spec  # noqa: E402
-from distill.teachers.teaching import train_teacher  # noqa: E402
-from distill.teachers.vllm_rollouts import vllm_arguments  # noqa: E402
-from distill.training.checkpointed import run_to_end  # noqa: E402
-from distill.training.sections import TrainingSection  # noqa: E402
-from manifests.storage.context import Storage  # noqa: E402
+from relabel.distill.teachers.advantages import group_advantages  # noqa: E402
+from relabel.distill.teachers.grpo_arguments import EpochSampler, grpo_arguments  # noqa: E402
+from relabel.distill.teachers.grpo_credit import EDGES, TEMPLATE, Credit, CreditPlan  # noqa: E402
+from relabel.distill.teachers.grpo_spec import RolloutSection, VllmSection  # noqa: E402
+from relabel.distill.teachers.rollout_files import NODES  # noqa: E402
+from relabel.distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
+from relabel.distill.teachers.rollouts import Rollout  # noqa: E402
+from relabel.distill.teachers.scores import GoldRow, Score  # noqa: E402
+from relabel.distill.teachers.spec_files import read_teacher_spec  # noqa: E402
+from relabel.distill.teachers.teaching import train_teacher  # noqa: E402
+from relabel.distill.teachers.vllm_rollouts import vllm_arguments  # noqa: E402
+from relabel.distill.training.checkpointed import run_to_end  # noqa: E402
+from relabel.distill.training.sections import TrainingSection  # noqa: E402
+from relabel.manifests.storage.context import Storage  # noqa: E402
 from tests.killing import Killed, killed_at  # noqa: E402
 from tests.teachers.conftest import plain_values, relabel  # noqa: E402
 from tests.teachers.grpo_setup import (  # noqa: E402
@@ -231,7 +231,7 @@ def test_answers_of_like_length_are_written_together_and_come_back_in_their_orde
 
 def graph_options(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
     """Options that let a random model's rollouts have nodes and node rewards."""
-    from distill.teachers import grpo_credit_trainer
+    from relabel.distill.teachers import grpo_credit_trainer
 
     monkeypatch.setattr(
         grpo_credit_trainer,
@@ -291,11 +291,11 @@ def test_tokens_take_their_nodes_advantage_by_the_average_and_the_tags_that_the_
         named.append(template)
         return next(left)
 
-    monkeypatch.setattr("distill.teachers.grpo_credit_trainer.segments_of", segments_of)
+    monkeypatch.setattr("relabel.distill.teachers.grpo_credit_trainer.segments_of", segments_of)
     monkeypatch.setattr(trainer, "_generate_single_turn", lambda contexts, *_: ([[5, 6, 7, 8]] * len(contexts), None))
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(
-        "distill.teachers.grpo_trainer.RolloutTrainer._loss",
+        "relabel.distill.teachers.grpo_trainer.RolloutTrainer._loss",
         lambda self, model, inputs: seen.append(inputs["advantages"]) or inputs["advantages"].sum(),
     )
     trainer.model.train()
@@ -498,12 +498,14 @@ def test_a_signal_waits_for_the_last_update_on_the_same_rollouts(
     train_graph: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hits = []
-    monkeypatch.setattr("manifests.failpoints.hit", hits.append)
-    wished = "distill.training.measured.is_stop_wished"
+    monkeypatch.setattr("relabel.manifests.failpoints.hit", hits.append)
+    wished = "relabel.distill.training.measured.is_stop_wished"
     with monkeypatch.context() as patch:
         patch.setattr(wished, lambda: hits.count("after_training_step") >= 5)
-        patch.setattr("distill.training.checkpointed.checkpoints.commit", lambda *found: found[0].rename(found[1]))
-        patch.setattr("distill.training.making.check_interrupted", _stop)
+        patch.setattr(
+            "relabel.distill.training.checkpointed.checkpoints.commit", lambda *found: found[0].rename(found[1])
+        )
+        patch.setattr("relabel.distill.training.making.check_interrupted", _stop)
         with pytest.raises(Killed):
             train_graph(tmp_path)
     assert hits.count("after_training_step") == 6

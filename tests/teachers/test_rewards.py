@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distill.teachers.rewards import NodeWorth, graded_reward, node_rewards
-from manifests.labels import Label
+from relabel.distill.teachers.rewards import NodeWorth, graded_reward, node_rewards
+from relabel.manifests.labels import Label
 
 
 @pytest.mark.parametrize(

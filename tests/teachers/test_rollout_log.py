@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
-from distill.teachers.rollouts import Rollout, WrittenTurn
-from distill.teachers.scores import Score
-from manifests.asks import Ask
-from manifests.labels import Pair
+from relabel.distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
+from relabel.distill.teachers.rollouts import Rollout, WrittenTurn
+from relabel.distill.teachers.scores import Score
+from relabel.manifests.asks import Ask
+from relabel.manifests.labels import Pair
 
 STEPS, ROWS = 8, 500
 """Some megabytes of answers: Parquet's pages begin anew behind one."""

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.grpo_credit import TEMPLATE
-from distill.teachers.grpo_nodes import segments_of
-from distill.teachers.rollout_files import NODES
-from distill.teachers.rollouts import Dialogues, Generate
-from labelers.engines.checkpoints import end_ids
-from labelers.engines.sequences import TokenSequence
-from labelers.engines.stages import DecisionPlaces, admit
-from labelers.engines.tokens import PromptEncoder
-from labelers.registry import Labeler
-from manifests.asks import Request
-from manifests.errors import ConfigError, VerdictError
+from relabel.distill.teachers.answer_tokens import AnswerTokens
+from relabel.distill.teachers.grpo_credit import TEMPLATE
+from relabel.distill.teachers.grpo_nodes import segments_of
+from relabel.distill.teachers.rollout_files import NODES
+from relabel.distill.teachers.rollouts import Dialogues, Generate
+from relabel.labelers.engines.checkpoints import end_ids
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.labelers.engines.stages import DecisionPlaces, admit
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.registry import Labeler
+from relabel.manifests.asks import Request
+from relabel.manifests.errors import ConfigError, VerdictError
 from tests.engines.conftest import CHATML, make_tokenizer
 from tests.labelers.driving import ROSES, fake, labeler, walk
 from tests.labelers.test_evidence_set import query_of

@@ -7,10 +7,10 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.teachers.segments import NO_PART, token_parts, token_spans
-from labelers.verdicts import Reader
-from manifests.asks import Answer
-from manifests.formats import AnswerFormat, Choice, Text
+from relabel.distill.teachers.segments import NO_PART, token_parts, token_spans
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Answer
+from relabel.manifests.formats import AnswerFormat, Choice, Text
 from tests.strategies import texts
 
 

@@ -17,23 +17,23 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from distill.students.pair_texts import read_pairs
-from distill.teachers.answer_tokens import AnswerTokens
-from distill.teachers.rollouts import Dialogues
-from distill.teachers.sft_examples import Example
-from distill.teachers.sft_trainer import IGNORED, MaskedCollator, answer_loss
-from distill.teachers.spec_files import read_teacher_spec
-from distill.teachers.teaching import estimate_teacher, train_teacher
-from distill.training.checkpoint_folders import list_checkpoints, step_of
-from labelers.engines.tokens import PromptEncoder
-from labelers.registry import labeler_class
-from manifests.errors import ConfigError, DiskFullError, LockHeldError, ModelError, StaleRunError, TrainingError
-from manifests.failpoints import TRAINING_FAILPOINTS
-from manifests.inputs.dataset import open_dataset
-from manifests.interruptions import on_signal
-from manifests.specs import InputSpec
-from manifests.storage.context import Storage
-from manifests.storage.file_locks import FileLock
+from relabel.distill.students.pair_texts import read_pairs
+from relabel.distill.teachers.answer_tokens import AnswerTokens
+from relabel.distill.teachers.rollouts import Dialogues
+from relabel.distill.teachers.sft_examples import Example
+from relabel.distill.teachers.sft_trainer import IGNORED, MaskedCollator, answer_loss
+from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
+from relabel.distill.training.checkpoint_folders import list_checkpoints, step_of
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.registry import labeler_class
+from relabel.manifests.errors import ConfigError, DiskFullError, LockHeldError, ModelError, StaleRunError, TrainingError
+from relabel.manifests.failpoints import TRAINING_FAILPOINTS
+from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.interruptions import on_signal
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.file_locks import FileLock
 from tests.killing import killed_at
 from tests.teachers.conftest import plain_values, relabel
 
@@ -209,12 +209,12 @@ def test_a_signal_ends_a_training_behind_its_step_with_a_checkpoint(
     earlier = signal.signal(signal.SIGTERM, on_signal)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("manifests.failpoints.hit", ask_to_stop)
+            patch.setattr("relabel.manifests.failpoints.hit", ask_to_stop)
             with pytest.raises(KeyboardInterrupt):
                 umbrela(train={"epochs": 2})
     finally:
         signal.signal(signal.SIGTERM, earlier)
-    from manifests.interruptions import forget_interruptions
+    from relabel.manifests.interruptions import forget_interruptions
 
     forget_interruptions()
     (left,) = list_checkpoints(tmp_path / "out" / "checkpoints")
@@ -299,7 +299,7 @@ def test_a_loss_that_is_no_number_names_the_rows_and_a_full_disk_and_a_lack_of_m
         return whole(model, batch) * (float("nan") if 7 in batch["rows"] else 1.0)
 
     with monkeypatch.context() as patch:
-        patch.setattr("distill.teachers.sft_trainer.answer_loss", nowhere)
+        patch.setattr("relabel.distill.teachers.sft_trainer.answer_loss", nowhere)
         with pytest.raises(TrainingError, match=rf"the loss is not finite.*{answers}:7.*No checkpoint"):
             umbrela()
 
@@ -307,7 +307,7 @@ def test_a_loss_that_is_no_number_names_the_rows_and_a_full_disk_and_a_lack_of_m
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("distill.training.checkpoints.save_file", full)
+        patch.setattr("relabel.distill.training.checkpoints.save_file", full)
         with pytest.raises(DiskFullError, match="--resume"):
             umbrela(train=TRAIN)
 
@@ -317,7 +317,7 @@ def test_a_loss_that_is_no_number_names_the_rows_and_a_full_disk_and_a_lack_of_m
         return whole(model, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr("distill.teachers.sft_trainer.answer_loss", large)
+        patch.setattr("relabel.distill.teachers.sft_trainer.answer_loss", large)
         limit = 1
         with pytest.raises(TrainingError, match=r"also with half the batch \(2 examples\).*train\.batch_size"):
             umbrela()

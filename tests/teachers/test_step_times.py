@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distill.teachers import step_times
+from relabel.distill.teachers import step_times
 
 
 class Stepping:

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from distill.teachers.spec_files import read_teacher_spec, teacher_schema
-from distill.teachers.teacher_manifest import read_teacher_manifest
-from distill.teachers.teaching import train_teacher
-from manifests.digests import readable_json
-from manifests.errors import StaleRunError
-from manifests.records import plain
-from manifests.storage.context import Storage
+from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_schema
+from relabel.distill.teachers.teacher_manifest import read_teacher_manifest
+from relabel.distill.teachers.teaching import train_teacher
+from relabel.manifests.digests import readable_json
+from relabel.manifests.errors import StaleRunError
+from relabel.manifests.records import plain
+from relabel.manifests.storage.context import Storage
 from tests.distill.test_reporting import events_of
 from tests.killing import killed_at
 from tests.teachers.conftest import NUM_PAIRS, relabel
@@ -171,7 +171,7 @@ def test_a_dry_run_refuses_the_output_that_the_training_refuses_before_the_weigh
         with killed_at("after_training_step", 3) if "save_every" in earlier else nullcontext():
             assert relabel("train", str(spec)) == 0
     spec.write_text(yaml.safe_dump(direct(train={"save_every": 1} if "checkpoints" in there else {})))
-    monkeypatch.setattr("distill.teachers.sft.load_model", lambda *_: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr("relabel.distill.teachers.sft.load_model", lambda *_: pytest.fail("the weights were loaded"))
     said = []
     for more in ("--dry-run",), ():
         capsys.readouterr()

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from distill.teachers.grpo_spec import VllmSection
-from distill.teachers.rollouts import Rollout, WrittenTurn
-from distill.teachers.spec_files import read_teacher_spec
-from distill.teachers.teaching import estimate_teacher
-from distill.teachers.vllm_rollouts import sampling_logprobs, vllm_arguments
-from manifests.asks import Ask
-from manifests.errors import ConfigError, MissingExtraError
-from manifests.labels import Pair
-from manifests.storage.context import Storage
+from relabel.distill.teachers.grpo_spec import VllmSection
+from relabel.distill.teachers.rollouts import Rollout, WrittenTurn
+from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.teaching import estimate_teacher
+from relabel.distill.teachers.vllm_rollouts import sampling_logprobs, vllm_arguments
+from relabel.manifests.asks import Ask
+from relabel.manifests.errors import ConfigError, MissingExtraError
+from relabel.manifests.labels import Pair
+from relabel.manifests.storage.context import Storage
 
 PAIR = Pair(0, "q", "query", "d", "document")
 ASK = Ask("one", (), None, 8)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.teachers.watch import WATCHED, RewardWatch, WatchSection
-from distill.training.curves import Curve
+from relabel.distill.teachers.watch import WATCHED, RewardWatch, WatchSection
+from relabel.distill.training.curves import Curve
 
 DEFAULTS = {"window": 2, "patience": 2}
 

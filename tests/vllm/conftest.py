@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.sequences import TokenSequence
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import make_tokenizer
 
 HERE = Path(__file__).parent
@@ -118,7 +118,7 @@ def running() -> Iterator[_Running]:
 def start(
     model_dir: Callable[..., Path], running: _Running, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
-    from labelers.engines.vllm import Vllm
+    from relabel.labelers.engines.vllm import Vllm
 
     def make(
         *,

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from labelers.engines.sequences import TokenSequence
-from manifests.asks import Decision, Request, Sampling
-from manifests.errors import ModelError
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.sequences import TokenSequence
+from relabel.manifests.asks import Decision, Request, Sampling
+from relabel.manifests.errors import ModelError
+from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import QUOTE_SCORE, THINK_SCORE, ask_for, make_tokenizer, run_all
 
 # the server starts in 20 s on idle cores, in three minutes on two that others use too
@@ -101,7 +101,7 @@ def _wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> Non
 
 @pytest.fixture
 def engine(server: str, model_dir: Callable[..., Path]) -> Iterator[Callable[..., Any]]:
-    from labelers.engines.openai import OpenAi
+    from relabel.labelers.engines.openai import OpenAi
 
     opened = []
 
@@ -236,7 +236,7 @@ def test_the_chat_way_works_and_refuses_control_tokens(engine):
     [{"name": "direct"}, {"name": "r3a", "max_think_tokens": 8, "max_text_tokens": 8, "evidence": "constrained"}],
 )
 def test_a_whole_run_has_a_distribution_on_every_label(labeler, server, model_dir, tmp_path):
-    from jobs.cli import main
+    from relabel.jobs.cli import main
 
     rows = [
         {"query_id": f"q{n // 4}", "query": f"shoe {n // 4}", "doc_id": f"d{n}", "document": DOCUMENTS[n % 6]}

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jobs.cli import main
+from relabel.jobs.cli import main
 
 from .conftest import KV_CACHE_GIB
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from manifests.asks import Request
-from manifests.errors import ConfigError, MissingExtraError, ModelError
-from manifests.specs import EngineSpec
+from relabel.manifests.asks import Request
+from relabel.manifests.errors import ConfigError, MissingExtraError, ModelError
+from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import CHATML, ask_for, make_tokenizer, run_all
 from tests.engines.test_transformers import SCORE, requests_for
 
@@ -122,7 +122,7 @@ def _own(model: Any, row: Any) -> list[float]:
 
 
 def test_the_chat_template_is_given_whether_to_think(tmp_path, running, finished):
-    from labelers.engines.vllm import Vllm
+    from relabel.labelers.engines.vllm import Vllm
 
     folder = save_model(tmp_path / "thinker")
     make_tokenizer(template=THINKING).save_pretrained(folder)
@@ -149,7 +149,7 @@ def test_an_argument_that_vllm_does_not_have_is_a_config_error(start):
 
 
 def test_a_model_that_vllm_can_not_load_is_a_model_error_and_the_next_one_starts(start, model_dir, tmp_path):
-    from labelers.engines.vllm import Vllm
+    from relabel.labelers.engines.vllm import Vllm
 
     broken = Path(shutil.copytree(model_dir(), tmp_path / "broken"))
     config = json.loads((broken / "config.json").read_text())
@@ -164,7 +164,7 @@ def test_a_model_that_vllm_can_not_load_is_a_model_error_and_the_next_one_starts
 def test_no_device_is_said_in_so_many_words(monkeypatch):
     import vllm.platforms
 
-    from labelers.engines.vllm import Vllm
+    from relabel.labelers.engines.vllm import Vllm
 
     class Nothing:
         device_type = ""
@@ -177,7 +177,7 @@ def test_no_device_is_said_in_so_many_words(monkeypatch):
 def test_more_gpus_than_there_are_is_said_before_loading(monkeypatch):
     import vllm.platforms
 
-    from labelers.engines.vllm import Vllm
+    from relabel.labelers.engines.vllm import Vllm
 
     class TwoGpus:
         device_type = "cuda"

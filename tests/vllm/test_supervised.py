@@ -52,7 +52,7 @@ def test_a_real_engine_that_is_killed_is_started_again_and_every_row_is_accounte
     }
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job))
-    command = [sys.executable, "-m", "jobs", "run", str(path), "--workers", "1", "--output", "json"]
+    command = [sys.executable, "-m", "relabel", "run", str(path), "--workers", "1", "--output", "json"]
     with (tmp_path / "stderr").open("w") as stderr:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -75,7 +75,7 @@ def test_a_real_engine_that_is_killed_is_started_again_and_every_row_is_accounte
     assert report["labelled"] + report["quarantined"] == ROWS
     assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     verified = subprocess.run(
-        [sys.executable, "-m", "jobs", "verify", str(path)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "relabel", "verify", str(path)], capture_output=True, text=True, check=False
     )
     assert verified.returncode == 0, verified.stderr
     assert (Path(tmp_path) / "out" / "logs").is_dir()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from labelers.verdicts import Reader
-from manifests.asks import Decision, Engine, Request, Sampling
-from manifests.errors import ConfigError, EngineCrashError
-from manifests.formats import AnswerFormat, Choice, Fragment, Text
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Decision, Engine, Request, Sampling
+from relabel.manifests.errors import ConfigError, EngineCrashError
+from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
 from tests.engines.chat_shapes import SHAPES
 from tests.engines.conftest import QUOTE_SCORE, THINK_SCORE, ask_for, run_all
 from tests.engines.test_transformers import SCORE, WARM, assert_own_softmax, requests_for
@@ -294,7 +294,7 @@ def test_free_answers_have_exact_distributions_in_both_ways(start, model_dir, fi
 
 
 def test_inline_asks_again_only_for_places_that_never_came_by(start, finished, monkeypatch):
-    from labelers.engines.vllm_loop import StepLoop
+    from relabel.labelers.engines.vllm_loop import StepLoop
 
     engine = start(constrain=False, decisions="inline")
     probes = []
@@ -355,7 +355,7 @@ def test_an_engine_whose_step_fails_says_so_and_can_be_closed(start, running):
 
 
 def test_facts_name_the_model_by_the_digest_known_before_the_start(start):
-    from labelers.engines.vllm import Vllm
+    from relabel.labelers.engines.vllm import Vllm
 
     engine = start()
     facts = engine.facts()

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from labelers.engines.registry import engine_class
-from labelers.engines.vllm_args import OURS, VllmArgs, plan_engine_args
-from manifests.errors import ConfigError, MissingExtraError, ModelError
-from manifests.spec_faults import validate_spec
-from manifests.specs import EngineSpec
+from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.engines.vllm_args import OURS, VllmArgs, plan_engine_args
+from relabel.manifests.errors import ConfigError, MissingExtraError, ModelError
+from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import EngineSpec
 
 MODEL = Path("models/m")
 
@@ -109,7 +109,7 @@ def test_only_what_never_changes_a_label_stays_out_of_the_fingerprint():
 
 def test_importing_the_engine_loads_no_heavy_package():
     code = (
-        "import sys, labelers.engines.vllm; print([m for m in ('torch', 'vllm', 'transformers', 'llguidance') if m "
+        "import sys, relabel.labelers.engines.vllm; print([m for m in ('torch', 'vllm', 'transformers', 'llguidance') if m "
         "in sys.modules])"
     )
     assert (
@@ -120,7 +120,7 @@ def test_importing_the_engine_loads_no_heavy_package():
 def test_vllm_that_is_not_installed_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     engine = engine_class("vllm")
-    with pytest.raises(MissingExtraError, match=r"vllm: run `pip install 'relabel\[vllm\]'`"):
+    with pytest.raises(MissingExtraError, match=r"vllm: run `pip install 'relabel-ir\[vllm\]'`"):
         engine.check(EngineSpec(name="vllm", model="m"))
-    with pytest.raises(MissingExtraError, match=r"relabel\[vllm\]"):
+    with pytest.raises(MissingExtraError, match=r"relabel-ir\[vllm\]"):
         engine(EngineSpec(name="vllm", model="m"), overlong="truncate")

@@ -1,4 +1,4 @@
-"""`python -P -m jobs` is `relabel`, for environments whose scripts are not on the path."""
+"""`python -P -m relabel` is `relabel`, for environments whose scripts are not on the path."""
 
 import os
 import sys
@@ -7,6 +7,6 @@ import sys
 if not sys.flags.safe_path and sys.path[0] != os.path.dirname(os.path.dirname(__file__)):  # noqa: PTH120
     del sys.path[0]
 
-from jobs.cli import main
+from relabel.jobs.cli import main
 
 main()
