@@ -145,9 +145,9 @@ def append(results: Path, line: dict[str, Any]) -> None:
 def environment(folder: Path, *, is_rehearsal: bool) -> dict[str, str]:
     """What the processes of a part see. A host has not installed relabel, so its name and version lie in `folder`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    about = folder / "metadata" / "relabel.dist-info" / "METADATA"
+    about = folder / "metadata" / "relabel_ir.dist-info" / "METADATA"
     about.parent.mkdir(parents=True, exist_ok=True)
-    about.write_text(f"Metadata-Version: 2.1\nName: relabel\nVersion: {project['version']}\n", encoding="utf-8")
+    about.write_text(f"Metadata-Version: 2.1\nName: relabel-ir\nVersion: {project['version']}\n", encoding="utf-8")
     libraries = sorted(map(str, Path(sysconfig.get_path("purelib"), "nvidia").glob("*/lib")))
     paths = [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     found = {

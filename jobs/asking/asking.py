@@ -51,13 +51,16 @@ class AskedRows:
     remarks: list[str] = field(default_factory=list)
 
 
-def chosen_rows(job: Job, choice: RowChoice) -> Iterator[tuple[list[Pair], set[int]]]:
-    """Pairs to ask together, with the numbers of those that were chosen.
+def chosen_rows(job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[tuple[list[Pair], set[int]]]:
+    """Pairs to ask together, with the numbers of those that were chosen; pairs of the caller's own are asked together.
 
     Raises:
         ConfigError: the job is a search in rounds.
         InputError: there is no such row, or a file can't be read.
     """
+    if not isinstance(choice, RowChoice):
+        yield list(choice), {pair.row_id for pair in choice}
+        return
     if job.spec.rounds is not None:
         raise ConfigError(
             f"{job.where}: has `rounds`, so that its input holds questions without documents. After `relabel rounds`, "
@@ -141,7 +144,7 @@ class Asker:
         self._engine: Listening | None = None
         self._exchanges: list[HeardAsk] = []
 
-    def ask(self, job: Job, choice: RowChoice) -> Iterator[AskedRows]:
+    def ask(self, job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[AskedRows]:
         """Ask the chosen rows, one after the other, as often as a run would.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ from relabel.manifests.records import plain
 if TYPE_CHECKING:
     from relabel.distill.students.distilling import Report
     from relabel.distill.students.student_manifest import Figures
+    from relabel.distill.training.making import Start
     from relabel.manifests.metrics.baselines import Baselines
 
 BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
@@ -43,24 +45,48 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     tokenizer, manifest, training curves and a model card. A student that a gate (`require`) refuses is kept, and the
     exit code is 5.
     """
-    from relabel.distill.students.distilling import distill as train
-    from relabel.distill.students.specs import DistillSpec
-    from relabel.manifests.spec_faults import validate_spec
-
-    start = start_of(resume=resume, restart=restart)
-    kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
-    settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)
-
-    spec = resolved(validate_spec(DistillSpec, settings.values, where=where), settings.places)
-    fetch_model(spec.student.model, storage, cache_dir=cache_dir)
     is_first = is_first_process()
-    say = teller() if is_first else lambda _: None
-    with says_how_to_continue(spec.output, cache_dir, is_first=is_first):
-        report = train(spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first)
+    report = train_student(
+        spec_file,
+        overrides,
+        start=start_of(resume=resume, restart=restart),
+        say=teller() if is_first else lambda _: None,
+        is_writer=is_first,
+    )
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:
         emit({**_result(report), "output": report.place, "was_done": report.was_done}, _text(report), output)
     return code
+
+
+def train_student(
+    spec: str | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    start: Start,
+    say: Callable[[str], None],
+    is_writer: bool = True,
+) -> Report:
+    """Train the student of a spec file, or of values as one would hold them.
+
+    Args:
+        overrides: `KEY=VALUE` strings that win over the spec.
+        say: called with progress and remarks, a line each.
+        is_writer: False in all but the first of several processes that train together.
+    Raises:
+        RelabelError: what is wrong with the spec, the labels, the model or the training.
+    """
+    from relabel.distill.students.distilling import distill as train
+    from relabel.distill.students.specs import DistillSpec
+    from relabel.manifests.spec_faults import validate_spec
+
+    kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", BEGINNING)
+    settings, where, cache_dir, storage = open_spec(spec, overrides, kind)
+
+    found = resolved(validate_spec(DistillSpec, settings.values, where=where), settings.places)
+    fetch_model(found.student.model, storage, cache_dir=cache_dir)
+    with says_how_to_continue(found.output, cache_dir, is_first=is_writer):
+        return train(found, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_writer)
 
 
 def _result(report: Report) -> dict[str, Any]:

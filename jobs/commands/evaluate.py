@@ -8,7 +8,6 @@ import click
 
 from relabel.jobs import log_format
 from relabel.jobs.commands.options import duplicates_option, grade_map_option, grade_option, output_option, side_option
-from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit
 from relabel.manifests.storage.context import Storage
 
@@ -160,34 +159,14 @@ def _judge(
     output: str,
 ) -> int:
     """One set, or several as one, by gold grades."""
-    from relabel.jobs.evaluate.judging import judge
-    from relabel.jobs.evaluate.results import JudgedLabels
+    from relabel.jobs.evaluate.judging import judged_labels
     from relabel.jobs.evaluate.text import evaluation_text
-    from relabel.manifests.metrics import evaluation
-    from relabel.manifests.metrics.gates import judge_gates
     from relabel.manifests.records import plain
 
-    judging = judge(labels, options, Storage())
-    found = evaluation.evaluate(
-        judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at
-    )
-    verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
-    code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
-    result = JudgedLabels(
-        labels=judging.sources,
-        qrels=options.qrels,
-        joined_by=judging.joined_by,
-        side=judging.side,
-        counts=judging.counts,
-        resamples=resamples,
-        seed=seed,
-        **{**vars(found), "notes": [*judging.notes, *found.notes]},
-        gates=verdicts,
-        exit_code=int(code),
-    )
-    emit(plain(result), evaluation_text(result), output)
-    _say_refused(verdicts)
-    return code
+    found = judged_labels(labels, options, gates, Storage(), resamples=resamples, seed=seed, calibrate=calibrate)
+    emit(plain(found), evaluation_text(found), output)
+    _say_refused(found.gates)
+    return found.exit_code
 
 
 def _compare(

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -279,7 +279,7 @@ def _dry_run(work: RunOptions, *, is_retry: bool) -> int:
 
 
 def open_session(
-    job_file: str,
+    spec: str | Mapping[str, Any],
     overrides: tuple[str, ...] = (),
     shard: str | None = None,
     *,
@@ -291,7 +291,7 @@ def open_session(
     """Check the job and its shard choice, plan it if nobody has (and write the plan if allowed), and make ready to work
     on those shards.
     """
-    job = load_job(job_file, overrides=overrides, day=day)
+    job = load_job(spec, overrides=overrides, day=day)
     log_format.bind(job=job.spec.name)
     return session_of(job, shard, is_retry=is_retry, may_write=may_write, deadline=deadline)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import click
 
@@ -54,14 +54,14 @@ class TrainingSpec(NamedTuple):
     storage: Storage
 
 
-def open_spec(spec_file: str, overrides: tuple[str, ...], kind: SpecKind) -> TrainingSpec:
-    """Read a training's spec file.
+def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: SpecKind) -> TrainingSpec:
+    """Read a training's spec: a file, or values as one would hold them.
 
     Raises:
         ConfigError: it can't be read, or has a key that there is not.
     """
-    settings = read_settings(spec_file, overrides=overrides, kind=kind)
-    where = f"{spec_file} with {', '.join(settings.beside)}" if settings.beside else spec_file
+    settings = read_settings(spec, overrides=overrides, kind=kind)
+    where = settings.places.where + (f" with {', '.join(settings.beside)}" if settings.beside else "")
     cache = os.environ.get(CACHE_VARIABLE)
     cache_dir = Path(placed(cache, settings.places.here)) if cache else None
     return TrainingSpec(settings, where, cache_dir, storage_of(settings.values, where=where))

@@ -5,16 +5,18 @@ out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from relabel.jobs.evaluate.gold_scale import scale_of
 from relabel.jobs.evaluate.join_notes import join_notes, judged_counts, nothing_judged
 from relabel.jobs.evaluate.judged_options import Gold, JudgingOptions
 from relabel.jobs.evaluate.lexical import lexical_scores
-from relabel.jobs.evaluate.results import JudgedCounts, JudgedSource
+from relabel.jobs.evaluate.results import JudgedCounts, JudgedLabels, JudgedSource
 from relabel.jobs.evaluate.sides import SideCut, cut_sets
+from relabel.jobs.exits import Exit
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.judging.further_columns import gold_columns
 from relabel.manifests.judging.gold_columns import column_names, further_of_input, load_gold_by_row, own_input
@@ -31,6 +33,8 @@ from relabel.manifests.judging.qrels import (
     tells_grades,
 )
 from relabel.manifests.memory import release_unused
+from relabel.manifests.metrics import evaluation
+from relabel.manifests.metrics.gates import Gate, judge_gates
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.student_matches import BY_IDS
 from relabel.manifests.storage.context import Storage
@@ -49,6 +53,43 @@ class Judging:
     joined_by: list[str]
     side: SideCut
     notes: list[str] = field(default_factory=list)
+
+
+def judged_labels(
+    paths: tuple[str, ...],
+    options: JudgingOptions,
+    gates: Sequence[Gate],
+    storage: Storage,
+    *,
+    resamples: int,
+    seed: int,
+    calibrate: Any = None,
+) -> JudgedLabels:
+    """One set, or several as one, by gold grades: all that `relabel evaluate` says of it.
+
+    Args:
+        calibrate: `temperature` or `isotonic`, fitted on half the queries; None for neither.
+    Raises:
+        InputError, ManifestError, UsageError: see `judge`.
+    """
+    judging = judge(paths, options, storage)
+    found = evaluation.evaluate(
+        judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at
+    )
+    verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
+    code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
+    return JudgedLabels(
+        labels=judging.sources,
+        qrels=options.qrels,
+        joined_by=judging.joined_by,
+        side=judging.side,
+        counts=judging.counts,
+        resamples=resamples,
+        seed=seed,
+        **{**vars(found), "notes": [*judging.notes, *found.notes]},
+        gates=verdicts,
+        exit_code=int(code),
+    )
 
 
 def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> Judging:

@@ -32,18 +32,24 @@ CACHE_VARIABLE = "RELABEL_CACHE"
 
 
 def load_job(
-    path: str, *, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ, day: str | None = None
+    spec: str | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+    day: str | None = None,
 ) -> Job:
-    """Read and check a job file.
+    """Read and check a job file, or values as one would hold them.
 
     Args:
+        spec: path or URL of the file, or its values; then relative paths count from the working directory.
         overrides: `key.path=value` strings from the command line.
         day: what `${date}` means, as 2026-11-19; today if nothing says.
     Raises:
         ConfigError: the file can't be read, or a key, value or variable is off; one sentence a fault.
         UsageError: an override without `=`, or a day that is none.
     """
-    settings = read_settings(path, overrides=overrides, environment=environment, day=day)
+    settings = read_settings(spec, overrides=overrides, environment=environment, day=day)
+    path = settings.places.where
     try:
         job = build_job(settings.values, where=path, cache_dir=environment.get(CACHE_VARIABLE), places=settings.places)
     except ConfigError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import re
@@ -71,7 +72,7 @@ def read_secrets(engine: EngineSpec, environment: Mapping[str, str]) -> dict[str
 
 
 def read_settings(
-    path: str,
+    spec: str | Mapping[str, Any],
     *,
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
@@ -81,13 +82,17 @@ def read_settings(
     """A spec file's plain values with variables and flags laid over them and the variables in their strings resolved.
 
     Args:
+        spec: path or URL of the file, or the values that one would hold; then paths count from the working directory.
         kind: whose keys variables may set.
     Raises:
         ConfigError: the file can't be read, a variable or flag sets a key below what is not a mapping, a string
             names a variable that there is not, or holds a secret.
         UsageError: a flag without `=`, a day that is none, or one that the spec has no use for.
     """
-    values = read_spec_file(path, beginning=kind.beginning, keys=kind.fields)
+    if isinstance(spec, str):
+        path, values = spec, read_spec_file(spec, beginning=kind.beginning, keys=kind.fields)
+    else:
+        path, values = f"the {kind.name}'s spec", copy.deepcopy(dict(spec))
     beside = []
     outside = {tuple(override.partition("=")[0].split(".")) for override in overrides}
     for name, text in sorted(environment.items()):

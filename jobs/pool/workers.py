@@ -1,9 +1,9 @@
 """A worker process: an ordinary worker of a run, watched over by the process that started it (`supervise.py`).
 
-Started as `python -P -m relabel.jobs.pool.workers REPORT_FD`. Its first line of stdin is its assignment, later ones say which
-rows are isolated and when to stop; the end of stdin means that its supervisor is gone, and it ends at once with all
-that its engine started. It reports in JSON lines: which chunk it began, which rows its engine is at, what it committed.
-Receipts stay the truth; reports only say what a crash cost.
+Started as `python -P -m relabel.jobs.pool.workers REPORT_FD`. Its first line of stdin is its assignment, later ones
+say which rows are isolated and when to stop; the end of stdin means that its supervisor is gone, and it ends at once
+with all that its engine started. It reports in JSON lines: which chunk it began, which rows its engine is at, what it
+committed. Receipts stay the truth; reports only say what a crash cost.
 """
 
 from __future__ import annotations

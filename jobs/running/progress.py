@@ -27,7 +27,7 @@ from relabel.manifests.secrets.redaction import redacted
 
 FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
 DRAW_EVERY_S = 0.25
-LOGGERS = ("manifests", "labelers", "jobs")
+LOGGERS = ("relabel",)
 
 
 class _Aloud(logging.Handler):

@@ -222,6 +222,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "deploy-it.md": lambda folder, _: real_bundle(folder),
     "deploying.md": lambda folder, _: served_bundle(folder),
     "evaluate.md": judged,
+    "first-hour.md": lambda folder, _: write_pairs(folder),
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
     "labelers.md": lambda folder, _: cited_answers(folder),
     "measured.md": lambda folder, _: graded_titles(folder),

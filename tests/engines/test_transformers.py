@@ -350,8 +350,8 @@ def test_importing_the_engine_loads_no_heavy_package():
     import sys
 
     code = (
-        "import sys, relabel.labelers.engines.transformers; print([m for m in ('torch', 'transformers', 'llguidance') if m "
-        "in sys.modules])"
+        "import sys, relabel.labelers.engines.transformers; "
+        "print([m for m in ('torch', 'transformers', 'llguidance') if m in sys.modules])"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

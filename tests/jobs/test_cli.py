@@ -93,8 +93,8 @@ def fresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def loaded_by(*arguments: str) -> set[str]:
     """Top-level modules that a command leaves behind in a fresh interpreter."""
     code = (
-        "import sys\nfrom relabel.jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
-        "not end.code, end\n"
+        "import sys\nfrom relabel.jobs.cli import main\ntry:\n    main(sys.argv[1:])\n"
+        "except SystemExit as end:\n    assert not end.code, end\n"
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
     )
     done = subprocess.run(

@@ -156,7 +156,7 @@ def test_every_extra_that_a_user_may_install_is_looked_for_with_all_that_is_in_i
     assert set(EXTRAS) == set(said) - {"docs", "dev"}
     for extra, wanted in said.items():
         names = [re.split(r"[^\w.-]", one)[0] for one in wanted]
-        assert set(distributions_of(extra)) >= set(names) - {"relabel"}
+        assert set(distributions_of(extra)) >= set(names) - {"relabel-ir"}
     assert {"bitsandbytes", "trl", "vllm"} <= set(distributions_of("train-gpu"))
 
 

@@ -523,7 +523,7 @@ def test_a_crash_of_ours_and_words_of_libraries_show_no_secret(
         import sys
         import warnings
 
-        logging.getLogger("manifests.x").warning("seen %s", FORMS["slash"])
+        logging.getLogger("relabel.x").warning("seen %s", FORMS["slash"])
         with warnings.catch_warnings():  # to this suite they are errors
             warnings.simplefilter("always")
             warnings.warn(f"about {FORMS['jwt']}", stacklevel=1)

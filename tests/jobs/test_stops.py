@@ -249,7 +249,9 @@ def slow_job(write_job: Callable[..., str], write_pairs: Callable[..., Path]) ->
 def process_of(*arguments: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")}
     # at most eight open pairs: as an engine that holds two chunks
-    program = "import relabel.jobs.running.loop; relabel.jobs.running.loop.MAX_OPEN_PAIRS = 8\nfrom relabel.jobs.cli import main; main()"
+    program = (
+        "from relabel.jobs.running import loop; loop.MAX_OPEN_PAIRS = 8\nfrom relabel.jobs.cli import main; main()"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         env=environment,

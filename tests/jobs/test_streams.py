@@ -46,7 +46,7 @@ def _say(display: Display, line: str) -> None:
 
 
 def _log(_: Display, line: str) -> None:
-    logging.getLogger("manifests.x").warning("%s", line)
+    logging.getLogger("relabel.x").warning("%s", line)
 
 
 def _print(_: Display, line: str) -> None:

@@ -26,7 +26,8 @@ from tests.publish.conftest import write_bundle
 from tests.teachers.models import write_tiny_decoder
 
 ROOT = Path(__file__).parents[2]
-OURS = ("jobs", "labelers", "distill", "export", "manifests")
+OURS = ("relabel",)
+FOLDERS = ("jobs", "labelers", "distill", "export", "manifests")
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 DONE, NOTHING_TO_DO, REFUSED = {0}, {10}, {3, 4}
 
@@ -101,7 +102,7 @@ for many commands.
 
 def distributions() -> Iterator[str]:
     """Ours and all that we may need, with every extra, as far as it is installed here."""
-    waiting, seen = ["relabel"], set[str]()
+    waiting, seen = ["relabel-ir"], set[str]()
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -112,7 +113,7 @@ def distributions() -> Iterator[str]:
         except PackageNotFoundError:
             continue
         yield name
-        wanted = needed if name == "relabel" else [one for one in needed if "extra ==" not in one]
+        wanted = needed if name == "relabel-ir" else [one for one in needed if "extra ==" not in one]
         waiting += [re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", one, maxsplit=1)[0]).lower() for one in wanted]
 
 
@@ -156,7 +157,7 @@ def environment() -> dict[str, str]:
 def as_script(folder: Path, calls: list[list[str]]) -> list[int]:  # noqa: F811
     """Exit codes of calls made one after the other in a process that was started as the console script is."""
     (folder.parent / f"{folder.name}-bin").mkdir()
-    script = folder.parent / f"{folder.name}-bin" / "relabel.py"
+    script = folder.parent / f"{folder.name}-bin" / "command.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, str(script), json.dumps(calls)],
@@ -286,11 +287,11 @@ def test_the_installed_command_has_its_own_folder_first_on_the_path_and_not_the_
     assert done.returncode == 0, done.stderr
 
 
-def test_python_with_m_jobs_imports_no_dependency_from_the_working_directory(hostile: Path) -> None:
+def test_python_with_m_relabel_imports_no_dependency_from_the_working_directory(hostile: Path) -> None:
     """Which is how a launcher may call it. The package itself Python looks for there first, before any line of ours is
     run.
     """
-    (hostile / "jobs.py").unlink()
+    (hostile / "relabel.py").unlink()
     call = [sys.executable, "-m", "relabel", "schema", "job"]
     done = subprocess.run(call, cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
     assert_nothing_was_imported(hostile)
@@ -302,7 +303,7 @@ def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
     command's.
     """
     found = []
-    for path in (path for name in OURS for path in sorted((ROOT / name).rglob("*.py"))):
+    for path in (path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                 found.append(path.name)
@@ -314,7 +315,7 @@ def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_no_page_starts_relabel_so_that_the_working_directory_is_on_the_path(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert re.findall(r"(?:python3?|torchrun|launch) .*-m (?:jobs|manifests|labelers|distill|export)\b.*", text) == []
+    assert re.findall(r"(?:python3?|torchrun|launch) .*-m relabel\b.*", text) == []
     lines = [
         line for block in blocks(page) for line in block.lines if re.match(r"(torchrun|accelerate launch)\b", line)
     ]

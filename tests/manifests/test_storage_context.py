@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-import manifests
+from relabel import manifests
 from relabel.manifests.secrets.redaction import forget_secrets, redacted, secret_in
 from relabel.manifests.storage.context import LEASE_S, RETRY_S, Storage
 from relabel.manifests.storage.filesystems import filesystem_of

@@ -235,7 +235,7 @@ def watch(url: str, target: Path, *more: str) -> subprocess.Popen[str]:
     call = [
         sys.executable,
         "-m",
-        "jobs",
+        "relabel",
         "pull",
         f"{url}/ecom@stable",
         str(target),
@@ -378,8 +378,8 @@ def test_a_pull_with_nothing_to_do_loads_no_heavy_library_and_ends_within_two_se
 ) -> None:
     pull_from(open_bundle_store(store, Storage()), tmp_path / "dest")
     code = (
-        "import sys\nfrom relabel.jobs.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert "
-        "end.code == 10, end\n"
+        "import sys\nfrom relabel.jobs.cli import main\ntry:\n    main(sys.argv[1:])\n"
+        "except SystemExit as end:\n    assert end.code == 10, end\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     started = time.monotonic()

@@ -216,7 +216,7 @@ def test_a_merge_that_is_killed_goes_on_and_a_changed_label_file_stops_it(days: 
         command = [
             sys.executable,
             "-m",
-            "jobs",
+            "relabel",
             "merge",
             str(days.out("monday")),
             str(days.out("tuesday")),

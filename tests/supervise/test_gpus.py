@@ -57,8 +57,8 @@ def test_an_engine_that_spreads_over_two_gets_two_and_a_spare_one_belongs_to_nob
 
 def test_a_supervisor_loads_no_model_library() -> None:
     code = (
-        "import sys, relabel.jobs.pool.supervise, relabel.jobs.pool.backends, relabel.jobs.pool.gpus; print(*{name.partition('.')[0] for "
-        "name in sys.modules})"
+        "import sys, relabel.jobs.pool.supervise, relabel.jobs.pool.backends, relabel.jobs.pool.gpus; "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert not set(done.stdout.split()) & {"torch", "vllm", "transformers", "ray", "onnxruntime"}

@@ -109,8 +109,8 @@ def test_only_what_never_changes_a_label_stays_out_of_the_fingerprint():
 
 def test_importing_the_engine_loads_no_heavy_package():
     code = (
-        "import sys, relabel.labelers.engines.vllm; print([m for m in ('torch', 'vllm', 'transformers', 'llguidance') if m "
-        "in sys.modules])"
+        "import sys, relabel.labelers.engines.vllm; "
+        "print([m for m in ('torch', 'vllm', 'transformers', 'llguidance') if m in sys.modules])"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

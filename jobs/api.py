@@ -1,0 +1,274 @@
+"""relabel from Python: what the commands do, as functions that return records and raise `RelabelError`.
+
+`import relabel` names them. A spec is the path or URL of a file, or a dictionary of what the file would hold; then
+relative paths count from the working directory. `RELABEL_*` variables count as they do for the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from relabel.jobs.exits import Exit
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.labels import Pair
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from relabel.distill.students.distilling import Report
+    from relabel.jobs.asking.asking import AskedRows
+    from relabel.jobs.evaluate.results import JudgedLabels, SetsBeside
+    from relabel.jobs.running.conclusions import RunReport
+
+Spec = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    Args:
+        exit: what the command would exit with: `DONE`, `NOTHING_TO_DO`, `PARTIAL` (call again), `OVER_LIMIT`.
+        rows: of the whole input; `labelled`, `quarantined` and `open` add up to it.
+        quarantined: rows without a label, by reason.
+        seconds: of this call.
+        report: all that the command's `--output json` prints.
+    """
+
+    output: str
+    exit: Exit
+    rows: int
+    labelled: int
+    quarantined: Mapping[str, int]
+    open: int
+    seconds: float
+    report: Mapping[str, Any]
+
+    def labels(self, *, texts: bool = False) -> pa.Table:
+        """The labels, see `read_labels`; of a run that is not finished, those that are there."""
+        return read_labels(self.output, texts=texts, allow_partial=True)
+
+
+def run(
+    spec: Spec,
+    *,
+    overrides: Sequence[str] = (),
+    shard: str | None = None,
+    date: str | None = None,
+    until: str | None = None,
+    duration: str | None = None,
+    workers: int | None = None,
+    gpus: str | None = None,
+    is_retry: bool = False,
+) -> RunResult:
+    """Label what is not labelled yet, as `relabel run` does; the same call again continues.
+
+    Progress is shown on stderr: a bar on a terminal, lines elsewhere. The first Ctrl-C, or a notebook's interrupt,
+    commits what is under way and returns; the second raises KeyboardInterrupt.
+
+    Args:
+        overrides: `KEY=VALUE` strings that win over the spec, as `--set`.
+        shard: `INDEX/COUNT`, or `auto`.
+        date: what `${date}` means, as 2026-11-19.
+        until, duration: end by this time, or within this length, as `--until` and `--for`.
+        workers, gpus: so many engine processes, or one for each of these GPUs, as `--workers` and `--gpus`.
+        is_retry: ask the quarantined rows again instead, as `relabel retry`.
+    Raises:
+        RelabelError: what is wrong with the spec, the input, the engine or the store.
+    """
+    from relabel.jobs.commands.label import execute, open_session
+    from relabel.jobs.pool.backends import WorkerPool
+    from relabel.jobs.running.deadlines import choose_deadline
+    from relabel.jobs.running.run_text import report_json
+
+    pool = WorkerPool(gpus, workers)
+    pool.check()
+    deadline = choose_deadline(until, duration)
+    session = open_session(spec, tuple(overrides), shard, is_retry=is_retry, day=date, deadline=deadline)
+    report: RunReport = execute(session, pool=pool)
+    return RunResult(
+        output=report.output,
+        exit=report.exit,
+        rows=report.rows,
+        labelled=report.tally.labelled,
+        quarantined=report.tally.quarantined,
+        open=report.rows - report.tally.rows,
+        seconds=report.seconds,
+        report=report_json(report),
+    )
+
+
+def ask(
+    spec: Spec, rows: int | Sequence[int | Mapping[str, Any]] = 0, *, overrides: Sequence[str] = ()
+) -> list[AskedRows]:
+    """Put rows to the model as a run would, and return all that was asked and answered. Nothing is written.
+
+    Args:
+        rows: numbers of input rows, from 0; or pairs that need not be in the input, as dictionaries with `query` and
+            `document` (and, where the labeler looks at them, `query_id`, `doc_id`, `context` and its own columns).
+    Returns:
+        One record for each row, or for each query where the labeler sees whole queries: its `exchanges` (prompt, raw
+        answer, distributions) and `rows` (the label, or why there is none).
+    Raises:
+        RelabelError: what is wrong with the spec, a row or the engine.
+    """
+    from relabel.jobs.asking.asking import Asker, RowChoice
+    from relabel.jobs.planning.job_files import load_job
+
+    job = load_job(spec, overrides=overrides)
+    wanted = [rows] if isinstance(rows, int) else list(rows)
+    found: list[AskedRows] = []
+    with Asker(on_engine=lambda *_: None, on_rows=lambda _: None, heard=lambda _: None) as asker:
+        for number, row in enumerate(wanted):
+            choice = RowChoice(row) if isinstance(row, int) else [_pair(row, number)]
+            found += asker.ask(job, choice)
+    return found
+
+
+def _pair(row: Mapping[str, Any], number: int) -> Pair:
+    """A pair of a caller's own.
+
+    Raises:
+        InputError: it lacks its query or document.
+    """
+    for name in ("query", "document"):
+        if not isinstance(row.get(name), str):
+            raise InputError(f"row {number}: wants a text `{name}`. Got the keys {', '.join(map(str, row))}.")
+    own = {"query_id", "query", "doc_id", "document", "context"}
+    return Pair(
+        row_id=number,
+        query_id=str(row.get("query_id", number)),
+        query=row["query"],
+        doc_id=str(row.get("doc_id", number)),
+        document=row["document"],
+        context=tuple(row.get("context", ())),
+        columns={name: value for name, value in row.items() if name not in own},
+    )
+
+
+def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False) -> pa.Table:
+    """The labels of a run, in the order of the input's rows; quarantined rows have none.
+
+    `polars.from_arrow(table)`, `table.to_pandas()` and `datasets.Dataset(table)` take it further.
+
+    Args:
+        output: of the run: a folder or URL.
+        texts: add the columns `query` and `document`, and `gold` where the job names one, from the run's input.
+        allow_partial: take what is there of a run that is not finished or over its quarantine limit.
+    Returns:
+        The columns of `relabel schema labels`, one row a label.
+    Raises:
+        InputError: the folder holds no run, or its input can't be read.
+        ManifestError: the run is not finished, a file is damaged, or the input changed since.
+    """
+    import pyarrow as pa
+
+    from relabel.manifests.judging.gold_columns import load_gold_by_row
+    from relabel.manifests.judging.run_labels import open_run_labels
+    from relabel.manifests.runs.label_files import file_schema, read_labels
+    from relabel.manifests.runs.picked_rows import pairs_by_number
+    from relabel.manifests.runs.run_inputs import open_run_input, prove_run_input
+    from relabel.manifests.storage.context import Storage
+
+    storage = Storage()
+    run = open_run_labels(output, storage, allow_partial=allow_partial)
+    empty = file_schema(run.plan.parts).empty_table()
+    tables = [read_labels(run.folder, file) for file in run.labels]
+    table = pa.concat_tables([empty, *tables]).sort_by("row_id")
+    if not texts:
+        return table
+    dataset = open_run_input(output, run.folder.store, run.plan, storage).dataset
+    prove_run_input(output, run.plan, dataset)
+    rows = table["row_id"].to_pylist()
+    pairs = list(pairs_by_number(dataset, rows))
+    table = table.append_column("query", pa.array([pair.query for pair in pairs], pa.large_string()))
+    table = table.append_column("document", pa.array([pair.document for pair in pairs], pa.large_string()))
+    if (gold := run.plan.facts.columns.gold) is not None:
+        values = load_gold_by_row([file.path for file in dataset.files], gold, storage)
+        table = table.append_column("gold", pa.array(values).take(pa.array(rows, pa.int64())))
+    return table
+
+
+def evaluate(
+    *labels: str,
+    qrels: str | None = None,
+    require: Sequence[str] = (),
+    side: Literal["test", "dev", "train", "all"] | None = None,
+    resamples: int = 1000,
+    seed: int = 7,
+    **options: Any,
+) -> JudgedLabels | SetsBeside:
+    """Judge labels by gold grades, or compare students with their teacher, as `relabel evaluate` does.
+
+    Args:
+        labels: outputs of runs or of scores, or label files; of several the first is the teacher.
+        qrels: gold: TREC qrels, Parquet, CSV or JSONL, or the run's own input. One set alone needs it.
+        require: gates such as `macro_f1>=0.6`; `exit_code` is 5 where one does not hold.
+        side: rows of this side of a student's split alone; by default the test side where a student is among them.
+        resamples, seed: of the intervals.
+        options: further fields of `JudgingOptions`: `grade`, `by`, `doc`, `grade_map`, `allow_partial` …
+    Returns:
+        `figures` by name with value and interval, counts, baselines, confusion and notes; of several sets
+        `comparisons`, one a student. Its fields are the keys of the command's JSON.
+    Raises:
+        RelabelError: what is wrong with the labels or the gold.
+    """
+    from relabel.jobs.evaluate.comparing import compare_sets
+    from relabel.jobs.evaluate.judged_options import JudgingOptions
+    from relabel.jobs.evaluate.judging import judged_labels
+    from relabel.manifests.metrics.gates import parse_flag
+    from relabel.manifests.storage.context import Storage
+
+    if len(labels) == 1 and qrels is None:
+        raise UsageError("evaluate: one set is judged by gold: give `qrels`, or a second set to compare it with.")
+    judging = JudgingOptions(qrels=qrels, side=side, **options)
+    gates = [parse_flag(text) for text in require]
+    judge = judged_labels if len(labels) == 1 else compare_sets
+    return judge(labels, judging, gates, Storage(), resamples=resamples, seed=seed)
+
+
+def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, restart: bool = False) -> Report:
+    """Train a student on finished label runs, as `relabel distill` does.
+
+    Args:
+        overrides: `KEY=VALUE` strings that win over the spec, as `--set`.
+        resume: continue from the last checkpoint; restart: delete what the output holds, and begin anew.
+    Returns:
+        Its manifest (figures, split, heads), where it lies, and the gates' verdicts. A student that was there already
+        is reported as it is (`was_done`).
+    Raises:
+        RelabelError: what is wrong with the spec, the labels, the model or the training.
+    """
+    from relabel.jobs.commands.distill import train_student
+    from relabel.jobs.commands.training import start_of, teller
+
+    return train_student(spec, overrides, start=start_of(resume=resume, restart=restart), say=teller())
+
+
+class Student:
+    """A trained student: the folder that `relabel distill` wrote.
+
+    Args:
+        path: the folder.
+        device: what torch calls it.
+    Raises:
+        ManifestError, ModelError: the folder holds no student, or one that can't be loaded.
+    """
+
+    def __init__(self, path: str, *, device: str = "cpu") -> None:
+        from relabel.distill.students.students import load_student
+
+        self.model = load_student(path, device=device)
+
+    def probabilities(self, pairs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
+        """Calibrated grade distributions of (query, document) pairs: by head, float32 [B, K], in the order given."""
+        return self.model.probabilities(pairs)
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """One number a pair to rank by, from 0 to 1: the expected grade over the highest one, as `Bundle.score`."""
+        probs_BK = self.probabilities(pairs)["relevance"].astype("float64")
+        grades_K = range(probs_BK.shape[1])
+        return [float(value) for value in probs_BK @ list(grades_K) / grades_K[-1]]

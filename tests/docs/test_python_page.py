@@ -1,0 +1,109 @@
+"""What docs/python.md shows runs as it stands, in a working directory with hostile modules of our folders' names, and
+gives what the commands give.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import relabel
+from relabel.manifests.errors import ConfigError, InputError
+from tests.docs.pages import DOCS, blocks
+from tests.docs.worlds import call, write_pairs, write_tiny_student
+from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
+
+BLOCKS = [block for block in blocks(DOCS / "python.md") if block.language == "python"]
+JOB = {
+    "name": "ecom",
+    "input": {"path": "pairs.parquet", "columns": {"gold": "grade"}},
+    "labeler": {"name": "direct", "grades": 3},
+    "engine": {"name": "fake", "seed": 7},
+    "output": "out/ecom",
+}
+
+
+def test_its_blocks_run_in_order(folder: Path) -> None:  # noqa: F811
+    write_pairs(folder)
+    for name in ("jobs", "export", "distill", "labelers", "manifests"):
+        (folder / f"{name}.py").write_text("raise SystemExit('imported from the working directory')\n")
+    for block in BLOCKS:
+        if block.title is None:
+            exec(compile(block.text, "python.md", "exec"), {})
+    done = subprocess.run(
+        [sys.executable, "-c", "import relabel; print(sorted(relabel.__all__) == dir(relabel))"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "True\n", done
+
+
+def test_import_relabel_loads_nothing_heavy() -> None:
+    code = "import sys, relabel; print({'torch', 'pyarrow', 'pydantic', 'numpy', 'click'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_a_dictionary_gives_the_labels_of_its_file_and_the_table_has_texts_and_gold(folder: Path) -> None:  # noqa: F811
+    write_pairs(folder)
+    (folder / "job.yaml").write_text(json.dumps({**JOB, "output": "out/file"}))
+    assert call("run", "job.yaml") == 0
+    found = relabel.run(JOB)
+    assert (found.exit, found.open) == (0, 0)
+    assert found.labelled + sum(found.quarantined.values()) == found.rows
+    labels = found.labels(texts=True)
+    assert labels.drop_columns(["query", "document", "gold"]).equals(relabel.read_labels("out/file"))
+    rows = pq.read_table("pairs.parquet").to_pylist()
+    for label in labels.to_pylist()[:20]:
+        row = rows[label["row_id"]]
+        assert label["query"] == row["query"]
+        assert row["title"] in label["document"]
+        assert label["gold"] == row["grade"]
+    assert relabel.run(JOB).exit == 10
+    assert relabel.run(JOB, is_retry=True, overrides=["labeler.attempts=3"]).exit in (0, 10)
+
+
+def test_rows_of_the_input_and_pairs_of_ones_own_are_asked(folder: Path) -> None:  # noqa: F811
+    write_pairs(folder)
+    own = {"query": "red shoes", "document": "A red shoe."}
+    first, second = relabel.ask(JOB, [2, own])
+    assert [row.status for row in (*first.rows, *second.rows)] == ["ok", "ok"]
+    assert own["document"] in str(second.exchanges[0].ask.messages)
+    assert not Path("out").exists()
+    with pytest.raises(InputError, match="row 0: wants a text `document`"):
+        relabel.ask(JOB, [{"query": "red shoes"}])
+    with pytest.raises(ConfigError, match=r"the job's spec: unknown key `enginge`"):
+        relabel.run({**JOB, "enginge": {}})
+
+
+def test_what_evaluate_returns_is_what_the_command_prints(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_pairs(folder)
+    relabel.run(JOB)
+    capsys.readouterr()
+    assert call("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json") == 0
+    printed = json.loads(capsys.readouterr().out)["figures"]
+    found = relabel.evaluate("out/ecom", qrels="pairs.parquet")
+    assert found.figures["accuracy"].value == pytest.approx(printed["accuracy"]["value"])
+    assert found.figures.keys() == printed.keys()
+
+
+def test_student_and_bundle_give_the_same_scores(folder: Path, golden: Callable[[str, str], None]) -> None:  # noqa: F811
+    write_pairs(folder)
+    write_tiny_student(folder / "student", name="ecom", heads={"relevance": 3})
+    assert call("export", "student", "--to", "bundle", "--pairs", "pairs.parquet", "--precisions", "fp32") == 0
+    pairs = [("red shoes", "A red shoe."), ("lamp", "")]
+    student, bundle = relabel.Student("student"), relabel.Bundle("bundle")
+    assert np.allclose(student.score(pairs), bundle.score(pairs), atol=1e-5)
+    assert all(0 <= score <= 1 for score in student.score(pairs))
+    assert np.allclose(student.probabilities(pairs)["relevance"].sum(1), 1, atol=1e-6)
