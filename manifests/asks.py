@@ -6,7 +6,7 @@ of its own, and an engine turns requests into answers in any order. Neither side
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -260,20 +260,5 @@ class ShowsPrompts(Protocol):
     def rendered(self, ask: Ask) -> list[str] | None:
         """The whole prompt, template text and data by turns as in `Message.parts`, its document not cut; None where a
         server makes it.
-        """
-        ...
-
-
-@runtime_checkable
-class WritesInSight(Protocol):
-    """An engine that can tell what it writes before an answer is whole."""
-
-    def show_writing(self, told: Callable[[int, str], None]) -> bool:
-        """From here on, `poll` calls `told` with a request's id and all of its answer so far.
-
-        That is a beginning of `Answer.text`, unless a connection broke and the request was begun anew.
-
-        Returns:
-            Whether it does: with some of its options an engine may not.
         """
         ...

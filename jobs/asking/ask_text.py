@@ -56,15 +56,15 @@ def prompt_text(exchange: HeardAsk) -> str:
     return "\n".join(f"{click.style(one.role, dim=True)}\n{_marked(one.parts)}" for one in exchange.ask.messages)
 
 
-def answer_text(exchange: HeardAsk, *, is_text_shown: bool = False) -> str:
-    """What the model said, unless that is shown already, how sure it was at each decision, and what that took."""
+def answer_text(exchange: HeardAsk) -> str:
+    """What the model said, how sure it was at each decision, and what that took."""
     answer = exchange.answer
     assert answer is not None
     tokens = f"{answer.prompt_tokens:,} + {answer.output_tokens:,} tokens"
     lines = [ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds or 0:.1f} s)")]
     if "document_truncated" in answer.flags:
         lines.append(_CUT)
-    if answer.text and not is_text_shown:
+    if answer.text:
         lines.append(shown(answer.text))
     if answer.detail:
         lines.append(shown(answer.detail))

@@ -128,7 +128,6 @@ class Asker:
         on_engine: called when the engine has started, and when it remarks on other prompts.
         on_rows: called before rows are asked, with those that were chosen.
         heard: called with each exchange, when it is asked and when it is answered.
-        is_read_along: it is also called while an answer is written, where the engine can tell.
     """
 
     def __init__(
@@ -137,10 +136,8 @@ class Asker:
         on_engine: Callable[[EngineFacts, list[str]], None],
         on_rows: Callable[[list[Pair]], None],
         heard: Callable[[HeardAsk], None],
-        is_read_along: bool = False,
     ) -> None:
         self._on_engine, self._on_rows, self._heard = on_engine, on_rows, heard
-        self._is_read_along = is_read_along
         self._engine: Listening | None = None
         self._exchanges: list[HeardAsk] = []
 
@@ -175,15 +172,13 @@ class Asker:
             store = open_run_store(job.spec.output, job.storage)
             begun = with_options_begun_with(job, store).at_day_of(load_plan(store))
             started, remarks = start_engine(begun)
-            self._engine = Listening(started, self._listen, is_read_along=self._is_read_along)
-            if self._is_read_along and not self._engine.is_read_along:
-                remarks = [*remarks, "this engine shows no answer before it is whole"]
+            self._engine = Listening(started, self._listen)
         else:
             remarks = self._engine.prepare(job.labeler.probe())
         self._on_engine(self._engine.facts(), remarks)
         return self._engine
 
     def _listen(self, exchange: HeardAsk) -> None:
-        if exchange.answer is None and not exchange.written:
+        if exchange.answer is None:
             self._exchanges.append(exchange)
         self._heard(exchange)

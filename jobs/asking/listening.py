@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request, ShowsPrompts, WritesInSight
+from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request, ShowsPrompts
 
 
 @dataclass(slots=True)
@@ -16,14 +16,12 @@ class HeardAsk:
     Args:
         answer: None while there is none.
         seconds: from the ask to the answer, waiting included.
-        written: the answer so far, while there is none and the engine tells.
         prompt: as the model reads it, template text and data by turns; None where that is not known here.
     """
 
     ask: Ask
     answer: Answer | None = None
     seconds: float | None = None
-    written: str = ""
     prompt: list[str] | None = None
 
 
@@ -32,14 +30,12 @@ class Listening:
 
     Args:
         heard: called with each exchange, when it is asked and when it is answered.
-        is_read_along: it is also called while an answer is written, where the engine can tell.
     """
 
-    def __init__(self, engine: Engine, heard: Callable[[HeardAsk], None], *, is_read_along: bool = False) -> None:
+    def __init__(self, engine: Engine, heard: Callable[[HeardAsk], None]) -> None:
         self._engine = engine
         self._heard = heard
         self._open: dict[int, tuple[HeardAsk, float]] = {}
-        self.is_read_along = is_read_along and isinstance(engine, WritesInSight) and engine.show_writing(self._read)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         return self._engine.prepare(asks)
@@ -70,9 +66,3 @@ class Listening:
 
     def close(self) -> None:
         self._engine.close()
-
-    def _read(self, request_id: int, written: str) -> None:
-        exchange, _ = self._open[request_id]
-        if written != exchange.written:
-            exchange.written = written
-            self._heard(exchange)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -46,12 +45,6 @@ from relabel.manifests.storage.run_stores import open_run_store
 )
 @click.option("--dry-run", is_flag=True, help="Show the first prompt of each row; load no model.")
 @click.option(
-    "--stream/--no-stream",
-    "is_streamed",
-    default=None,
-    help="Show answers while they are written. Default: on a terminal.",
-)
-@click.option(
     "--edit-prompt",
     "edited",
     metavar="DIR",
@@ -69,7 +62,6 @@ def ask(
     stage: str | None,
     is_refused: bool,
     dry_run: bool,
-    is_streamed: bool | None,
     edited: str | None,
     day: str | None,
     output: str,
@@ -82,8 +74,8 @@ def ask(
     """
     if sum(one is not None for one in (row, query_id, random)) > 1:
         raise UsageError("--row, --query-id, --random: give one of them.")
-    if output == "json" and (is_streamed or edited is not None):
-        raise UsageError("--stream and --edit-prompt are for a person: leave out --output json.")
+    if output == "json" and edited is not None:
+        raise UsageError("--edit-prompt is for a person: leave out --output json.")
     if is_refused and (query_id is not None or random is not None):
         raise UsageError("--refused: shows all that was kept, or that of one --row.")
     choice = RowChoice(row, query_id, random, seed)
@@ -100,9 +92,7 @@ def ask(
             f"{edited}`."
         )
     screen = AskScreen(stage) if output == "text" else None
-    if is_streamed is None:
-        is_streamed = screen is not None and sys.stdout.isatty()
-    with sigterm_ends(), _asker(job, screen, is_read_along=is_streamed) as asker:
+    with sigterm_ends(), _asker(job, screen) as asker:
 
         def put(job: Job) -> None:
             started = time.perf_counter()
@@ -132,7 +122,7 @@ def _show_refused(job: Job, row: int | None, stage: str | None, output: str) -> 
     return emit({"refused": [plain(one) for one in found]}, redacted("\n".join(lines)), output)
 
 
-def _asker(job: Job, screen: AskScreen | None, *, is_read_along: bool) -> Asker:
+def _asker(job: Job, screen: AskScreen | None) -> Asker:
     is_told = False
 
     def announce(facts: EngineFacts, remarks: list[str]) -> None:
@@ -145,7 +135,6 @@ def _asker(job: Job, screen: AskScreen | None, *, is_read_along: bool) -> Asker:
         on_engine=announce,
         on_rows=screen.begins if screen is not None else lambda _: None,
         heard=screen.heard if screen is not None else lambda _: None,
-        is_read_along=is_read_along,
     )
 
 

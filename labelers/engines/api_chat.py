@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from relabel.labelers.engines.api_client import CHARS_PER_TOKEN, ApiClient, Failure
 from relabel.labelers.engines.api_options import OpenAiArgs
 from relabel.labelers.engines.api_replies import Reply, read_chat
-from relabel.labelers.engines.api_stream import STREAMED
 from relabel.labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
 from relabel.labelers.engines.loop_thread import LoopThread
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Message, Request
@@ -29,7 +28,6 @@ from relabel.manifests.models.chat_templates import DAY
 from relabel.manifests.specs import EngineSpec
 
 PATH = "/chat/completions"
-STREAM_REFUSED = frozenset({400, 422})
 THINK = "think"
 """The section that a model's own thought is, in formats that begin with it."""
 _OPENED = re.compile(r"\s*(?:<(?:think|thinking|thought|seed:think)>|\[THINK\]|◁think▷)")
@@ -65,8 +63,6 @@ class ChatMode:
     ) -> None:
         self._client, self._spec, self._args, self._overlong = client, spec, args, overlong
         known = KNOWN_CONTROL_TEXTS if own_control_texts is None else own_control_texts
-        self.told: Callable[[int, str], None] | None = None
-        """Called, in the loop's thread, with a request's id and its answer so far."""
         self._control = ControlTexts((*known, *args.control_texts))
         self._folds_system = False
 
@@ -152,16 +148,6 @@ class ChatMode:
 
     async def answer(self, work: ChatWork) -> Answer:
         """Ask the server."""
-        number, ask, _ = work.request
-        if (told := self.told) is not None:
-            found = await self._client.post(
-                PATH,
-                work.body | STREAMED,
-                read_chat,
-                written=lambda text, thought: told(number, answer_text(ask, text, thought, is_cut=True)),
-            )
-            if not isinstance(found, Failure) or found.finish != "error" or found.status not in STREAM_REFUSED:
-                return answer_of(work, found)  # else: not every server can
         return answer_of(work, await self._client.post(PATH, work.body, read_chat))
 
     def _body(self, ask: Ask, messages: Sequence[Message], seed: int) -> dict[str, Any]:

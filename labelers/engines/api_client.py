@@ -24,7 +24,7 @@ from relabel.labelers.engines.api_connections import Connections, HttpReply
 from relabel.labelers.engines.api_costs import NOT_SAID, Costs, Usage
 from relabel.labelers.engines.api_options import OpenAiArgs
 from relabel.labelers.engines.api_replies import Reply, ReplyError, parse_reply, read_model_names
-from relabel.labelers.engines.api_stream import ChatStream, is_stream, whole_stream
+from relabel.labelers.engines.api_stream import is_stream, whole_stream
 from relabel.labelers.engines.reply_limits import LIMITS, most_output, reply_limit
 from relabel.manifests.asks import Finish
 from relabel.manifests.engine_options import BATCH_PRICE
@@ -176,15 +176,12 @@ class ApiClient:
         read: Callable[[Any], Reply],
         *,
         is_trial: bool = False,
-        written: Callable[[str, str], None] | None = None,
     ) -> Reply | Failure:
         """Send a request until it is answered, or has failed for good, and count what it is charged.
 
         Args:
             read: makes an answer of the reply's JSON, or raises ReplyError.
             is_trial: an unknown path or model is a Failure as well, for finding out what the server offers.
-            written: called with answer and thought so far, where the request asked for a stream and the server sends
-                one.
         Raises:
             ModelError: the key is refused, or the server does not know the model.
             ServerGoneError: no server answers any request, or the server wants none for a long time.
@@ -192,9 +189,7 @@ class ApiClient:
         content = _content(body)
         limit_bytes = reply_limit(body, len(content))
         most = _most(content, body)
-        found = await self._send(
-            "POST", path, content, _parsed(read), limit_bytes, is_trial=is_trial, most=most, written=written
-        )
+        found = await self._send("POST", path, content, _parsed(read), limit_bytes, is_trial=is_trial, most=most)
         if isinstance(found, Failure):
             return found
         self._accepted = self._accepted or (path, body, read)
@@ -266,7 +261,6 @@ class ApiClient:
         is_trial: bool,
         most: Usage | None = None,
         kind: str = "application/json",
-        written: Callable[[str, str], None] | None = None,
     ) -> ReadT | Failure:
         """Try a request until it is answered, or has failed for good.
 
@@ -276,10 +270,7 @@ class ApiClient:
         heard_before = self._num_heard
         tries: list[_Try] = []
         while True:
-            stream = None if written is None else ChatStream(written)
-            outcome = await self._try(
-                method, path, content, read, limit_bytes, is_trial=is_trial, stream=stream, kind=kind
-            )
+            outcome = await self._try(method, path, content, read, limit_bytes, is_trial=is_trial, kind=kind)
             if not isinstance(outcome, _Try):
                 if (
                     isinstance(outcome, Failure)
@@ -332,7 +323,6 @@ class ApiClient:
         limit_bytes: int,
         *,
         is_trial: bool,
-        stream: ChatStream | None = None,
         kind: str = "application/json",
     ) -> ReadT | Failure | _Try:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
@@ -341,10 +331,7 @@ class ApiClient:
         trouble: _Try | None = None
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit starts anew with every byte
-                seen = None if stream is None else stream.feed
-                reply = await self._connections.send(
-                    method, path, content, limit_bytes=limit_bytes, seen=seen, kind=kind
-                )
+                reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes, kind=kind)
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
             trouble = _Try(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)
         except (library.ConnectError, library.ConnectTimeout) as exc:

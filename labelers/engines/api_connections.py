@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 import ssl
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from relabel.labelers.engines.api_complaints import shown
 from relabel.labelers.engines.api_options import OpenAiArgs
 from relabel.labelers.engines.api_replies import ReplyError
-from relabel.labelers.engines.api_stream import is_stream
 from relabel.manifests.extras import require
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class Connections:
         content: bytes | None = None,
         *,
         limit_bytes: int,
-        seen: Callable[[bytes], None] | None = None,
         kind: str = "application/json",
     ) -> HttpReply:
         """One request and its whole reply.
@@ -72,7 +70,6 @@ class Connections:
         Args:
             kind: of the content.
             limit_bytes: most that the reply's body may hold once it is unpacked; more is not read.
-            seen: called with each piece of a stream of events, unpacked, as it comes.
         Raises:
             ReplyError: the body is longer, or its compression can't be read.
             httpx.TransportError: as it comes. It holds the request, and that the key: not to be chained.
@@ -83,7 +80,7 @@ class Connections:
             request = client.build_request(method, self._base + path, content=content, headers=headers)
             response = await client.send(request, stream=True)
             try:
-                body = await _body(response, limit_bytes, seen if is_stream(response.headers) else None)
+                body = await _body(response, limit_bytes)
                 return HttpReply(response.status_code, response.headers, body)
             finally:
                 await response.aclose()
@@ -105,7 +102,7 @@ class Connections:
         return client
 
 
-async def _body(response: httpx.Response, limit_bytes: int, seen: Callable[[bytes], None] | None) -> bytes:
+async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
     """The body, unpacked here and not by the library, which would unpack whatever comes: 64 KiB of gzip may hold 64
     MiB.
 
@@ -123,8 +120,6 @@ async def _body(response: httpx.Response, limit_bytes: int, seen: Callable[[byte
             body += plain
             if len(body) > limit_bytes:
                 raise ReplyError(f"the reply is longer than {limit_bytes:,} bytes, more than a valid reply can hold")
-            if seen is not None:
-                seen(plain)
     except zlib.error:
         raise ReplyError("the reply's compression is damaged") from None
     if unpacker is not None and not unpacker.eof:

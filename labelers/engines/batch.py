@@ -67,12 +67,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._active)
 
-    def tell(self, told: Callable[[int, str], None]) -> None:
-        """Call `told` with the request's id and the text so far of each answer that is being written."""
-        for sequence in self._active:
-            if sequence.asker is None:  # what looks up a decision writes nothing
-                told(sequence.request.id, sequence.text_so_far())
-
     def add(self, sequence: TokenSequence) -> None:
         """Let a sequence wait its turn."""
         self._waiting.append(sequence)

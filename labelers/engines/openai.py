@@ -14,7 +14,7 @@ import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from pydantic import SecretStr
 
@@ -40,13 +40,6 @@ WAITING_PER_SLOT = 2
 """Requests taken for each that may be at the server, so that a freed slot finds the next one ready."""
 
 logger = logging.getLogger(__name__)
-
-
-class _Written(NamedTuple):
-    """What of an answer is there."""
-
-    request_id: int
-    text: str
 
 
 class OpenAi:
@@ -89,8 +82,7 @@ class OpenAi:
         self._digest = served_digest(args, folder)
         self._capacity = args.concurrency * WAITING_PER_SLOT
         self._in_flight = 0
-        self._answers: queue.SimpleQueue[Answer | list[Answer] | _Written | Exception] = queue.SimpleQueue()
-        self._told: Callable[[int, str], None] = lambda *_: None
+        self._answers: queue.SimpleQueue[Answer | list[Answer] | Exception] = queue.SimpleQueue()
         self._fault: Exception | None = None
         self._remarks: list[str] = []
         self._client = ApiClient(args, key, pause=pause)
@@ -196,8 +188,6 @@ class OpenAi:
                     ready.append(found)
                 elif isinstance(found, list):
                     ready += found
-                elif isinstance(found, _Written):
-                    self._told(*found)
                 else:
                     fault = fault or found
                 found = self._answers.get_nowait()
@@ -213,13 +203,6 @@ class OpenAi:
             if not ready:  # else the next call raises it
                 raise fault
         return ready
-
-    def show_writing(self, told: Callable[[int, str], None]) -> bool:
-        if not isinstance(self._mode, ChatMode):  # the tokens mode reads ids and log-probabilities, which come whole
-            return False
-        self._told = told
-        self._mode.told = lambda request_id, text: self._answers.put(_Written(request_id, text))
-        return True
 
     def rendered(self, ask: Ask) -> list[str] | None:
         return None if isinstance(self._mode, ChatMode) else self._mode.rendered(ask)

@@ -7,7 +7,6 @@ token straddles the marker's end, the place never comes by; it is then asked for
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import random
 from dataclasses import dataclass, field
@@ -91,10 +90,6 @@ class TokenSequence:
     @property
     def _shown_from(self) -> int:
         return 0 if self.is_prefill_shown else len(self.prefill)
-
-    def text_so_far(self) -> str:
-        """What is written, without the bytes of a character that is not whole yet."""
-        return codecs.getincrementaldecoder("utf-8")("replace").decode(self.written[self._shown_from :])
 
     def places_here(self) -> list[DecisionPlace]:
         """Decisions whose marker ends exactly here."""

@@ -148,7 +148,6 @@ class Transformers:
         self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
         self.rendered = self._encoder.shown
         self._ready: list[Answer] = []
-        self._told: Callable[[int, str], None] | None = None
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
@@ -224,8 +223,6 @@ class Transformers:
         try:
             while not answers and len(batch) and time.perf_counter() < until:
                 answers += [sequence.answer() for sequence in batch.step()]
-                if self._told is not None:
-                    batch.tell(self._told)
         except (RuntimeError, MemoryError) as exc:
             is_full = isinstance(exc, (self._torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(
                 exc
@@ -238,10 +235,6 @@ class Transformers:
                 "engine.args.batch_size or engine.args.kv_cache_gib, and run the same command again."
             ) from exc
         return answers
-
-    def show_writing(self, told: Callable[[int, str], None]) -> bool:
-        self._told = told
-        return True
 
     def work(self) -> EngineWork:
         return self._open_batch().work

@@ -196,10 +196,6 @@ class Vllm:
             ) from exc
         return answers
 
-    def show_writing(self, told: Callable[[int, str], None]) -> bool:
-        self._open_loop().told = told
-        return True
-
     def facts(self) -> EngineFacts:
         return self._facts
 

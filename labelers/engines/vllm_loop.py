@@ -68,7 +68,6 @@ class StepLoop:
         self._bound: set[str] = set()
         self._names = map(str, itertools.count())
         self._done: list[TokenSequence] = []
-        self.told: Callable[[int, str], None] | None = None
         """Called with a request's id and its answer so far, after each step that added to it."""
         self.num_open = 0
         """Rows that were added and are not done; probes do not count."""
@@ -147,7 +146,7 @@ class StepLoop:
             seed=sequence.request.seed if sampling.temperature > 0.0 else None,
             stop_token_ids=list(self._words.end_ids),
             detokenize=False,
-            output_kind=RequestOutputKind.DELTA if is_free or self.told else RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
             structured_outputs=None if grammar_id is None else StructuredOutputsParams(grammar=grammar_id),
             logprob_token_ids=_label_ids(sequence.places) if is_free and self._is_inline and sequence.places else None,
         )
@@ -164,8 +163,6 @@ class StepLoop:
         else:
             finish = FINISHES.get(made.finish_reason, "error") if output.finished else None
             is_closed = self._write(sequence, made)
-            if self.told is not None and made.token_ids:
-                self.told(sequence.request.id, sequence.text_so_far())
             if is_closed and (output.finished or output.request_id not in self._bound):
                 if not output.finished:
                     self._engine.abort_request([output.request_id])

@@ -182,8 +182,6 @@ def test_a_thought_is_the_answers_first_section_however_the_server_gives_it(
             raw = "".join(f"data: {json.dumps(line)}\r\n\r\n" for line in lines) + "data: [DONE]\n\n"
             reply = Raw(raw.encode(), headers={"content-type": "text/event-stream"})
         engine = connect(serve(lambda _, reply=reply: reply))
-        if is_streamed:
-            engine.show_writing(lambda *_: None)
         answer, plain = run_all(engine, [Request(0, ask_for("q", "d"), 0), Request(1, GRADE_ALONE, 0)])
         assert (answer.finish, answer.text.replace("</think>\n<", "</think>\n\n<")) == ("stop", text), message
         came = [one for one in message.values() if isinstance(one, str) and one != text]

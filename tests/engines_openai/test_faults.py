@@ -308,15 +308,11 @@ def test_what_a_server_complains_of_is_known_by_its_words_whatever_its_status(
         return Json(payload, status)
 
     engine = connect(serve(script), max_tries=3, concurrency=2)
-    if is_streamed:
-        engine.show_writing(lambda *_: None)
     answers = run_all(engine, requests_for(2 * len(rows)))
     for number, (said, finish, tries, words) in enumerate(rows):
         answer = answers[2 * number + 1]
         assert (answer.finish, words in answer.detail) == (finish, True), (said, answer)
-        # a server may take no streams: asked once more without
-        is_again = is_streamed and finish == "error" and tries == 1
-        assert seen[2 * number + 1] == tries + is_again, said
+        assert seen[2 * number + 1] == tries, said
     assert max(waits) > 4
 
 

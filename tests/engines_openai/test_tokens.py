@@ -17,7 +17,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from relabel.jobs.asking.listening import Listening
 from relabel.labelers.engines.api_replies import MAX_COUNT
 from relabel.labelers.engines.decisions import distribution_of_logprobs
 from relabel.labelers.engines.tokens import PromptEncoder
@@ -359,11 +358,3 @@ def test_a_reply_that_is_wrong_anywhere_is_a_bad_reply_or_read_for_what_it_says(
         elif field not in ("finish_reason", "token_ids", "choices", 0):
             assert (answer.finish, answer.text, answer.distributions) == ("stop", GOOD, {"score": expected}), mutation
     assert sum(seen[number, is_decision] == 2 for number, (is_decision, _) in enumerate(wrong)) > len(wrong) / 3
-
-
-def test_nobody_is_promised_to_read_along(token_server: Any, connect: Any, tiny: Any) -> None:
-    """Token ids and their log-probabilities come whole, and `relabel ask` says so."""
-    _, server = token_server()
-    engine = connect(server, model=tiny[2])
-    assert Listening(engine, lambda _: None, is_read_along=True).is_read_along is False
-    assert Listening(connect(server, mode="chat"), lambda _: None, is_read_along=True).is_read_along is True

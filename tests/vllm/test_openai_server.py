@@ -208,20 +208,6 @@ def test_another_models_tokenizer_is_refused(engine, tmp_path):
         engine(tmp_path)
 
 
-def test_a_chat_answer_can_be_read_along_and_is_the_same(engine):
-    requests = [Request(number, ask_for(f"shoes {number}", "red shoes", max_tokens=12), 0) for number in range(3)]
-    plain = run_all(engine(mode="chat"), requests)
-    along, seen = engine(mode="chat"), {request.id: [""] for request in requests}
-    along.show_writing(lambda request_id, text: seen[request_id].append(text))
-    answers = run_all(along, requests)
-    assert [(one.text, one.finish, one.output_tokens) for one in answers] == [
-        (one.text, one.finish, one.output_tokens) for one in plain
-    ]
-    for answer in answers:
-        assert seen[answer.request_id][-1] == answer.text
-        assert len(seen[answer.request_id]) > 1
-
-
 def test_the_chat_way_works_and_refuses_control_tokens(engine):
     one = engine(mode="chat")
     one.prepare([ask_for("q", "d", max_tokens=16)])

@@ -4,7 +4,6 @@ step changes nothing.
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -136,23 +135,6 @@ def test_a_bound_answer_is_always_valid_and_its_thinking_capped(sampling, start,
     for row in finished:  # the format caps its thinking at 6 tokens, whatever max_tokens says
         ends = [end for end in row.ends if len("<think>") < end <= bytes(row.written).index(b"</think>")]
         assert len(ends) <= 6 + 1
-
-
-@pytest.mark.parametrize("constrain", [True, False])
-def test_what_is_written_can_be_read_along_and_changes_nothing(constrain, start):
-    requests = requests_for(4, decisions=(SCORE,), max_tokens=40)
-    plain = run_all(start(constrain=constrain), requests)
-    engine, seen = start(constrain=constrain), {request.id: [""] for request in requests}
-    engine.show_writing(lambda id_, text: seen[id_].append(text))
-    answers = run_all(engine, requests)
-    assert [answer.text for answer in answers] == [answer.text for answer in plain]
-    assert [answer.output_tokens for answer in answers] == [answer.output_tokens for answer in plain]
-    for answer in answers:
-        texts = seen[answer.request_id]
-        assert len(texts) > 5
-        assert all(len(one) <= len(other) for one, other in itertools.pairwise(texts))
-        assert answer.text.startswith(texts[-1])
-        assert len(answer.text) <= len(texts[-1]) + 1  # bytes that make no whole character yet are not shown
 
 
 def test_an_answer_that_is_complete_at_its_last_token_is_no_cut_one(start):

@@ -1,10 +1,7 @@
-"""`relabel ask` on a terminal: an answer appears while it is written, and is then what a run reads; prompts are edited
-under an engine that stays.
-"""
+"""`relabel ask --edit-prompt`: prompts are edited under an engine that stays."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -12,19 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.asking.ask_text import shown
 from relabel.jobs.asking.editing import again_on_change
 from relabel.jobs.asking.listening import HeardAsk
 from relabel.jobs.asking.screen import AskScreen
-from relabel.labelers.engines.sequences import TokenSequence
-from relabel.manifests.asks import Answer, Ask, Message, Request
+from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import ConfigError, InputError
-from relabel.manifests.secrets.redaction import keep_secret
+from relabel.manifests.secrets.redaction import keep_secret, redacted
 from tests.teachers.models import write_tiny_decoder
 
 SECRET = "Zq7hunter2Xv9"
@@ -57,122 +51,7 @@ def job(folder: Path, decoder: Path) -> Callable[..., str]:
     return write
 
 
-def streamed(text: str) -> list[str]:
-    """Of each answer that was shown while it was written: all between its rulers."""
-    return re.findall(r"── \S+: answers ─+\n(.*?)\n── \S+: answered \(", text, re.DOTALL)
-
-
-@pytest.mark.parametrize(
-    ("labeler", "asks"), [("umbrela", 1), ("r3a", 2), pytest.param("graph-grpo", 1, marks=pytest.mark.full)]
-)
-def test_what_is_shown_while_it_is_written_is_the_raw_answer_that_is_read(
-    relabel: Callable[..., Any], job: Callable[..., str], labeler: str, asks: int
-) -> None:
-    job(labeler)
-    whole = relabel("ask", "job.yaml", "--row", "1", "--output", "json").json["asked"][0]["asks"]
-    out = relabel("ask", "job.yaml", "--row", "1", "--stream").out
-    assert len(whole) >= asks
-    assert streamed(out) == [shown(one["answer"]["text"]) for one in whole]
-    plain = relabel("ask", "job.yaml", "--row", "1").out
-    assert streamed(plain) == []
-    assert all(shown(one["answer"]["text"]) in plain for one in whole)
-
-
-def test_an_engine_tells_beginnings_of_the_answer_that_it_gives(
-    job: Callable[..., str], relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job("umbrela", samples=3, temperature=1.0)
-    told: list[tuple[HeardAsk, str]] = []
-    heard = AskScreen.heard
-    monkeypatch.setattr(
-        AskScreen, "heard", lambda screen, one: (told.append((one, one.written)), heard(screen, one))[1]
-    )
-    assert relabel("ask", "job.yaml", "--stream").code == 0
-    exchanges = list({id(one): one for one, _ in told}.values())
-    assert len(exchanges) >= 3
-    for exchange in exchanges:
-        assert exchange.answer is not None
-        begun = [text for one, text in told if one is exchange]
-        assert len(set(begun)) > 3
-        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(begun))
-        assert exchange.answer.text.startswith(begun[-1])
-
-
-def test_a_terminal_is_read_along_on_and_a_pipe_is_not(
-    relabel: Callable[..., Any], job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job()
-    monkeypatch.setattr("relabel.jobs.streams.RedactedStream.isatty", lambda _: True)
-    assert len(streamed(click.unstyle(relabel("ask", "job.yaml").out))) >= 1
-    assert streamed(click.unstyle(relabel("ask", "job.yaml", "--no-stream").out)) == []
-    assert relabel("ask", "job.yaml", "--output", "json").json["asked"]
-    for option in (["--stream"], ["--edit-prompt", "."]):
-        refused = relabel("ask", "job.yaml", *option, "--output", "json")
-        assert refused.code == 2
-        assert "leave out --output json" in refused.json["message"]
-
-
-def test_an_engine_that_can_not_be_read_along_says_so(relabel: Callable[..., Any], job: Callable[..., str]) -> None:
-    job("direct", "fake")
-    assert "no answer before it is whole" in relabel("ask", "job.yaml", "--stream").err
-    assert "before it is whole" not in relabel("ask", "job.yaml").err
-
-
-def test_a_character_that_is_not_whole_waits_for_its_last_byte() -> None:
-    sequence = TokenSequence(Request(0, ASK, 0), prompt=[], max_new=9, prefill=b"<x>")  # type: ignore[arg-type]
-    texts = []
-    for number, byte in enumerate("a é€".encode() + b"\xff" + b"b"):
-        sequence.append(number, bytes([byte]))
-        texts.append(sequence.text_so_far())
-    assert texts == ["a", "a ", "a ", "a é", "a é", "a é", "a é€", "a é€\ufffd", "a é€\ufffdb"]
-    assert sequence.answer().text == texts[-1]
-
-
 ASK = Ask("think", (Message("user", ("hello",)),), None, 9)
-
-
-def writes(screen: AskScreen, exchange: HeardAsk, *texts: str) -> None:
-    for text in texts:
-        exchange.written = text
-        screen.heard(exchange)
-
-
-def ends(screen: AskScreen, exchange: HeardAsk, text: str) -> None:
-    exchange.answer, exchange.seconds = Answer(0, text, "stop"), 1.0
-    screen.heard(exchange)
-
-
-def test_one_answer_is_written_at_a_time_and_the_others_come_behind_it(capsys: pytest.CaptureFixture[str]) -> None:
-    screen, one, other = AskScreen(None), HeardAsk(ASK), HeardAsk(ASK)
-    screen.heard(one)
-    screen.heard(other)
-    writes(screen, one, "first a")
-    writes(screen, other, "second", "second b")
-    ends(screen, other, "second b c")
-    later = HeardAsk(Ask("more", ASK.messages, None, 9))
-    screen.heard(later)
-    writes(screen, later, "x y")
-    writes(screen, one, "first a b")
-    ends(screen, one, "first a b")
-    ends(screen, later, "x y z")
-    out = capsys.readouterr().out
-    assert streamed(out) == ["first a b"]
-    places = [out.index(text) for text in ("first a b", "second b c", "more: asked", "x y z")]
-    assert places == sorted(places)
-    assert [out.count(text) for text in ("first a b", "second b c", "more: asked", "x y z")] == [1, 1, 1, 1]
-
-
-def test_an_answer_that_a_server_began_anew_is_shown_anew_where_it_is_another(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    screen, one = AskScreen(None), HeardAsk(ASK)
-    writes(screen, one, "it is a rose ", "it ", "it is a rose and ", "it was a ")
-    ends(screen, one, "it was a tulip")
-    out = capsys.readouterr().out
-    assert "answers ─" in out
-    first, anew = re.split(r"\n── answers anew ─+\n", out)
-    assert first.endswith("it is a rose and ")
-    assert anew.startswith("it was a tulip\n── think: answered")
 
 
 def test_nothing_that_is_written_is_a_command_to_the_terminal_or_a_secret(
@@ -181,13 +60,12 @@ def test_nothing_that_is_written_is_a_command_to_the_terminal_or_a_secret(
     keep_secret(SECRET, "the variable KEY")
     screen, one = AskScreen(None), HeardAsk(ASK)
     text = f"a\x1b[31m\x07 {SECRET} and api_key={SECRET}, done"
-    writes(screen, one, *(text[:end] for end in range(1, len(text))))
-    mid = capsys.readouterr().out
-    ends(screen, one, text)
-    out = mid + capsys.readouterr().out
+    one.answer, one.seconds = Answer(0, text, "stop"), 1.0
+    screen.heard(one)
+    out = redacted(capsys.readouterr().out)
     assert "hunter" not in out
     assert "\x1b" not in out
-    assert "a\\x1b[31m\\x07 " in mid
+    assert "a\\x1b[31m\\x07 " in out
 
 
 class Editor:
@@ -241,7 +119,7 @@ def test_a_changed_template_is_asked_with_the_same_engine_and_a_broken_one_is_sa
     assert done.code == 130
     assert len(started) == 1
     assert done.out.count("row 2: label") == 2
-    assert len(re.findall(r"1 row\(s\), 1 ask\(s\) in \d+\.\d s; nothing was written\.", done.out)) == 2
+    assert len(re.findall(r"1 row, 1 ask in \d+\.\d s; nothing was written\.", done.out)) == 2
     first, second = done.out.split("nothing was written.")[:2]
     assert "Be brief. ⟦how to prune roses 2⟧" not in first
     assert "Be brief. ⟦how to prune roses 2⟧" in second
@@ -265,7 +143,7 @@ def test_a_dry_run_renders_again_and_loads_no_model(
     monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
     done = relabel("ask", "job.yaml", "--dry-run", "--edit-prompt", "prompts")
     assert done.code == 130
-    assert len(re.findall(r"\d+ row\(s\), \d+ ask\(s\) would be asked first; nothing was written\.", done.out)) == 2
+    assert len(re.findall(r"\d+ rows?, \d+ asks? would be asked first; nothing was written\.", done.out)) == 2
     assert done.out.count("Mine: ⟦") == 1
     assert not Path("out").exists()
 
