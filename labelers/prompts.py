@@ -35,6 +35,9 @@ SHARED = BUILT_IN / "shared"
 rule was put.
 """
 
+TEMPLATES_READ: dict[str, bytes] = {}
+"""The templates that this process has read, by sha256: `Labeler.template_digests` names them."""
+
 _ENDLESS = (RecursionError, MemoryError)
 """What a template that includes itself, or repeats a text without measure, ends in."""
 _EDGE = "\0"  # no text file worth the name holds it, and `_load` refuses one that does
@@ -207,6 +210,7 @@ class Prompts:
             raise ConfigError(f"{path}:{line}: holds a NUL character; remove it")
         self._sources[file] = source
         self._digests[file] = hashlib.sha256(raw).hexdigest()
+        TEMPLATES_READ[self._digests[file]] = raw
         try:
             tree = self._env.parse(source, name=file, filename=str(path))
         except TemplateSyntaxError as exc:

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from relabel.jobs.planning.jobs import Job
 from relabel.jobs.planning.open_runs import OpenRun
+from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.manifests.errors import ConfigError, ManifestError, StaleRunError
 from relabel.manifests.inputs.dataset import Dataset
-from relabel.manifests.runs.fingerprints import check_plan
+from relabel.manifests.runs.fingerprints import check_plan, template_name
 from relabel.manifests.runs.known_inputs import KnownInputs, files_written_since, known_dataset, known_file, load_known
 from relabel.manifests.runs.plan_making import make_plan
 from relabel.manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
@@ -70,6 +71,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
         )
         beside.add(known_file(dataset, plan, job.spec.input, job.reads))
+        templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
+        beside.add({template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)})
         if may_write:
             for folder in ("", "plan"):
                 store.sweep(folder)
@@ -78,7 +81,13 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             if not was_planned_now and plan.parts != parts:
                 # the table or the day moved on between this worker's look and that of the one who planned
                 return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
-    check_plan(plan, dataset, parts, output=job.spec.output)
+    check_plan(
+        plan,
+        dataset,
+        parts,
+        output=job.spec.output,
+        template=lambda digest: TEMPLATES_READ.get(digest) or read_if_there(store, template_name(digest)),
+    )
     readings = Readings(
         store,
         where=job.spec.output,

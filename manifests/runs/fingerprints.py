@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from relabel.manifests.digests import canonical_json, digest_of
@@ -13,6 +14,9 @@ from relabel.manifests.inputs.dataset import Dataset
 from relabel.manifests.runs.plans import Plan
 from relabel.manifests.runs.recipes import parts_as_of
 from relabel.manifests.schemas import SCHEMA_VERSION
+
+SHOWN_LINES = 12
+"""Of each template's difference."""
 
 
 def fingerprint_parts(
@@ -66,23 +70,37 @@ def is_plan_of(plan: Plan, parts: dict[str, Any]) -> bool:
     return plan.parts == parts_as_of(parts, plan.parts)
 
 
-def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:
+def template_name(digest: str) -> str:
+    """Where the template with this sha256 is kept, in the output: so that its text can be shown when it changed."""
+    return f"plan/template-{digest[:16]}.j2"
+
+
+def check_plan(
+    plan: Plan,
+    dataset: Dataset,
+    parts: dict[str, Any],
+    *,
+    output: str,
+    template: Callable[[str], bytes | None] = lambda _: None,
+) -> None:
     """Refuse to go on with a plan made for other inputs or another job.
 
+    Args:
+        template: the bytes of the template with this sha256; None where they are not known.
     Raises:
         StaleRunError: names every file that changed, or every setting that differs.
     """
     if is_plan_of(plan, parts):
         return
     changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
-    changes = list(differences(_settings(plan.parts), _settings(parts_as_of(parts, plan.parts))))
+    changes = list(_changes(plan.parts, parts_as_of(parts, plan.parts), template))
     if changed:
         listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
         raise StaleRunError(
             f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. "
             f"Changed:\n  {listed}\n  "
             "Restore the files, or label the new ones into another output."
-            + (f" Settings differ too: {'; '.join(changes)}." if changes else "")
+            + ("\n  ".join([" Settings differ too:", *changes]) if changes else "")
         )
     listed = "\n  ".join(changes[:20]) + (f"\n  … and {len(changes) - 20} more" if len(changes) > 20 else "")
     raise StaleRunError(
@@ -90,14 +108,38 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     )
 
 
-def _settings(parts: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in parts.items() if key != "inputs"}
+def _changes(was: dict[str, Any], now: dict[str, Any], template: Callable[[str], bytes | None]) -> Iterator[str]:
+    """What differs, a phrase each; of a template its lines. What follows from a difference that is shown is left out:
+    stages that ask otherwise, and the templates of another labeler.
+    """
+    is_asked_otherwise = any(was.get(key) != now.get(key) for key in ("labeler", "templates"))
+    is_other_labeler = was.get("labeler", {}).get("name") != now.get("labeler", {}).get("name")
+    left_out = {"inputs", "stages" if is_asked_otherwise else "", "templates" if is_other_labeler else ""}
+    for key in sorted({*was, *now} - left_out):
+        for path, before, after in differing(was.get(key), now.get(key), key):
+            is_template = path.startswith("templates.")
+            yield _template_phrase(path, before, after, template) if is_template else _phrase(path, before, after)
+
+
+def _template_phrase(path: str, before: str | None, after: str | None, template: Callable[[str], bytes | None]) -> str:
+    old, new = (b"" if digest is None else template(digest) for digest in (before, after))
+    if old is None or new is None:
+        return f"{path}: another text than when the output was planned"
+    one, other = (data.decode(errors="replace").splitlines() for data in (old, new))
+    named = list(difflib.unified_diff(one, other, n=1, lineterm=""))  # two lines of file names first
+    lines = named[2:] or ["the same lines, with other line ends"]
+    lines[SHOWN_LINES:] = [f"… and {len(lines) - SHOWN_LINES} more"] if len(lines) > SHOWN_LINES else []
+    return "\n    ".join([f"{path}:", *lines])
+
+
+def _phrase(path: str, before: Any, after: Any) -> str:
+    return f"{path}: was {json.dumps(before)}, is {json.dumps(after)}"
 
 
 def differences(was: Any, now: Any) -> Iterator[str]:
     """What differs between two plain values, a phrase each, by the path of keys to it."""
     for path, before, after in differing(was, now):
-        yield f"{path}: was {json.dumps(before)}, is {json.dumps(after)}"
+        yield _phrase(path, before, after)
 
 
 def differing(was: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
