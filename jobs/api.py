@@ -166,30 +166,18 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
     """
     import pyarrow as pa
 
-    from relabel.manifests.judging.gold_columns import load_gold_by_row
+    from relabel.manifests.judging.label_texts import join_texts
     from relabel.manifests.judging.run_labels import open_run_labels
     from relabel.manifests.runs.label_files import file_schema, read_labels
-    from relabel.manifests.runs.picked_rows import pairs_by_number
-    from relabel.manifests.runs.run_inputs import open_run_input, prove_run_input
     from relabel.manifests.storage.context import Storage
 
     storage = Storage()
     run = open_run_labels(output, storage, allow_partial=allow_partial)
-    empty = file_schema(run.plan.parts).empty_table()
-    tables = [read_labels(run.folder, file) for file in run.labels]
-    table = pa.concat_tables([empty, *tables]).sort_by("row_id")
-    if not texts:
-        return table
-    dataset = open_run_input(output, run.folder.store, run.plan, storage).dataset
-    prove_run_input(output, run.plan, dataset)
-    rows = table["row_id"].to_pylist()
-    pairs = list(pairs_by_number(dataset, rows))
-    table = table.append_column("query", pa.array([pair.query for pair in pairs], pa.large_string()))
-    table = table.append_column("document", pa.array([pair.document for pair in pairs], pa.large_string()))
-    if (gold := run.plan.facts.columns.gold) is not None:
-        values = load_gold_by_row([file.path for file in dataset.files], gold, storage)
-        table = table.append_column("gold", pa.array(values).take(pa.array(rows, pa.int64())))
-    return table
+    if texts:
+        schema, tables = join_texts(run, storage)
+    else:
+        schema, tables = file_schema(run.plan.parts), (read_labels(run.folder, file) for file in run.labels)
+    return pa.concat_tables([schema.empty_table(), *tables]).sort_by("row_id")
 
 
 def evaluate(

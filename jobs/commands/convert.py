@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     metavar="K",
     help="Trajectories: keep labels whose nodes K of the SOURCEs answer with.  [default: more than half]",
 )
+@click.option("--texts", is_flag=True, help="Of a run: add its query, document and gold.")
 @click.option("--allow-partial", is_flag=True, help="Take a run that is not finished or is over its quarantine limit.")
 @click.option("--force", is_flag=True, help="Replace TARGET if it is there.")
 @output_option
@@ -83,6 +84,7 @@ def convert(
     duplicates: Any,
     gold: str | None,
     agree: int | None,
+    texts: bool,
     allow_partial: bool,
     force: bool,
     output: str,
@@ -103,7 +105,13 @@ def convert(
         from relabel.jobs.convert.acceptance import Acceptance
         from relabel.jobs.convert.trajectories import convert_trajectories
 
-        odd = {"--from": from_format not in (None, "labels"), "--grade": grade, "--score": score, "--tag": tag}
+        odd = {
+            "--from": from_format not in (None, "labels"),
+            "--grade": grade,
+            "--score": score,
+            "--tag": tag,
+            "--texts": texts,
+        }
         _refuse({**odd, "--duplicates": duplicates != "error"}, "has no part in trajectories, which are of runs")
         acceptance = Acceptance(gold, by, doc, agree)
         _say_trajectories(
@@ -124,7 +132,7 @@ def convert(
         storage,
         from_format=from_format,
         to_format=to_format,
-        options=Options(by, doc, grade, score, allow_partial),
+        options=Options(by, doc, grade, score, allow_partial, texts),
         duplicates=duplicates,
         tag=tag,
         force=force,

@@ -77,7 +77,7 @@ def convert(
         MissingExtraError: polars is absent.
     """
     form, to = source_format(source, from_format, storage), target_format(target, to_format)
-    _check_options(to, options, duplicates, tag)
+    _check_options(source, form, to, options, duplicates, tag)
     check_free(target, (source,), storage, force=force)
     polars = require("polars", extra=EXTRA, purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
@@ -150,7 +150,12 @@ def _write(
     return write_table(polars, source, duplicates, to, file)
 
 
-def _check_options(to: Format, options: Options, duplicates: Rule, tag: str | None) -> None:
+def _check_options(source: str, form: Format, to: Format, options: Options, duplicates: Rule, tag: str | None) -> None:
+    if options.texts and (form != "labels" or to in TREC):
+        raise UsageError(
+            f"--texts: {source} is {form}, the target {to}. Texts are joined from a run's output folder (labels), "
+            "which knows its input, into a table, .parquet or .jsonl."
+        )
     if duplicates == "keep" and to in TREC:
         raise UsageError(f"--duplicates keep: a pair occurs once in a TREC file ({to}). Choose first or mean.")
     if tag is not None and to != "run":

@@ -18,6 +18,7 @@ from relabel.jobs.convert.text_blocks import Block, blocks, trec_frame
 from relabel.jobs.files.tables import open_tables
 from relabel.manifests.errors import InputError
 from relabel.manifests.inputs.table_files import require_column
+from relabel.manifests.judging.label_texts import join_texts
 from relabel.manifests.judging.run_labels import open_run_labels
 from relabel.manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
 from relabel.manifests.runs.label_files import file_schema
@@ -40,6 +41,7 @@ class Options:
     grade: str | None = None
     score: str | None = None
     allow_partial: bool = False
+    texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def open_source(
 
 def _from_run(path: str, target: Format, options: Options, scratch: Path, storage: Storage) -> Source:
     run = open_run_labels(path, storage, allow_partial=options.allow_partial)
-    whole = file_schema(run.plan.parts)
+    whole, joined = join_texts(run, storage) if options.texts else (file_schema(run.plan.parts), None)
     names = whole.names
     value, kind = _value(names, path, "labels", target, options)
     by, doc = _ids(names, path, options)
@@ -106,7 +108,7 @@ def _from_run(path: str, target: Format, options: Options, scratch: Path, storag
     tables = map_concurrent(
         run.folder.store, lambda file: run.folder.table(file, whole, None if wanted == names else wanted), run.labels
     )
-    file = _gathered(tables, schema, scratch / "labels.parquet")
+    file = _gathered(tables if joined is None else joined, schema, scratch / "labels.parquet")
     return Source(
         path, "labels", [file], wanted, by, doc, value, kind, "row_id", run.num_quarantined, run.plan.name, run.notes
     )

@@ -17,7 +17,8 @@ from relabel.jobs.convert.sources import Source
 from relabel.manifests.inputs.input_faults import reading
 from relabel.manifests.judging.trec import FIRST_RANK
 
-BATCH_ROWS = 1 << 16
+BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
+"""Rows that are written at a time, and of about how many bytes where rows are long."""
 _TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}
 """What the fields of TREC files are in a table; all others are text."""
 
@@ -101,7 +102,7 @@ def _batches(polars: Any, source: Source, duplicates: Duplicates, target: Format
     place = 0
     for path in source.files:
         with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
-            for batch in parquet.iter_batches(batch_size=BATCH_ROWS, columns=source.names):
+            for batch in parquet.iter_batches(batch_size=_batch_rows(parquet.metadata), columns=source.names):
                 table = pa.Table.from_batches([batch]).select(source.names).cast(schema)
                 kept = _kept(polars, source, duplicates, table, target, place)
                 place += table.num_rows
@@ -111,6 +112,18 @@ def _batches(polars: Any, source: Source, duplicates: Duplicates, target: Format
                     if typed is not schema or duplicates.has_settled
                     else taken
                 )
+
+
+def _batch_rows(metadata: pq.FileMetaData) -> int:
+    longest = max(
+        (
+            group.total_byte_size / group.num_rows
+            for group in map(metadata.row_group, range(metadata.num_row_groups))
+            if group.num_rows
+        ),
+        default=0,
+    )
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(longest, 1))))
 
 
 def _with_room(schema: pa.Schema, name: str) -> pa.Schema:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from relabel.jobs.api import read_labels
 from relabel.jobs.files.durable_files import written
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.errors import UsageError
@@ -749,3 +750,68 @@ def test_a_table_has_no_empty_row_group_and_is_read_by_datasets(
     (folder / "none.jsonl").write_text("")
     convert("none.jsonl", "none.parquet")
     assert rows_of("none.parquet") == []
+
+
+SCATTERED = {"shards": 2, "run": {"chunk_rows": 4}, "engine": {"args": {"p_garbage": 0.3}}, "labeler": {"attempts": 1}}
+
+
+@pytest.mark.parametrize(("is_scattered", "gold"), [(False, "grade"), (True, "grade"), (True, None)])
+def test_texts_are_joined_as_read_labels_joins_them_and_datasets_opens_the_file(
+    relabel: Any,
+    convert: Any,
+    write_pairs: Any,
+    write_job: Any,
+    pairs: Rows,
+    folder: Path,
+    is_scattered: bool,
+    gold: Any,
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = sorted(pairs, key=lambda row: row["doc_id"][-1]) if is_scattered else pairs
+    rows[5]["grade"] = None
+    write_pairs(rows, row_group_size=5)
+    job = write_job(
+        {**SCATTERED, "run": {"chunk_rows": 4, "max_failed_fraction": 1.0}, "input": {"columns": {"gold": gold}}}
+    )
+    assert relabel("run", job).code == 0
+    assert relabel("retry", job, "--set", "labeler.attempts=1").code in (0, 10)  # chunks of two label files
+    convert("out/ecom", "x.parquet", "--texts")
+    found = pq.read_table("x.parquet").sort_by("row_id")
+    assert found.num_rows > 0
+    assert found.equals(read_labels("out/ecom", texts=True))
+    assert found.drop_columns(["query", "document", *(["gold"] if gold else [])]).equals(read_labels("out/ecom"))
+    for label in found.to_pylist():
+        row = rows[label["row_id"]]
+        assert (label["query"], label["document"]) == (row["query"], f"{row['title']}\n\n{row['body']}")
+        assert "gold" not in label if gold is None else label["gold"] == row["grade"]
+    held = datasets.load_dataset("parquet", data_files="x.parquet", cache_dir=str(folder / "cache"))["train"]
+    assert sorted(held["document"]) == sorted(found["document"].to_pylist())
+    convert("out/ecom", "x.jsonl", "--texts")
+    plain = sorted(rows_of("x.jsonl"), key=lambda row: row["row_id"])
+    assert [row["document"] for row in plain] == found["document"].to_pylist()
+
+
+def test_texts_are_of_runs_and_for_tables_alone_and_of_the_input_that_was_labelled(
+    run: Callable[..., None], relabel: Callable[..., Any], write_pairs: Callable[..., Path], pairs: Rows
+) -> None:
+    run()
+    for source, target, *parts in (
+        ("pairs.parquet", "x.parquet", "--texts: pairs.parquet is parquet", "a run's output folder"),
+        ("out/ecom", "x.qrels", "--texts: ", ".parquet or .jsonl"),
+        ("out/ecom", "trajectories.jsonl", "--texts "),
+    ):
+        relabel("convert", source, target, "--texts").refused(2, *parts)
+    write_pairs([{**row, "body": row["body"].upper()} for row in pairs])
+    relabel("convert", "out/ecom", "x.parquet", "--texts").refused(3, "out/ecom: the inputs that it labelled changed")
+    assert not Path("x.parquet").exists()
+
+
+def test_rows_of_long_texts_are_written_a_few_at_a_time(
+    run: Callable[..., None], convert: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relabel.jobs.convert.targets.BATCH_BYTES", 2_000)
+    run()
+    convert("out/ecom", "x.parquet", "--texts")
+    found = pq.ParquetFile("x.parquet")
+    assert found.num_row_groups > 3
+    assert found.metadata.num_rows == 24

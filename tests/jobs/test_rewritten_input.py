@@ -275,6 +275,16 @@ def test_a_conversion_of_a_run_reads_none_of_its_input(done: str, relabel: Cli, 
     assert ended.code == 0, ended
 
 
+def test_a_conversion_with_texts_joins_those_that_were_read_alone(done: str, relabel: Cli) -> None:
+    write(new="b", groups=(1,))
+    call = ("convert", "out/ecom", "labels.jsonl", "--texts", "--allow-partial")
+    relabel(*call).refused(3, "row group 1 holds another")
+    assert not Path("labels.jsonl").exists()
+    write()
+    assert relabel(*call).code == 0
+    assert {json.loads(row)["document"][0] for row in Path("labels.jsonl").read_text().splitlines()} == {"a"}
+
+
 def test_readings_are_few_and_say_what_they_are(half_done: str, relabel: Cli) -> None:
     assert relabel("run", half_done).code == 0
     names = sorted(path.name for path in Path("out/ecom", FOLDER).iterdir())

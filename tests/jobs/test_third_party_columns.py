@@ -158,6 +158,15 @@ def test_a_column_that_no_label_file_can_have_is_refused_before_anything_is_aske
     assert not (folder / "out/plan.json").exists()
 
 
+def test_texts_do_not_hide_a_column_of_their_name(
+    label: Callable[..., Any], relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ThirdParty, "columns", (LabelColumn("query", "string", "Theirs."),))
+    assert label({"query": "own"}).code == 0
+    relabel("convert", "out", "x.parquet", "--texts").refused(3, "have a column `query` of their own")
+    assert relabel("convert", "out", "x.parquet").code == 0
+
+
 def test_an_undeclared_column_ends_the_run_at_once_and_names_labeler_and_keys(
     label: Callable[..., Any], folder: Path
 ) -> None:
