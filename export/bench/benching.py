@@ -7,6 +7,7 @@ that the memory of the models' own figures is without it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,11 +25,12 @@ from relabel.export.bench.latency_facts import (
     ReplayedLengths,
 )
 from relabel.export.bench.machine_facts import MachineWatch
-from relabel.export.bench.open_rates import bounds_of, measure_sweep, sweeps_of
+from relabel.export.bench.open_rates import bounds_of, measure_sweep, sweep_fits, sweeps_of
 from relabel.export.bench.plans import (
     CELL_WEIGHT,
     COMPARISON_WEIGHT,
     SWEEP_WEIGHT,
+    TOO_SHORT,
     BenchModel,
     Budget,
     Cell,
@@ -104,13 +106,13 @@ def bench_bundle(
     bounded = [(preset, bound.figure) for preset in sweeps_of(spec) for bound in bounds_of(spec, preset)]
     names = planned_figures(planned, cells, bounded, sides, shapes, may_fall_back=spec.allows_fallback)
     judge_gates(gates, dict.fromkeys(names), None)
-    weight = len(planned) * (CELL_WEIGHT * len(cells) + SWEEP_WEIGHT * len(sweeps_of(spec)))
-    weight += COMPARISON_WEIGHT * len(shapes) * len(sides)
-    setting = Setting(bundle, student, spec, encoder, workload, Budget(spec.seconds, weight), threads, say)
+    weight = CELL_WEIGHT * len(cells) + SWEEP_WEIGHT * len(sweeps_of(spec))
+    whole = len(planned) * weight + COMPARISON_WEIGHT * len(shapes) * len(sides)
+    setting = Setting(bundle, student, spec, encoder, workload, Budget(spec.seconds, whole), threads, say)
     watch = MachineWatch(threads)
     models = {}
     for model in planned:
-        opened, facts = measure_model(setting, model, cells)
+        opened, facts = measure_model(setting, model, cells, setting.budget.share(weight))
         models[opened] = facts
     left_out = {model: {cell for cell, _ in facts.not_run} for model, facts in models.items()}
     comparisons, findings = compare_models(setting, list(models), against, shapes, left_out)
@@ -157,7 +159,9 @@ def strayed_findings(setting: Setting, model: BenchModel) -> list[Finding]:
     return [] if checked.has_passed else [Finding("answers_strayed", model.name, str(checked))]
 
 
-def measure_model(setting: Setting, model: BenchModel, cells: Sequence[Cell]) -> tuple[BenchModel, ModelLatency]:
+def measure_model(
+    setting: Setting, model: BenchModel, cells: Sequence[Cell], seconds: float
+) -> tuple[BenchModel, ModelLatency]:
     """One model's closed-loop cells and open-loop sweeps.
 
     Returns:
@@ -166,8 +170,17 @@ def measure_model(setting: Setting, model: BenchModel, cells: Sequence[Cell]) ->
     rss_bytes, device_bytes = memory.rss_bytes(), memory.device_bytes()
     setting.say(f"{model.name}: opening {model.path}")
     model, run = setting.open(model)
-    closed, left_out = measure_cells(setting, model, run, cells, device_bytes=device_bytes)
-    sweeps = {preset: measure_sweep(setting, model, run, preset) for preset in sweeps_of(setting.spec)}
+    start = time.perf_counter()
+    closed, left_out, pairs_per_s = measure_cells(setting, model, run, cells, seconds, device_bytes=device_bytes)
+    sweeps, presets = {}, sweeps_of(setting.spec)
+    for number, preset in enumerate(presets):
+        left_s = (seconds - (time.perf_counter() - start)) / (len(presets) - number)
+        if sweep_fits(setting.spec, preset, pairs_per_s, left_s):
+            sweeps[preset] = measure_sweep(setting, model, run, preset, left_s)
+            left_out += [(f"open-{preset} at {rate:,.1f}/s", TOO_SHORT) for rate in sweeps[preset].left_out]
+        else:
+            left_out.append((f"open-{preset}", TOO_SHORT))
+    setting.budget.spend(time.perf_counter() - start)
     path = setting.bundle.folder / model.path
     return model, ModelLatency(
         asked_provider=model.asked,

@@ -11,8 +11,7 @@ from relabel.export.bench.latency_comparison import ComparedModels, Finding
 from relabel.export.bench.latency_facts import LatencyRow, ModelLatency
 from relabel.export.bench.machine_facts import BUSY_LOAD
 from relabel.export.bench.measured_machine import MeasuredMachine
-from relabel.export.bench.quantiles import FEWEST_SAMPLES, QUANTILES, samples_needed
-from relabel.export.bench.rate_sweeps import FEWEST_REQUESTS
+from relabel.export.bench.quantiles import QUANTILES, samples_needed
 
 MAX_CV = 0.05
 PLAIN = "fp32"
@@ -34,14 +33,12 @@ def model_findings(model: ModelLatency, *, max_tokens: int) -> list[Finding]:
         names = ", ".join(f"{count} {kind}" for kind, count in model.cpu_nodes.items())
         found.append(Finding("cpu_nodes", model.side, f"onnxruntime runs part of the graph on the CPU: {names}."))
     for reason in dict.fromkeys(reason for _, reason in model.not_run):
-        cells = ", ".join(cell for cell, why in model.not_run if why == reason)
-        found.append(Finding("not_run", model.side, f"{cells}: not measured; {reason}"))
+        cells = [cell for cell, why in model.not_run if why == reason]
+        found.append(Finding("not_run", model.side, f"{len(cells)} not measured ({', '.join(cells)}): {reason}"))
     if noisy := _noisy(model.closed):
         found.append(Finding("noisy", model.side, noisy))
     if few := _few(model.closed + model.open):
         found.append(Finding("too_few_samples", model.side, few))
-    if scarce := [row for row in model.open if row.requests < FEWEST_REQUESTS]:
-        found.append(Finding("too_few_requests", model.side, _scarce(scarce)))
     long = [row.cell for row in model.closed if row.tokens and row.tokens > max_tokens]
     if long:
         text = (
@@ -117,20 +114,13 @@ def _noisy(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _few(rows: Sequence[LatencyRow]) -> str | None:
-    untold = [row.samples for row in rows if row.loop == "closed" and row.samples < FEWEST_SAMPLES]
-    parts = [f"any figure ({FEWEST_SAMPLES}) in {len(untold)} of {len(rows)}, fewest {min(untold):,}"] if untold else []
-    for name in ("p50", "p99", "p999"):
+    parts = []
+    for name in ("p99", "p999"):
         need = samples_needed(QUANTILES[name])
         short = [row.samples for row in rows if row.samples < need]
         if short:
             parts.append(f"{_spoken(name)} ({need:,}) in {len(short)} of {len(rows)}, fewest {min(short):,}")
     return f"too few samples for {'; '.join(parts)}. More --seconds." if parts else None
-
-
-def _scarce(rows: Sequence[LatencyRow]) -> str:
-    """Rates at which the time was too short for requests."""
-    rates = ", ".join(f"{row.offered_rate:,.4g}/s ({row.requests})" for row in rows)
-    return f"fewer than {FEWEST_REQUESTS} requests came at {rates}: no more fitted into the time. More --seconds."
 
 
 def _spoken(name: str) -> str:

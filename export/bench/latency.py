@@ -41,7 +41,7 @@ def time_calls(
     call: Callable[[int], object],
     seconds: float,
     *,
-    is_warm: bool = False,
+    fewest: int = 1,
     max_samples: int = MAX_SAMPLES,
     clock: Clock = time.perf_counter,
 ) -> Timed:
@@ -49,19 +49,18 @@ def time_calls(
 
     Args:
         call: receives its number, from 0 on; warm-up calls count too.
-        seconds: for all of it, warm-up included. At least one call is measured, however long it takes.
-        is_warm: leave the warm-up away: the session has run calls of this kind, and one more would take the cell's
-            whole time.
+        seconds: for all of it, warm-up included.
+        fewest: calls to measure, however long they take.
     """
     start = clock()
     warm_up = 0
-    while not is_warm and (warm_up == 0 or clock() - start < seconds * WARM_UP_SHARE):
+    while warm_up == 0 or clock() - start < seconds * WARM_UP_SHARE:
         call(warm_up)
         warm_up += 1
     latencies: list[float] = []
     begun = before = clock()
     cpu_begun = time.process_time()
-    while not latencies or (before - start < seconds and len(latencies) < max_samples):
+    while len(latencies) < fewest or (before - start < seconds and len(latencies) < max_samples):
         call(warm_up + len(latencies))
         after = clock()
         latencies.append(after - before)

@@ -63,15 +63,14 @@ def cell_rows(facts: BenchFacts) -> list[list[str]]:
         ]
     ]
     for model in facts.models:
-        for row in model.told:
+        for row in model.closed:
             memory = row.device_bytes if row.device_bytes is not None else row.peak_rss_bytes
-            p50 = _between(row.p50_ms, row.p50_low, row.p50_high)
             rows.append(
                 [
                     model.side,
                     f"{row.cell}, {row.scope}" if row.scope != "batch" else row.cell,
                     f"{row.samples:,}",
-                    f"mean {row.mean_ms:,.1f}" if row.p50_ms is None else p50,
+                    _between(row.p50_ms, row.p50_low, row.p50_high),
                     _between(row.p99_ms, row.p99_low, row.p99_high),
                     _number(row.p999_ms),
                     _number(row.cpu_ms),
@@ -99,7 +98,7 @@ def rate_rows(facts: BenchFacts) -> list[list[str]]:
         ]
     ]
     for model in facts.models:
-        for row in model.told_rates:
+        for row in model.open:
             held = [slo for slo in model.slo if (slo.preset, slo.highest_rate) == (row.preset, row.offered_rate)]
             mark = "".join(f" (highest with {slo.figure} ≤ {slo.slo_ms:g} ms)" for slo in held)
             pairs = "1 pair" if row.rows == 1 else f"{row.rows} pairs"

@@ -43,8 +43,8 @@ class Finding(NamedTuple):
     """One thing to know.
 
     Args:
-        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_requests`,
-            `too_few_rounds`, `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `answers_strayed`,
+        kind: `cpu_fallback`, `cpu_nodes`, `slower_than_fp32`, `noisy`, `too_few_samples`, `too_few_rounds`,
+            `not_run`, `over_max_tokens`, `slo_missed`, `answers_differ`, `answers_strayed`,
             `busy_machine`, `over_quota`.
         where: provider and precision, or `machine`.
         text: a sentence.

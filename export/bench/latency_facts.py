@@ -79,16 +79,6 @@ class LatencyRow:
         """The model as findings and pages call it."""
         return f"{self.provider} {self.precision}"
 
-    @property
-    def is_told(self) -> bool:
-        """Whether it had samples enough to be told of, or shows a queue that only grew."""
-        return self.mean_ms is not None or self.p50_ms is not None or bool(self.unanswered)
-
-    @property
-    def requests(self) -> int:
-        """Those that came in an open loop."""
-        return self.warm_up + self.samples
-
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedRate:
@@ -111,7 +101,7 @@ class ModelLatency:
         asked_provider: what was asked for; `provider` is where it ran.
         cpu_nodes: heavy nodes that ran on the CPU though a GPU was asked for, by operator.
         capacity_per_s: requests/s of full micro-batches with nobody waiting, by preset.
-        not_run: cells left out, each with the reason.
+        not_run: cells and rates left out, each with the reason.
     """
 
     asked_provider: str
@@ -130,16 +120,6 @@ class ModelLatency:
     def side(self) -> str:
         """As findings and pages call it."""
         return f"{self.provider} {self.precision}"
-
-    @property
-    def told(self) -> list[LatencyRow]:
-        """Cells that had samples enough to be told of."""
-        return [row for row in self.closed if row.is_told]
-
-    @property
-    def told_rates(self) -> list[LatencyRow]:
-        """Rates likewise."""
-        return [row for row in self.open if row.is_told]
 
 
 @dataclass(frozen=True)

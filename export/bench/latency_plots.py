@@ -29,19 +29,17 @@ def write_plots(folder: Path, facts: BenchFacts) -> list[str]:
 
 def _plot_closed(axes: Any, facts: BenchFacts) -> bool:
     """p50 with a whisker up to p99, by cell and model."""
-    models = [model for model in facts.models if model.told]
-    cells = list(dict.fromkeys(row.cell for model in models for row in model.told))
+    models = [model for model in facts.models if model.closed]
+    cells = list(dict.fromkeys(row.cell for model in models for row in model.closed))
     for number, model in enumerate(models):
-        rows = {row.cell: row for row in model.told}
+        rows = {row.cell: row for row in model.closed}
         places = [cells.index(cell) + (number - (len(models) - 1) / 2) * 0.8 / len(models) for cell in rows]
-        middle = [(row.mean_ms or 0.0) if row.p50_ms is None else row.p50_ms for row in rows.values()]
+        middle = [row.p50_ms or 0.0 for row in rows.values()]
         upper = [max(0.0, (row.p99_ms or value) - value) for row, value in zip(rows.values(), middle, strict=True)]
         width, whiskers = 0.75 / len(models), [[0.0] * len(upper), upper]
         axes.bar(places, middle, width=width, yerr=whiskers, capsize=2, label=model.side)
     axes.set_xticks(range(len(cells)), cells, rotation=45, ha="right", fontsize="small")
-    axes.set(
-        yscale="log", ylabel="ms a request", title=f"{facts.name}: one caller; median (mean of few), whisker to p99"
-    )
+    axes.set(yscale="log", ylabel="ms a request", title=f"{facts.name}: one caller; median, whisker to p99")
     axes.grid(axis="y", alpha=0.3)
     if models:
         axes.legend(fontsize="small")

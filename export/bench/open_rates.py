@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 from relabel.export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
 from relabel.export.bench.latency import time_calls
 from relabel.export.bench.latency_facts import BoundedRate, LatencyRow
-from relabel.export.bench.plans import SWEEP_WEIGHT, BenchModel
+from relabel.export.bench.plans import BenchModel
 from relabel.export.bench.quantiles import MS, summarize
 from relabel.export.bench.rate_sweeps import (
     FEWEST_REQUESTS,
@@ -20,6 +21,7 @@ from relabel.export.bench.rate_sweeps import (
     SweepTime,
     highest_rate,
     plan_rates,
+    requests_each,
     sweep,
 )
 from relabel.export.bench.runners import Runner
@@ -29,6 +31,8 @@ from relabel.export.bench.workloads import SERVING_DOCUMENTS, SERVING_MS
 
 CAPACITY_SHARE = 0.08
 """Of a sweep's time: to find what full micro-batches reach."""
+ROWS = {"grid": 1, "serving": SERVING_DOCUMENTS}
+"""Pairs of a request, by preset."""
 WARM_UP_SHARE = 0.1
 """Of an open loop's time: requests that came while the queue was still empty from the start."""
 
@@ -40,11 +44,13 @@ class RateSweep(NamedTuple):
         rows: by offered rate.
         capacity_per_s: requests/s of full micro-batches with nobody waiting.
         slo: one for each bound.
+        left_out: rates for which the time was too short.
     """
 
     rows: list[LatencyRow]
     capacity_per_s: float
     slo: list[BoundedRate]
+    left_out: list[float]
 
 
 def sweeps_of(spec: BenchSpec) -> list[Preset]:
@@ -60,31 +66,51 @@ def bounds_of(spec: BenchSpec, preset: Preset) -> list[Bound]:
     return [] if spec.slo_ms is None else [Bound("p99", spec.slo_ms)]
 
 
-def measure_sweep(setting: Setting, model: BenchModel, run: Runner, preset: Preset) -> RateSweep:
+def sweep_fits(spec: BenchSpec, preset: Preset, pairs_per_s: float, seconds: float) -> bool:
+    """Whether the rates get requests enough to have figures.
+
+    Args:
+        pairs_per_s: that the model does; infinite where that is not known.
+        seconds: for all of them.
+    """
+    rates = plan_rates(pairs_per_s / ROWS[preset], spec.rates)
+    return seconds > 0 and (math.isinf(pairs_per_s) or requests_each(rates, seconds, more=0) >= FEWEST_REQUESTS)
+
+
+def measure_sweep(setting: Setting, model: BenchModel, run: Runner, preset: Preset, seconds: float) -> RateSweep:
     """Measure capacity first, then rate after rate."""
-    spec = setting.spec
-    rows = SERVING_DOCUMENTS if preset == "serving" else 1
+    spec, rows = setting.spec, ROWS[preset]
     bounds = bounds_of(spec, preset)
     requests = max(1, spec.max_batch // rows)
     answer = setting.server(run, setting.workload, model.provider)
-    share_s = setting.budget.share(SWEEP_WEIGHT)
     start = time.perf_counter()
     full = time_calls(
-        lambda number: answer(number * requests * rows, (number + 1) * requests * rows), share_s * CAPACITY_SHARE
+        lambda number: answer(number * requests * rows, (number + 1) * requests * rows), seconds * CAPACITY_SHARE
     )
     batch_s = float(np.median(full.latency_s))
     rates = plan_rates(requests / batch_s, spec.rates)
-    time_left = SweepTime(rates, share_s - (time.perf_counter() - start), more=HALVINGS * len(bounds))
+    time_left = SweepTime(rates, seconds - (time.perf_counter() - start), more=HALVINGS * len(bounds))
 
-    def measure(rate: float) -> LatencyRow:
-        offered = offer_rate(spec, answer, rate, time_left.seconds(rate), rows=rows, requests=requests, batch_s=batch_s)
-        point = rate_row(setting, model, preset, rate, offered, rows=rows, requests=requests)
-        setting.say(f"{model.name} {point.cell} at {rate:,.1f}/s: {spoken_latency(point)}")
-        return point
+    left_out = []
 
-    points = sweep(measure, rates, bounds, is_spent=time_left.is_spent)
-    setting.budget.spend(time.perf_counter() - start)
-    return RateSweep(points, requests / batch_s, [_bounded(preset, highest_rate(points, bound)) for bound in bounds])
+    def measure(rate: float) -> LatencyRow | None:
+        offer_s = time_left.seconds(rate)
+        if offer_s * rate >= FEWEST_REQUESTS:
+            offered = offer_rate(spec, answer, rate, offer_s, rows=rows, requests=requests, batch_s=batch_s)
+            point = rate_row(setting, model, preset, rate, offered, rows=rows, requests=requests)
+            if point.answered_rate is not None:  # not so where chance sent fewer
+                setting.say(f"{model.name} {point.cell} at {rate:,.1f}/s: {spoken_latency(point)}")
+                return point
+        left_out.append(rate)
+        return None
+
+    points = sweep(measure, rates, bounds)
+    return RateSweep(
+        points,
+        requests / batch_s,
+        [_bounded(preset, highest_rate(points, bound)) for bound in bounds],
+        [rate for rate in left_out if rate in rates],
+    )
 
 
 def _bounded(preset: Preset, best: HighestRate) -> BoundedRate:
@@ -116,14 +142,12 @@ def offer_rate(
     """Offer requests at one rate for a while.
 
     Args:
-        seconds: for which requests come; where that is too short for any, there is one all the same.
+        seconds: for which requests come.
         rows: pairs of a request.
         requests: of a micro-batch, at most.
         batch_s: what a full one takes.
     """
     arrival_s = poisson_arrivals(rate, seconds, seed=spec.seed)
-    if not len(arrival_s):
-        arrival_s = np.zeros(1)  # nobody came in so short a time: one who comes at once
     # a growing queue is given up after half as long again; a slow model may still answer what it has begun
     stop_s = seconds + max(seconds / 2, 5 * batch_s)
     batching = Batching(requests, spec.max_wait_ms / MS)

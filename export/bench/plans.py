@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from relabel.export.bench.quantiles import FEWEST_SAMPLES, QUANTILES, samples_needed
 from relabel.export.bench.specs import BenchSpec, Preset
 from relabel.export.bench.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
 from relabel.export.loader import AMX, AVX512, HINTS, OPENVINO, PROVIDERS, Machine, engine_fault
@@ -12,6 +13,10 @@ from relabel.export.student_facts import EngineFile, ModelFile
 from relabel.export.token_lengths import TokenLengths
 from relabel.manifests.errors import MissingExtraError, UsageError
 
+P99_SAMPLES = samples_needed(QUANTILES["p99"])
+SLACK = 1.3
+"""Of a cell's time over that of its calls: the warm-up, and calls that take longer than the first."""
+TOO_SHORT = "the time suffices for too few samples. More --seconds."
 CELL_WEIGHT, SWEEP_WEIGHT, COMPARISON_WEIGHT = 1.0, 16.0, 2.0
 """Shares of the time: a sweep is seven rates and three more around each bound."""
 
@@ -135,7 +140,7 @@ def _models_on(models: Sequence[ModelFile], asked: str, spec: BenchSpec, machine
 
 
 def plan_cells(spec: BenchSpec, lengths: TokenLengths) -> list[Cell]:
-    """Closed-loop cells, small ones first.
+    """Closed-loop cells in the order in which they are wanted: real lengths, then fixed ones, small ones first.
 
     Args:
         lengths: of the workload.
@@ -146,10 +151,38 @@ def plan_cells(spec: BenchSpec, lengths: TokenLengths) -> list[Cell]:
         shapes = dict.fromkeys([*((rows, length) for rows in spec.batches for length in tokens), *PUBLIC_SHAPES])
         cells += [Cell("grid", f"{rows}x{length}", rows, length) for rows, length in shapes]
         cells += [Cell("grid", f"{rows}xreplay", rows, None) for rows in dict.fromkeys(spec.batches)]
-    cells.sort(key=lambda cell: cell.size(lengths.p50))
+    cells.sort(key=lambda cell: (cell.tokens is not None, cell.size(lengths.p50)))
     if "table3" in spec.presets:
         cells += [Cell("table3", f"table3-{documents}", documents, None) for documents in TABLE3_DOCUMENTS]
     return cells
+
+
+def plan_time(call_s: Mapping[Cell, float], seconds: float, open_s: float) -> dict[Cell, tuple[int, float]]:
+    """Samples, and seconds for them, of each cell for which the time suffices: p99 of a single pair first, then some
+    figure of each, then their p99. A cell that would get fewer samples than tell anything gets none.
+
+    Args:
+        call_s: seconds of a call, of the cells in the order in which they are wanted.
+        seconds: for the cells and the open loop.
+        open_s: of those, for the open loop; a single pair goes before it.
+    """
+    planned: dict[Cell, tuple[int, float]] = {}
+    spent_s = 0.0
+    singles = [cell for cell in call_s if (cell.rows, cell.tokens) == (1, None)]
+    for cells, samples, limit_s in (
+        (singles, P99_SAMPLES, seconds),
+        (singles, FEWEST_SAMPLES, seconds),
+        (call_s, FEWEST_SAMPLES, seconds - open_s),
+        (call_s, P99_SAMPLES, seconds - open_s),
+    ):
+        for cell in cells:
+            needed_s = call_s[cell] * samples * SLACK
+            more_s = needed_s - planned.get(cell, (0, 0.0))[1]
+            if 0 < more_s <= limit_s - spent_s:
+                planned[cell] = samples, needed_s
+                spent_s += more_s
+    part_s = max(0.0, seconds - open_s - spent_s) / max(1, len(planned))
+    return {cell: (samples, given_s + part_s) for cell, (samples, given_s) in planned.items()}
 
 
 def plan_shapes(lengths: TokenLengths) -> list[tuple[int, int]]:

@@ -12,9 +12,7 @@ from relabel.export.bench.latency_facts import LatencyRow
 LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the rate that full micro-batches reach with nobody waiting; past the knee nothing is to be learnt."""
 FEWEST_REQUESTS = 20
-"""At a rate, that there may be a median at all; where fewer fit into the time, fewer are offered
-and a finding says so.
-"""
+"""At a rate, that there may be figures at all; a rate for which fewer fit into the time is left out."""
 HALVINGS = 3
 """Rates tried between the highest that holds and the lowest that does not: brings a step of 10 % to about 1 %."""
 
@@ -28,12 +26,8 @@ class Bound(NamedTuple):
     ms: float
 
     def value(self, point: LatencyRow) -> float | None:
-        """The figure at a rate; None where too few requests came to know it. A mean takes as many
-        as a rate should get.
-        """
-        if self.figure == "p99":
-            return point.p99_ms
-        return point.mean_ms if point.requests >= FEWEST_REQUESTS else None
+        """The figure at a rate; None where too few requests came to know it."""
+        return point.p99_ms if self.figure == "p99" else point.mean_ms
 
     def is_broken(self, point: LatencyRow) -> bool:
         """Whether a rate breaks it: by its latency, or by a queue that only grew."""
@@ -93,40 +87,36 @@ class SweepTime:
         """For a rate: a low one between others takes longer than was planned for, and gets what is left."""
         return max(0.0, min(self._each / rate, self._end - self._clock()))
 
-    def is_spent(self) -> bool:
-        """Whether nothing is left."""
-        return self._clock() >= self._end
-
 
 def sweep(
-    measure: Callable[[float], LatencyRow],
+    measure: Callable[[float], LatencyRow | None],
     rates: Sequence[float],
     bounds: Sequence[Bound],
     *,
     halvings: int = HALVINGS,
-    is_spent: Callable[[], bool] = lambda: False,
 ) -> list[LatencyRow]:
     """Measure rate after rate, and closer around each bound.
 
     Args:
-        measure: one rate.
+        measure: one rate; None where the time is too short for it.
         rates: rising. The sweep ends after the first whose queue only grew.
         bounds: may be none.
-        is_spent: asked before each rate between others, which is left out when it says so.
     Returns:
         By offered rate.
     """
     points: list[LatencyRow] = []
     for rate in rates:
-        points.append(measure(rate))
-        if points[-1].unanswered:
+        if (point := measure(rate)) is None:
+            continue
+        points.append(point)
+        if point.unanswered:
             break
     for bound in bounds:
         for _ in range(halvings):
             gap = _gap(points, bound)
-            if gap is None or is_spent():
+            if gap is None or (point := measure(sum(gap) / 2)) is None:
                 break
-            points.append(measure(sum(gap) / 2))
+            points.append(point)
             points.sort(key=_offered)
     return points
 

@@ -117,10 +117,6 @@ def runtime_facts(provider: str, precision: str) -> dict[str, Any]:
 
 def spoken_latency(row: LatencyRow) -> str:
     """A cell's or a rate's figures in a line of progress."""
-    if not row.samples:
-        return "no request came in that time"
     parts = [f"{name} {ms:,.2f} ms" for name, ms in (("p50", row.p50_ms), ("p99", row.p99_ms)) if ms is not None]
-    if not parts:
-        parts = ["mean not known" if row.mean_ms is None else f"mean {row.mean_ms:,.1f} ms"]
-    waiting = f", {row.unanswered:,} never answered" if row.unanswered else ""
-    return f"{', '.join(parts)}, {row.samples:,} samples{waiting}"
+    waiting = [f"{row.unanswered:,} never answered"] if row.unanswered else []
+    return ", ".join([*parts, f"{row.samples:,} samples", *waiting])

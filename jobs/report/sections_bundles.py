@@ -110,8 +110,8 @@ def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
 
 
 def _latency_blocks(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
-    closed = [row for model in facts.models for row in model.told]
-    opened = [row for model in facts.models for row in model.told_rates]
+    closed = [row for model in facts.models for row in model.closed]
+    opened = [row for model in facts.models for row in model.open]
     blocks: list[Block] = [
         *_machine(bundle, facts),
         Side([*_closed_figures(bundle, closed), *_open_figures(bundle, opened)]),

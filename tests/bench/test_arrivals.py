@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from relabel.export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
 from relabel.export.bench.latency import time_calls
-from relabel.export.bench.open_rates import offer_rate
-from relabel.export.bench.specs import BenchSpec
 
 
 class MadeUpClock:
@@ -68,17 +66,6 @@ def test_no_time_has_no_arrivals() -> None:
     assert len(poisson_arrivals(5.0, 0.0, seed=0)) == 0
 
 
-def test_a_rate_for_which_the_time_is_too_short_is_asked_one_request() -> None:
-    asked: list[tuple[int, int]] = []
-    for seconds in (0.0, 0.01):
-        served, warm_up = offer_rate(
-            BenchSpec(), lambda *places: asked.append(places), 0.05, seconds, rows=3, requests=4, batch_s=0.1
-        )
-        assert (len(served.latency_s), warm_up, served.unanswered) == (1, 0, 0)
-        assert served.seconds < 1
-    assert asked == [(0, 3)] * 2
-
-
 def test_a_stall_is_counted_for_everyone_who_came_meanwhile() -> None:
     """100 requests a second, 1 ms each, and one stall of a second: about a hundred wait, the last of them hardly at
     all.
@@ -98,7 +85,7 @@ def test_a_stall_is_counted_for_everyone_who_came_meanwhile() -> None:
     def call(number: int) -> None:
         clock.time += 0.001 + (1.0 if number == 500 else 0.0)
 
-    closed = time_calls(call, 3.0, is_warm=True, max_samples=2000, clock=clock.now)
+    closed = time_calls(call, 10.0, max_samples=2000, clock=clock.now)
     assert len(closed.latency_s) == 2000
     assert np.quantile(closed.latency_s, 0.99, method="inverted_cdf") == pytest.approx(0.001)
 

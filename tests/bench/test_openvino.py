@@ -45,7 +45,7 @@ def test_each_is_compared_with_onnxruntime_and_bf16_with_fp32() -> None:
 
 def test_rows_say_runtime_version_hint_and_amx(relabel: Callable[..., Any], bundle: Path) -> None:
     openvino = pytest.importorskip("openvino")
-    line = ("--seconds", "1", "--threads", "1", "--batches", "1", "--to", "results", "--output", "json")
+    line = ("--seconds", "3", "--threads", "1", "--batches", "1", "--to", "results", "--output", "json")
     done = relabel("bench", "bundle", "--providers", "cpu,openvino", "--precisions", "fp32", *line)
     assert done.code == 0, done
     facts = read_latency(Path("results/latency.json").read_bytes(), "here")
@@ -77,7 +77,7 @@ def test_answers_that_strayed_are_a_finding(
     real = loader.check_answers
 
     monkeypatch.setattr("relabel.export.bench.benching.check_answers", lambda student: _strict(real(student)))
-    line = ("--seconds", "1", "--threads", "1", "--batches", "1", "--output", "json")
+    line = ("--seconds", "3", "--threads", "1", "--batches", "1", "--output", "json")
     done = relabel("bench", "bundle", "--providers", "openvino", "--precisions", "fp32", *line)
     (found,) = [one for one in done.json["findings"] if one["kind"] == "answers_strayed"]
     assert found["where"] == "openvino fp32"
@@ -100,7 +100,7 @@ def test_where_a_cpu_does_not_compute_bf16_the_row_of_its_stand_in_says_fp32(
         return opened(path, provider, **options)
 
     monkeypatch.setattr("relabel.export.bench.runners.open_session", refuses)
-    line = ("--seconds", "1", "--threads", "1", "--batches", "1", "--to", "results", "--output", "json")
+    line = ("--seconds", "3", "--threads", "1", "--batches", "1", "--to", "results", "--output", "json")
     done = relabel("bench", "bundle", "--providers", "openvino", "--precisions", "bf16", "--allow-fallback", *line)
     assert done.code == 0, done
     facts = read_latency(Path("results/latency.json").read_bytes(), "here")

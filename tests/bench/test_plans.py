@@ -21,7 +21,7 @@ from relabel.export.bench.comparisons import ratio_of, take_turns
 from relabel.export.bench.figure_names import measured_figures, planned_figures
 from relabel.export.bench.findings import comparison_findings, machine_findings, model_findings
 from relabel.export.bench.latency import time_calls
-from relabel.export.bench.latency_cards import comparison_rows, rate_rows
+from relabel.export.bench.latency_cards import comparison_rows
 from relabel.export.bench.latency_comparison import ComparedPair
 from relabel.export.bench.latency_facts import BoundedRate, LatencyRow
 from relabel.export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
@@ -29,7 +29,7 @@ from relabel.export.bench.machine_facts import MachineWatch, gpu_state
 from relabel.export.bench.measured_machine import GpuState
 from relabel.export.bench.memory import device_bytes
 from relabel.export.bench.open_rates import OfferedRate, rate_row
-from relabel.export.bench.plans import BenchModel, Budget, Cell, choose_models, plan_cells
+from relabel.export.bench.plans import BenchModel, Budget, Cell, choose_models, plan_cells, plan_time
 from relabel.export.bench.side_by_side import Against, plan_sides
 from relabel.export.bench.specs import BenchSpec
 from relabel.export.bench.workloads import draw_lengths
@@ -90,16 +90,38 @@ def test_models_are_chosen_by_provider_and_precision() -> None:
         choose_models(MODELS, spec(providers="cpu,openvino", precisions="int8"), beside_openvino)
 
 
-def test_cells_hold_the_public_shapes_and_replayed_lengths_small_ones_first() -> None:
+def test_cells_hold_one_pair_first_then_replayed_lengths_and_the_public_shapes() -> None:
     cells = plan_cells(spec(), LENGTHS)
     names = [cell.name for cell in cells]
     assert {"1x128", "32x128", "1x384", "1x20", "32x60", "8xreplay"} <= set(names)
     assert len(set(names)) == len(names)
-    sizes = [cell.size(20) for cell in cells]
-    assert sizes == sorted(sizes)
+    assert names[:4] == ["1xreplay", "8xreplay", "32xreplay", "1x20"]
     assert [cell.rows for cell in plan_cells(spec(presets="table3"), LENGTHS)] == [1, 10, 100, 1000, 10_000]
     assert plan_cells(spec(presets="serving"), LENGTHS) == []
     assert Cell("grid", "1x7", 1, 7) in plan_cells(spec(lengths="7", batches="1"), LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.001, []),
+        (2.0, ["1xreplay 20", "1x20 20"]),  # not enough for p99 of one pair, nor for a batch
+        (5.0, ["1xreplay 368"]),  # which comes before any figure of the rest
+        (9.0, ["1xreplay 368", "8xreplay 20", "1x20 20"]),
+        (300.0, ["1xreplay 368", "8xreplay 368", "32xreplay 368", "1x20 368"]),
+    ],
+)
+def test_time_goes_to_one_pair_s_p99_then_to_a_figure_of_each_then_to_their_p99(
+    seconds: float, told: list[str]
+) -> None:
+    cells = plan_cells(spec(), LENGTHS)[:4]
+    planned = plan_time({cell: 0.01 * cell.rows for cell in cells}, seconds, 0.0)
+    assert [f"{cell.name} {samples}" for cell, (samples, _) in planned.items()] == told
+    assert sum(given_s for _, given_s in planned.values()) <= seconds + 1e-9
+    beside = plan_time({cell: 0.01 * cell.rows for cell in cells}, seconds, seconds)
+    assert [(cell, samples) for cell, (samples, _) in beside.items()] == [
+        (cell, samples) for cell, (samples, _) in planned.items() if cell.name == "1xreplay"
+    ], "one pair goes before the open loop, the others after it"
 
 
 @given(st.floats(0.1, 1000), st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 2)), min_size=1, max_size=30))
@@ -146,7 +168,8 @@ def test_a_closed_loop_measures_one_call_however_long_it_takes_and_keeps_to_its_
     assert time[0] == 100.0
     assert found.warm_up == 8
     assert len(found.latency_s) == 42
-    assert len(time_calls(call, 100.0, is_warm=True, max_samples=5, clock=lambda: time[0]).latency_s) == 5
+    assert len(time_calls(call, 100.0, max_samples=5, clock=lambda: time[0]).latency_s) == 5
+    assert len(time_calls(call, 1.0, fewest=7, clock=lambda: time[0]).latency_s) == 7
 
 
 def test_sides_take_turns_and_a_drifting_machine_does_not_move_the_ratio() -> None:
@@ -296,14 +319,10 @@ def test_findings_are_reported_for_what_they_are() -> None:
     assert "cuda was asked for" in of(asked_provider="cuda")["cpu_fallback"]
     assert "cpu_fallback" not in of(asked_provider="auto")
     assert "2 MatMulInteger" in of(cpu_nodes={"MatMulInteger": 2})["cpu_nodes"]
-    rates = [
-        latency_row(loop="open", offered_rate=rate, warm_up=1, samples=samples)
-        for rate, samples in ((0.05, 0), (9.0, 18), (10.0, 19))
-    ]
-    scarce = of(open=rates)["too_few_requests"]
-    assert (
-        scarce == "fewer than 20 requests came at 0.05/s (1), 9/s (19): no more fitted into the time. More --seconds."
-    )
+    left_out = [("1x384", "no time."), ("1x128", "too long."), ("open-grid at 9/s", "no time.")]
+    assert of(not_run=left_out[:1])["not_run"] == "1 not measured (1x384): no time."
+    said = [one.text for one in model_findings(model_facts(not_run=left_out), max_tokens=64)]
+    assert said == ["2 not measured (1x384, open-grid at 9/s): no time.", "1 not measured (1x128): too long."]
     assert "slo_missed" in of(slo=[bounded()])
     missed = of(slo=[bounded(preset="serving", figure="mean")])["slo_missed"]
     assert missed == "serving: no rate that was tried keeps mean under 5 ms with enough requests to tell."
@@ -311,9 +330,7 @@ def test_findings_are_reported_for_what_they_are() -> None:
 
 
 @pytest.mark.parametrize(("requests", "is_told"), [(1, False), (19, False), (20, True)])
-def test_a_rate_at_which_few_requests_came_states_no_figure_and_is_left_out_of_texts(
-    requests: int, is_told: bool
-) -> None:
+def test_a_rate_at_which_few_requests_came_states_no_figure(requests: int, is_told: bool) -> None:
     """One request in a short time is `142 answered/s` where 57 were offered."""
     setting = SimpleNamespace(spec=BenchSpec(), scope="tokens", threads=1)
     served = OpenLoopTimes(np.full(requests, 0.01), batches=requests, seconds=0.007 * requests)
@@ -322,9 +339,6 @@ def test_a_rate_at_which_few_requests_came_states_no_figure_and_is_left_out_of_t
     figures = (row.mean_ms, row.answered_rate, row.pairs_per_s, row.mean_batch, row.max_ms)
     assert [figure is not None for figure in figures] == [is_told] * len(figures)
     assert (row.samples, row.offered_rate) == (requests, 57.0)
-    grown = replace(row, unanswered=3)
-    shown = rate_rows(bench_facts(models=[model_facts(open=[row, grown])]))[1:]
-    assert len(shown) == is_told + 1, "a queue that only grew is told of"
 
 
 def test_an_int8_that_is_slower_than_fp32_is_said() -> None:

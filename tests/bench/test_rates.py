@@ -14,7 +14,6 @@ from relabel.export.bench.arrivals import Batching, poisson_arrivals, serve
 from relabel.export.bench.latency_facts import LatencyRow
 from relabel.export.bench.quantiles import quantile
 from relabel.export.bench.rate_sweeps import (
-    FEWEST_REQUESTS,
     HALVINGS,
     Bound,
     SweepTime,
@@ -92,14 +91,9 @@ def test_the_mean_has_a_highest_rate_of_its_own_which_queueing_theory_gives() ->
     assert by_p99.rate < 50
 
 
-def test_a_mean_of_too_few_requests_neither_holds_nor_breaks() -> None:
+def test_a_rate_whose_figure_is_not_known_neither_holds_nor_breaks() -> None:
     bound = Bound("mean", 10.0)
-    few = FEWEST_REQUESTS - 1
-    held = [
-        point(1.0, None, mean_ms=5.0),
-        point(2.0, None, mean_ms=5.0, samples=few),
-        point(3.0, None, mean_ms=50.0, samples=few),
-    ]
+    held = [point(1.0, None, mean_ms=5.0), point(2.0, None)]
     found = highest_rate(held, bound)
     assert (found.rate, found.is_at_least) == (1.0, True)
     assert highest_rate([*held, point(4.0, None, mean_ms=11.0)], bound).is_at_least is False
@@ -182,18 +176,16 @@ def test_a_sweep_keeps_to_its_time_though_its_lowest_rate_breaks_the_bound(
         clock.time += time_left.seconds(rate)
         return point(rate, 99.0, mean_ms=99.0)
 
-    points = sweep(measure, rates, bounds, is_spent=time_left.is_spent)
+    points = sweep(measure, rates, bounds)
     assert clock.time <= seconds * (1 + 1e-9)
     assert set(offered(points)) >= set(rates)
 
 
-def test_no_rate_between_others_is_tried_once_the_time_is_spent() -> None:
-    def measure(rate: float) -> LatencyRow:
-        return point(rate, rate)
-
+def test_a_rate_for_which_the_time_is_too_short_is_left_out() -> None:
     bounds = [Bound("p99", 20.0)]
-    assert len(sweep(measure, [10.0, 40.0], bounds)) == 2 + HALVINGS
-    assert offered(sweep(measure, [10.0, 40.0], bounds, is_spent=lambda: True)) == [10.0, 40.0]
+    assert len(sweep(lambda rate: point(rate, rate), [10.0, 40.0], bounds)) == 2 + HALVINGS
+    short = sweep(lambda rate: point(rate, rate) if rate in (10.0, 40.0) else None, [10.0, 20.0, 40.0], bounds)
+    assert offered(short) == [10.0, 40.0]
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=9), st.floats(0.1, 1000), st.integers(0, 3))
