@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from relabel.export.bench import memory
-from relabel.export.bench.closed_cells import measure_cells
+from relabel.export.bench.closed_cells import TOO_LONG, measure_cells
 from relabel.export.bench.figure_names import measured_figures, planned_figures
 from relabel.export.bench.findings import comparison_findings, machine_findings, model_findings
 from relabel.export.bench.latency_comparison import Finding
@@ -114,7 +114,7 @@ def bench_bundle(
     for model in planned:
         opened, facts = measure_model(setting, model, cells, setting.budget.share(weight))
         models[opened] = facts
-    left_out = {model: {cell for cell, _ in facts.not_run} for model, facts in models.items()}
+    left_out = {model: {cell for cell, why in facts.not_run if why == TOO_LONG} for model, facts in models.items()}
     comparisons, findings = compare_models(setting, list(models), against, shapes, left_out)
     machine = watch.facts()
     findings = [
