@@ -236,7 +236,7 @@ def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, 
     return train_student(spec, overrides, start=start_of(resume=resume, restart=restart), say=teller())
 
 
-class Student:
+class TrainedStudent:
     """A trained student: the folder that `relabel distill` wrote.
 
     Args:

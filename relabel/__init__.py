@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from relabel.export.loader import Student as Bundle
-    from relabel.jobs.api import RunResult, Student, ask, distill, evaluate, read_labels, run
+    from relabel.jobs.api import RunResult, ask, distill, evaluate, read_labels, run
+    from relabel.jobs.api import TrainedStudent as Student
 
 __all__ = ["Bundle", "RunResult", "Student", "ask", "distill", "evaluate", "read_labels", "run"]
 
@@ -23,7 +24,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from relabel.jobs import api
 
-        return getattr(api, name)
+        return getattr(api, "TrainedStudent" if name == "Student" else name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -109,7 +109,7 @@ def test_ten_thousand_random_walks_of_the_grammar_are_all_read(compiler, tokeniz
 
 
 def test_random_walks_of_actions_on_a_tree_are_all_legal(compiler, tokenizer):
-    """Texts with quotes, line breaks, control characters and tags; a page without content has only a refusal."""
+    """Texts with quotes, line breaks, control characters and tags; without content there is nothing to answer with."""
     rng = np.random.default_rng(11)
     seen = set()
     for shape in range(len(SNARES)):
@@ -123,7 +123,7 @@ def test_random_walks_of_actions_on_a_tree_are_all_legal(compiler, tokenizer):
             assert num_tokens <= token_budget(form) * 4
             actions = read_actions(Reader(form).read(Answer(0, text, "stop"))[""], subtree)
             assert (actions.fault, actions.expelled) == (None, 0)
-            assert content or text == "[REFUSE]"
+            assert content or "[ANSWER]" not in text
             seen.add(text)
     assert len(seen) > 200
 

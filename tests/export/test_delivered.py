@@ -69,7 +69,7 @@ def test_a_published_and_pulled_bundle_scores_as_relabel_score_does(
     assert len(scored) == len(rows)
 
     name = json.loads((bundle / "manifest.json").read_bytes())["name"]
-    assert relabel("publish", str(bundle), url, "--channel", "stable").code == 0
+    assert relabel("publish", str(bundle), url, "--channel", "stable", "--anyway").code == 0
     assert relabel("pull", f"{url}/{name}@stable", str(tmp_path / "served")).code == 0
     (tmp_path / "texts.json").write_text(json.dumps([(row["query"], row["document"]) for row in rows]))
     done = deployed(tmp_path / "served" / "current", LOADING, str(tmp_path / "texts.json"))

@@ -31,7 +31,7 @@ def load(folder: Path) -> None:
 @pytest.fixture
 def dest(bundle: Path, tmp_path: Path, relabel: Callable[..., Any]) -> Path:
     """A folder that a bundle was pulled to."""
-    assert relabel("publish", str(bundle), str(tmp_path / "store"), "--channel", "stable").code == 0
+    assert relabel("publish", str(bundle), str(tmp_path / "store"), "--channel", "stable", "--anyway").code == 0
     assert relabel("pull", f"{tmp_path}/store/tiny", str(tmp_path / "dest")).code == 0
     return tmp_path / "dest"
 

@@ -61,7 +61,7 @@ def test_what_publish_and_pull_write_is_open_to_whom_the_umask_lets(
     was = os.umask(umask)
     try:
         store, dest = tmp_path / "store", tmp_path / "dest"
-        assert relabel("publish", str(bundle), str(store), "--channel", "stable").code == 0
+        assert relabel("publish", str(bundle), str(store), "--channel", "stable", "--anyway").code == 0
         assert relabel("pull", f"{store}/tiny", str(dest)).code == 0
         ((dest / "current").resolve() / "README.md").unlink()
         assert relabel("pull", f"{store}/tiny", str(dest)).code == 0
@@ -72,7 +72,7 @@ def test_what_publish_and_pull_write_is_open_to_whom_the_umask_lets(
 
 
 def test_tritons_view_takes_no_disk_of_its_own(bundle: Path, tmp_path: Path, relabel: Callable[..., Any]) -> None:
-    relabel("publish", str(bundle), str(tmp_path / "store"), "--channel", "stable")
+    relabel("publish", str(bundle), str(tmp_path / "store"), "--channel", "stable", "--anyway")
     relabel("pull", f"{tmp_path}/store/tiny", str(tmp_path / "dest"))
     for folder in (bundle, (tmp_path / "dest" / "current").resolve()):
         views = sorted(folder.glob("triton/*/1/model.onnx"))

@@ -187,10 +187,10 @@ def test_the_tolerance_is_what_the_gate_saw(bundle: Path) -> None:
 def test_a_pull_that_checks_parity_keeps_what_serves_where_answers_differ(
     relabel: Relabel, bundle: Path, strayed: Path, folder: Path
 ) -> None:
-    assert relabel("publish", str(bundle), "store", "--channel", "stable").code == 0
+    assert relabel("publish", str(bundle), "store", "--channel", "stable", "--anyway").code == 0
     assert relabel("pull", "store/tiny", "dest", "--check-parity").code == 0
     before = (folder / "dest/current").resolve()
-    assert relabel("publish", str(strayed), "store", "--channel", "stable").code == 0
+    assert relabel("publish", str(strayed), "store", "--channel", "stable", "--anyway").code == 0
     for _ in range(2):  # the second finds the files here
         done = relabel("pull", "store/tiny", "dest", "--check-parity")
         done.refused(5, "2 of 32 reference pairs are answered otherwise", "pair 5 by 0.5")
@@ -211,7 +211,7 @@ def test_the_puller_of_one_file_checks_parity_as_relabel_pull_does(
 ) -> None:
     """Same codes, same sentence, same version in place; without the libraries nothing is fetched."""
     empty = resealed(bundle, tmp_path / "empty", lambda held: held.update(models={}))
-    assert relabel("publish", str(bundle), "store", "--channel", "stable").code == 0
+    assert relabel("publish", str(bundle), "store", "--channel", "stable", "--anyway").code == 0
     done = script("store/tiny", "alone", "--check-parity", bare=True)
     assert (done.returncode, "pip install numpy onnxruntime tokenizers" in done.stderr) == (4, True), done.stderr
     assert not (folder / "alone/.versions").exists()
@@ -220,7 +220,7 @@ def test_the_puller_of_one_file_checks_parity_as_relabel_pull_does(
         (strayed, 5, "2 of 32 reference pairs are answered otherwise than at export"),
         (empty, 3, "holds no reference pairs, so fp32 can't be checked"),
     ):
-        assert relabel("publish", str(made), "store", "--channel", "stable").code in (0, 10)
+        assert relabel("publish", str(made), "store", "--channel", "stable", "--anyway").code in (0, 10)
         ours, theirs = (
             script("store/tiny", "alone", "--check-parity"),
             relabel("pull", "store/tiny", "dest", "--check-parity"),
@@ -244,7 +244,7 @@ def test_a_puller_that_is_stopped_leaves_no_check_running(
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
     seal_bundle(slow, open_bundle(bundle).own_facts)
-    assert relabel("publish", str(slow), "store", "--channel", "stable").code == 0
+    assert relabel("publish", str(slow), "store", "--channel", "stable", "--anyway").code == 0
     puller_process = subprocess.Popen([sys.executable, "-P", puller.__file__, "store/tiny", "alone", "--check-parity"])
     until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
     puller_process.send_signal(signal.SIGTERM)
@@ -258,7 +258,7 @@ def test_a_pull_can_not_check_a_bundle_without_reference_pairs(
     relabel: Relabel, bundle: Path, tmp_path: Path, folder: Path
 ) -> None:
     empty = resealed(bundle, tmp_path / "empty", lambda held: held.update(models={}))
-    assert relabel("publish", str(empty), "store", "--channel", "stable").code == 0
+    assert relabel("publish", str(empty), "store", "--channel", "stable", "--anyway").code == 0
     relabel("pull", "store/tiny", "dest", "--check-parity").refused(3, "holds no reference pairs", "Export")
     assert not (folder / "dest/current").exists()
 

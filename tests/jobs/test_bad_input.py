@@ -23,6 +23,7 @@ import pytest
 
 from relabel.manifests.inputs.input_files import list_files
 from relabel.manifests.storage.context import Storage
+from tests.engines.conftest import make_tokenizer
 
 Cli = Callable[..., Any]
 WritePairs = Callable[..., Path]
@@ -646,6 +647,7 @@ def test_no_gpu_exits_4_and_says_what_to_use(
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text("{}")
     (folder / "model/model.safetensors").write_bytes(b"")
+    make_tokenizer().save_pretrained(folder / "model")
     write_pairs()
     job = write_job({"engine": {"name": "transformers", "model": "model", "args": {"device": "cuda"}}})
     relabel("run", job).refused(

@@ -62,6 +62,7 @@ CODES = {
     "ModelError": 4,
     "MissingExtraError": 4,
     "EngineLostError": 4,
+    "ServerGoneError": 20,
     "GateError": 5,
     "SaidElsewhereError": 3,
     "TrainingError": 3,

@@ -23,6 +23,7 @@ from relabel.manifests.digests import canonical_json, digest_of
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.inputs.column_bytes import ColumnBytes
 from relabel.manifests.inputs.dataset import open_dataset, open_planned
+from relabel.manifests.records import unsealed
 from relabel.manifests.runs.reading_files import FOLDER
 from relabel.manifests.runs.readings import Readings, blocks_of
 from relabel.manifests.specs import InputSpec
@@ -310,7 +311,7 @@ class Worker:
 
     def prove(self, groups: list[int], *, block: range | None = None) -> None:
         (file,) = self.dataset.files
-        with open_planned(file, Storage()) as opened:
+        with open_planned(file, self.dataset) as opened:
             found = ColumnBytes(
                 opened.source, opened.parquet.metadata, opened.parquet.schema_arrow, self.dataset.text_columns
             )
@@ -423,9 +424,7 @@ def test_a_damaged_or_forged_reading_is_named(half_done: str, relabel: Cli, kind
 def test_readings_that_no_manifest_names_must_fit_the_plan(half_done: str, relabel: Cli, kind: str) -> None:
     assert relabel("run", half_done).code == 0
     path = Path("out/ecom/manifest.json")
-    path.write_text(
-        json.dumps({key: value for key, value in json.loads(path.read_bytes()).items() if key != "readings"})
-    )
+    path.write_text(json.dumps({key: value for key, value in unsealed(path.read_bytes()).items() if key != "readings"}))
     assert relabel("verify", "out/ecom").code == 0
     if kind == "overlap":
         forge("00000-000000.json", overlapping)

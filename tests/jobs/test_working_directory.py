@@ -67,7 +67,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     ],
     "pairs similar": [("pairs similar chunked.parquet --to similar.parquet --model encoder", DONE)],
     "publish": [
-        ("publish out/bundle models --channel stable", DONE),
+        ("publish out/bundle models --channel stable --anyway", DONE),
         ("publish second models --channel stable --version two", DONE),
     ],
     "rollback": [("rollback models/ecom stable", DONE)],

@@ -63,7 +63,7 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
         ({"labeler": {"name": "direct", "grades": 3}}, ConfigError, "nothing to reward"),
         ({"labeler": {"name": "r1", "grades": 2}}, InputError, "off the scale"),
         ({"method": "graph-grpo"}, ConfigError, "want graph-grpo"),
-        ({"train": {"accumulation": 64}}, InputError, r"12 prompt\(s\) .*a step takes 64 .*rollouts.group"),
+        ({"train": {"accumulation": 64}}, InputError, r"12 prompts .*a step takes 64 .*rollouts.group"),
         ({"train": {"max_tokens": 64}, "labeler": {"name": "r1", "max_think_tokens": 64}}, ConfigError, "no room"),
         ({"train": {"max_tokens": 100}}, InputError, "12 whose prompt does not fit"),
         *(
