@@ -70,11 +70,12 @@ environments: $(STAMP) $(VLLM_STAMP) $(OPTIMUM_STAMP) ## The three environments 
 test-optimum: $(OPTIMUM_STAMP) ## Tests of the optimum exporter, in .venv-optimum
 	$(OPTIMUM_VENV)/bin/python -m pytest tests/optimum
 
-check: $(STAMP) ## Lint, format, types, floors
+check: $(STAMP) ## Lint, format, types, floors, and the budget of statements by room
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/budget.py
 
 format: $(STAMP) ## Fix what the formatter and linter can fix
 	$(BIN)/ruff check --fix .
