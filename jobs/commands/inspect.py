@@ -24,6 +24,7 @@ from relabel.manifests.digests import sha256_bytes
 from relabel.manifests.errors import ManifestError, UsageError
 from relabel.manifests.records import plain
 from relabel.manifests.runs.budgets import check_entries
+from relabel.manifests.runs.fingerprints import template_name
 from relabel.manifests.runs.kept_estimates import load_estimate
 from relabel.manifests.runs.kept_readings import check_readings
 from relabel.manifests.runs.plans import PLAN_NAME
@@ -33,6 +34,7 @@ from relabel.manifests.runs.run_manifest import load_manifest
 from relabel.manifests.schemas import ANSWERS, LABELS
 from relabel.manifests.secrets.redaction import redacted
 from relabel.manifests.storage.context import Storage
+from relabel.manifests.storage.run_store_ports import read_if_there
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,13 @@ def _check_records(folder: RunFolder) -> None:
     Raises:
         ManifestError: one is damaged.
     """
+    for digest in folder.plan.parts.get("templates", {}).values():
+        kept = read_if_there(folder.store, template_name(digest))
+        if kept is not None and sha256_bytes(kept) != digest:
+            raise ManifestError(
+                f"{folder.store.root}/{template_name(digest)}: not the template that was planned. Restore it from a "
+                "copy, or remove it: only messages show it."
+            )
     check_entries(folder.store)
     load_results(folder.store)
     load_estimate(folder.store)

@@ -123,7 +123,7 @@ def test_a_probe_measures_and_leaves_the_output_with_a_plan_alone(home: Home) ->
     found = home.estimate(path, "--probe")
     assert found["basis"]["seconds"].startswith("a probe (16 rows, 2")
     assert found["seconds"][0] > 0
-    there = {one.name for one in (home.folder / "out/probed").rglob("*") if one.is_file()}
+    there = {one.name for one in (home.folder / "out/probed").rglob("*") if one.suffix == ".json"}
     assert there == {"inputs.json", "plan.json", "estimate.json"}
     assert json.loads((home.folder / "out/probed/estimate.json").read_bytes())["seconds"] == found["seconds"]
     assert home.estimate(path)["seconds"] == found["seconds"]
