@@ -1,6 +1,4 @@
-"""What a worker is given to do, as the one JSON line that crosses to its process; and what is held against rows, in the
-same form.
-"""
+"""What a worker is given to do, as the one JSON line that crosses to its process."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from relabel.jobs.planning.jobs import Job
 from relabel.jobs.planning.settings import read_secrets
 from relabel.jobs.planning.spec_places import absolute
 from relabel.jobs.running.deadlines import Deadline
-from relabel.jobs.running.isolation import ChunkCase
 from relabel.jobs.running.sessions import Session
-from relabel.manifests.runs.receipts import ChunkId
 from relabel.manifests.secrets.secret_names import STORAGE_KEY
 from relabel.manifests.storage.filesystems import absolute_path
 from relabel.manifests.storage.temp_files import HERE
@@ -104,16 +100,3 @@ def worker_name(process: int, name: str) -> str:
 def deadline_of(assignment: Assignment) -> Deadline | None:
     """The worker's own deadline; its clock is the one that the supervisor read."""
     return None if assignment.deadline is None else Deadline(assignment.deadline[0], wall_s=assignment.deadline[1])
-
-
-def plain_cases(cases: dict[ChunkId, ChunkCase]) -> list[Any]:
-    """Cases as JSON holds them."""
-    return [[list(chunk), case.groups, list(case.isolated_rows.items())] for chunk, case in cases.items()]
-
-
-def read_cases(plain: list[Any]) -> dict[ChunkId, ChunkCase]:
-    """The inverse of `plain_cases`."""
-    return {
-        ChunkId(*chunk): ChunkCase(groups, {int(row): why for row, why in isolated_rows})
-        for chunk, groups, isolated_rows in plain
-    }

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from relabel.jobs.pool.assignments import Assignment, assign, plain_cases, worker_name
+from relabel.jobs.pool.assignments import Assignment, assign, worker_name
 from relabel.jobs.pool.done import Done, show
 from relabel.jobs.pool.events import Commits, Ends, EngineUp, Event, Rows
 from relabel.jobs.pool.process_guard import ProcessGuard
@@ -24,7 +24,7 @@ from relabel.jobs.pool.results import Results
 from relabel.jobs.pool.slots import Slot, log_name
 from relabel.jobs.pool.worker_processes import WorkerProcess
 from relabel.jobs.running.conclusions import RunReport
-from relabel.jobs.running.isolation import Isolation
+from relabel.jobs.running.isolation import Isolation, plain_cases
 from relabel.jobs.running.sessions import Session
 from relabel.manifests import errors
 from relabel.manifests.errors import EngineLostError, RelabelError

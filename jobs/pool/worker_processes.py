@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from relabel.jobs.pool.assignments import Assignment, plain_cases
+from relabel.jobs.pool.assignments import Assignment
 from relabel.jobs.pool.done import Done
 from relabel.jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, read_event
 from relabel.jobs.pool.process_guard import ProcessGuard, kill_group
-from relabel.jobs.running.isolation import ChunkCase
+from relabel.jobs.running.isolation import ChunkCase, plain_cases
 from relabel.jobs.running.live import Live
 from relabel.manifests.records import checked
 from relabel.manifests.runs.receipts import ChunkId

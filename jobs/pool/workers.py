@@ -21,11 +21,12 @@ from typing import TextIO
 
 from relabel.jobs.given_secrets import keep_environment
 from relabel.jobs.planning.opening import open_run
-from relabel.jobs.pool.assignments import Assignment, deadline_of, read_cases, worker_name
+from relabel.jobs.pool.assignments import Assignment, deadline_of, worker_name
 from relabel.jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, event_line
 from relabel.jobs.pool.process_guard import kill_group
 from relabel.jobs.running.chunks import ChunkWork
 from relabel.jobs.running.counts import COUNTED, Progress
+from relabel.jobs.running.isolation import read_cases
 from relabel.jobs.running.labeling import work
 from relabel.jobs.running.sessions import Session
 from relabel.jobs.running.signals import stopping
@@ -65,10 +66,7 @@ class Reporter:
         self.say(Begins(number, work.id, len(work.pairs)))
         case = self.cases.get(work.id)
         if case is not None:
-            places = {pair.row_id: index for index, pair in enumerate(work.pairs)}
-            groups = [[places[row] for row in group if row in places] for group in case.groups]
-            work.apart = [group for group in groups if group]
-            work.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
+            work.apply(case)
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
         """Say so before their first ask."""

@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from relabel.jobs.running.isolation import ChunkCase
 from relabel.jobs.running.live import RefusedAnswer, StageSeen
 from relabel.manifests.asks import Answer
 from relabel.manifests.labels import Pair
@@ -68,6 +69,13 @@ class ChunkWork:
         self.known: dict[bytes, Answer] = {}  # likewise, of an execution that was stopped
         self.started_s = time.perf_counter()
         self.started_clock = time.time()
+
+    def apply(self, case: ChunkCase) -> None:
+        """Note what is held against the chunk's rows; ids of other rows are passed over."""
+        places = {pair.row_id: index for index, pair in enumerate(self.pairs)}
+        groups = [[places[row] for row in group if row in places] for group in case.groups]
+        self.apart = [group for group in groups if group]
+        self.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
 
     def isolate_queries(self) -> None:
         """Spread what is held against a row over its query: all of its rows would be asked the very same."""

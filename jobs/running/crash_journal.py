@@ -134,10 +134,7 @@ class CrashJournal:
             self._write(work.id.shard, ahead_of=work.id.chunk)
         case = held.isolation.cases.get(work.id)
         if case is not None:
-            places = {pair.row_id: index for index, pair in enumerate(work.pairs)}
-            groups = [[places[row] for row in group if row in places] for group in case.groups]
-            work.apart = [group for group in groups if group]
-            work.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
+            work.apply(case)
             _isolate_guilty_queries(work)
             for index, why in work.isolated_rows.items():
                 logger.warning("row %d goes to quarantine as `engine`: %s", work.pairs[index].row_id, why)

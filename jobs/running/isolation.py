@@ -34,6 +34,19 @@ class ChunkCase:
     isolated_rows: dict[int, str] = field(default_factory=dict)
 
 
+def plain_cases(cases: dict[ChunkId, ChunkCase]) -> list[Any]:
+    """Cases as JSON holds them."""
+    return [[list(chunk), case.groups, list(case.isolated_rows.items())] for chunk, case in cases.items()]
+
+
+def read_cases(plain: list[Any]) -> dict[ChunkId, ChunkCase]:
+    """The inverse of `plain_cases`."""
+    return {
+        ChunkId(*chunk): ChunkCase(groups, {int(row): why for row, why in isolated_rows})
+        for chunk, groups, isolated_rows in plain
+    }
+
+
 class Isolation:
     """Every chunk's case. Row ids are unique in a run, so that one count serves all chunks."""
 
@@ -46,9 +59,7 @@ class Isolation:
     def of(cls, plain: dict[str, Any], still_open: Collection[ChunkId]) -> Isolation:
         """The inverse of `plain`, without the cases of chunks that are done."""
         found = cls()
-        for chunk, groups, isolated_rows in plain["cases"]:
-            if ChunkId(*chunk) in still_open:
-                found.cases[ChunkId(*chunk)] = ChunkCase(groups, {int(row): why for row, why in isolated_rows})
+        found.cases = {chunk: case for chunk, case in read_cases(plain["cases"]).items() if chunk in still_open}
         found.num_isolated = plain["num_isolated"]
         found._caught = Counter({int(row): times for row, times in plain["caught"]})
         return found
@@ -56,9 +67,7 @@ class Isolation:
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""
         return {
-            "cases": [
-                [list(chunk), case.groups, list(case.isolated_rows.items())] for chunk, case in self.cases.items()
-            ],
+            "cases": plain_cases(self.cases),
             "num_isolated": self.num_isolated,
             "caught": list(self._caught.items()),
         }
