@@ -53,7 +53,8 @@ def estimate_run(
 
     Args:
         is_exact: stream the text once and count.
-        is_sampled: read a few hundred rows and count their tokens, where no receipts tell.
+        is_sampled: where no receipts tell, count the tokens of a few hundred rows, and cheap keys of reused ones. The
+            start of a run leaves this out: it makes the keys anyway.
         probe: measures the engine's rates, where no receipts tell.
     """
     outputs = earlier_outputs(opened.job)
@@ -72,7 +73,8 @@ def estimate_run(
     counts = count_exactly(opened, outputs, pending, history) if is_exact else None
     sampled = sampled_stages(opened, rates) if is_sampled and rows and not is_exact and history is None else {}
     reused, basis = (Range.exact(counts.reused), "counted") if counts else _reused_by_footers(opened, outputs, rows)
-    if reused.low < reused.high and sum(size for file in opened.dataset.group_bytes for _, size in file) <= CHEAP_BYTES:
+    text_bytes = sum(size for file in opened.dataset.group_bytes for _, size in file)
+    if is_sampled and reused.low < reused.high and text_bytes <= CHEAP_BYTES:
         reused, basis = Range.exact(count_reused(opened, outputs, pending)), "counted"
     asked = Range(max(0.0, rows - reused.high), max(0.0, rows - reused.value), max(0.0, rows - reused.low))
     stages = estimated_stages(opened, asked, history, kept, counts, num_chunks, sampled, rates)
