@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from relabel.distill.students.splits import folded
+from relabel.distill.students.examples import folded
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from benchmarks import score_vs_torch, train_vs_peers
 from benchmarks.gpu_models import ROOT, made_up_pairs, write_pairs
 from benchmarks.gpu_teachers import wait_until
 from benchmarks.paired import paired_ratio
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.students import load_student
+from relabel.distill.students.model import load_student
+from relabel.distill.students.spec import DistillSpec
 
 if TYPE_CHECKING:
     from benchmarks.gpu_day import Day
@@ -50,8 +50,8 @@ def relabel(*line: str) -> dict[str, Any]:
 
 
 def _trained(day: Day, values: dict[str, Any], what: str, *, least: float | None) -> None:
-    from relabel.distill.students.example_rows import load_examples
-    from relabel.manifests.storage.context import Storage
+    from relabel.distill.students.examples import load_examples
+    from relabel.manifests.files import Storage
 
     spec = DistillSpec(**values)
     examples = load_examples(spec, Storage())

@@ -40,7 +40,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from real_runs import RESAMPLES, relabel
 
-from relabel.manifests.phi import DEFAULT_PHI
+from relabel.manifests.labels import DEFAULT_PHI
 
 COARSE = (0, 1, 1, 2)
 """Three grades of four."""
@@ -302,13 +302,12 @@ def answers(asked: argparse.Namespace, folder: Path, test: Sequence[dict[str, An
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from relabel.distill.teachers.answer_tokens import AnswerTokens
-    from relabel.distill.teachers.rollouts import Dialogues
+    from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
     from relabel.labelers.engines.checkpoints import end_ids
     from relabel.labelers.engines.tokens import PromptEncoder
     from relabel.labelers.registry import labeler_class
     from relabel.manifests.labels import Pair
-    from relabel.manifests.spec_faults import validate_spec
+    from relabel.manifests.specs import validate_spec
 
     torch.manual_seed(7)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")

@@ -18,16 +18,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from relabel.distill.teachers.answer_tokens import AnswerTokens
-from relabel.distill.teachers.grpo_spec import RolloutSection
-from relabel.distill.teachers.rollouts import Dialogues
-from relabel.distill.teachers.scores import GoldRow, each, grade_score, graph_score
-from relabel.distill.training.sections import TrainingSection
-from relabel.distill.training.training_place import TrainingPlace
+from relabel.distill.teachers.rewards import GoldRow, each, grade_score, graph_score
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
+from relabel.distill.teachers.spec import RolloutSection
+from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.spec import TrainingSection
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.labels import Pair
-from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import validate_spec
 
 WORDS = (("mud", "sand", "clay"), ("boot", "lace", "sole"), ("rose", "bush", "leaf"))
 """Words of documents, by the grade that they mean."""
@@ -172,9 +171,7 @@ def train(
     setting: Setting, name: str, folder: Path, *, steps: int, group: int = 16, rate: float = RATE, **options: Any
 ) -> Any:
     """GRPO, two steps on each group's rollouts of 16 prompts; the trainer, with its curve."""
-    from relabel.distill.teachers.grpo_arguments import grpo_arguments
-    from relabel.distill.teachers.grpo_credit_trainer import CreditTrainer
-    from relabel.distill.teachers.grpo_trainer import RolloutTrainer
+    from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer, grpo_arguments
 
     settings = TrainingSection(
         max_steps=steps, batch_size=16 * group, learning_rate=rate, schedule="constant", warmup=0, device="cpu",
@@ -215,7 +212,7 @@ def main() -> None:
         print(f"format shown in {shown - began:.1f} s")
         options: dict[str, Any] = {}
         if chosen.labeler == "graph-grpo":
-            from relabel.distill.teachers.grpo_credit import Credit, CreditPlan
+            from relabel.distill.teachers.credit import Credit, CreditPlan
 
             options["credit"] = CreditPlan(Credit(), tags_earn=chosen.tags == "grade")
         curve = train(setting, chosen.labeler, Path(name), steps=chosen.steps, **options).curve

@@ -105,9 +105,9 @@ def write_setting(folder: Path, chosen: argparse.Namespace) -> None:
 def relabel_side(folder: Path) -> dict[str, Any]:
     """`relabel train`, as its command calls it."""
     from relabel.distill.teachers import grpo_trainer
-    from relabel.distill.teachers.spec_files import read_teacher_spec
+    from relabel.distill.teachers.spec import read_teacher_spec
     from relabel.distill.teachers.teaching import train_teacher
-    from relabel.manifests.storage.context import Storage
+    from relabel.manifests.files import Storage
 
     stamps = Stamps()
     made = grpo_trainer.RolloutTrainer.__init__
@@ -131,10 +131,10 @@ def trl_side(folder: Path) -> dict[str, Any]:
 
     from relabel.distill.teachers.bases import check_teacher_base, load_model
     from relabel.distill.teachers.grpo import GrpoTeacher
-    from relabel.distill.teachers.grpo_arguments import grpo_arguments
-    from relabel.distill.teachers.spec_files import read_teacher_spec
-    from relabel.manifests.models.references import resolve_model
-    from relabel.manifests.storage.context import Storage
+    from relabel.distill.teachers.grpo_trainer import grpo_arguments
+    from relabel.distill.teachers.spec import read_teacher_spec
+    from relabel.manifests.files import Storage
+    from relabel.manifests.models import resolve_model
 
     spec: Any = read_teacher_spec(json.loads((folder / "spec.json").read_text()), where="benchmark")
     base = check_teacher_base(spec, resolve_model(spec.init))

@@ -35,17 +35,14 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.train_vs_peers import MODEL, Clock
-from relabel.distill.students.distilling import distill
-from relabel.distill.students.example_rows import load_examples
-from relabel.distill.students.examples import Examples
-from relabel.distill.students.logits import softmax
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.splits import DEV, TEST, TRAIN
-from relabel.distill.students.students import load_student
-from relabel.jobs.fetching.models import fetch_model
-from relabel.manifests.metrics.ranking import rank_queries
-from relabel.manifests.models.references import resolve_model
-from relabel.manifests.storage.context import Storage
+from relabel.distill.students.distillation import distill
+from relabel.distill.students.examples import DEV, TEST, TRAIN, Examples, load_examples
+from relabel.distill.students.model import load_student, softmax
+from relabel.distill.students.spec import DistillSpec
+from relabel.jobs.downloads import fetch_model
+from relabel.manifests.files import Storage
+from relabel.manifests.metrics.measures import rank_queries
+from relabel.manifests.models import resolve_model
 
 SPLIT = {"by": "query", "dev": 0.15, "test": 0.25, "seed": 0}
 RESAMPLES = 1000

@@ -15,8 +15,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.distill.students.splits import TEST, describe_split, split_queries
-from relabel.distill.students.student_manifest import read_student_manifest
+from relabel.distill.students.examples import TEST, describe_split, split_queries
+from relabel.distill.students.manifest import read_student_manifest
 
 
 def main() -> None:

@@ -20,18 +20,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from relabel.export.bench.benching import bench_bundle
-from relabel.export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
-from relabel.export.bench.latency_comparison import ComparedModels
-from relabel.export.bench.latency_records import write_to
-from relabel.export.bench.side_by_side import Against
-from relabel.export.bench.specs import BenchSpec
-from relabel.export.bench.workloads import MAX_ROWS
+from relabel.export.bench.benching import bench_bundle, write_to
+from relabel.export.bench.comparisons import Against, cell_rows, comparison_rows, machine_line, rate_rows
+from relabel.export.bench.plans import MAX_ROWS
+from relabel.export.bench.records import ComparedModels
+from relabel.export.bundle_facts import read_parity, student_facts
 from relabel.export.bundles import Bundle, open_bundle
-from relabel.export.parity_records import read_parity
-from relabel.export.reference_pairs import PairsFile, draw_pairs, file_pairs
-from relabel.export.student_facts import student_facts
-from relabel.manifests.storage.context import Storage
+from relabel.export.parity import PairsFile, draw_pairs, file_pairs
+from relabel.export.specs import BenchSpec
+from relabel.manifests.files import Storage
 
 NO_SLOWER = 1.05
 """The upper end of fp32's time over optimum's may be at most this."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.headline import SPLIT
-from relabel.distill.students.splits import TRAIN, folded, split_queries
+from relabel.distill.students.examples import TRAIN, folded, split_queries
 
 RANKS = (1, 4, 14, 49)
 """From 0, in a ranking for the query: from titles that have all of its words to such that share one."""

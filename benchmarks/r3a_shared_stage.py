@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu_models import made_up_pairs
 from benchmarks.paired import Ratio, paired_ratio, turns
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Answer, Ask
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.receipts import ChunkId
 
 CHUNK_ROWS = 40
 SIDES = ("shared", "each", "plain")

@@ -22,14 +22,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from benchmarks.paired import paired_ratio, turns
-from relabel.manifests.inputs.dataset import Dataset, open_dataset, open_parquet
-from relabel.manifests.runs.plans import ShardPlan
-from relabel.manifests.runs.readings import Readings
-from relabel.manifests.runs.row_batches import BATCH_ROWS
-from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import Dataset, open_dataset, open_parquet
+from relabel.manifests.plan import ShardPlan
+from relabel.manifests.readings import Readings
+from relabel.manifests.rows import BATCH_ROWS, read_chunks
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 CHUNK_ROWS = 256
 SIDES = ("arrow", "pairs", "first", "again")

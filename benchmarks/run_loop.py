@@ -55,12 +55,11 @@ def write_pairs(path: Path, pairs: int) -> None:
 def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     """Seconds of one whole run, plan and manifest included, imports excluded."""
     from relabel.jobs.exits import Exit
-    from relabel.jobs.planning.job_files import build_job
-    from relabel.jobs.planning.opening import open_run
-    from relabel.jobs.running.counts import Progress
-    from relabel.jobs.running.labeling import label
-    from relabel.jobs.running.sessions import Session
-    from relabel.jobs.running.stops import Stop
+    from relabel.jobs.job import build_job, open_run
+    from relabel.jobs.run.counts import Progress
+    from relabel.jobs.run.execution import label
+    from relabel.jobs.run.session import Session
+    from relabel.jobs.run.stop import Stop
 
     shutil.rmtree(folder, ignore_errors=True)
     values = {

@@ -201,9 +201,8 @@ def write_entries(job_file: str, path: str) -> None:
     """
     from dataclasses import asdict
 
-    from relabel.jobs.planning.job_files import load_job
-    from relabel.jobs.planning.opening import open_run
-    from relabel.manifests.digests import readable_json
+    from relabel.jobs.job import load_job, open_run
+    from relabel.manifests.records import readable_json
 
     now = int(time.time())
     run = open_run(load_job(job_file), may_plan=False)
@@ -220,7 +219,7 @@ def write_entries(job_file: str, path: str) -> None:
 
 
 def _receipts(plan):  # type: ignore[no-untyped-def]
-    from relabel.manifests.runs.receipts import FileRef, Receipt
+    from relabel.manifests.receipts import FileRef, Receipt
 
     times = "2026-11-20T08:00:00.000+00:00", "2026-11-20T08:00:01.000+00:00"
     stages = {"score": {"asks": CHUNK_ROWS, "prompt_tokens": 9000, "cached_tokens": 8000, "output_tokens": CHUNK_ROWS}}
@@ -259,11 +258,9 @@ def _load(server: Server, entries: Path) -> None:
 
 def write_run_manifest(job_file: str) -> None:
     """The manifest over all receipts, as a run writes it, without the proof, which reads label files."""
-    from relabel.jobs.planning.job_files import load_job
-    from relabel.jobs.planning.opening import open_run
-    from relabel.manifests.runs.proofs import Fates
-    from relabel.manifests.runs.run_manifest import MANIFEST_VERSION, RunManifest, write_manifest
-    from relabel.manifests.runs.snapshots import digest_of_listing
+    from relabel.jobs.job import load_job, open_run
+    from relabel.manifests.manifest import MANIFEST_VERSION, RunManifest, digest_of_listing, write_manifest
+    from relabel.manifests.receipts import Fates
 
     run = open_run(load_job(job_file), may_plan=False)
     listing = digest_of_listing(run.folder.listing())

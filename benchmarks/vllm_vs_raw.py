@@ -17,12 +17,12 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from benchmarks.paired import turns
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.stop import Stop
 from relabel.manifests.labels import Pair
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.receipts import ChunkId
 
 DOCS_PER_QUERY = 8
 SIDES = ("ours", "raw")

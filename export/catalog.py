@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from relabel.export.addresses import Address, is_name, object_name
-from relabel.export.bundle_files import BundleFile
-from relabel.export.bundles import read_manifest
-from relabel.export.channels import Channel, Move, channels_of, find_channel
+from relabel.export.bundles import BundleFile, read_manifest
 from relabel.export.pulling import DEFAULT_CHANNEL
-from relabel.export.versions import Version, load_version
-from relabel.manifests.digests import sha256_bytes
+from relabel.export.store import (
+    Address,
+    Channel,
+    Move,
+    Version,
+    channels_of,
+    find_channel,
+    is_name,
+    load_version,
+    object_name,
+)
+from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import InputError, ManifestError
-from relabel.manifests.storage.bundle_store_ports import BundleStore
+from relabel.manifests.records import sha256_bytes
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,34 @@
-"""Exporters by name: what turns a student's module into an ONNX graph of floats. One line each; third parties use the
-entry point group.
-
-An exporter is a function `(student, path, options) -> facts`: it writes one ONNX file at `path` with dynamic batch and
-sequence, whose inputs are `input_names(student)` and whose outputs are the heads by name (calibrated probabilities,
-then `<head>_logits` where asked for), and says what made it.
-"""
+"""Registries of ONNX exporters and of further bundle formats, and the input contract that every exported model keeps:
+the bundle's tokenizer and its loader."""
 
 from __future__ import annotations
 
+import inspect
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from relabel.distill.students.students import StudentModel
-from relabel.manifests.registered import Registry
+import relabel.export.loader
+from relabel.distill.students import length_batches, query_counts
+from relabel.distill.students.model import DecoderTexts, StudentModel
+from relabel.distill.students.spec import KINDS
+from relabel.export.bundle_facts import InputContract
+from relabel.export.bundles import Bundle
+from relabel.export.parity import PairSet
+from relabel.manifests.errors import ModelError
+from relabel.manifests.specs import Registry
 
-EXPORTERS = {"torch": "relabel.export.onnx_torch:export_torch", "optimum": "relabel.export.onnx_optimum:export_optimum"}
+# ------------------------------------------------------------------------------
+# Exporters by name: what turns a student's module into an ONNX graph of floats. One line each; third parties use the
+# entry point group.
+#
+# An exporter is a function `(student, path, options) -> facts`: it writes one ONNX file at `path` with dynamic batch
+# and sequence, whose inputs are `input_names(student)` and whose outputs are the heads by name (calibrated
+# probabilities, then `<head>_logits` where asked for), and says what made it.
+
+
+EXPORTERS = {"torch": "relabel.export.onnx_graphs:export_torch", "optimum": "relabel.export.onnx_graphs:export_optimum"}
 _REGISTRY = Registry("exporter", "relabel.exporters", EXPORTERS)
 
 
@@ -59,3 +72,124 @@ def output_names(student: StudentModel, options: GraphOptions) -> list[str]:
     """The graph's outputs, in order: probabilities by head, then logits."""
     heads = list(student.record.heads)
     return [*heads, *(f"{name}_logits" for name in heads if options.logits)]
+
+
+# ------------------------------------------------------------------------------
+# Forms of a model that a bundle may hold beside its ONNX files, by name. One line each; third parties use the entry
+# point group.
+
+
+FORMATS = {"tensorrt": "relabel.export.tensorrt_engines:ENGINES"}
+ONNX = "onnx"
+"""What every bundle holds: other forms are made of it, and the loader falls back to it."""
+_FORMAT_REGISTRY = Registry("format", "relabel.bundle_formats", FORMATS, built_in=(ONNX,))
+
+
+class BundleFormat(Protocol):
+    """A form, made of the fp32 ONNX model of a sealed bundle."""
+
+    precisions: tuple[str, ...]
+    """Those that it knows; an export writes each of them that it is asked for."""
+
+    def check(self) -> None:
+        """Look whether it can be made here, before anything else is.
+
+        Raises:
+            MissingExtraError: a package or a device is absent.
+        """
+        ...
+
+    def add(self, bundle: Path, precision: str) -> Bundle:
+        """Put its files into a bundle, which is sealed anew in one step."""
+        ...
+
+
+def load_format(name: str) -> BundleFormat:
+    """The form of a name.
+
+    Raises:
+        ConfigError: no such form; names the nearest.
+    """
+    found: BundleFormat = _FORMAT_REGISTRY.load(name)
+    return found
+
+
+# ------------------------------------------------------------------------------
+# The input contract: all that the bundle's loader must know to turn texts into the tokens that the student saw in
+# training; and the files that the loader is and reads.
+
+
+TOKENIZER = "tokenizer.json"
+LOADER = "load.py"
+FUTURE = "from __future__ import annotations\n"
+IMPORTED = {
+    "from relabel.distill.students.length_batches import batch_tokens_on, length_batches": length_batches,
+    "from relabel.distill.students.query_counts import query_counts": query_counts,
+}
+"""What the loader imports of this package, and the module whose text stands there in `load.py`."""
+
+
+def input_contract(student: StudentModel) -> InputContract:
+    """What the loader must know; `inputs` in the bundle's manifest."""
+    record, tokenizer = student.record, student.tokenizer
+    pads_left = KINDS[record.kind].pads_left
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    texts = student.texts if isinstance(student.texts, DecoderTexts) else None
+    return InputContract(
+        kind=record.kind,
+        tokenizer=TOKENIZER,
+        max_tokens=record.max_tokens,
+        names=input_names(student),
+        padding_side="left" if pads_left else "right",
+        pad_id=int(pad or 0),
+        pad_type_id=0 if pads_left else int(tokenizer.pad_token_type_id),
+        truncation_side=tokenizer.truncation_side,
+        columns=record.columns,
+        prompt=list(record.prompt) if any(record.prompt) else None,
+        prompt_ids=[list(piece) for piece in texts.prompt_ids] if texts else None,
+    )
+
+
+def write_tokenizer(student: StudentModel, folder: Path) -> None:
+    """Write the tokenizer as the `tokenizers` library reads it, without the padding and cutting of whoever used it
+    last.
+
+    Raises:
+        ModelError: the tokenizer is written in Python alone.
+    """
+    backend = getattr(student.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(
+            f"{student.path}: its tokenizer ({type(student.tokenizer).__name__}) is written in Python, and a bundle "
+            "needs one that the tokenizers library loads. Take a model with a tokenizer.json."
+        )
+    held = json.loads(backend.to_str())
+    plain = {**held, "truncation": None, "padding": None}
+    (folder / TOKENIZER).write_text(json.dumps(plain, ensure_ascii=False), encoding="utf-8")
+
+
+def write_loader(folder: Path) -> None:
+    """Write `load.py`: the loader, with the texts of the modules that it imports of this package."""
+    text = inspect.getsource(relabel.export.loader)
+    for line, module in IMPORTED.items():
+        text = text.replace(line, inspect.getsource(module).partition(FUTURE)[2].strip("\n"))
+    (folder / LOADER).write_text(text, encoding="utf-8")
+
+
+def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:
+    """Hold the loader's tokens against the student's.
+
+    Args:
+        rows: the loader's.
+    Raises:
+        ModelError: they differ, so no comparison of answers means anything.
+    """
+    for number, (row, want) in enumerate(zip(rows, student.texts.encode(pairs.pairs), strict=True)):
+        beside = want.types if want.counts is None else want.counts
+        if row[0] != want.ids or (beside is not None and row[1] != beside):
+            source, place = pairs.names[number]
+            raise ModelError(
+                f"{student.path}: row {place} of {source} becomes other tokens in the bundle's loader than in the "
+                "student. Its tokenizer "
+                "does something that the tokenizers library alone does not; take another base model."
+            )

@@ -1,31 +1,355 @@
-"""Parity: does an exported model say what the student says, on real pairs, alone and in every company?
-
-The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its
-padding, its session. Every pair is answered once in batches of each size, in the order of the data, so that short rows
-are beside long ones and are padded.
-
-The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a
-loss beyond the bound is not ruled out either is marked `undecided`, with the loss that it could have.
-
-A dynamic int8 scales its activations over the whole batch, so its answers depend on the company; the figures of the
-worst size decide.
-"""
+"""Parity of an exported model with its student: the reference pairs, rank orders and judged metrics, and the verdict on
+each gate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from relabel.export.judged_parity import POINTS, expected_grade, judged_figures
+from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, TRAIN, load_examples
+from relabel.distill.students.labels import read_pairs
+from relabel.distill.students.spec import DistillSpec
+from relabel.export.bundle_facts import F1Loss, ModelParity, NdcgLoss, OrderCounts, ParityCheck, SizeFigures, WorstRow
 from relabel.export.loader import Encoder
-from relabel.export.orders import kept_orders, least_difference
-from relabel.export.parity_records import ModelParity, OrderCounts, ParityCheck, SizeFigures, WorstRow
-from relabel.export.reference_pairs import PairSet
 from relabel.export.specs import ParitySpec
-from relabel.manifests.metrics.bootstrap import Interval, bootstrap
-from relabel.manifests.metrics.metric import NOTHING_DRAWN, finite, mean
-from relabel.manifests.metrics.shares import share_bounds
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, RelabelError
+from relabel.manifests.files import Storage
+from relabel.manifests.gold import check_scale, grades_seen, load_gold_by_row, mapped
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.metrics.measures import confusion_by_group, f1_macro, rank_queries, rows_by_group
+from relabel.manifests.metrics.metric import (
+    NOTHING_DRAWN,
+    Interval,
+    bootstrap,
+    finite,
+    mean,
+    paired_bootstrap,
+    share_bounds,
+)
+from relabel.manifests.metrics.metric import WeightedStatistic as Statistic
+from relabel.manifests.records import digest_of
+from relabel.manifests.schemas import codes_of, ids_of
+from relabel.manifests.specs import Columns, InputSpec, validate_spec
+from relabel.manifests.tables import read_grades
+
+# ------------------------------------------------------------------------------
+# Real pairs for the parity gate and for calibration: of the student's own lineage, or of a file that was named.
+
+
+# N pairs
+
+Judge = Literal["gold", "teacher"]
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """Pairs with their queries, and with grades where there are some.
+
+    Args:
+        pairs: (query, document) texts.
+        names: where each comes from: `(source, row)`.
+        queries: int64 [N], which pairs are of one query: 0..G-1.
+        grades: int64 [N], -1 where there is none.
+        judge: whose grades those are; None where no pair has one.
+        about: where all of this is from, for the manifest.
+    """
+
+    pairs: list[tuple[str, str]]
+    names: list[tuple[str, int]]
+    queries: np.ndarray
+    grades: np.ndarray
+    judge: Judge | None
+    about: dict[str, Any]
+
+    def take(self, rows: np.ndarray) -> PairSet:
+        """Some of the pairs, in the order of `rows`; queries are numbered anew."""
+        _, query_N = np.unique(self.queries[rows], return_inverse=True)
+        chosen = rows.tolist()
+        return replace(
+            self,
+            pairs=[self.pairs[row] for row in chosen],
+            names=[self.names[row] for row in chosen],
+            queries=query_N,
+            grades=self.grades[rows],
+        )
+
+
+@dataclass(frozen=True)
+class PairsFile:
+    """A file of pairs that the user names.
+
+    Args:
+        path: Parquet file, folder or glob.
+        gold: column of trusted grades, if any.
+        gold_map: brings them to the student's scale.
+    """
+
+    path: str
+    gold: str | None = None
+    gold_map: dict[int, int] | None = None
+
+
+def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int) -> tuple[PairSet, PairSet]:
+    """The pairs that a student was tested and trained on, read again from where its labels and gold lie.
+
+    Args:
+        manifest: the student's.
+        grades: K of its relevance head.
+    Returns:
+        Test split, training split.
+    Raises:
+        InputError: the student's manifest names none, or they can't be read any more.
+        ManifestError: they are no longer what they were.
+    """
+    if "spec" not in manifest:
+        raise InputError(
+            "the student's manifest does not say what it was trained on. Name pairs to compare on with --pairs."
+        )
+    try:
+        examples = load_examples(validate_spec(DistillSpec, manifest["spec"], where="the student's manifest"), storage)
+    except RelabelError as exc:
+        raise InputError(
+            f"the student's own pairs can't be read: {exc} Restore them, or name others with --pairs."
+        ) from exc
+    split_digest = examples.about.split.sha256
+    if split_digest != manifest["split"]["sha256"]:
+        raise ManifestError(
+            "the pairs that the student's manifest names now split otherwise than when it was trained, so its test "
+            "split can't be determined. Restore them, or name other pairs with --pairs."
+        )
+    is_gold = bool((examples.gold != NO_GRADE).any())
+    grade_N = examples.gold if is_gold else examples.teacher
+    judge: Judge | None = "gold" if is_gold else "teacher" if bool((grade_N != NO_GRADE).any()) else None
+    check_scale(set(grade_N[grade_N != NO_GRADE].tolist()), grades, where="the student's labels", option="gold.map")
+    about = {"from": "lineage", "split_sha256": split_digest}
+    _, query_N = np.unique(examples.queries, return_inverse=True)
+    whole = PairSet(examples.texts, examples.names, query_N, grade_N, judge, about)
+    test, train = (
+        replace(whole.take(examples.rows_of(side)), about={**about, "side": SIDES[side]}) for side in (TEST, TRAIN)
+    )
+    return test, train
+
+
+def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, *, grades: int) -> PairSet:
+    """The pairs of a file.
+
+    Args:
+        columns: the student's.
+        grades: K of its relevance head.
+    Raises:
+        InputError: the file can't be read, lacks a column, or its grades are off the scale.
+    """
+    wanted = Columns(**columns).model_copy(update={"gold": source.gold, "context": None})
+    dataset = open_dataset(InputSpec(path=(source.path,), columns=wanted), storage)
+    found = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    grade_N = np.full(len(found), NO_GRADE, dtype=np.int64)
+    if source.gold is not None:
+        values = read_grades(load_gold_by_row([file.path for file in dataset.files], source.gold, storage)).values
+        known = mapped(values, source.gold_map, where=source.path, option="--gold-map")
+        check_scale(grades_seen(known), grades, where=source.path, option="--gold-map")
+        grade_N[:] = known.fill_null(NO_GRADE).to_numpy()
+    _, query_N = np.unique([pair.query_id for pair in found], return_inverse=True)
+    return PairSet(
+        [(pair.query, pair.document) for pair in found],
+        [(source.path, pair.row_id) for pair in found],
+        query_N,
+        grade_N,
+        "gold" if (grade_N != NO_GRADE).any() else None,
+        {
+            "from": "file",
+            "name": Path(source.path).name,
+            "inputs_sha256": digest_of([list(file.identity) for file in dataset.files]),
+        },
+    )
+
+
+def draw_queries(pairs: PairSet, at_least: int, *, seed: int) -> PairSet:
+    """Whole queries, drawn until they hold enough pairs; all of them where there are too few.
+
+    Raises:
+        ConfigError: there is no pair at all.
+    """
+    if not pairs.pairs:
+        raise ConfigError("no pair to compare on: the student's test split is empty. Name some with --pairs.")
+    groups = rows_by_group(pairs.queries, int(pairs.queries.max()) + 1)
+    order = np.random.default_rng(seed).permutation(len(groups))
+    rows: list[int] = []
+    for group in order.tolist():
+        if len(rows) >= at_least:
+            break
+        rows.extend(groups[group].tolist())
+    return pairs.take(np.array(sorted(rows)))
+
+
+def draw_pairs(pairs: PairSet, number: int, *, seed: int) -> Sequence[tuple[str, str]]:
+    """Some pairs, drawn without replacement; all where there are too few."""
+    if len(pairs.pairs) <= number:
+        return pairs.pairs
+    rows = np.random.default_rng(seed).choice(len(pairs.pairs), size=number, replace=False)
+    return [pairs.pairs[row] for row in rows.tolist()]
+
+
+# ------------------------------------------------------------------------------
+# Whether a model keeps the order in which a student puts a query's documents: Kendall's tau over the orders that the
+# student states.
+#
+# Two documents whose scores hardly differ have no order to keep: another padding, or sums in another order, turn it
+# round in the student itself. Counted as orders they make tau say how crowded a query is, and not how good a model. So
+# a margin is fixed beforehand, and what the student tells apart by more than that must keep its order.
+
+
+# N pairs, K grades
+
+RESOLUTION = 1e-4
+"""How far a probability may move in fp32: the default of that gate and not its setting, since to loosen one must not
+loosen the other.
+"""
+
+
+class Orders(NamedTuple):
+    """What became of the orders of all queries.
+
+    Args:
+        tau: -1 to 1; None where the student orders no two documents of a query.
+        ordered: pairs of documents of one query that the student orders by more than the margin.
+        of: all pairs of documents of one query.
+        by_query: [G, 2], tau times the weight, and the weight, of each query that has an order.
+    """
+
+    tau: float | None
+    ordered: int
+    of: int
+    by_query: np.ndarray = np.zeros((0, 2))
+
+
+def least_difference(grades: int) -> float:
+    """The least difference of two expected grades that is an order, K(K−1)·1e-4: 6e-4 for three grades.
+
+    When every probability moves by 1e-4 or less, an expected grade Σ k p(k) moves by at most 1e-4·K(K−1)/2, and a
+    difference of two by twice that. So a model that is as near as fp32 has to be keeps all orders, and tau 1.
+    """
+    return RESOLUTION * grades * (grades - 1)
+
+
+def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, margin: float) -> Orders:
+    """Hold a model's orders against the student's.
+
+    Of a query, tau = (kept − reversed) / ordered pairs; an order that the model makes a tie counts as neither. Queries
+    are averaged by their number of documents: in a plain mean one swap in a query of two documents would outweigh a
+    hundred in a large one, and by pairs of documents, which grow with the square, a large query would hide all others.
+
+    Args:
+        query_N: which rows are of one query, 0..G-1.
+        ours_N, theirs_N: expected grades by student and model.
+        margin: the student's scores differ by more than this, or there is no order.
+    Source:
+        Kendall 1938, "A new measure of rank correlation": tau; here over the pairs beyond the margin only.
+    """
+    taus, weights, ordered, of = [], [], 0, 0
+    for rows in rows_by_group(query_N, int(query_N.max()) + 1):
+        score, count = _balance(ours_N[rows], theirs_N[rows], margin)
+        of += len(rows) * (len(rows) - 1) // 2
+        if count:
+            ordered += count
+            taus.append(score / count)
+            weights.append(len(rows))
+    by_query_G2 = np.stack([np.multiply(taus, weights), np.asarray(weights, dtype=np.float64)], axis=1)
+    return Orders(float(np.average(taus, weights=weights)) if taus else None, ordered, of, by_query_G2)
+
+
+def _balance(ours_D: np.ndarray, theirs_D: np.ndarray, margin: float) -> tuple[int, int]:
+    """Orders kept less those reversed, and how many there are. Document by document: a query of
+    10,000 has 50 million.
+    """
+    score = count = 0
+    for place in range(len(ours_D) - 1):
+        difference = ours_D[place + 1 :] - ours_D[place]
+        is_order = np.abs(difference) > margin
+        count += int(is_order.sum())
+        score += int((np.sign(difference) * np.sign(theirs_D[place + 1 :] - theirs_D[place]))[is_order].sum())
+    return score, count
+
+
+# ------------------------------------------------------------------------------
+# What a difference of two sets of answers does to their figures by gold.
+
+
+POINTS = 100.0
+
+
+def expected_grade(probs_NK: np.ndarray) -> np.ndarray:
+    """Σ k p(k), float64 [N]: what documents are ordered by."""
+    return np.nan_to_num(probs_NK.astype(np.float64)) @ np.arange(probs_NK.shape[1])
+
+
+class _ByGrades(NamedTuple):
+    judge: str
+    rows: int
+    queries: int
+    f1_macro: F1Loss
+    ndcg: NdcgLoss
+
+
+def judged_figures(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: ParitySpec) -> _ByGrades:
+    """Macro F1 and nDCG@10 of both by grades: gold, else the teacher's, else the student's own."""
+    has_N = pairs.grades != NO_GRADE
+    judge_name = pairs.judge if pairs.judge and has_N.any() else "student"
+    rows = np.flatnonzero(has_N) if judge_name != "student" else np.arange(len(ours_NK))
+    grade_N = pairs.grades[rows] if judge_name != "student" else ours_NK.argmax(1)
+    _, query_N = np.unique(pairs.queries[rows], return_inverse=True)
+    queries, grades = int(query_N.max()) + 1, ours_NK.shape[1]
+    counts = [
+        confusion_by_group(grade_N, probs_NK[rows].argmax(1), query_N, num_groups=queries, grades=grades)
+        for probs_NK in (ours_NK, theirs_NK)
+    ]
+    ours, theirs = (float(_f1_macro(count_GKK.sum(0))) for count_GKK in counts)
+    first, second = (_resampled(count_GKK) for count_GKK in counts)
+    drawn = paired_bootstrap(first, second, num_groups=queries, resamples=spec.resamples, seed=spec.seed).difference
+    loss = (ours - theirs) * POINTS
+    interval = drawn.get("f1_macro")
+    # from zero, since a minus alone makes -0.0 of no loss
+    low, high = (0 - interval.high * POINTS, 0 - interval.low * POINTS) if interval else (loss, loss)
+    doc_N, _ = codes_of(ids_of(map(str, rows.tolist())))
+    first_ndcg, second_ndcg = (
+        _mean(rank_queries(query_N, doc_N, expected_grade(probs_NK)[rows], grade_N, num_queries=queries).ndcg)
+        for probs_NK in (ours_NK, theirs_NK)
+    )
+    ndcg_loss = None if first_ndcg is None or second_ndcg is None else first_ndcg - second_ndcg
+    f1_loss = F1Loss(student=ours, model=theirs, loss_points=loss, loss_low=low, loss_high=high)
+    return _ByGrades(judge_name, len(rows), queries, f1_loss, NdcgLoss(first_ndcg, second_ndcg, ndcg_loss))
+
+
+def _f1_macro(counts_KK: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return f1_macro(counts_KK)
+
+
+def _resampled(counts_GKK: np.ndarray) -> Statistic:
+    """Macro F1 of weighted queries."""
+    return lambda weight_RG: {"f1_macro": _f1_macro(np.tensordot(weight_RG, counts_GKK, axes=1))}
+
+
+def _mean(value_G: np.ndarray) -> float | None:
+    return float(np.nanmean(value_G)) if np.isfinite(value_G).any() else None
+
+
+# ------------------------------------------------------------------------------
+# Parity: does an exported model say what the student says, on real pairs, alone and in every company?
+#
+# The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its
+# padding, its session. Every pair is answered once in batches of each size, in the order of the data, so that short
+# rows are beside long ones and are padded.
+#
+# The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a
+# loss beyond the bound is not ruled out either is marked `undecided`, with the loss that it could have.
+#
+# A dynamic int8 scales its activations over the whole batch, so its answers depend on the company; the figures of the
+# worst size decide.
+
 
 # N pairs, K grades of a head, G queries
 

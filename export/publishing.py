@@ -1,36 +1,326 @@
-"""From a bundle to a version that a channel points to: objects first, each proven, then the version's record, then the
-pointer.
-
-Whatever is killed or lost on the way, a version's record exists only when all its objects are whole, and a pointer
-points only to a version whose record exists. The same command again does what is left.
-"""
+"""Publishing to a bundle store: uploads of versions, moves and rollbacks of channels, and garbage collection in two
+phases, which spares what a publisher claims."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from relabel.export.addresses import check_name, object_name, version_name
-from relabel.export.bundle_files import BundleFile
-from relabel.export.bundles import Bundle
-from relabel.export.channels import Channel, before, check_may_move, find_channel, load_channel, move_channel
-from relabel.export.gc_marks import spare
+from relabel.export.bundles import Bundle, BundleFile, strict_json
 from relabel.export.signatures import SigningKey
-from relabel.export.versions import (
+from relabel.export.store import (
+    OBJECTS,
+    Channel,
     Version,
+    before,
+    channels_of,
+    check_may_move,
+    check_name,
     check_same,
     check_whole,
+    find_channel,
     find_version,
+    is_name,
+    load_channel,
     load_version,
+    move_channel,
+    object_name,
+    version_name,
     version_of,
     write_version,
 )
 from relabel.manifests import failpoints
-from relabel.manifests.errors import GateError, InputError, StoreError
-from relabel.manifests.records import checked
-from relabel.manifests.storage.bundle_store_ports import BundleStore, Held, digest_of_blocks
-from relabel.manifests.storage.disk_errors import translate_errors
+from relabel.manifests.bundle_store import BundleStore, Entry, Held, digest_of_blocks
+from relabel.manifests.errors import GateError, InputError, LockHeldError, ManifestError, StoreError, TransientError
+from relabel.manifests.files import translate_errors
+from relabel.manifests.records import checked, fault_of, readable_json
+
+# ------------------------------------------------------------------------------
+# What `gc` has marked: names of objects and versions that nothing points to, on their way out in two steps.
+#
+# A name is first marked, in one small record that is replaced by compare and swap; a later `gc` claims it, and only
+# then deletes. Whoever is about to rely on a name (a publisher that finds an object already there, a channel set to an
+# old version) first takes it off the list. So a name is either spared or claimed, never both; and no clock but the
+# bundle store's decides.
+
+
+RECORD_NAME = "gc.json"
+KIND = "gc"
+_SWAPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one `gc` is deleting, or was when it was killed.
+
+    Args:
+        owner: made up by that `gc`.
+        renewed_s: when it last said that it is alive, by the bundle store's clock.
+    """
+
+    owner: str
+    renewed_s: float
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GcMarks:
+    """The list.
+
+    Args:
+        since: name → when it was marked, seconds since the epoch by the bundle store's clock.
+    """
+
+    since: dict[str, float] = field(default_factory=dict)
+    claim: Claim | None = None
+
+    def record(self) -> bytes:
+        """The list as it is written."""
+        return readable_json(
+            {"kind": KIND, "format": 1, "since": self.since, "claim": asdict(self.claim) if self.claim else None}
+        )
+
+
+def load_gc_marks(bundle_store: BundleStore) -> tuple[GcMarks, str]:
+    """The list and its tag; an empty one without a tag where no `gc` ran yet.
+
+    Raises:
+        ManifestError: it is damaged.
+    """
+    try:
+        data, tag = bundle_store.read(RECORD_NAME)
+    except FileNotFoundError:
+        return GcMarks(), ""
+    where = f"{bundle_store.url}/{RECORD_NAME}"
+    held = strict_json(data, where)
+    try:
+        since, claim = checked(dict[str, float], held.get("since")), held.get("claim")
+        return GcMarks(since, None if claim is None else checked(Claim, claim)), tag
+    except ValueError as exc:
+        raise ManifestError(
+            f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc starts over."
+        ) from exc
+
+
+def change_gc_marks(bundle_store: BundleStore, change: Callable[[GcMarks], GcMarks]) -> GcMarks:
+    """Replace the list by what `change` makes of it, again if others change it meanwhile.
+
+    Args:
+        change: pure; may raise, and then nothing is written.
+    Raises:
+        TransientError: others keep changing it.
+    """
+    for _ in range(_SWAPS):
+        held, tag = load_gc_marks(bundle_store)
+        wanted = change(held)
+        if wanted == held:
+            return held
+        was_first = (
+            bundle_store.replace(RECORD_NAME, wanted.record(), tag)
+            if tag
+            else bundle_store.create(RECORD_NAME, wanted.record())
+        )
+        if was_first or load_gc_marks(bundle_store)[0] == wanted:
+            return wanted
+    raise TransientError(f"{bundle_store.url}/{RECORD_NAME}: others keep changing it. Run the same command again.")
+
+
+def spare(bundle_store: BundleStore, names: Iterable[str]) -> None:
+    """Take names off the list, before anything comes to rely on them.
+
+    Raises:
+        LockHeldError: `gc` is deleting one of them right now.
+    """
+    wanted = set(names)
+
+    def without(held: GcMarks) -> GcMarks:
+        if held.claim is not None and (taken := wanted & set(held.claim.names)):
+            raise LockHeldError(
+                f"{bundle_store.url}: gc is removing {min(taken)}. Try again when it has ended; if it was killed, "
+                f"`relabel gc {bundle_store.url} --delete` ends its work."
+            )
+        return GcMarks({name: since for name, since in held.since.items() if name not in wanted}, held.claim)
+
+    change_gc_marks(bundle_store, without)
+
+
+# ------------------------------------------------------------------------------
+# Garbage in a bundle store: versions that no channel points to any more, and objects that no version names.
+#
+# Kept are: every version among the last moves of a channel, every version and object younger than the grace time, and
+# every object of a kept version. The rest is marked by one `gc` and deleted by a later one (see gc_marks.py): first
+# versions, then their objects.
+
+
+SETTLE_S = 24 * 3600.0
+"""How long a name stays marked before it is deleted, at most: no publish or channel move may take longer from first
+look to end.
+"""
+RENEW_S = 300.0
+TAKE_OVER_S = 900.0
+"""A `gc` that has not renewed its claim for so long is dead."""
+
+
+class Garbage(NamedTuple):
+    """What nothing points to.
+
+    Args:
+        kept_versions, kept_objects: how many stay.
+    """
+
+    versions: list[Entry]
+    objects: list[Entry]
+    kept_versions: int
+    kept_objects: int
+
+    @property
+    def names(self) -> list[str]:
+        """Versions first: no version may outlive its objects."""
+        return [entry.name for entry in (*self.versions, *self.objects)]
+
+
+class Collected(NamedTuple):
+    """What a `gc` found and did.
+
+    Args:
+        marked: names on the list now, that a later gc will delete.
+        deleted: names that were deleted, or would be.
+        swept: leavings of killed uploads that were removed.
+    """
+
+    garbage: Garbage
+    marked: list[str]
+    deleted: list[str]
+    deleted_bytes: int
+    swept: int
+
+
+def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Garbage:
+    """Look through a bundle store.
+
+    Args:
+        keep: how many of a channel's last moves keep their versions.
+        grace_s: what is younger stays, seconds.
+    Raises:
+        ManifestError: a record can't be read; nothing is garbage while one can't.
+    """
+    now_s = bundle_store.now_s()
+    # listed before the records: an object named by a record written later is young
+    objects = list(bundle_store.entries(OBJECTS))
+    live: set[str] = set()
+    versions, kept = [], 0
+    for name in bundle_store.folders():
+        if not is_name(name):
+            continue
+        pointed = _pointed(channels_of(bundle_store, name), keep)
+        for entry in list(bundle_store.entries(f"{name}/versions")):
+            version = load_version(
+                bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json")
+            )
+            if version.version in pointed or now_s - entry.written_s < grace_s:
+                live |= {object_name(file.sha256) for file in version.files}
+                kept += 1
+            else:
+                versions.append(entry)
+    dead = [entry for entry in objects if entry.name not in live and now_s - entry.written_s >= grace_s]
+    return Garbage(sorted(versions), sorted(dead), kept, len(objects) - len(dead))
+
+
+def collect(
+    bundle_store: BundleStore, *, keep: int, grace_s: float, deletes: bool, on_progress: Callable[[int], None]
+) -> Collected:
+    """Mark what is garbage now, delete what was marked long enough ago and still is.
+
+    Args:
+        deletes: otherwise only say what would happen.
+        on_progress: called with each name that was deleted.
+    Raises:
+        LockHeldError: another gc is at work.
+    """
+    settle_s = min(grace_s, SETTLE_S)
+    garbage = find_garbage(bundle_store, keep=keep, grace_s=grace_s)
+    sizes = {entry.name: entry.size_bytes for entry in (*garbage.versions, *garbage.objects)}
+    now_s = bundle_store.now_s()
+    owner = secrets.token_hex(8)
+
+    def mark(held: GcMarks) -> GcMarks:
+        since = {name: held.since.get(name, now_s) for name in garbage.names}
+        ripe = [name for name, when in since.items() if now_s - when >= settle_s]
+        left = _left_by_another(held, now_s, bundle_store.url)
+        claimed = tuple(dict.fromkeys((*left, *ripe)))
+        since = {name: when for name, when in since.items() if name not in claimed}
+        return GcMarks(since, Claim(owner, now_s, claimed) if claimed else None)
+
+    if not deletes:
+        wanted = mark(load_gc_marks(bundle_store)[0])
+        names = list(wanted.claim.names) if wanted.claim else []
+        return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), 0)
+    wanted = change_gc_marks(bundle_store, mark)
+    names = list(wanted.claim.names) if wanted.claim else []
+    _delete(bundle_store, owner, names, on_progress)
+    swept = bundle_store.sweep(max(grace_s, SETTLE_S))
+    return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), swept)
+
+
+def _pointed(channels: list[Channel], keep: int) -> set[str]:
+    return {move.version for channel in channels for move in channel.moves[-keep:]}
+
+
+def _left_by_another(held: GcMarks, now_s: float, url: str) -> tuple[str, ...]:
+    """Names that a killed gc had claimed.
+
+    Raises:
+        LockHeldError: it may be alive.
+    """
+    if held.claim is None:
+        return ()
+    if now_s - held.claim.renewed_s < TAKE_OVER_S:
+        raise LockHeldError(
+            f"{url}: another gc is at work, or was killed less than {TAKE_OVER_S / 60:.0f} minutes ago. Try again "
+            "later."
+        )
+    return held.claim.names
+
+
+def _delete(bundle_store: BundleStore, owner: str, names: list[str], on_progress: Callable[[int], None]) -> None:
+    """Delete what is claimed, versions before objects, and give the claim back."""
+    renewed_s = time.monotonic()
+    for name in names:
+        if time.monotonic() - renewed_s > RENEW_S:
+            _renew(bundle_store, owner)
+            renewed_s = time.monotonic()
+        bundle_store.delete(name)
+        on_progress(1)
+    if names:
+        change_gc_marks(bundle_store, lambda held: GcMarks(held.since, None) if _is_ours(held, owner) else held)
+
+
+def _renew(bundle_store: BundleStore, owner: str) -> None:
+    now_s = bundle_store.now_s()
+
+    def renewed(held: GcMarks) -> GcMarks:
+        if held.claim is None or held.claim.owner != owner:
+            raise LockHeldError(f"{bundle_store.url}: another gc took over while this one slept. Nothing is lost.")
+        return GcMarks(held.since, Claim(owner, now_s, held.claim.names))
+
+    change_gc_marks(bundle_store, renewed)
+
+
+def _is_ours(held: GcMarks, owner: str) -> bool:
+    return held.claim is not None and held.claim.owner == owner
+
+
+# ------------------------------------------------------------------------------
+# From a bundle to a version that a channel points to: objects first, each proven, then the version's record, then the
+# pointer.
+#
+# Whatever is killed or lost on the way, a version's record exists only when all its objects are whole, and a pointer
+# points only to a version whose record exists. The same command again does what is left.
+
 
 UPLOAD_TRIES = 3
 """Uploads of one file before a bundle store that keeps holding other bytes is given up."""
@@ -126,7 +416,10 @@ def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions,
 
 def _check_baselines(bundle: Bundle) -> None:
     """Hold the student's figures on its test split against the baselines beside them; older bundles have none."""
-    from relabel.manifests.metrics.baselines import Baselines, not_beaten  # brings numpy, which a move does without
+    from relabel.manifests.metrics.evaluation import (
+        Baselines,
+        not_beaten,  # brings numpy, which a move does without
+    )
 
     test: Any = bundle.facts
     for name in ("lineage", "student", "metrics", "test"):

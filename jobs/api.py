@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from relabel.distill.students.distilling import Report
-    from relabel.jobs.asking.asking import AskedRows
+    from relabel.distill.students.distillation import Report
+    from relabel.jobs.ask import AskedRows
     from relabel.jobs.evaluate.results import JudgedLabels, SetsBeside
-    from relabel.jobs.running.conclusions import RunReport
+    from relabel.jobs.run.results import RunReport
 
 Spec = str | Mapping[str, Any]
 
@@ -81,8 +81,8 @@ def run(
     """
     from relabel.jobs.commands.label import execute, open_session
     from relabel.jobs.pool.backends import WorkerPool
-    from relabel.jobs.running.deadlines import choose_deadline
-    from relabel.jobs.running.run_text import report_json
+    from relabel.jobs.run.results import report_json
+    from relabel.jobs.run.stop import choose_deadline
 
     pool = WorkerPool(gpus, workers)
     pool.check()
@@ -115,8 +115,8 @@ def ask(
     Raises:
         RelabelError: what is wrong with the spec, a row or the engine.
     """
-    from relabel.jobs.asking.asking import Asker, RowChoice
-    from relabel.jobs.planning.job_files import load_job
+    from relabel.jobs.ask import Asker, RowChoice
+    from relabel.jobs.job import load_job
 
     job = load_job(spec, overrides=overrides)
     wanted = [rows] if isinstance(rows, int) else list(rows)
@@ -166,10 +166,9 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
     """
     import pyarrow as pa
 
-    from relabel.manifests.judging.label_texts import join_texts
-    from relabel.manifests.judging.run_labels import open_run_labels
-    from relabel.manifests.runs.label_files import file_schema, read_labels
-    from relabel.manifests.storage.context import Storage
+    from relabel.manifests.files import Storage
+    from relabel.manifests.label_sets import join_texts
+    from relabel.manifests.run import file_schema, open_run_labels, read_labels
 
     storage = Storage()
     run = open_run_labels(output, storage, allow_partial=allow_partial)
@@ -204,11 +203,10 @@ def evaluate(
     Raises:
         RelabelError: what is wrong with the labels or the gold.
     """
-    from relabel.jobs.evaluate.comparing import compare_sets
-    from relabel.jobs.evaluate.judged_options import JudgingOptions
-    from relabel.jobs.evaluate.judging import judged_labels
+    from relabel.jobs.evaluate.judging import compare_sets, judged_labels
+    from relabel.jobs.evaluate.sides import JudgingOptions
+    from relabel.manifests.files import Storage
     from relabel.manifests.metrics.gates import parse_flag
-    from relabel.manifests.storage.context import Storage
 
     if len(labels) == 1 and qrels is None:
         raise UsageError("evaluate: one set is judged by gold: give `qrels`, or a second set to compare it with.")
@@ -230,8 +228,7 @@ def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, 
     Raises:
         RelabelError: what is wrong with the spec, the labels, the model or the training.
     """
-    from relabel.jobs.commands.distill import train_student
-    from relabel.jobs.commands.training import start_of, teller
+    from relabel.jobs.commands.train import start_of, teller, train_student
 
     return train_student(spec, overrides, start=start_of(resume=resume, restart=restart), say=teller())
 
@@ -247,7 +244,7 @@ class TrainedStudent:
     """
 
     def __init__(self, path: str, *, device: str = "cpu") -> None:
-        from relabel.distill.students.students import load_student
+        from relabel.distill.students.model import load_student
 
         self.model = load_student(path, device=device)
 

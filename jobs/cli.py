@@ -1,8 +1,4 @@
-"""The `relabel` command: a table of subcommands, loaded when they are called, and the one place where errors become
-exit codes.
-
-Imports click alone, so that `relabel --help` answers in under 200 ms.
-"""
+"""The `relabel` command: the table of subcommands, shell completion, and the mapping of errors to exit codes."""
 
 from __future__ import annotations
 
@@ -16,29 +12,48 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    shell_complete,
+)
 
-from relabel.jobs.environment import fill_in_region, fill_in_user
-from relabel.jobs.given_secrets import keep_arguments, keep_environment, refuse_secret_arguments
-from relabel.jobs.sinks import SAYS_ONLY, Sink, unfailing_streams
-from relabel.jobs.streams import redacted_streams
-from relabel.manifests.secrets.redaction import forget_secrets, redacted, shortened
+from relabel.jobs.environment import (
+    fill_in_region,
+    fill_in_user,
+    keep_arguments,
+    keep_environment,
+    refuse_secret_arguments,
+)
+from relabel.jobs.logs import SAYS_ONLY, Sink, redacted_streams, unfailing_streams
+from relabel.manifests.secrets import forget_secrets, redacted, shortened
+
+# ------------------------------------------------------------------------------
+# The `relabel` command: a table of subcommands, loaded when they are called, and the one place where errors become
+# exit codes.
+#
+# Imports click alone, so that `relabel --help` answers in under 200 ms.
+
 
 COMPLETION = "_RELABEL_COMPLETE"
 """A shell sets it to complete what is typed."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("relabel.jobs.commands.setup:init", "Write a job, student or teacher file to start from."),
-    "templates": ("relabel.jobs.commands.templates:templates", "Write the built-in prompt templates, to edit them."),
+    "templates": ("relabel.jobs.commands.setup:templates", "Write the built-in prompt templates, to edit them."),
     "ask": ("relabel.jobs.commands.ask:ask", "Put a row to the model, and show all that is asked and answered."),
     "plan": ("relabel.jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
     "run": ("relabel.jobs.commands.label:run", "Label what is not labelled yet."),
     "rounds": (
-        "relabel.jobs.commands.rounds:rounds",
+        "relabel.jobs.commands.label:rounds",
         "Search a corpus for each question in several rounds, each a run.",
     ),
-    "status": ("relabel.jobs.commands.inspect:status", "Show what is done, open and quarantined."),
+    "status": ("relabel.jobs.commands.status:status", "Show what is done, open and quarantined."),
     "retry": ("relabel.jobs.commands.label:retry", "Ask the quarantined rows again."),
-    "verify": ("relabel.jobs.commands.inspect:verify", "Prove that no row is lost or doubled and no file changed."),
+    "verify": ("relabel.jobs.commands.status:verify", "Prove that no row is lost or doubled and no file changed."),
     "score": ("relabel.jobs.commands.score:score", "Label pairs with a trained student."),
     "merge": ("relabel.jobs.commands.merge:merge", "Join outputs made in one way into one."),
     "evaluate": (
@@ -46,7 +61,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure labels against gold; compare a student with its teacher.",
     ),
     "compare": (
-        "relabel.jobs.commands.compare:compare",
+        "relabel.jobs.commands.evaluate:compare",
         "Compare two label runs over the same pairs: two prompts, two teachers.",
     ),
     "convert": (
@@ -57,7 +72,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "relabel.jobs.commands.report:report",
         "Write one HTML page about runs, teachers, students and bundles.",
     ),
-    "distill": ("relabel.jobs.commands.distill:distill", "Train a student on finished label runs."),
+    "distill": ("relabel.jobs.commands.train:distill", "Train a student on finished label runs."),
     "train": ("relabel.jobs.commands.train:train", "Train a teacher: a model that answers a labeler's prompts."),
     "export": (
         "relabel.jobs.commands.export:export",
@@ -72,19 +87,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "relabel.jobs.commands.pairs:pairs",
         "Build pairs: from citations; context by BM25; documents cut into chunks.",
     ),
-    "publish": ("relabel.jobs.commands.publish:publish", "Publish a bundle to a store, and point a channel at it."),
+    "publish": ("relabel.jobs.commands.bundles:publish", "Publish a bundle to a store, and point a channel at it."),
     "pull": (
         "relabel.jobs.commands.pull:pull",
         "Fetch what a channel points to, check it, switch to it; or roll back.",
     ),
-    "channel": ("relabel.jobs.commands.channels:channel", "Point a channel at a published version."),
-    "rollback": ("relabel.jobs.commands.channels:rollback", "Point a channel at the version before."),
-    "list": ("relabel.jobs.commands.catalog:list_bundles", "List the bundles at a place."),
+    "channel": ("relabel.jobs.commands.bundles:channel", "Point a channel at a published version."),
+    "rollback": ("relabel.jobs.commands.bundles:rollback", "Point a channel at the version before."),
+    "list": ("relabel.jobs.commands.bundles:list_bundles", "List the bundles at a place."),
     "show": (
-        "relabel.jobs.commands.catalog:show",
+        "relabel.jobs.commands.bundles:show",
         "Show a bundle's versions and channels, one version, or what serves in a folder.",
     ),
-    "gc": ("relabel.jobs.commands.gc:gc", "Remove versions and files that nothing points to."),
+    "gc": ("relabel.jobs.commands.bundles:gc", "Remove versions and files that nothing points to."),
     "schema": ("relabel.jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
     "doctor": ("relabel.jobs.commands.doctor:doctor", "Show what this machine has: extras, devices, folders."),
     "demo": (
@@ -116,7 +131,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; an unknown name gets the nearest known one with its refusal."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from relabel.manifests.spec_faults import unknown_name
+            from relabel.manifests.specs import unknown_name
 
             raise click.UsageError(unknown_name("command", args[0], list(COMMANDS)))
         return super().resolve_command(ctx, args)
@@ -148,8 +163,6 @@ def main(args: list[str] | None = None) -> None:
         # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
         if (instruction := os.environ.get(COMPLETION)) is not None:
-            from relabel.jobs.completion import complete
-
             sys.exit(complete(relabel, COMPLETION, instruction))
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
     forget_secrets()  # of a command before, in a process that runs several
@@ -192,7 +205,7 @@ def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
             found = next(iter(arguments[index + 1 :]), None)
     if found != "json":
         return nullcontext()
-    from relabel.jobs.log_format import json_lines
+    from relabel.jobs.logs import json_lines
 
     return json_lines()
 
@@ -207,7 +220,7 @@ def _ended(arguments: list[str]) -> Any:
         _show(exc)
         code, name, message = exc.exit_code, "UsageError", exc.format_message()
     except (KeyboardInterrupt, click.Abort) as exc:
-        from relabel.manifests.interruptions import Terminated
+        from relabel.manifests.process import Terminated
 
         is_asked = isinstance(exc.__cause__ or exc, Terminated)  # click puts its own error around it
         code, name, message = 130, "Stopped", "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
@@ -218,7 +231,7 @@ def _ended(arguments: list[str]) -> Any:
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
         from relabel.jobs.exits import exit_for
         from relabel.manifests.errors import RelabelError, SaidElsewhereError
-        from relabel.manifests.storage.disk_errors import refusal
+        from relabel.manifests.files import refusal
 
         if isinstance(exc, SaidElsewhereError):
             return int(exit_for(exc))
@@ -235,7 +248,7 @@ def _refuse_odd_arguments(arguments: list[str]) -> None:
     Raises:
         InputError: names the argument.
     """
-    from relabel.manifests.odd_text import oddity_of, shown
+    from relabel.manifests.secrets import oddity_of, shown
 
     for argument in arguments:
         oddity = oddity_of(argument)
@@ -263,7 +276,7 @@ def _failed(exc: Exception) -> int:
     if isinstance(exc, RelabelError):
         _say_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
         return int(exit_for(exc))
-    from relabel.jobs.log_format import say_crash
+    from relabel.jobs.logs import say_crash
 
     if isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG:
         # of a path that was given: none of ours comes near
@@ -279,7 +292,7 @@ def _failed(exc: Exception) -> int:
 
 
 def _show(exc: click.ClickException) -> None:
-    from relabel.jobs.log_format import is_json
+    from relabel.jobs.logs import is_json
 
     if is_json():
         _say_error(exc.format_message(), "usage", exit_code=exc.exit_code)
@@ -288,12 +301,12 @@ def _show(exc: click.ClickException) -> None:
 
 
 def _say_error(message: str, event: str, **fields: Any) -> None:
-    from relabel.jobs.log_format import is_json, say
+    from relabel.jobs.logs import is_json, say
 
     if is_json():
         say(message, level="error", event=event, **fields)
     else:
-        from relabel.manifests.odd_text import message_lines
+        from relabel.manifests.secrets import message_lines
 
         click.echo(message_lines(message), err=True)
 
@@ -301,3 +314,36 @@ def _say_error(message: str, event: str, **fields: Any) -> None:
 def _wants_json(arguments: list[str]) -> bool:
     joined = " ".join(arguments)
     return "--output json" in joined or "--output=json" in joined
+
+
+# ------------------------------------------------------------------------------
+# Completion of commands and options by the shell's TAB; where there is nothing of ours to offer, the shell offers
+# files.
+
+
+class _OrFiles(ShellComplete):
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        """What fits; for the value of an argument or option that has no names of its own, files."""
+        found = super().get_completions(args, incomplete)
+        is_option = incomplete.startswith("-") and "=" not in incomplete
+        return found if found or is_option else [CompletionItem(incomplete, type="file")]
+
+
+class _Bash(_OrFiles, BashComplete):
+    """For bash."""
+
+
+class _Zsh(_OrFiles, ZshComplete):
+    """For zsh."""
+
+
+def complete(command: click.Command, variable: str, instruction: str) -> int:
+    """Answer a shell; the exit code.
+
+    Args:
+        variable: the one that a shell asks by.
+        instruction: what it holds: the shell, and what is wanted. `bash_source` prints what a shell reads at its start.
+    """
+    for cls in (_Bash, _Zsh):
+        add_completion_class(cls)
+    return shell_complete(command, {}, "relabel", variable, instruction)

@@ -1,10 +1,18 @@
-"""What a process's variables mean before anything reads them."""
+"""Environment variables and command-line arguments: defaults for regions and users, and the secrets in them."""
 
 from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import MutableMapping
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.secrets import MIN_CHARS, STORAGE_KEY, keep_secret, names_secret, secret_in, secret_in_url
+
+# ------------------------------------------------------------------------------
+# What a process's variables mean before anything reads them.
 
 
 def fill_in_region(environment: MutableMapping[str, str]) -> None:
@@ -21,3 +29,109 @@ def fill_in_user(environment: MutableMapping[str, str]) -> None:
         getpass.getuser()
     except (KeyError, OSError):
         environment["LOGNAME"] = f"uid-{os.getuid()}"
+
+
+# ------------------------------------------------------------------------------
+# Secrets that come with a process: in its environment, and in what was typed. Known from the start, so that no text
+# shows them.
+
+
+_KEY_OPTIONS = ("RELABEL_SIGN_KEY", "RELABEL_TRUST_KEY", "--sign-key", "--key")
+"""What may hold the path of a key as well as the key."""
+_NAMES_A_PLACE = re.compile(
+    r"(?:FILE|PATH|DIR|FOLDER|HOME|SOCK|NAME|HOST|PORT|PREFIX|TYPE|ENV|UR[IL]|ENDPOINT)S?$", re.IGNORECASE
+)
+_HOLDS_ITSELF = re.compile(r"PASS|PWD|SECRET|TOKEN|JWT|PAT", re.IGNORECASE)
+"""The value of such a name is the secret, even where a file is called so."""
+_FILE_SUFFIX = re.compile(
+    r"[\w./~ @+-]*\.(?:pem|key|pub|crt|cer|p12|pfx|jks|asc|gpg|json|ya?ml|txt|toml|ini|cfg|conf|sock)"
+)
+_KEY_OR_OPTION = re.compile(r"(?:--)?[a-z][a-z0-9_-]*(?:\.[a-z][a-z0-9_-]*)*")
+"""What is shown of what was typed; any other name may hold a secret itself."""
+_SHORT_PATH = re.compile(r"[\w./~-]{1,39}")
+
+
+def keep_environment(environment: Mapping[str, str]) -> None:
+    """Keep the values of variables that name a secret, unless they name a file of one, or a service; and what is secret
+    in a URL.
+    """
+    for name, value in environment.items():
+        is_key = name.startswith("RELABEL_") and "__" in name
+        _keep_named(name, value, f"the variable {name}", key=name.rpartition("__")[2].lower() if is_key else "")
+        _keep_url(value, f"the variable {name}")
+
+
+def keep_arguments(arguments: Sequence[str]) -> None:
+    """Keep what was typed beside the name of a secret, and what is secret in a URL."""
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        for typed in (argument, argument.partition("=")[2]):  # `KEY=VALUE`, and `--set=KEY=VALUE`
+            name, _, value = typed.partition("=")
+            key = name.rpartition(".")[2]
+            _keep_named(key, value, _typed_at(name), key=key if "." in name else "")
+        if before.startswith("--") and "=" not in before:
+            _keep_named(before, argument, _typed_at(before))
+        _keep_url(argument, "a URL on the command line")
+
+
+def _typed_at(name: str) -> str:
+    return f"{name if _KEY_OR_OPTION.fullmatch(name) else 'a secret'} on the command line"
+
+
+def _keep_named(name: str, value: str, what: str, *, key: str = "") -> None:
+    """Keep a value beside the name of a secret.
+
+    Args:
+        key: the name, where it is that of a key of a spec.
+    """
+    if len(value) < MIN_CHARS or not names_secret(name, value) or _NAMES_A_PLACE.search(name):
+        return
+    if key and _is_plain(key):
+        return
+    if _HOLDS_ITSELF.search(name) or not (is_path(value) or (name in _KEY_OPTIONS and _SHORT_PATH.fullmatch(value))):
+        keep_secret(value, what)
+
+
+def _is_plain(key: str) -> bool:
+    from relabel.jobs.settings import plain_keys  # which loads every spec there is
+
+    return key in plain_keys()
+
+
+def _keep_url(text: str, what: str) -> None:
+    """Keep user, password and query of a URL, which may have blanks and quotes in them where one was typed."""
+    if "://" in text and secret_in_url(text):
+        for userinfo, query in re.findall(r"://(?:(.*)@)?[^?]*(?:\?(.*))?", text, re.DOTALL):
+            for part in (userinfo, userinfo.partition(":")[2], *(pair.partition("=")[2] for pair in query.split("&"))):
+                keep_secret(part, what)
+
+
+def refuse_secret_arguments(arguments: Sequence[str]) -> None:
+    """Refuse an argument with a secret in it before any command sees it: it would be written into plans, pages and
+    logs.
+
+    What belongs there passes: a key that was given as such, and storage options.
+
+    Raises:
+        ConfigError: names the argument by its place, or the option.
+    """
+    for place, (before, argument) in enumerate(zip(("", *arguments), arguments, strict=False), start=1):
+        option, equals, value = argument.partition("=")
+        if not (argument.startswith("--") and equals):
+            option, value = before, argument
+        if option in _KEY_OPTIONS or value.startswith(STORAGE_KEY):
+            continue
+        found = secret_in(value)
+        if found is not None:
+            where = option if option.startswith("--") else f"argument {place}"
+            raise ConfigError(
+                f"{where}: holds {found}, which would be written into plans and logs. Use the usual variables and "
+                "profiles of the store, or storage_options."
+            )
+
+
+def is_path(text: str) -> bool:
+    """Whether a text is taken for the path of a file: there is one, or it ends as a key file's name does."""
+    try:
+        return _FILE_SUFFIX.fullmatch(text) is not None or (("/" in text or "." in text) and Path(text).exists())
+    except (OSError, ValueError):  # too long a name, or a NUL in it
+        return False

@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from relabel.jobs.exits import Exit
-from relabel.manifests.odd_text import one_line
-from relabel.manifests.secrets.redaction import redacted_values
+from relabel.manifests.secrets import one_line, redacted_values
 
 
 def emit(result: dict[str, Any], text: str, output: str, code: int = Exit.DONE) -> int:

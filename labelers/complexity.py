@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relabel.labelers.yes_no import YesNo, YesNoOptions
+from relabel.labelers.base import YesNo, YesNoOptions
 from relabel.manifests.specs import LabelerOptions
 
 

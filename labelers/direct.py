@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
-from relabel.labelers.refusals import require_generated
+from relabel.labelers.verdicts import require_generated
 from relabel.manifests.asks import GREEDY, Answer, Ask, Decision
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.labels import Label, Pair

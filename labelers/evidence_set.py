@@ -1,29 +1,42 @@
-"""`evidence-set`: the smallest set of chunks of a query's documents that suffices to answer it. Asked once a query, of
-all its documents together; every row takes its own document's part.
-
-Source: RES-RAG (papers, sections 3.1 and 3.2, appendix C). Chunks are numbered from 1. The sentences are ours.
-"""
+"""RES-RAG: the `evidence-set` labeler, which selects the smallest sufficient set of chunks, and the short answers of
+its frozen generator."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from relabel.labelers.chunks import CHUNKS, Chunk, ShownChunks, chunks_of, chunks_within, first_fault, text_of
 from relabel.labelers.prompts import BUILT_IN, Prompts
-from relabel.labelers.searches import OnceAQueryOptions
-from relabel.labelers.section_values import index_lists_of
-from relabel.labelers.shown import SHRINK, OfOneQuery, place_among_siblings, with_siblings
-from relabel.labelers.verdicts import Reader, token_budget
+from relabel.labelers.query_inputs import (
+    CHUNKS,
+    SHRINK,
+    Chunk,
+    OfOneQuery,
+    OnceAQueryOptions,
+    ShownChunks,
+    chunks_of,
+    chunks_within,
+    first_fault,
+    place_among_siblings,
+    text_of,
+    with_siblings,
+)
+from relabel.labelers.verdicts import Reader, index_lists_of, texts_of, token_budget
 from relabel.manifests.asks import Answer, Ask, Sampling
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.formats import AnswerFormat, JsonIndices
-from relabel.manifests.labels import Label, LabelColumn, Pair, Span
-from relabel.manifests.metrics.evidence_sets import over_budget
+from relabel.manifests.formats import AnswerFormat, JsonIndices, JsonTexts
+from relabel.manifests.labels import Label, LabelColumn, Pair, Span, over_budget
 from relabel.manifests.specs import LabelerOptions
+
+# ------------------------------------------------------------------------------
+# `evidence-set`: the smallest set of chunks of a query's documents that suffices to answer it. Asked once a query, of
+# all its documents together; every row takes its own document's part.
+#
+# Source: RES-RAG (papers, sections 3.1 and 3.2, appendix C). Chunks are numbered from 1. The sentences are ours.
+
 
 EVIDENCE_SET = "evidence-set"
 """The labeler's name."""
@@ -131,3 +144,53 @@ class EvidenceSet:
         messages = (self._system, turn.message(pair.query, *texts))
         ask = Ask("select", messages, format, token_budget(format), shared_by=pair.query_id, sampling=self._sampling)
         return ask, shown
+
+
+# ------------------------------------------------------------------------------
+# Short answers to a question from chosen evidence alone: what RES-RAG's frozen generator is asked, and how its answer
+# is read. Not a labeler: it says what a choice of evidence is worth.
+#
+# Source: RES-RAG (papers, equation 7, appendix C, figure 6). The sentences are ours.
+
+
+MOST_ANSWERS = 8
+"""Answers of a question, at most."""
+MAX_TEXT_TOKENS = 32
+"""Tokens of one, at most."""
+
+
+class ShortAnswers:
+    """Asks for answers, greedily."""
+
+    def __init__(self) -> None:
+        self._prompts = Prompts(BUILT_IN / "short-answers")
+        self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
+        self._format = AnswerFormat((JsonTexts(MOST_ANSWERS, MAX_TEXT_TOKENS),))
+        self._reader = Reader(self._format)
+        self.probe()  # a bad template fails here
+        self.template_digests = self._prompts.digests
+        """sha256 of every prompt template, by file name."""
+
+    def ask(self, query: str, evidence: Sequence[str], jsonld: Sequence[str]) -> Ask:
+        """The ask for one choice.
+
+        Args:
+            evidence: texts of the chunks chosen, in the order of documents and choice.
+            jsonld: what the documents' pages say of themselves, an object each.
+        """
+        counts = {"evidence": len(evidence), "jsonld": len(jsonld)}
+        turn = self._prompts.turn("user", "user.j2", data=("query", *counts), settings={}, counts=counts)
+        messages = (self._system, turn.message(query, *evidence, *jsonld))
+        return Ask("answer", messages, self._format, token_budget(self._format))
+
+    def read(self, answer: Answer) -> list[str]:
+        """The answers, best first; none where the evidence does not suffice.
+
+        Raises:
+            VerdictError: it is no JSON array of texts, or there is no answer at all.
+        """
+        return texts_of(self._reader.read(answer)[""])
+
+    def probe(self) -> list[Ask]:
+        """What `Engine.prepare` looks at."""
+        return [self.ask("how to prune roses", ("Cut back to an outward bud in late winter.",), ())]

@@ -14,14 +14,16 @@ from typing import Any, ClassVar
 
 from pydantic import model_validator
 
-from relabel.labelers.one_ask import OneAsk
+from relabel.labelers.base import OneAsk
 from relabel.labelers.verdicts import is_none
 from relabel.manifests.asks import Answer, Ask, Decision
 from relabel.manifests.formats import Choice, Section, Text
-from relabel.manifests.labels import Label, LabelColumn, Pair
-from relabel.manifests.phi import (
+from relabel.manifests.labels import (
     DEFAULT_PHI,
     NODE_SCORES,
+    Label,
+    LabelColumn,
+    Pair,
     PhiTable,
     check_phi,
     default_phi,

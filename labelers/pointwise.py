@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from relabel.labelers.yes_no import YesNo, YesNoOptions
+from relabel.labelers.base import YesNo, YesNoOptions
 from relabel.manifests.specs import LabelerOptions
 
 

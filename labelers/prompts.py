@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from relabel.manifests.asks import Message, Role
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.spec_faults import nearest
+from relabel.manifests.specs import nearest
 
 BUILT_IN = Path(__file__).parent / "templates"
 """The built-in sets, one folder a labeler."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from relabel.labelers.think_score import ThinkScore
+from relabel.labelers.base import ThinkScore
 from relabel.manifests.specs import LabelerOptions
 
 

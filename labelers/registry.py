@@ -10,15 +10,12 @@ from collections.abc import Collection, Generator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.columns import INPUT_KINDS
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.inputs.column_types import INPUT_KINDS
-from relabel.manifests.json_schemas import ObjectSchema, Schema
 from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
-from relabel.manifests.registered import Registry
 from relabel.manifests.schemas import KINDS
 from relabel.manifests.schemas import LABELS as LABEL_SCHEMA
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import LabelerOptions, ObjectSchema, Registry, Schema, validate_spec
 
 LABELERS: dict[str, str] = {
     "complexity": "relabel.labelers.complexity:Complexity",

@@ -13,18 +13,22 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from relabel.labelers.prompts import BUILT_IN, Prompts, Turn
-from relabel.labelers.searches import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, SearchOptions, folded
-from relabel.labelers.section_values import indices_of
-from relabel.labelers.shown import (
+from relabel.labelers.query_inputs import (
+    ASPECT,
     CHARS_PER_TOKEN,
     LEAST_CHARS,
+    PREVIOUS_DOCS,
+    PREVIOUS_QUERIES,
+    PREVIOUS_SUMMARIES,
     OfOneQuery,
+    SearchOptions,
     Shown,
     documents_within,
+    folded,
     place_among_siblings,
     with_siblings,
 )
-from relabel.labelers.verdicts import Reader, token_budget
+from relabel.labelers.verdicts import Reader, indices_of, token_budget
 from relabel.manifests.asks import Answer, Ask, Decision, Message, Sampling
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import AnswerFormat, Choice, Indices, Text

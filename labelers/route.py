@@ -1,8 +1,5 @@
-"""`route`: which passages of a document answer a question, and which headings to unfold next; for each retrieved
-passage, and again for what each unfolded heading brings to light.
-
-Source: RDR2 (papers, section 3 and appendix A.1). The sentences are ours.
-"""
+"""`route`: select the passages of a document that answer a question and the headings to unfold next, after aligning
+each retrieved passage with the document."""
 
 from __future__ import annotations
 
@@ -11,22 +8,119 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from relabel.labelers.actions import OPTION_CHARS, OPTION_WORDS, REFUSE, Actions, options_of, read_actions
-from relabel.labelers.alignment import align, content_at
 from relabel.labelers.prompts import BUILT_IN, Prompts
-from relabel.labelers.refusals import unreadable
+from relabel.labelers.query_inputs import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from relabel.labelers.registry import MostAsks
-from relabel.labelers.replays import Recalled
-from relabel.labelers.shown import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
-from relabel.labelers.steps import NODES_FIELD, recall_step, step_json
-from relabel.labelers.subtree import Subtree, one_line
-from relabel.labelers.verdicts import Reader, token_budget
+from relabel.labelers.route_steps import (
+    NODES_FIELD,
+    OPTION_CHARS,
+    OPTION_WORDS,
+    REFUSE,
+    Actions,
+    Subtree,
+    one_line,
+    options_of,
+    read_actions,
+    recall_step,
+    step_json,
+)
+from relabel.labelers.trajectories import Recalled
+from relabel.labelers.verdicts import Reader, token_budget, unreadable
 from relabel.manifests.asks import Answer, Ask, Sampling
 from relabel.manifests.errors import InputError, VerdictError
 from relabel.manifests.formats import AnswerFormat, OptionLines
 from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
+from relabel.manifests.process import require
 from relabel.manifests.specs import LabelerOptions
 from relabel.manifests.trees import COLUMN, Node, Tree, read_tree
+
+# ------------------------------------------------------------------------------
+# Where in a document a retrieved passage comes from: exactly where its text stands there, else where the document
+# reads most like it.
+#
+# Source: RDR2 (papers, section 3.3): a window of the passage's length slides over the document, and the one at the
+# least edit distance is taken. A retriever cuts and cleans pages in its own way, so passages seldom stand verbatim in
+# them.
+
+
+MOST_CHARS = 1000
+"""A longer passage is looked for by its beginning: time grows with the product of both lengths."""
+_LOOKS = 40
+"""Windows that are compared to each passage's length of document. Prose takes a tenth of it; in a text that repeats
+itself without end, all windows are near, and the search stops at the nearest so far.
+"""
+
+
+class PassagePlace(NamedTuple):
+    """A piece of the document, `document[start:end]`, and its edit distance to the passage, or to its first
+    `MOST_CHARS` characters; 0 where it is all of the document.
+    """
+
+    start: int
+    end: int
+    distance: int
+
+
+def align(passage: str, document: str) -> PassagePlace | None:
+    """The window of the passage's length that is nearest to it; the first of equals. All of the document for a passage
+    that is as long or longer; None where more than half of the passage would have to be changed: two texts of one
+    language that have nothing to do with each other are at about three quarters.
+
+    Raises:
+        MissingExtraError: the passage is not in the document verbatim, and rapidfuzz is not installed.
+    """
+    if len(passage) >= len(document):
+        return PassagePlace(0, len(document), 0)
+    start = document.find(passage)
+    if start >= 0:
+        return PassagePlace(start, start + len(passage), 0)
+    found = _nearest(passage[:MOST_CHARS], document, last=len(document) - len(passage))
+    return PassagePlace(found[0], found[0] + len(passage), found[1]) if found else None
+
+
+def _nearest(passage: str, document: str, *, last: int) -> tuple[int, int] | None:
+    """Start and distance of the first window, none behind `last`, at the least Levenshtein distance, half of the
+    passage at most.
+
+    A window moved by one character loses one and gains one, so its distance changes by two at most: from a window that
+    is far off, those that can't be better are stepped over.
+    """
+    rapidfuzz = require("rapidfuzz", extra="pairs", purpose="Finding a passage that does not stand there verbatim")
+    distance = rapidfuzz.distance.Levenshtein.distance
+    length = len(passage)
+    best_start, best = -1, length // 2 + 1
+    at = 0
+    for _ in range(_LOOKS * len(document) // length):
+        if at > last:
+            break
+        found = distance(passage, document[at : at + length])
+        if found < best:
+            best_start, best = at, found
+        at += (found - best) // 2 + 1
+    return (best_start, best) if best_start >= 0 else None
+
+
+def content_at(tree: Tree, place: PassagePlace) -> list[int]:
+    """Ids of the content nodes that a place lies in, in order: of which more lies there than the edits explain; where
+    there is none, the one of which most does.
+
+    So a passage that was cut a character early or late, or is a few characters off at its ends, has no more nodes than
+    the passage itself.
+    """
+    overlaps = {
+        node.id: min(node.end, place.end) - max(node.start, place.start) for node in tree.nodes if node.is_content
+    }
+    found = [id for id, overlap in overlaps.items() if overlap > place.distance + 1]
+    most = max(overlaps, key=overlaps.__getitem__, default=None)
+    return found or ([] if most is None or overlaps[most] <= 0 else [most])
+
+
+# ------------------------------------------------------------------------------
+# `route`: which passages of a document answer a question, and which headings to unfold next; for each retrieved
+# passage, and again for what each unfolded heading brings to light.
+#
+# Source: RDR2 (papers, section 3 and appendix A.1). The sentences are ours.
+
 
 TREE = InputColumn(COLUMN, "list<node>", "The document's tree, as `relabel pairs tree` writes it.", True)
 PASSAGES = InputColumn("passages", "list<string>", "Passages of the document that were retrieved, the best first.")

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from relabel.labelers.think_score import ThinkScore
+from relabel.labelers.base import ThinkScore
 from relabel.manifests.specs import LabelerOptions
 
 

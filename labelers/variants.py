@@ -14,9 +14,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from relabel.labelers.prompts import BUILT_IN, Prompts, Turn
-from relabel.labelers.searches import ASPECT, PREVIOUS_QUERIES, SearchOptions, folded
-from relabel.labelers.section_values import lines_of
-from relabel.labelers.verdicts import Reader, token_budget
+from relabel.labelers.query_inputs import ASPECT, PREVIOUS_QUERIES, SearchOptions, folded
+from relabel.labelers.verdicts import Reader, lines_of, token_budget
 from relabel.manifests.asks import Answer, Ask, Sampling
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import AnswerFormat, Lines, Text

@@ -1,23 +1,20 @@
-"""Reading rules: the sections of a tagged answer, or why there is no verdict. Generic over `AnswerFormat`; knows no
-labeler.
-
-An answer is valid if and only if every tag is in it exactly once, opened and closed, in order, with nothing but
-white space outside. A choice, stripped of white space, is exactly one of its options. Nothing is searched for,
-corrected or guessed: the last digit of a text is not a verdict. Reading takes time linear in the text's length,
-whatever the text.
-"""
+"""Reading rules for tagged answers: the sections of an `AnswerFormat` and their values, or a typed reason why there is
+no verdict."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from relabel.labelers.refusals import require_generated, unreadable
-from relabel.labelers.section_values import index_lists_of, indices_of, lines_of, texts_of
 from relabel.manifests.asks import Answer
+from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import (
     AnswerFormat,
     Choice,
     Indices,
+    JsonIndices,
     JsonTexts,
     Lines,
     OptionLines,
@@ -26,6 +23,122 @@ from relabel.manifests.formats import (
     closing_of,
     opening_of,
 )
+
+# ------------------------------------------------------------------------------
+# Why there is no verdict in an answer: nothing was generated, it was refused, cut off, or out of format.
+
+
+_REFUSAL_CHARS = 300
+_REFUSAL = re.compile(
+    r"(?:i(?:['’]m| am) (?:\w+ )?sorry|(?:i )?apologi[sz]e|sorry,|my apologies|as an ai\b|unfortunately,? i "
+    r"|i (?:can ?not|can['’]t|won['’]t|will not|am unable|am not able|must decline|['’]m unable|['’]m not able)"
+    r"|i['’]m (?:unable|not able)|(?:this|your) request (?:can ?not|violates))",
+    re.IGNORECASE,
+)
+
+
+def require_generated(answer: Answer) -> None:
+    """Raise where nothing was generated at all.
+
+    Raises:
+        VerdictError: `overlong` if the prompt did not fit, `engine` if the engine failed at this request.
+    """
+    if answer.finish == "overlong":
+        raise VerdictError("overlong", answer.detail or "the prompt does not fit")
+    if answer.finish == "error":
+        raise VerdictError("engine", answer.detail or "the engine failed at this request")
+
+
+def unreadable(answer: Answer, reason: str) -> VerdictError:
+    """Why there is no verdict in an answer that is out of format: `refused`, `truncated` or `format`."""
+    if answer.finish == "refused":
+        return VerdictError("refused", answer.detail or "the server refused to answer")
+    if answer.finish == "length":
+        return VerdictError("truncated", f"the answer ran into its length limit: {reason}")
+    if _REFUSAL.match(answer.text[:_REFUSAL_CHARS].lstrip()):
+        return VerdictError("refused", f"the model declined: {reason}")
+    return VerdictError("format", reason)
+
+
+# ------------------------------------------------------------------------------
+# What the content of a section says: lines, numbers, lists, texts.
+
+
+def lines_of(content: str) -> list[str]:
+    """The lines of a section, white space at their ends taken off, without blank ones."""
+    return [line for one in content.split("\n") if (line := one.strip())]
+
+
+def indices_of(content: str) -> list[int]:
+    """The numbers of a section, in their order; 0 stands for anything that is none."""
+    if not content:
+        return []
+    return [
+        int(one) if (one := part.strip()).isascii() and one.isdigit() and len(one) < 10 else 0
+        for part in content.split(",")
+    ]
+
+
+def index_lists_of(content: str, section: Section) -> list[list[int]]:
+    """The lists of a JSON answer, in the order of its keys.
+
+    Raises:
+        ValueError: it is no such object: other keys or another order, one twice, something else than whole numbers
+            within their bounds, anything around it.
+    """
+    assert isinstance(section, JsonIndices)
+    held = _loaded(content, object_pairs_hook=list, parse_int=_short_int)
+    if not isinstance(held, list) or not all(isinstance(one, tuple) for one in held):
+        raise ValueError("it is no object")
+    if tuple(key for key, _ in held) != section.keys:
+        raise ValueError(f"its keys are not {', '.join(section.keys)[:80]}")
+    for (key, numbers), most in zip(held, section.mosts, strict=True):
+        if not isinstance(numbers, list) or not all(type(one) is int and 1 <= one <= most for one in numbers):
+            raise ValueError(f"{key} is no list of numbers of 1 to {most}")
+    return [numbers for _, numbers in held]
+
+
+def texts_of(content: str) -> list[str]:
+    """The texts of a JSON array, white space at their ends taken off, without blank ones; a number is the text that it
+    was written as.
+
+    Raises:
+        ValueError: it is no array of texts and numbers alone.
+    """
+    held = _loaded(content, parse_int=str, parse_float=str)
+    if not isinstance(held, list) or not all(isinstance(one, str) for one in held):
+        raise ValueError("it is no array of texts")
+    return [text for one in held if (text := one.strip())]
+
+
+def _loaded(content: str, **readers: Any) -> Any:
+    """
+    Raises:
+        ValueError: it is no JSON, or too deep, or has a number that is none.
+    """
+    try:
+        return json.loads(content, parse_constant=_refuse, **readers)
+    except RecursionError as exc:
+        raise ValueError("it is nested without end") from exc
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+def _short_int(text: str) -> int:
+    return int(text) if len(text) < 10 else 0
+
+
+# ------------------------------------------------------------------------------
+# Reading rules: the sections of a tagged answer, or why there is no verdict. Generic over `AnswerFormat`; knows no
+# labeler.
+#
+# An answer is valid if and only if every tag is in it exactly once, opened and closed, in order, with nothing but
+# white space outside. A choice, stripped of white space, is exactly one of its options. Nothing is searched for,
+# corrected or guessed: the last digit of a text is not a verdict. Reading takes time linear in the text's length,
+# whatever the text.
+
 
 _TAG_TOKENS = (
     16  # opening and closing tag and a line break: `</attribute_score>` takes 5 to 7 tokens in common vocabularies

@@ -1,8 +1,6 @@
-"""What is written down, and what all floors say to each other: records, schemas, specs, digests, plans, receipts,
-storage, errors.
+"""Data that all folders share: records, schemas, specs, digests, plans, receipts, storage, metrics and errors.
 
-The ground floor: it imports no other folder of this repository, never runs a model, never prints and never reads the
-environment (but for the failpoints). Read `asks.py` first (the words between labelers and engines), then the rooms:
-`runs/` (plan, receipts, proofs: how no row gets lost), `inputs/`, `storage/`, `judging/`, `metrics/`, `models/`,
-`secrets/`.
+Imports no other folder of this package, runs no model, prints nothing, and reads no environment variable except the
+failpoints'. Start with `asks.py` (the interface of labelers and engines), then `plan.py`, `receipts.py` and `store.py`,
+which explain why no row is lost.
 """

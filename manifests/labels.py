@@ -1,13 +1,21 @@
-"""A pair going in, a label coming out, in memory. `schemas.py` says how they lie in Parquet."""
+"""Pairs and labels in memory, the rule map from verdicts to grades, and the scores of a choice of evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from relabel.manifests.asks import Distribution
+from relabel.manifests.errors import ConfigError
+
+# ------------------------------------------------------------------------------
+# A pair going in, a label coming out, in memory. `schemas.py` says how they lie in Parquet.
 
 
 class Pair(NamedTuple):
@@ -115,3 +123,224 @@ class Label:
     intent: str | None = None
     reasoning: str | None = None
     flags: list[str] = field(default_factory=list)
+
+
+# ------------------------------------------------------------------------------
+# The rule map φ(s, a) → grade, as data: which grade follows from how well the subject and the attribute match.
+#
+# The labeler says with it whether a teacher's own grade agrees with its two scores; a student's induced grade
+# distribution sums over it.
+#
+# Source: Graph-GRPO, "mapping function over the two scores"; the paper leaves the map open, the default is ours
+# (`DEFAULT_PHI`).
+
+
+PhiTable = tuple[tuple[int, ...], ...]
+"""Row = subject score s, column = attribute score a, both 0..4; the cell is a grade 0..K-1."""
+
+NODE_SCORES = 5
+"""Scores that a matching node takes: 0 no intent, 1 mismatch, 2 weak, 3 partial, 4 exact."""
+
+DEFAULT_PHI: PhiTable = (
+    (2, 0, 1, 1, 2),
+    (0, 0, 0, 0, 0),
+    (1, 0, 1, 1, 1),
+    (1, 0, 1, 1, 1),
+    (2, 0, 1, 1, 2),
+)
+"""A score of 0 asks for nothing, so it counts as 4; then the weaker of the two decides: 4 → 2, 3 or 2 → 1, 1 → 0."""
+
+
+DEFAULT_GRADES = 3
+"""Grades that `DEFAULT_PHI` speaks of; there is none for another scale."""
+
+
+def default_phi(grades: int, *, key: str) -> PhiTable:
+    """The built-in map, where it fits.
+
+    Args:
+        grades: number of grades K.
+        key: what the user calls the table, for messages.
+    Raises:
+        ConfigError: K is not 3; says what to write, with a table of the same rule for K grades.
+    """
+    if grades == DEFAULT_GRADES:
+        return DEFAULT_PHI
+    rows = ", ".join(str(list(row)) for row in _spread(grades))
+    raise ConfigError(
+        f"`{key}` is missing: the built-in rule map gives grades 0 to {DEFAULT_GRADES - 1}, and there are {grades}. "
+        "Say which grade follows from each pair of scores: five rows (subject score 0..4) of five grades "
+        f"0..{grades - 1} (attribute score 0..4), for instance phi: [{rows}]"
+    )
+
+
+def _spread(grades: int) -> PhiTable:
+    """The default's rule over K grades: 0 counts as 4, the weaker score decides, 1 to 4 spread
+    evenly over the scale.
+    """
+    weaker = [[min(s or 4, a or 4) for a in range(NODE_SCORES)] for s in range(NODE_SCORES)]
+    return tuple(tuple((score - 1) * (grades - 1) // 3 for score in row) for row in weaker)
+
+
+def unreached_grades(table: PhiTable, grades: int) -> list[int]:
+    """Grades that no pair of scores gives."""
+    return sorted(set(range(grades)) - {grade for row in table for grade in row})
+
+
+def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
+    """Return `table` as a `PhiTable`, or say which cell is off.
+
+    Args:
+        table: five rows (subject score 0..4) of five grades (attribute score 0..4).
+        grades: number of grades K; every cell is in 0..K-1.
+    Raises:
+        ConfigError: a wrong number of rows or columns, or a cell that is not a grade.
+    """
+    if len(table) != NODE_SCORES:
+        raise ConfigError(
+            f"phi has {len(table)} rows, expected {NODE_SCORES}: one for each subject score 0..{NODE_SCORES - 1}"
+        )
+    for s, row in enumerate(table):
+        if len(row) != NODE_SCORES:
+            raise ConfigError(
+                f"phi row {s} (subject score {s}) has {len(row)} cells, expected {NODE_SCORES}: "
+                f"one for each attribute score 0..{NODE_SCORES - 1}"
+            )
+        for a, grade in enumerate(row):
+            if isinstance(grade, bool) or not isinstance(grade, int) or not 0 <= grade < grades:
+                raise ConfigError(
+                    f"phi row {s}, column {a} (subject score {s}, attribute score {a}) is {grade!r}, expected a grade "
+                    f"0..{grades - 1}; give a table for this number of grades"
+                )
+    return tuple(tuple(row) for row in table)
+
+
+def phi_grade(table: PhiTable, subject: int, attribute: int) -> int:
+    """φ(s, a): the grade that follows from the two node scores, each 0..4."""
+    return table[subject][attribute]
+
+
+# ------------------------------------------------------------------------------
+# A generator's short answers beside those wanted: RES-RAG's exact match, Hit@1 and F1_ans.
+#
+# Source: RES-RAG (papers, equation 10, section 4.1 and figure 6). Answers are compared in a normal form: lower case,
+# without punctuation, white space folded. Articles stay, which SQuAD drops and the paper does not name.
+
+
+def normal_answer(answer: str) -> str:
+    """Unicode NFC, lower case, without punctuation (ASCII's, and Unicode's P), runs of white space one space. An answer
+    of punctuation alone keeps it.
+    """
+    lower = unicodedata.normalize("NFC", answer.lower())
+    words = "".join(one for one in lower if not _is_punctuation(one))
+    # an accent that stood on a sign now stands on what came before
+    return _folded(unicodedata.normalize("NFC", words)) or _folded(lower)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _is_punctuation(one: str) -> bool:
+    return one in string.punctuation or unicodedata.category(one).startswith("P")
+
+
+def exact_match(answers: Sequence[str], gold: Sequence[str]) -> float:
+    """1 where every gold answer is among the answers, else 0; further answers do not count against it."""
+    return float(set(map(normal_answer, gold)) <= set(map(normal_answer, answers)))
+
+
+def hit_at_1(answers: Sequence[str], gold: Sequence[str]) -> float:
+    """1 where the first answer is any gold answer, else 0."""
+    return float(bool(answers) and normal_answer(answers[0]) in set(map(normal_answer, gold)))
+
+
+def token_f1(answers: Sequence[str], gold: Sequence[str]) -> float:
+    """F1_ans: F1 of the words of all answers together and those of all gold answers together, in normal form. A word
+    that occurs twice counts twice; 0 where no word is common.
+
+    The paper has one gold answer; of several, all are wanted, as `exact_match` has it.
+    """
+    said, wanted = (Counter(word for one in texts for word in normal_answer(one).split()) for texts in (answers, gold))
+    common = (said & wanted).total()
+    return 2 * common / (said.total() + wanted.total()) if common else 0.0
+
+
+# ------------------------------------------------------------------------------
+# What a choice of evidence is worth: its cost, its agreement with a wanted set, and the reward of RES-RAG.
+#
+# Source: RES-RAG (papers, section 3.4), equations 8 to 14. Chunks are numbered from 1, and a number that occurs twice
+# counts twice as cost.
+
+
+@dataclass(frozen=True, slots=True)
+class RewardWeights:
+    """Weights of the reward; all defaults but `empty_answer` are the paper's."""
+
+    cost: float = 2.0
+    answer: float = 2.0
+    retrieval: float = 1.0
+    empty_answer: float = -1.0
+    lowest: float = -5.0
+    highest: float = 5.0
+
+
+PAPER_WEIGHTS = RewardWeights()
+
+
+def over_budget(num_selected: int, num_chunks: int) -> float:
+    """φ of one document: 0 up to √N chunks, 0.5 up to N, 1 beyond."""
+    if num_selected <= math.isqrt(num_chunks):  # S ≤ √N exactly where S ≤ ⌊√N⌋
+        return 0.0
+    return 0.5 if num_selected <= num_chunks else 1.0
+
+
+def set_f1(selected: Collection[int], gold: Collection[int]) -> float:
+    """F1 of two sets: 1 where both are empty, 0 where one is."""
+    found, wanted = set(selected), set(gold)
+    if not found or not wanted:
+        return float(found == wanted)
+    return 2 * len(found & wanted) / (len(found) + len(wanted))
+
+
+class EvidenceReward(NamedTuple):
+    """What a choice earns.
+
+    Args:
+        reward: R.
+        usefulness: U, of the answer.
+        agreement: F1_ret, without its weight.
+        penalty: P.
+    """
+
+    reward: float
+    usefulness: float
+    agreement: float
+    penalty: float
+
+
+def evidence_reward(
+    selected: Sequence[Sequence[int]],
+    num_chunks: Sequence[int],
+    gold: Sequence[Collection[int]],
+    answer_f1: float | None,
+    weights: RewardWeights = PAPER_WEIGHTS,
+) -> EvidenceReward:
+    """R = clip(U + α_ret · F1_ret - P), where P = η · mean φ and U = α_ans · F1_ans, or γ for an empty answer.
+
+    Args:
+        selected: chunk numbers chosen, by document, as written.
+        num_chunks: that each document has.
+        gold: chunk numbers wanted, by document.
+        answer_f1: of the generator's answer, 0..1; None where it gave none.
+    Raises:
+        ValueError: the three do not speak of the same documents, at least one.
+    """
+    if not len(selected) == len(num_chunks) == len(gold) > 0:
+        raise ValueError(f"{len(selected)} choices, {len(num_chunks)} documents and {len(gold)} gold sets do not fit")
+    count = len(selected)
+    penalty = weights.cost * sum(map(over_budget, map(len, selected), num_chunks)) / count
+    usefulness = weights.empty_answer if answer_f1 is None else weights.answer * answer_f1
+    agreement = sum(map(set_f1, selected, gold)) / count
+    whole = usefulness + weights.retrieval * agreement - penalty
+    return EvidenceReward(min(weights.highest, max(weights.lowest, whole)), usefulness, agreement, penalty)

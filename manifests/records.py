@@ -1,20 +1,85 @@
-"""Records become JSON, and JSON records again, with every value's type checked: a damaged file is an error, not a
-surprise later.
-"""
+"""Digests, and records as JSON: every value's type is checked when a file is read."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import os
 import re
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, cast, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast, get_type_hints, runtime_checkable
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from relabel.manifests.digests import readable_json, sha256_bytes
 from relabel.manifests.errors import ManifestError
+
+# ------------------------------------------------------------------------------
+# Digests: sha256 of bytes, of files and of plain values, always as lower-case hex; and the stamp by which a file is
+# known to be unchanged without reading it.
+
+
+BLOCK_BYTES = 1 << 22
+
+
+def sha256_bytes(data: bytes) -> str:
+    """sha256 of bytes, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a local file, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def file_stamp(stat: os.stat_result) -> str:
+    """The stamp of a local file. With the time of change, which no program sets: a replacement of equal size and date
+    differs in it; and with its device: another disk that is mounted in the same place may give the same numbers.
+    """
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"
+
+
+def first_changed(folder: Path, digests: Mapping[str, str | None]) -> str | None:
+    """Name of the first file that is missing or has not its sha256; one whose digest is None need only be there.
+
+    Raises:
+        OSError: one can't be read.
+    """
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file() or (digest is not None and sha256_file(path) != digest):
+            return name
+    return None
+
+
+def canonical_json(value: Any) -> bytes:
+    """One byte string per value: keys sorted, no white space, UTF-8. Raises TypeError for what JSON can't hold,
+    ValueError for NaN.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def readable_json(value: Any) -> bytes:
+    """JSON for files that people open: keys in the order given, indented, a newline at the end."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a plain value's canonical JSON."""
+    return sha256_bytes(canonical_json(value))
+
+
+# ------------------------------------------------------------------------------
+# Records become JSON, and JSON records again, with every value's type checked: a damaged file is an error, not a
+# surprise later.
+
 
 _SEAL = b',\n "sha256": "'
 RecordT = TypeVar("RecordT")
@@ -142,3 +207,48 @@ def fault_of(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"`{error.args[0]}` is missing"
     return str(error)
+
+
+# ------------------------------------------------------------------------------
+# Batches of asks that an engine hands to its provider: what is written down of each, so that a run that was killed
+# finds its own again and pays for none twice.
+
+
+@read_in_threads
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """A batch, written before it is handed over, and once more with the provider's name for it.
+
+    Args:
+        name: drawn for it; the provider keeps it in the batch's metadata.
+        asks: what names each of its asks, from what is asked and its seed alone.
+        batch: the provider's own name; empty where nobody has written that it was handed over.
+        created: when, in seconds since 1970; of two that hold an ask the later one is looked at first.
+    """
+
+    name: str
+    asks: list[str]
+    created: float
+    batch: str = ""
+    version: int = field(default=1)
+
+
+class BatchRecords(Protocol):
+    """Where records are kept."""
+
+    def load(self) -> list[BatchRecord]:
+        """All that are there, those of other workers too."""
+        ...
+
+    def keep(self, record: BatchRecord) -> None:
+        """Make one durable, in place of an earlier one of its name."""
+        ...
+
+
+@runtime_checkable
+class SendsBatches(Protocol):
+    """An engine that may hand its asks over as batches."""
+
+    def use_records(self, records: BatchRecords) -> None:
+        """Called once, when it has started; without it asks are sent one by one."""
+        ...

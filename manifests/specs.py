@@ -1,27 +1,51 @@
-"""The job spec: what a user writes in YAML, checked key by key. Pure: no environment, no network, no disk.
-
-A spec is frozen and knows every key it takes; an unknown one is an error that names the nearest known key. Labelers and
-engines bring option models of their own (subclasses of `LabelerOptions`, and a model for `engine.args`), which `jobs`
-resolves through the registries before `JobSpec` is built.
-"""
+"""The job spec and the options of engines, checked key by key, with errors that name the key and the nearest known
+one."""
 
 from __future__ import annotations
 
+import difflib
 import functools
+import importlib
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from importlib.metadata import entry_points
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    runtime_checkable,
+)
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     SerializeAsAny,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.secrets import STORAGE_KEY, odd_values, redacted, shown
+
+# ------------------------------------------------------------------------------
+# The job spec: what a user writes in YAML, checked key by key. Pure: no environment, no network, no disk.
+#
+# A spec is frozen and knows every key it takes; an unknown one is an error that names the nearest known key. Labelers
+# and engines bring option models of their own (subclasses of `LabelerOptions`, and a model for `engine.args`), which
+# `jobs` resolves through the registries before `JobSpec` is built.
+
 
 TableFormat = Literal["iceberg", "delta"]
 SnapshotId = Annotated[int, Field(ge=0, lt=2**63)]
@@ -30,7 +54,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 class PathMark(Enum):
     """What kind of path a field holds. A relative one counts from the spec file's folder: see
-    `jobs/planning/spec_places.py`.
+    `jobs/settings.py`.
     """
 
     PATH = "a file or folder"
@@ -358,3 +382,303 @@ def _inner(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         for one in value:
             yield from _inner(one, key)
+
+
+# ------------------------------------------------------------------------------
+# What an engine's options may also say, beside those of every engine: each a protocol of one or two fields.
+
+
+@runtime_checkable
+class KeepsModels(Protocol):
+    """Options of an engine whose fetched models are kept: one at a URL or in a wheel is fetched there before the
+    engine's class is asked anything, for `resolve_model` to find.
+    """
+
+    cache_dir: str | None
+
+
+@runtime_checkable
+class SpansGpus(Protocol):
+    """Options of an engine of which one copy may lie on several GPUs."""
+
+    tensor_parallel_size: int
+
+
+@runtime_checkable
+class PaidByToken(Protocol):
+    """Options of an engine whose tokens may cost money, in any currency; None where nobody said what."""
+
+    price_per_million_input: float | None
+    price_per_million_output: float | None
+
+
+BATCH_PRICE = 0.5
+"""What an ask in a batch costs, of the price of one that is answered at once."""
+
+
+@runtime_checkable
+class MayBatch(Protocol):
+    """Options of an engine that may hand asks over as batches, which are answered hours later."""
+
+    @property
+    def sends_batches(self) -> bool: ...
+
+
+@runtime_checkable
+class TakesSecrets(Protocol):
+    """Options of which some name an environment variable whose value is passed to the engine alone."""
+
+    secret_variables: ClassVar[frozenset[str]]
+
+
+def gpus_of(args: EngineArgs) -> int:
+    """GPUs that one copy of the engine lies on, where it uses any."""
+    return args.tensor_parallel_size if isinstance(args, SpansGpus) else 1
+
+
+def is_batched(args: EngineArgs) -> bool:
+    """Whether asks are handed over as batches."""
+    return isinstance(args, MayBatch) and args.sends_batches
+
+
+def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int) -> float | None:
+    """What tokens cost, in batches where those are asked for; None where no price is named."""
+    if not isinstance(args, PaidByToken):
+        return None
+    prices = args.price_per_million_input, args.price_per_million_output
+    if prices == (None, None):
+        return None
+    part = BATCH_PRICE if is_batched(args) else 1.0
+    return part * ((prices[0] or 0.0) * prompt_tokens + (prices[1] or 0.0) * output_tokens) / 1e6
+
+
+def names_prices(args: EngineArgs) -> bool:
+    """Whether both prices are named, so that a cost leaves nothing out."""
+    return isinstance(args, PaidByToken) and None not in (args.price_per_million_input, args.price_per_million_output)
+
+
+def secret_variables(args: EngineArgs) -> dict[str, str]:
+    """The environment variables that options name, by option."""
+    options = sorted(args.secret_variables) if isinstance(args, TakesSecrets) else ()
+    return {option: getattr(args, option) for option in options}
+
+
+# ------------------------------------------------------------------------------
+# What is off with a spec that somebody wrote: where, what was given, what is allowed; a sentence a fault.
+
+
+SpecT = TypeVar("SpecT", bound=BaseModel)
+
+
+def nearest(word: str, known: list[str]) -> str | None:
+    """The known word that looks most like `word`, if any looks like it at all."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> str:
+    """The sentence for a name that is not registered: `No labeler "r3": known are … Did you mean r3a?`"""
+    hint = nearest(name, known)
+    return f'No {kind} "{name}": known are {", ".join(sorted(known))}.' + (f" Did you mean {hint}?" if hint else "")
+
+
+def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) -> SpecT:
+    """Build `model` from plain values, or say what is off.
+
+    Args:
+        values: parsed YAML; may hold ready-made model instances.
+        where: what to call the source in an error, usually the spec's path.
+    Raises:
+        ConfigError: one line per fault: the field's path, what was got, what is allowed, and the nearest key for a
+            typo.
+    """
+    odd = next(odd_values(values), None)
+    if odd is not None:
+        raise ConfigError(f"{where}: `{shown(odd[0])}` {odd[1]}. Write it in letters that a file can hold.")
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as exc:
+        raise ConfigError(f"{where}: " + "; ".join(_fault_text(model, fault) for fault in _faults_in(exc))) from exc
+
+
+_YAML_HINTS = {
+    "string_type": " (in YAML, put it in quotes)",
+    "tuple_type": " (a list, in brackets)",
+    "list_type": " (a list, in brackets)",
+}
+
+
+class _Fault(NamedTuple):
+    """What pydantic says of one fault."""
+
+    type: str
+    loc: tuple[int | str, ...]
+    msg: str
+    input: Any
+
+
+def _faults_in(error: ValidationError) -> list[_Fault]:
+    faults: list[Any] = error.errors(include_url=False, include_context=False)
+    return [_Fault(**fault) for fault in faults]
+
+
+def _fault_text(model: type[BaseModel], fault: _Fault) -> str:
+    path = ".".join(str(step) for step in fault.loc) or "the spec"
+    if fault.loc[:1] == (STORAGE_KEY,) and fault.type != "value_error":
+        return (
+            f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: {{profile: "
+            f"prod}}}}"
+        )
+    if fault.type in ("extra_forbidden", "invalid_key"):
+        known = _known_keys(model, fault.loc[:-1])
+        key = str(fault.loc[-1])
+        hint = nearest(key, known)
+        allowed = f"did you mean `{hint}`?" if hint else f"known keys are {', '.join(known)}"
+        return f"unknown key `{path}`: {allowed}"
+    if fault.type == "missing":
+        return f"`{path}` is missing"
+    if fault.type == "model_type":
+        return (
+            f"`{path}` = {_shown(fault.input)}: want a mapping with the keys {', '.join(_known_keys(model, fault.loc))}"
+        )
+    hint = _YAML_HINTS.get(fault.type, "")
+    message = re.sub(r"^(Value error|Assertion failed), ", "", fault.msg)
+    said = f"{message[:1].lower()}{message[1:]}{hint}"
+    if not fault.loc:  # keys of several sections don't go together; they are named in what is said
+        return said
+    shown = "" if fault.loc[:1] == (STORAGE_KEY,) else f" = {_shown(fault.input)}"
+    return f"`{path}`{shown}: {said}"
+
+
+def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    inner = model
+    for step in loc:
+        if isinstance(step, int):  # a place in a list, whose entries were looked up with the list
+            continue
+        if step not in inner.model_fields:
+            break
+        models = _models_in(inner.model_fields[step].annotation)
+        if len(models) != 1:
+            break
+        inner = models[0]
+    return list(inner.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models of a field, or of the entries of a list, or beside None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _shown(value: Any) -> str:
+    text = redacted(repr(value))  # first: a part of a secret would go unnoticed
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# ------------------------------------------------------------------------------
+# What there is of one kind, by name, as import paths: listing it loads nothing.
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Ours, and what other packages offer through a group of entry points.
+
+    Args:
+        what: the kind, as errors call it.
+        group: of the entry points.
+        ours: import path by name; goes before another package's of the same name.
+        built_in: names that need no loading, for errors.
+    """
+
+    what: str
+    group: str
+    ours: dict[str, str]
+    built_in: tuple[str, ...] = ()
+
+    def names(self) -> list[str]:
+        """All that can be loaded, in order."""
+        return sorted({*self.ours, *(entry.name for entry in entry_points(group=self.group))})
+
+    def load(self, name: str) -> Any:
+        """What a name stands for.
+
+        Raises:
+            ConfigError: no such name; names the known ones and the nearest.
+        """
+        if name in self.ours:
+            return imported(self.ours[name])
+        for entry in entry_points(group=self.group, name=name):
+            return entry.load()
+        raise ConfigError(unknown_name(self.what, name, [*self.built_in, *self.names()]))
+
+
+def imported(path: str) -> Any:
+    """What an import path (`package.module:name`) leads to."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+# ------------------------------------------------------------------------------
+# JSON Schemas of specs, amended in place: alternatives, constants and short forms that no model says of itself.
+
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+
+class ObjectSchema:
+    """The schema of a model's keys, `values`.
+
+    Args:
+        model: whose.
+        definitions: those of the whole schema; the model's own are moved there.
+    """
+
+    def __init__(self, model: type[BaseModel], definitions: dict[str, Schema]) -> None:
+        self._model = model
+        self.values: Schema = model.model_json_schema()
+        definitions.update(self.values.pop("$defs", {}))
+
+    @property
+    def keys(self) -> dict[str, Schema]:
+        """Schema of each key's value."""
+        found: dict[str, Schema] = self.values["properties"]
+        return found
+
+    def fix(self, key: str, value: str) -> None:
+        """Nothing but this value."""
+        self.keys[key] = {"const": value}
+
+    def offer(self, key: str, **alternatives: Sequence[Schema]) -> None:
+        """Alternatives (`oneOf`, `anyOf`) in place of what the model says; its description stays."""
+        self.keys[key] = {"description": self._model.model_fields[key].description, **alternatives}
+
+    def require(self, key: str) -> None:
+        """Not to be left out."""
+        self.values["required"] = sorted({*self.values["required"], key})
+
+
+def of_model(definitions: dict[str, Schema], model: type[BaseModel], key: str) -> Schema:
+    """The schema of a key of a model that is among the definitions."""
+    found: Schema = definitions[model.__name__]["properties"][key]
+    return found
+
+
+def one_or_many(field: Schema) -> None:
+    """A single string stands for a list of one."""
+    many = {name: field.pop(name) for name in ("type", "items") if name in field}
+    field.update(anyOf=[{"type": "string"}, many])
+
+
+def path_or_each(field: Schema) -> Schema:
+    """In a list of sources a path stands for one; what one source may be."""
+    source: Schema = {"anyOf": [{"type": "string"}, field["items"]]}
+    field.update(items=source)
+    return source
+
+
+def referred(definitions: dict[str, Schema], kind: str, models: dict[str, Schema]) -> list[Schema]:
+    """Alternatives that refer to models by name, which go among the definitions."""
+    definitions.update({f"{kind}-{name}": model for name, model in models.items()})
+    return [{"$ref": f"#/$defs/{kind}-{name}"} for name in models]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from relabel.manifests.secrets.redaction import forget_secrets
+from relabel.manifests.secrets import forget_secrets
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.teachers.methods import METHODS
-from relabel.distill.teachers.spec_files import spec_class
-from relabel.export.bench.specs import BenchSpec
-from relabel.export.specs import ExportSpec
-from relabel.jobs.score.student_labeler import BundleArgs, StudentArgs
+from relabel.distill.students.spec import DistillSpec
+from relabel.distill.teachers.spec import METHODS, spec_class
+from relabel.export.specs import BenchSpec, ExportSpec
+from relabel.jobs.score.students import BundleArgs, StudentArgs
 from relabel.labelers.engines.registry import engine_class, engine_names
 from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.specs import JobSpec, Spec

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.report.building import BuiltPage, build_report
+from relabel.jobs.report.build import BuiltPage, build_report
 from relabel.manifests.errors import RelabelError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 
 
 @contextmanager

@@ -1,27 +1,43 @@
-"""The model that a student starts from: its kind and limits checked, its module built, its texts encoded.
-
-Looking at a model (`check_base`) reads its config, its tokenizer and the heads of its files, so that a wrong one is
-refused before weights are loaded or texts encoded.
-"""
+"""Pretrained models that students start from: checks before the data is read, building the module, sentence embeddings,
+and the interface of a student's trainer."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
 
-from relabel.distill.students.kinds import KINDS, BaseKind
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.student_record import STUDENT_VERSION, StudentRecord
-from relabel.distill.students.students import check_batches, make_texts, module_class
-from relabel.distill.students.token_rows import PairTexts
-from relabel.distill.training.adapters import check_targets
+import numpy as np
+
+from relabel.distill.students.examples import Examples
+from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.distill.students.manifest import STUDENT_VERSION, StudentRecord, TrainingFacts
+from relabel.distill.students.model import (
+    PROBES,
+    PairTexts,
+    TokenRow,
+    check_batches,
+    make_texts,
+    module_class,
+    refuse_leaks,
+)
+from relabel.distill.students.spec import KINDS, BaseKind, DistillSpec
+from relabel.distill.training.curves import Outcome
+from relabel.distill.training.spec import check_targets
 from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.extras import require
-from relabel.manifests.models.model_dirs import config_file
-from relabel.manifests.models.references import ResolvedModel
-from relabel.manifests.models.tokenizers import read_tokenizer
-from relabel.manifests.phi import PhiTable
+from relabel.manifests.labels import PhiTable
+from relabel.manifests.models import ResolvedModel, config_file, read_tokenizer
+from relabel.manifests.process import require
 from relabel.manifests.specs import Columns
+
+# ------------------------------------------------------------------------------
+# The model that a student starts from: its kind and limits checked, its module built, its texts encoded.
+#
+# Looking at a model (`check_base`) reads its config, its tokenizer and the heads of its files, so that a wrong one is
+# refused before weights are loaded or texts encoded.
+
 
 OFFSET_POSITIONS = (
     "roberta",
@@ -62,8 +78,7 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
     transformers = require("transformers", extra="cpu", purpose="relabel distill")
     require("accelerate", extra="cpu", purpose="relabel distill")
     require("matplotlib", extra="cpu", purpose="The plot of a training")
-    from relabel.distill.students.decoder import load_lm
-    from relabel.distill.students.encoder import load_backbone
+    from relabel.distill.students.networks import load_backbone, load_lm
 
     transformers.logging.set_verbosity_error()  # it reports weights that a student has no use for, at every load
     transformers.logging.disable_progress_bar()
@@ -164,3 +179,218 @@ def texts_of(base: Base, record: StudentRecord) -> PairTexts:
 
 def _first_line(exc: Exception) -> str:
     return str(exc).strip().split("\n", 1)[0][:200] or type(exc).__name__
+
+
+# ------------------------------------------------------------------------------
+# What trains a student, whatever its kind: what it is given, and what it gives back.
+
+
+@dataclass
+class TrainingInputs:
+    """All that a training starts from.
+
+    Args:
+        tokens: of all rows of the examples.
+        checkpoints: folder that a training which is resumed keeps them in.
+        say: where progress goes.
+    """
+
+    spec: DistillSpec
+    base: Base
+    record: StudentRecord
+    examples: Examples
+    tokens: list[TokenRow]
+    texts: PairTexts
+    checkpoints: Path
+    say: Callable[[str], None]
+
+
+class Trainer(Protocol):
+    """A function that trains a student of its kind."""
+
+    def __call__(
+        self, inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]
+    ) -> tuple[Any, TrainingFacts, Outcome]:
+        """Train.
+
+        Args:
+            dev_figures: figures of a module on dev.
+        Returns:
+            The trained module on the CPU, what there is to say about the training, and its curve and remarks.
+        Raises:
+            TrainingError: the loss is not finite.
+            InputError: the rows do not do for what the spec asks.
+        """
+        ...
+
+
+# ------------------------------------------------------------------------------
+# Texts as vectors, by an encoder: what sentence-transformers computes of a model that is a transformer, a mean or CLS
+# pooling and a normalisation.
+#
+# Documents are hostile: text that spells a control token is encoded as the characters it consists of.
+
+
+# N texts, T tokens, D hidden
+
+Role = Literal["query", "document"]
+Pooling = Literal["mean", "cls"]
+_POOLINGS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+_PROMPT_NAMES: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """What the files of sentence-transformers in a model's directory say; a bare encoder has mean pooling.
+
+    Args:
+        max_tokens: of a text, special tokens included; None where no file says.
+        prompts: text put before every query, and before every document.
+        is_lower: texts are lower-cased first.
+        is_stated: whether the model says how it pools.
+    """
+
+    pooling: Pooling
+    max_tokens: int | None
+    prompts: dict[Role, str]
+    is_lower: bool
+    is_stated: bool
+
+
+def read_settings(folder: Path) -> EmbeddingSettings:
+    """How a model makes a vector of a text.
+
+    Raises:
+        ModelError: it does so in a way that is not supported here (a dense layer, another pooling).
+    """
+    paths = {"Transformer": folder, "Pooling": folder / "1_Pooling"}
+    for module in _read_json(folder / "modules.json") or ():
+        name = str(module.get("type")).rpartition(".")[2]
+        if name not in _MODULES:
+            raise ModelError(f"{folder}: makes vectors with a module {name!r}; only {', '.join(_MODULES)} can be run.")
+        paths[name] = folder / str(module.get("path", ""))
+    pooled = _read_json(paths["Pooling"] / "config.json")
+    config = _read_json(paths["Transformer"] / "sentence_bert_config.json") or {}
+    prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    by_role = {
+        role: next((prompts[one] for one in names if one in prompts), "") for role, names in _PROMPT_NAMES.items()
+    }
+    if pooled is not None and not pooled.get("include_prompt", True) and any(by_role.values()):
+        raise ModelError(f"{folder}: pools without its prompt's tokens, which can't be run here.")
+    return EmbeddingSettings(
+        _pooling_of(folder, pooled),
+        config.get("max_seq_length"),
+        by_role,
+        bool(config.get("do_lower_case")),
+        pooled is not None,
+    )
+
+
+def _pooling_of(folder: Path, pooled: dict[str, Any] | None) -> Pooling:
+    if pooled is None:
+        return "mean"
+    if (mode := pooled.get("pooling_mode")) is not None:  # as newer versions write it
+        modes = [mode] if isinstance(mode, str) else list(mode)
+    else:
+        modes = [_POOLINGS.get(name, name) for name, on in pooled.items() if name.startswith("pooling_mode_") and on]
+    if len(modes) != 1 or modes[0] not in _POOLINGS.values():
+        raise ModelError(f"{folder}: pools by {', '.join(modes) or 'nothing'}; mean and cls can be run.")
+    return cast("Pooling", modes[0])
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{path}: can't be read ({exc}). Fetch the model again.") from exc
+
+
+class Embedder:
+    """An encoder with its tokenizer.
+
+    Args:
+        folder: a model directory with safetensors, as `resolve_model` finds it.
+        max_tokens: a text is cut to so many tokens; None for what the model takes.
+        batch_tokens: of a batch, padding included; None for what suits the device. Changes the last bits of a vector at
+            most.
+        device: what torch calls it; `auto` is a GPU where one is.
+    Raises:
+        ModelError: no encoder, one whose vectors can't be made here, or one that answers a text by its batch.
+        MissingExtraError: torch or transformers is not installed.
+    """
+
+    def __init__(self, folder: Path, *, max_tokens: int | None, batch_tokens: int | None, device: str = "auto") -> None:
+        purpose = "relabel pairs similar"
+        torch = require("torch", extra="cpu", purpose=purpose)
+        transformers = require("transformers", extra="cpu", purpose=purpose)
+        from relabel.distill.students.networks import load_backbone
+
+        transformers.logging.set_verbosity_error()  # it reports a pooling layer that is not used
+        transformers.logging.disable_progress_bar()
+        self.settings = read_settings(folder)
+        self._tokenizer = read_tokenizer(transformers, folder, str(folder))
+        try:
+            self._module = load_backbone(folder).eval()
+        except (OSError, ValueError, KeyError) as exc:
+            raise ModelError(f"{folder}: no encoder that transformers can load: {exc}") from exc
+        self.device = "cpu"
+        limits = (
+            max_tokens,
+            self.settings.max_tokens,
+            self._tokenizer.model_max_length,
+            getattr(self._module.config, "max_position_embeddings", None),
+        )
+        self.max_tokens = min(limit for limit in limits if limit is not None)
+        refuse_leaks(
+            self._vectors, self._token_rows([f"{query} {document}" for query, document in PROBES]), str(folder)
+        )
+        self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        self._module.to(self.device)
+        self._batch_tokens = batch_tokens or batch_tokens_on(self.device)
+
+    def embed(self, texts: Sequence[str], role: Role) -> np.ndarray:
+        """Vectors of length 1, float32 [N, D], in the order of the texts; of a text without tokens that count, the
+        vector of the special tokens alone.
+        """
+        prompt = self.settings.prompts[role]
+        rows = self._token_rows([prompt + text for text in texts])
+        found = np.empty((len(rows), self._module.config.hidden_size), np.float32)
+        for places in length_batches([len(row) for row in rows], self._batch_tokens):
+            found[places] = self._vectors([rows[place] for place in places])
+        return found
+
+    def _token_rows(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        if self.settings.is_lower:
+            texts = [text.lower() for text in texts]
+        rows: list[list[int]] = self._tokenizer(
+            texts, truncation=True, max_length=self.max_tokens, split_special_tokens=True, return_attention_mask=False
+        ).input_ids
+        return rows
+
+    def _vectors(self, rows: list[list[int]]) -> np.ndarray:
+        import torch
+
+        lengths = torch.tensor([len(row) for row in rows], device=self.device)
+        width = max(map(len, rows))
+        pad = self._tokenizer.pad_token_id or 0
+        ids_NT = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=self.device)
+        mask_NT = (torch.arange(width, device=self.device)[None] < lengths[:, None]).long()
+        with torch.inference_mode():
+            vectors_ND = sentence_vectors(self._module, ids_NT, mask_NT, self.settings.pooling)
+            vectors: np.ndarray = vectors_ND.float().cpu().numpy()
+        return vectors
+
+
+def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Pooling) -> Any:
+    """Vectors of length 1 by an encoder, a tensor [N, D]."""
+    from torch.nn.functional import normalize
+
+    from relabel.distill.students.networks import pool
+
+    hidden_NTD = backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state
+    return normalize(pool(hidden_NTD, mask_NT, pooling), dim=-1)

@@ -1,19 +1,86 @@
-"""Rows to learn from as arrays: targets by head, masks, weights, gold, and the side that each row's query falls on.
-
-A row without a node is masked for that head, never guessed.
-"""
+"""Training examples as arrays: targets, masks and weights by head, and the train, dev and test split by a hash of the
+query."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from relabel.distill.students.data_facts import DataFacts
-from relabel.distill.students.splits import TRAIN
+from relabel.distill.students.labels import GoldGrades, LabelTable, Target, load_gold, load_labels
+from relabel.distill.students.manifest import DataFacts, ExampleCounts, SplitFacts, SplitShares, SplitSide
+from relabel.distill.students.spec import HEADS, KINDS, NODE_HEADS, DistillSpec
 from relabel.manifests.errors import InputError
-from relabel.manifests.phi import PhiTable
+from relabel.manifests.files import Storage
+from relabel.manifests.gold import check_scale
+from relabel.manifests.labels import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
+from relabel.manifests.records import digest_of
 from relabel.manifests.specs import Columns
+
+# ------------------------------------------------------------------------------
+# Which side a query falls on: train, dev or test, by a hash of the query alone.
+#
+# So all rows of a query stay together, however many runs and files they come from, and a query never changes sides when
+# data is added.
+
+
+TRAIN, DEV, TEST = 0, 1, 2
+SIDES = ("train", "dev", "test")
+_PRECISION = 2.0**64
+
+
+def split_queries(keys: Sequence[str], *, dev: float, test: float, seed: int) -> np.ndarray:
+    """The side of each key: int8 [N], 0 train, 1 dev, 2 test.
+
+    Args:
+        keys: query ids (or folded query texts), one a row; equal keys get equal sides.
+        dev, test: expected shares of the distinct keys.
+    """
+    side_of: dict[str, int] = {}
+    for key in keys:
+        if key not in side_of:
+            place = (
+                int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()[:8], "big")
+                / _PRECISION
+            )
+            side_of[key] = TEST if place < test else DEV if place < test + dev else TRAIN
+    return np.array([side_of[key] for key in keys], dtype=np.int8)
+
+
+def folded(text: str) -> str:
+    """A query's text as a key: case folded, runs of white space one blank."""
+    return " ".join(text.casefold().split())
+
+
+def describe_split(keys: Sequence[str], side_N: np.ndarray) -> tuple[dict[str, SplitSide], str]:
+    """Rows and queries of each side, by its name, and a digest of which query lies where, for the manifest."""
+    queries: list[set[str]] = [set(), set(), set()]
+    for key, side in zip(keys, side_N.tolist(), strict=True):
+        queries[side].add(key)
+    sides = {name: SplitSide(int((side_N == side).sum()), len(queries[side])) for side, name in enumerate(SIDES)}
+    return sides, digest_of([sorted(keys_of) for keys_of in queries])
+
+
+def leaking_queries(keys: Sequence[str], texts: Sequence[str], side_N: np.ndarray) -> dict[str, int]:
+    """By side, how many queries of dev and test have the text of a training query: ids that keep such queries apart
+    leak.
+
+    Args:
+        texts: each row's query text, folded.
+    """
+    sides = side_N.tolist()
+    seen = {text for text, side in zip(texts, sides, strict=True) if side == TRAIN}
+    rows = list(zip(keys, texts, sides, strict=True))
+    return {SIDES[side]: len({key for key, text, of in rows if of == side and text in seen}) for side in (DEV, TEST)}
+
+
+# ------------------------------------------------------------------------------
+# Rows to learn from as arrays: targets by head, masks, weights, gold, and the side that each row's query falls on.
+#
+# A row without a node is masked for that head, never guessed.
+
 
 # N rows, K grades
 
@@ -126,3 +193,302 @@ def check_examples(found: Examples) -> None:
         for name, side, _ in judging
         if side.texts_seen_in_train
     ]
+
+
+# ------------------------------------------------------------------------------
+# Labels and gold become examples: all sources behind each other, a target and a weight for each row and head.
+
+
+def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
+    """Read labels and gold, and turn them into targets.
+
+    Raises:
+        InputError, ManifestError, ConfigError: a source is off, scales differ, or what is left can't be trained on.
+    """
+    tables = [load_labels(source, storage, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
+    _refuse_twice(tables)
+    for table in tables:
+        if table.about is not None and table.about.labeler == "complexity" and not KINDS[spec.student.kind].reads_query:
+            raise InputError(
+                f"{table.where}: labels of `complexity` are about queries, not about pairs; a student grades pairs. "
+                "Set student.kind: logistic."
+            )
+    gold = None if spec.gold is None else load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
+    gold_of = [gold.of(table) if gold else [None] * len(table.pairs) for table in tables]
+    if gold is not None and gold.pairs:
+        tables.append(_gold_rows(gold, tables))
+        gold_of.append([target.grade if target else None for target in tables[-1].relevance])
+    grades = _scale(spec, tables, gold_of)
+    rows = _Rows(spec, tables, gold_of, grades)
+    return rows.examples(gold)
+
+
+def _refuse_twice(tables: Sequence[LabelTable]) -> None:
+    """Raise where two sources are the same bytes: all their rows would count twice, and nobody would see it."""
+    seen: dict[str, str] = {}
+    for table in tables:
+        assert table.about is not None
+        digest = table.about.manifest_sha256 or str(table.about.sha256)
+        if digest in seen:
+            raise InputError(
+                f"labels: {seen[digest]} and {table.where} are the same labels. Name them once; `weight` says how "
+                "much they count."
+            )
+        seen[digest] = table.where
+
+
+def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
+    """Graded rows that no source has labelled, as a table of their own."""
+    labelled = {(pair.query_id, pair.doc_id) for table in tables for pair in table.pairs}
+    kept = [
+        (pair, grade)
+        for pair, grade in zip(gold.pairs, gold.grades, strict=True)
+        if grade is not None and (pair.query_id, pair.doc_id) not in labelled
+    ]
+    if not kept and not tables:
+        raise InputError(
+            f"{gold.source.path}: no row with a grade in `{gold.source.grade}`. There is nothing to learn from."
+        )
+    targets: dict[str, list[Target | None]] = {"relevance": [Target(grade, None) for _, grade in kept]}
+    targets |= {name: [None] * len(kept) for name in NODE_HEADS}
+    assert gold.columns is not None
+    pairs = [pair for pair, _ in kept]
+    return LabelTable(
+        gold.source.path, "file", None, pairs, targets, [None] * len(kept), None, None, gold.columns, None
+    )
+
+
+def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]]) -> int:
+    """K of the relevance head: of the spec, of runs and distributions, or one more than the highest grade.
+
+    Raises:
+        InputError: sources disagree, or a grade is off the scale.
+    """
+    given = {table.where: table.grades for table in tables if table.grades is not None}
+    if len(set(given.values())) > 1:
+        listed = ", ".join(f"{where} has {grades}" for where, grades in given.items())
+        raise InputError(
+            f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale."
+        )
+    grades = next(iter(given.values()), None)
+    seen = {target.grade for table in tables for target in table.relevance if target}
+    seen |= {grade for grades_of in gold_of for grade in grades_of if grade is not None}
+    named = None if spec.student.heads == "auto" else spec.student.heads["relevance"]
+    if named is not None and grades not in (None, named):
+        raise InputError(f"student.heads: relevance has {named} grades, the labels have {grades} ({', '.join(given)}).")
+    found = named or grades or max(2, max(seen) + 1)
+    where = spec.gold.path if spec.gold else "labels"
+    check_scale(seen, found, where=where, option="gold.map")
+    if found > 10:
+        raise InputError(f"{where}: grades up to {found - 1}; a scale has at most 10. Is `grade` the right column?")
+    return found
+
+
+class _Rows:
+    """All sources behind each other."""
+
+    def __init__(
+        self, spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]], grades: int
+    ) -> None:
+        self.spec = spec
+        self.tables = tables
+        self.pairs = [pair for table in tables for pair in table.pairs]
+        self.size = len(self.pairs)
+        self.grades = grades
+        self.gold = np.array(
+            [NO_GRADE if grade is None else grade for grades_of in gold_of for grade in grades_of], dtype=np.int64
+        )
+        self.is_labelled = np.concatenate([np.full(len(table.pairs), table.about is not None) for table in tables])
+        self.targets = {name: [target for table in tables for target in table.targets[name]] for name in HEADS}
+        self.widths = {"relevance": grades, **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
+        self.source_weight = np.concatenate(
+            [
+                np.full(len(table.pairs), 1.0 if table.about is None else table.about.weight, dtype=np.float32)
+                for table in tables
+            ]
+        )
+        self.outside = [mass for table in tables for mass in table.outside_mass]
+
+    def examples(self, gold: GoldGrades | None) -> Examples:
+        heads = self._heads()
+        self._check_trained(heads)
+        self._check_gold(gold)
+        teacher, probs = self._teacher()
+        row_weight = self._row_weight(probs)
+        targets, weights = {}, {}
+        for name, width in heads.items():
+            targets[name], has_N = self._target(name, width)
+            weights[name] = np.where(has_N, row_weight, 0.0).astype(np.float32)
+            if name == "relevance":
+                self._mix_gold(targets[name], weights[name], row_weight)
+        keys = [folded(pair.query) if self.spec.split.by == "query" else pair.query_id for pair in self.pairs]
+        split = self.spec.split
+        side = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
+        sides, split_digest = describe_split(keys, side)
+        for name, count in leaking_queries(keys, [folded(pair.query) for pair in self.pairs], side).items():
+            sides[name] = replace(sides[name], texts_seen_in_train=count)
+        shares = SplitShares(split.dev, split.test)
+        about = DataFacts(
+            labels=[table.about for table in self.tables if table.about is not None],
+            gold=None if gold is None else replace(gold.about, graded_rows=int((self.gold >= 0).sum())),
+            rows=ExampleCounts(self.size, int(self.is_labelled.sum()), int((~self.is_labelled).sum())),
+            rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
+            split=SplitFacts(split.by, split.seed, shares, **sides, sha256=split_digest),
+        )
+        found = Examples(
+            [(pair.query, pair.document) for pair in self.pairs],
+            [(table.where, pair.row_id) for table in self.tables for pair in table.pairs],
+            keys,
+            targets,
+            weights,
+            row_weight,
+            teacher,
+            probs,
+            self.gold,
+            side,
+            heads,
+            DEFAULT_PHI,
+            self.tables[0].columns,
+            about,
+        )
+        check_examples(found)
+        self._count_gold_alone(found)
+        found.phi = self._phi(heads)  # after the labels were looked at: what is off the scale is reported as that
+        self._balance(found)
+        return found
+
+    def _count_gold_alone(self, found: Examples) -> None:
+        """Say how many rows to train on no teacher has labelled, where others are labelled."""
+        rows = found.rows_of(TRAIN)
+        count = int((~self.is_labelled[rows]).sum())
+        if count and self.is_labelled.any():
+            found.notes.append(
+                f"{count:,} of {len(rows):,} rows to train on have gold alone: each weighs "
+                f"{self.spec.loss.gold_weight:g} of a labelled one (loss.gold_weight)"
+            )
+
+    def _heads(self) -> dict[str, int]:
+        """Which heads there are: those named, or those with labels that some weight trains.
+
+        Raises:
+            InputError: a head that was named has no labels.
+        """
+        loss, named = self.spec.loss, self.spec.student.heads
+        has = {name: any(target is not None for target in self.targets[name]) for name in HEADS}
+        if named != "auto":
+            bare = [name for name in named if not has[name]]
+            if bare:
+                where = ", ".join(table.where for table in self.tables)
+                raise InputError(
+                    f"student.heads names {', '.join(bare)}, and no row of {where} has such a label. Leave it out."
+                )
+            return {name: self.widths[name] for name in HEADS if name in named}
+        if not KINDS[self.spec.student.kind].has_nodes:
+            return {"relevance": self.grades}
+        induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
+        trained = {name: has[name] and (getattr(loss, name) > 0 or induces) for name in NODE_HEADS}
+        return {name: self.widths[name] for name in HEADS if name == "relevance" or trained[name]}
+
+    def _check_trained(self, heads: dict[str, int]) -> None:
+        """Something trains the relevance head: its labels, or the consistency of both node heads with it.
+
+        Raises:
+            InputError: neither does.
+        """
+        loss = self.spec.loss
+        if loss.relevance == 0 and (loss.consistency == 0 or not set(NODE_HEADS) <= set(heads)):
+            raise InputError(
+                "nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and "
+                f"attribute (there are {', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
+            )
+
+    def _check_gold(self, gold: GoldGrades | None) -> None:
+        """Gold that was named judges something: otherwise the labels would judge themselves, and nobody would know.
+
+        Raises:
+            InputError: none of its grades meets a row.
+        """
+        if gold is not None and not (self.gold >= 0).any():
+            how = gold.about.joined_by or "row"
+            raise InputError(
+                f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean "
+                "the same things, and does `gold.grade` name the right column? Fix it, or leave `gold` out."
+            )
+
+    def _teacher(self) -> tuple[np.ndarray, np.ndarray]:
+        """The teacher's grade [N] and distribution [N, K] of labelled rows."""
+        grades = np.full(self.size, NO_GRADE, dtype=np.int64)
+        probs = np.full((self.size, self.grades), np.nan, dtype=np.float32)
+        for row, target in enumerate(target for table in self.tables for target in table.relevance):
+            if target is not None and self.is_labelled[row]:
+                grades[row] = target.grade
+                if target.probs is not None:
+                    probs[row] = target.probs
+        return grades, probs
+
+    def _target(self, name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
+        target_NK = np.zeros((self.size, width), dtype=np.float32)
+        has_N = np.zeros(self.size, dtype=bool)
+        is_soft = self.spec.loss.target_kind(name) == "soft"
+        for row, target in enumerate(self.targets[name]):
+            if target is None:
+                continue
+            has_N[row] = True
+            if is_soft and target.probs is not None:
+                given = np.asarray(target.probs, dtype=np.float64)
+                target_NK[row] = given / given.sum()
+            else:
+                target_NK[row, target.grade] = 1.0
+        return target_NK, has_N
+
+    def _mix_gold(self, target_NK: np.ndarray, weight_N: np.ndarray, row_weight: np.ndarray) -> None:
+        """(1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone; in place."""
+        share = self.spec.loss.gold_weight
+        if share == 0:
+            return
+        both = np.flatnonzero(self.is_labelled & (self.gold >= 0))
+        target_NK[both] *= 1.0 - share
+        target_NK[both, self.gold[both]] += share
+        alone = ~self.is_labelled
+        weight_N[alone] = row_weight[alone] * share
+
+    def _row_weight(self, probs_NK: np.ndarray) -> np.ndarray:
+        weight = self.source_weight.copy()
+        if "confidence" in self.spec.loss.weight_by:
+            highest = np.where(np.isnan(probs_NK).any(1), 1.0, np.nan_to_num(probs_NK).max(1))
+            weight *= highest
+        if "outside_mass" in self.spec.loss.weight_by:
+            weight *= np.array([1.0 if mass is None else min(max(1.0 - mass, 0.0), 1.0) for mass in self.outside])
+        return np.asarray(weight, dtype=np.float32)
+
+    def _phi(self, heads: dict[str, int]) -> PhiTable:
+        """The rule map: of the spec, of the runs, or the default.
+
+        Raises:
+            InputError: runs with different maps, and the spec chooses none.
+            ConfigError: the map gives grades that the relevance head has not, misses one that the loss's direction
+                needs, or is missing where there are more or fewer than three grades.
+        """
+        given = {table.phi for table in self.tables if table.phi is not None}
+        if self.spec.phi is None and len(given) > 1:
+            raise InputError("the label runs have different rule maps; say which one holds in `phi`.")
+        phi = self.spec.phi or next(iter(given), None)
+        if not set(NODE_HEADS) <= set(heads):
+            return phi or DEFAULT_PHI
+        grades = heads["relevance"]
+        found = check_phi(phi or default_phi(grades, key="phi"), grades=grades)
+        missing = unreached_grades(found, grades)
+        if missing and self.spec.loss.consistency and self.spec.loss.consistency_direction == "direct_to_induced":
+            raise InputError(f"phi gives no pair of scores grade {missing[0]}, so KL(p_r ‖ p_ind) would be infinite.")
+        return found
+
+    def _balance(self, found: Examples) -> None:
+        """`class_balance: weights`: rows weighted by N / (K · rows of their grade), over the
+        training rows; in place.
+        """
+        if self.spec.train.class_balance != "weights":
+            return
+        factor_N = balance_weights(found)
+        for name in found.weights:
+            found.weights[name] = (found.weights[name] * factor_N).astype(np.float32)
+        found.row_weight = (found.row_weight * factor_N).astype(np.float32)

@@ -1,7 +1,7 @@
 """Batches of rows of like length, and how many tokens one holds.
 
 Needs the standard library alone and nothing of this package, since every bundle's `load.py` holds this text
-(`export/contracts.py`).
+(`export/exporters.py`).
 """
 
 from __future__ import annotations

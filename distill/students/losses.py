@@ -1,18 +1,33 @@
-"""What a student minimises: soft cross-entropy, and the consistency of its three heads through φ.
-
-Every loss comes as one value a row, so that rows can be weighted and masked; `weighted_sum` and the weights' sum make
-the mean. Computed in float32 or better, whatever the logits' type.
-
-Sources: R3A, equation 3; Graph-GRPO, equations 16 to 19; Hinton et al. 2015 (arXiv:1503.02531), section 2, for the
-temperature.
-"""
+"""The losses of a student, its objective L = λ_r L_r + λ_s L_s + λ_a L_a + λ_c L_c, and the optimizer step that
+minimises it."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
-from relabel.manifests.phi import PhiTable
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+
+from relabel.distill.students.spec import NODE_HEADS, LossSection, TrainSection
+from relabel.distill.training import checkpoints
+from relabel.manifests.errors import TrainingError
+from relabel.manifests.labels import PhiTable
+
+# ------------------------------------------------------------------------------
+# What a student minimises: soft cross-entropy, and the consistency of its three heads through φ.
+#
+# Every loss comes as one value a row, so that rows can be weighted and masked; `weighted_sum` and the weights' sum make
+# the mean. Computed in float32 or better, whatever the logits' type.
+#
+# Sources: R3A, equation 3; Graph-GRPO, equations 16 to 19; Hinton et al. 2015 (arXiv:1503.02531), section 2, for the
+# temperature.
+
 
 # B rows, K grades, S subject scores, A attribute scores, C cells S·A
 
@@ -118,3 +133,222 @@ def weighted_sum(losses_B: Tensor, weight_B: Tensor) -> Tensor:
 
 def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+# ------------------------------------------------------------------------------
+# The objective L = λ_r L_r + λ_s L_s + λ_a L_a + λ_c L_c of a batch: which losses there are, their weights, and their
+# means.
+#
+# Each part is kept as (Σ w·l, Σ w) until all batches of an optimizer step are known, so that accumulation over several
+# batches, or over several devices, gives the loss of one large batch and not the mean of unequal means.
+#
+# Source: Graph-GRPO, equations 16 to 19; R3A, equation 3, is the part `relevance` alone.
+
+
+# B rows, K grades
+
+CONSISTENCY = "consistency"
+
+
+class Objective:
+    """What a student with these heads minimises.
+
+    Args:
+        heads: number of grades by head.
+    """
+
+    def __init__(self, spec: LossSection, heads: Mapping[str, int], phi: PhiTable) -> None:
+        self._spec = spec
+        self._mask_KC = phi_mask(phi, heads["relevance"])
+        has_nodes = set(NODE_HEADS) <= set(heads)
+        self.weights = {name: getattr(spec, name) for name in heads if getattr(spec, name) > 0}
+        if has_nodes and spec.consistency > 0:
+            self.weights[CONSISTENCY] = spec.consistency
+        """λ by part, of those that count."""
+
+    def row_weights(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """w_i by part: float [B]; the consistency needs no label, so every row counts."""
+        held = {**batch["weights"], CONSISTENCY: batch["row_weight"]}
+        return {name: held[name] for name in self.weights}
+
+    def sums(self, logits: Mapping[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Σ_i w_i l_i by part, scalars that carry gradients."""
+        found = {}
+        for name, weight_B in self.row_weights(batch).items():
+            if name == CONSISTENCY:
+                losses_B = self._consistency(logits)
+            else:
+                losses_B = self._cross_entropy(logits[name], batch["targets"][name], smoothing=self._smoothing(name))
+            found[name] = weighted_sum(losses_B, weight_B)
+        return found
+
+    def loss(self, sums: Mapping[str, Tensor], totals: Mapping[str, Tensor]) -> Tensor:
+        """Σ_parts λ · Σ w·l / Σ w.
+
+        Args:
+            totals: Σ w by part, over all batches of the optimizer step; a part without a weighted row adds nothing.
+        """
+        terms = [weight * sums[name] / _positive(totals[name]) for name, weight in self.weights.items()]
+        return torch.stack(terms).sum()
+
+    def _smoothing(self, head: str) -> float:
+        """ε of a head's target: equation 17 softens the grade, equation 16 takes the node scores as they are."""
+        return self._spec.label_smoothing if head == "relevance" else 0.0
+
+    def _cross_entropy(self, logits_BK: Tensor, target_BK: Tensor, *, smoothing: float) -> Tensor:
+        temperature = self._spec.temperature
+        return cross_entropy(
+            logits_BK, soft_targets(target_BK, temperature=temperature, smoothing=smoothing), temperature=temperature
+        )
+
+    def _consistency(self, logits: Mapping[str, Tensor]) -> Tensor:
+        relevance_BK, subject_BS, attribute_BA = (logits[name] for name in ("relevance", *NODE_HEADS))
+        mask_KC = self._mask_KC.to(relevance_BK.device)
+        return consistency(relevance_BK, subject_BS, attribute_BA, mask_KC, direction=self._spec.consistency_direction)
+
+
+def _positive(total: Tensor) -> Tensor:
+    return torch.where(total > 0, total, torch.ones_like(total))
+
+
+# ------------------------------------------------------------------------------
+# What turns gradients into a student's next weights: AdamW by groups of parameters, and the schedule of its rate.
+
+
+NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""Parameters that weight decay leaves alone, by name; those of `nn.LayerNorm` beside them."""
+
+
+def make_optimizer(module: Any, settings: TrainSection) -> torch.optim.AdamW:
+    """AdamW over what training changes; each group has its peak rate as `initial_lr`, the heads' behind the others."""
+    norms = {id(held) for part in module.modules() if isinstance(part, nn.LayerNorm) for held in part.parameters()}
+    rates = {False: settings.learning_rate}
+    heads: set[int] = set()
+    if settings.head_learning_rate is not None:
+        rates[True] = settings.head_learning_rate
+        heads = {id(parameter) for parameter in module.heads.parameters()}
+    held: dict[tuple[bool, bool], list[Any]] = {
+        (is_head, is_plain): [] for is_head in rates for is_plain in (False, True)
+    }
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            is_plain = id(parameter) in norms or NOT_DECAYED.search(name.lower()) is not None
+            held[id(parameter) in heads, is_plain].append(parameter)
+    groups = [
+        {"params": own, "weight_decay": 0.0 if is_plain else settings.weight_decay, "initial_lr": rates[is_head]}
+        for (is_head, is_plain), own in held.items()
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+
+
+def rate_share(settings: TrainSection, step: int, steps: int) -> float:
+    """Share of the peak rate that a step has.
+
+    Args:
+        step: those done before it.
+        steps: of the whole training.
+    """
+    warmup = math.ceil(steps * settings.warmup)
+    if step < warmup:
+        return step / warmup
+    if settings.schedule == "constant":
+        return 1.0
+    if settings.schedule == "linear":
+        return (steps - step) / max(1, steps - warmup)
+    return 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / max(1, steps - warmup))))
+
+
+# ------------------------------------------------------------------------------
+# One optimizer step of a student: gradients of all its batches, clipped, and what they make of the weights.
+
+
+NotFinite = Callable[[str, Sequence[int]], TrainingError]
+"""The error for what is not finite, and the rows that it came of."""
+
+
+class OptimizerSteps:
+    """Takes the steps of a training.
+
+    Args:
+        module: a student's, sharded or not; trained in place.
+        not_finite: makes the error for a loss or a gradient that is none.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        module: Any,
+        objective: Objective,
+        settings: TrainSection,
+        not_finite: NotFinite,
+    ) -> None:
+        self._accelerator, self._objective, self._not_finite = accelerator, objective, not_finite
+        self._max_norm = settings.max_grad_norm or math.inf
+        # shards reduce their own gradients: they get autocast as for evaluation, and no DDP around them
+        is_sharded = checkpoints.is_sharded(module)
+        self._model = accelerator.prepare_model(
+            module, device_placement=False if is_sharded else None, evaluation_mode=is_sharded
+        )
+        self.optimizer = accelerator.prepare_optimizer(make_optimizer(module, settings))
+
+    def take(self, batches: Sequence[dict[str, Any]], *, rate_share: float) -> dict[str, float]:
+        """Train on the batches that this process has in one step.
+
+        Args:
+            rate_share: of the peak learning rates.
+        Returns:
+            The loss and its parts over all batches and processes, the gradient's norm, the first learning rate.
+        Raises:
+            TrainingError: the loss or the gradient is not finite; the weights are as they were.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * rate_share
+        batches = send_to_device(list(batches), self._accelerator.device)
+        totals = self._totals(batches)
+        self._model.train()
+        shares = []
+        for batch in batches:
+            # gradients travel with the last batch
+            with nullcontext() if batch is batches[-1] else self._accelerator.no_sync(self._model):
+                shares.append(self._backward(batch, totals))
+        figures = self._figures(torch.stack(shares), batches) | {"grad_norm": self._clipped(batches)}
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return figures | {"learning_rate": float(self.optimizer.param_groups[0]["lr"])}
+
+    def _totals(self, batches: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Σ w by part over all batches of the step and over all processes: the loss is the mean over the step's rows,
+        and not a mean of means.
+        """
+        weights = [self._objective.row_weights(batch) for batch in batches]
+        sums = torch.stack([sum(one[name].sum() for one in weights) for name in self._objective.weights])
+        return dict(zip(self._objective.weights, self._accelerator.reduce(sums), strict=True))
+
+    def _backward(self, batch: dict[str, Any], totals: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Gradients of a batch's share of the step's loss; that share, and those of its parts."""
+        sums = self._objective.sums(self._model(**batch["tokens"]), batch)
+        loss = self._objective.loss(sums, totals)
+        # processes average their gradients, so each one's share is multiplied by their number
+        self._accelerator.backward(loss * self._accelerator.num_processes)
+        return torch.stack([loss.detach(), *(sums[name].detach() / totals[name] for name in sums)])
+
+    def _figures(self, shares: torch.Tensor, batches: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """Loss and parts of the step; one wait for the device."""
+        names = ("loss", *self._objective.weights)
+        found: dict[str, float] = {}
+        for batch, values in zip(batches, self._accelerator.reduce(shares).tolist(), strict=True):
+            if not math.isfinite(values[0]):
+                listed = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, values, strict=True))
+                raise self._not_finite(f"the loss is not finite ({listed})", batch["rows"].tolist())
+            for name, value in zip(names, values, strict=True):
+                if math.isfinite(value):  # 0/0: no row of this step has the label
+                    found[name] = found.get(name, 0.0) + value
+        return found
+
+    def _clipped(self, batches: Sequence[dict[str, Any]]) -> float:
+        """The gradient's norm before it is clipped; one that is not finite is for fp16's scaler to leave out."""
+        norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_norm))
+        if self._accelerator.scaler is None and not math.isfinite(norm):
+            rows = torch.cat([batch["rows"] for batch in batches]).tolist()
+            raise self._not_finite(f"the gradient is not finite (norm {norm:.4g}), though the loss is", rows)
+        return norm

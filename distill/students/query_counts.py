@@ -2,7 +2,7 @@
 
 No model and no tokenizer: words, marks, and closed lists of English words that stand in for parts of speech. Needs the
 standard library alone and nothing of this package, since every bundle's `load.py` holds this text
-(`export/contracts.py`). A word more in a list changes what trained students answer.
+(`export/exporters.py`). A word more in a list changes what trained students answer.
 """
 
 from __future__ import annotations

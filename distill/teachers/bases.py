@@ -1,24 +1,36 @@
-"""The model that a teacher starts from: looked at before its data is read, loaded when training begins, written when it
-has ended.
-"""
+"""The pretrained model that a teacher starts from, the interface of a method's trainer, and a training run that halves
+its batch when memory runs out."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from relabel.distill.teachers.specs import TeacherSpec
-from relabel.distill.training.adapters import adapted, check_targets
-from relabel.distill.training.disk_errors import open_to_readers
+import torch
+
+from relabel.distill.teachers.manifest import TeacherData
+from relabel.distill.teachers.spec import TeacherSpec
+from relabel.distill.training import checkpoints
+from relabel.distill.training.curves import Outcome
+from relabel.distill.training.locations import open_to_readers
+from relabel.distill.training.runtime import Halved, halving, is_on_cpu
+from relabel.distill.training.spec import TrainingSection, adapted, check_targets
+from relabel.distill.training.trainer import CheckpointedTrainer, run_to_end
 from relabel.labelers.engines.checkpoints import end_ids, load_tokenizer
 from relabel.labelers.engines.tokens import PromptEncoder
-from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.extras import require
-from relabel.manifests.models.references import ResolvedModel
-from relabel.manifests.models.weights import OF_A_CONFIG, read_weights
-from relabel.manifests.records import fault_of
+from relabel.manifests.errors import ConfigError, ModelError, TrainingError
+from relabel.manifests.files import Storage
+from relabel.manifests.models import OF_A_CONFIG, ResolvedModel, read_weights
+from relabel.manifests.process import require, usable_cores
+from relabel.manifests.records import LEFT_OUT, fault_of
+
+# ------------------------------------------------------------------------------
+# The model that a teacher starts from: looked at before its data is read, loaded when training begins, written when it
+# has ended.
+
 
 PURPOSE = "relabel train"
 
@@ -170,3 +182,165 @@ def write_model(folder: Path, model: Any, base: TeacherBase) -> None:
         model.config.use_cache = base.config.use_cache
     model.save_pretrained(folder)
     open_to_readers(folder)
+
+
+# ------------------------------------------------------------------------------
+# What trains a teacher, whatever the method: what it is given, and what it gives back.
+
+
+class Trained(NamedTuple):
+    """What training left.
+
+    Args:
+        model: the causal language model of transformers, adapters merged, on the CPU.
+        halved: whether memory ended at first.
+        write_more: writes what the method leaves beside the model, into the teacher's folder.
+    """
+
+    model: Any
+    outcome: Outcome
+    halved: Halved
+    write_more: Callable[[Path], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class TrainingTime:
+    """How long a training would take, in seconds; looks at dev left out.
+
+    Args:
+        steps: that were timed.
+        seconds: at their mean pace; `least` and `most` at that of the fastest and the slowest stretch.
+    """
+
+    steps: int
+    seconds: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """What a training would do.
+
+    Args:
+        tokens: that the model reads, over all steps.
+        look_tokens: read and written beside those, in looks at dev.
+        dropped: rows left out, by reason.
+        time: where it was measured.
+    """
+
+    rows: int
+    examples: int
+    steps: int
+    tokens: int
+    answer_tokens: int
+    look_tokens: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    time: TrainingTime | None = field(default=None, metadata=LEFT_OUT)
+
+
+class TeacherTrainer(Protocol):
+    """One method at work on one spec. Making one reads and checks all data, and loads no weights.
+
+    Raises:
+        RelabelError: the data does not do for what the spec asks.
+    """
+
+    data: TeacherData
+    """For the manifest."""
+    digest: str
+    """Of all that is learned from."""
+    labeler: dict[str, Any]
+    """Options of the labeler whose prompts are used."""
+    templates: dict[str, str]
+    """sha256 of its templates, by file name."""
+    notes: list[str]
+    """Remarks that the user should hear."""
+
+    def __init__(self, spec: Any, base: TeacherBase, storage: Storage) -> None: ...
+
+    def estimate(self) -> TrainingEstimate:
+        """What `train` would do."""
+        ...
+
+    def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
+        """Train, going on from the last whole checkpoint.
+
+        Args:
+            checkpoints: folder that they are kept in.
+            say: where progress goes.
+        Raises:
+            TrainingError: the loss is not finite, or memory runs out.
+            ModelError: the weights can't be loaded.
+        """
+        ...
+
+
+@runtime_checkable
+class AsksAnEngine(Protocol):
+    """A method that asks an engine on the way, some of whose options name secrets."""
+
+    def take_secrets(self, secrets: Mapping[str, Any]) -> None:
+        """Take the secrets' values, by option."""
+        ...
+
+
+# ------------------------------------------------------------------------------
+# A teacher's training from its last checkpoint to its end, whatever the method, with half the batch if memory ends.
+
+
+def set_threads(train: TrainingSection) -> None:
+    """One below the cores: a thread that a step waits for must not wait for others. Those who say fewer are taken at
+    their word.
+    """
+    if is_on_cpu(train):
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
+
+
+def train_to_end(
+    spec: TeacherSpec,
+    folder: Path,
+    say: Callable[[str], None],
+    build: Callable[[int], CheckpointedTrainer],
+    *,
+    examples: str,
+    keys: str = "train.batch_size or train.max_tokens",
+    can_halve: bool = True,
+) -> Trained:
+    """Train, going on from the last whole checkpoint.
+
+    Args:
+        folder: of the checkpoints.
+        build: makes the trainer, whose batch is halved so often.
+        examples: what a batch holds, for errors.
+        keys: to lower where memory ends, for errors.
+        can_halve: whether half a batch is as good, accumulated twice as often.
+    Raises:
+        TrainingError: memory ends with half the batch too, or the loss is not finite.
+    """
+    checkpoints.refuse_other_sharding(
+        instead="Teachers are not sharded: take it out, or set it to plain multi-GPU with `method: sft`; where memory "
+        "is short, train adapters alone (`lora: {}`)."
+    )
+    set_threads(spec.train)
+
+    def attempt(halvings: int) -> tuple[Any, Outcome]:
+        trainer = build(halvings)
+        outcome = run_to_end(trainer, resume_from=checkpoints.last_checkpoint(folder, say))
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        trainer.accelerator.free_memory()
+        return model, outcome
+
+    def refusal(words: str) -> TrainingError:
+        size = spec.train.batch_size
+        tried = f"also with half the batch ({size // 2} {examples})"
+        if not can_halve or size < 2:
+            tried = f"and the batch ({size} {examples}) can't be halved"
+        return TrainingError(
+            f"out of memory, {tried}: {words}. Set train.gradient_checkpointing: true, with which --resume goes on, or "
+            f"begin again with --restart: lower {keys}, or train adapters alone (lora: {{}})."
+        )
+
+    batch_size = spec.train.batch_size if can_halve else None
+    (model, outcome), halved = halving(attempt, batch_size=batch_size, say=say, refusal=refusal)
+    return Trained(merged(model), outcome, halved)

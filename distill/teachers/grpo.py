@@ -1,50 +1,65 @@
-"""`method: grpo` and `method: graph-grpo`: a teacher learns from what its own answers earn.
-
-Each prompt is answered several times; each answer's reward is standardised among those (`advantages.py`), and its
-tokens are made more or less probable by it: mean_i (1/|τ_i|) Σ_t min(ρA, clip(ρ, 1 ± ε)A) - β·KL over the tokens that
-the model wrote. Graph-GRPO gives each part of the answer an advantage of its own (`grpo_credit.py`).
-
-Sources: R3A, equations 1 and 2; Graph-GRPO, equations 5 to 15. Read on: `rollouts.py`, `grpo_trainer.py`.
-"""
+"""`method: grpo`, `graph-grpo` and `res-rag`: reinforcement learning from the rewards of sampled answers. Imports TRL
+only when training starts."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from relabel.distill.students.data_facts import SplitSide
-from relabel.distill.teachers.answer_tokens import AnswerTokens
-from relabel.distill.teachers.attempts import train_to_end
-from relabel.distill.teachers.bases import TeacherBase, load_model, named_ends
-from relabel.distill.teachers.gold_rows import GoldRows, load_gold_rows
-from relabel.distill.teachers.graph_grpo_spec import GraphGrpoSpec
-from relabel.distill.teachers.grpo_credit import Credit, CreditPlan
-from relabel.distill.teachers.grpo_spec import GrpoSpec, RolloutSpec
-from relabel.distill.teachers.rewards import NodeWorth
-from relabel.distill.teachers.rollout_log import RolloutLog
-from relabel.distill.teachers.rollouts import Dialogues
-from relabel.distill.teachers.scores import each, grade_score, graph_score
-from relabel.distill.teachers.teacher_manifest import TeacherData
-from relabel.distill.teachers.trainers import Trained, TrainingEstimate
-from relabel.distill.teachers.vllm_rollouts import check_vllm
+from relabel.distill.students.manifest import SplitSide
+from relabel.distill.teachers.bases import TeacherBase, Trained, TrainingEstimate, load_model, named_ends, train_to_end
+from relabel.distill.teachers.credit import Credit, CreditPlan
+from relabel.distill.teachers.evidence import (
+    EVIDENCE_COLUMNS,
+    EvidenceJudge,
+    EvidenceRow,
+    Generator,
+    identity_of,
+    load_evidence_rows,
+    own_keys,
+)
+from relabel.distill.teachers.manifest import TeacherData
+from relabel.distill.teachers.rewards import (
+    GoldRows,
+    NodeWorth,
+    RolloutLog,
+    each,
+    grade_score,
+    graph_score,
+    load_gold_rows,
+)
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, check_vllm
+from relabel.distill.teachers.spec import GraphGrpoSpec, GrpoSpec, ResRagSpec, RolloutSpec
 from relabel.distill.teachers.watch import RewardWatch
-from relabel.distill.training.checkpointed import CheckpointedTrainer
 from relabel.distill.training.curves import Curve
-from relabel.distill.training.looks import Looks
-from relabel.distill.training.training_place import TrainingPlace
+from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.trainer import CheckpointedTrainer, Looks
 from relabel.labelers.engines.checkpoints import end_ids
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.evidence_set import ShortAnswers
 from relabel.labelers.registry import Labeler, declared_reads, labeler_class
-from relabel.labelers.replays import Recalls
-from relabel.manifests.digests import digest_of
+from relabel.labelers.trajectories import Recalls
 from relabel.manifests.errors import ConfigError, InputError
-from relabel.manifests.extras import require
-from relabel.manifests.plurals import counted
+from relabel.manifests.files import Storage
+from relabel.manifests.labels import RewardWeights
+from relabel.manifests.process import require
+from relabel.manifests.records import digest_of
+from relabel.manifests.secrets import counted
 from relabel.manifests.specs import LabelerOptions
-from relabel.manifests.storage.context import Storage
+
+# ------------------------------------------------------------------------------
+# `method: grpo` and `method: graph-grpo`: a teacher learns from what its own answers earn.
+#
+# Each prompt is answered several times; each answer's reward is standardised among those (`advantages.py`), and its
+# tokens are made more or less probable by it: mean_i (1/|τ_i|) Σ_t min(ρA, clip(ρ, 1 ± ε)A) - β·KL over the tokens that
+# the model wrote. Graph-GRPO gives each part of the answer an advantage of its own (`grpo_credit.py`).
+#
+# Sources: R3A, equations 1 and 2; Graph-GRPO, equations 5 to 15. Read on: `rollouts.py`, `grpo_trainer.py`.
 
 
 class GrpoTeacher:
@@ -177,7 +192,7 @@ class GrpoTeacher:
 
     def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> CheckpointedTrainer:
         say("loading TRL's trainer")
-        from relabel.distill.teachers.grpo_arguments import grpo_arguments
+        from relabel.distill.teachers.grpo_trainer import grpo_arguments
 
         settings = self._spec.train
         looks = self._looks()
@@ -215,7 +230,7 @@ class GrpoTeacher:
 
     def _trainer_class(self) -> Any:
         if isinstance(self._spec, GraphGrpoSpec):
-            from relabel.distill.teachers.grpo_credit_trainer import CreditTrainer
+            from relabel.distill.teachers.grpo_trainer import CreditTrainer
 
             return CreditTrainer
         from relabel.distill.teachers.grpo_trainer import RolloutTrainer
@@ -286,3 +301,92 @@ def answer_end_ids(base: TeacherBase) -> list[int]:
     """
     named = named_ends(base.resolved)
     return end_ids(named if named is not None else base.config.eos_token_id, base.tokenizer)
+
+
+# ------------------------------------------------------------------------------
+# `method: res-rag`: a teacher learns to choose evidence by what a frozen generator answers from its choice.
+#
+# The loss is GRPO's, over answers that a grammar holds; see `res_rag_trainer.py`. The reward is in
+# `evidence_scores.py`, the generator in `generators.py`.
+#
+# Source: RES-RAG (papers, sections 3.3 and 3.4).
+
+
+ANSWERS = "generator"
+"""Folder of the generator's kept answers, beside the checkpoints."""
+
+
+class ResRagTeacher(GrpoTeacher):
+    """A `TeacherTrainer`: GRPO with RES-RAG's joint reward.
+
+    Raises:
+        ModelError, MissingExtraError: the generator can't be started here.
+        InputError: no question can be learned from, or fewer than a step takes.
+    """
+
+    _spec: ResRagSpec
+
+    def __init__(self, spec: ResRagSpec, base: TeacherBase, storage: Storage) -> None:
+        with own_keys():
+            engine_class(spec.generator.name).check(spec.generator)
+            self._generator_identity = identity_of(spec.generator, ShortAnswers())
+        self._generator: Generator | None = None
+        self._secrets: Mapping[str, Any] = {}
+        super().__init__(spec, base, storage)
+
+    def take_secrets(self, secrets: Mapping[str, Any]) -> None:
+        """What the generator's options name, by option."""
+        self._secrets = secrets
+
+    def _digest_parts(self) -> list[Any]:
+        rows = [row for row in self._gold.rows if isinstance(row, EvidenceRow)]
+        return [self._gold.prompts, [[row.sets, row.answers] for row in rows], self._generator_identity]
+
+    def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
+        """As GRPO; the generator is started before the trainer, and closed behind it."""
+        kept = self._spec.generator.cache
+        folder = Path(kept) if kept is not None else checkpoints / ANSWERS
+        self._generator = Generator(self._spec.generator, folder, secrets=self._secrets)
+        say("starting the generator")
+        try:
+            for remark in self._generator.start():
+                say(remark)
+            return super().train(checkpoints, say)
+        finally:
+            self._generator.close()
+
+    def _longest_answer(self) -> int:
+        return self._spec.rollouts.max_answer_tokens
+
+    def _read_gold(self, labeler: Labeler, storage: Storage) -> GoldRows:
+        return load_evidence_rows(self._spec.data.gold, labeler, self._dialogues, storage)
+
+    def _remarks(self) -> list[str]:
+        return []
+
+    def _log(self, checkpoints: Path) -> RolloutLog:
+        return RolloutLog(checkpoints, columns=EVIDENCE_COLUMNS)
+
+    def _trainer_class(self) -> Any:
+        from relabel.distill.teachers.res_rag_trainer import HeldTrainer
+
+        return HeldTrainer
+
+    def _method_options(self) -> dict[str, Any]:
+        from relabel.distill.teachers.res_rag_trainer import GrammarMasks
+
+        assert self._generator is not None
+        reward = self._spec.reward
+        weights = RewardWeights(
+            cost=reward.eta,
+            answer=reward.alpha_ans,
+            retrieval=reward.alpha_ret,
+            empty_answer=reward.gamma,
+            lowest=reward.r_min,
+            highest=reward.r_max,
+        )
+        tokenizer = self._base.tokenizer
+        width = max(len(tokenizer), int(self._base.config.get_text_config().vocab_size))
+        compiler = GrammarCompiler(tokenizer, vocab_size=width, eos_ids=answer_end_ids(self._base))
+        masks = GrammarMasks(compiler)
+        return {"masks": masks, "judge": EvidenceJudge(self._generator, weights)}

@@ -1,34 +1,206 @@
-"""TRL's GRPOTrainer with rollouts that a labeler asks for and reads, and our advantages.
-
-Importing this file imports TRL's trainer, which takes ten seconds and more: import it where training begins.
-
-TRL's hooks are private; `trl==1.16.*` is pinned, and tests/teachers/test_grpo_trainer.py is the contract: with TRL's
-normaliser and loss this equals its plain GRPO bit for bit. Overridden, and why: `rollout_func` (the labeler's turns),
-`_calculate_rewards` (format judged on token ids), `_generate_and_score_completions` (the population's σ; what the loss
-needs travels with the batch through TRL's shuffling), `_compute_loss` (its figures by row), `_get_train_sampler` (an
-order that a resumed second epoch repeats), `_send_telemetry`. Credit by node is `grpo_credit_trainer.py`'s.
-"""
-
-# N prompts, G rollouts of a prompt, B = N·G
+"""TRL's GRPOTrainer with rollouts asked by a labeler, advantages by group or by node, and greedy evaluation on held-out
+rows. Importing it loads TRL."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 from datasets import Dataset
-from trl import GRPOTrainer
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+from transformers import GenerationConfig, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
-from relabel.distill.teachers.advantages import group_advantages
-from relabel.distill.teachers.grpo_arguments import EpochSampler
-from relabel.distill.teachers.held_out import HeldOut, greedy
-from relabel.distill.teachers.rollout_log import RolloutLog
-from relabel.distill.teachers.rollouts import Dialogues, Rollout
-from relabel.distill.teachers.scores import GoldRow, Score, Scored, answer_figures, roll_rows
-from relabel.distill.teachers.vllm_rollouts import TurnLogprobs, sampling_logprobs
-from relabel.distill.teachers.watched import WatchedTrainer
-from relabel.distill.training.step_clock import StepClock
+from relabel.distill.teachers.credit import (
+    ROUNDINGS,
+    TEMPLATE,
+    CreditPlan,
+    effective_ratios,
+    group_advantages,
+    node_average_weights,
+    segments_of,
+    token_advantages,
+)
+from relabel.distill.teachers.manifest import NODES
+from relabel.distill.teachers.rewards import GoldRow, RolloutLog, Score, Scored, answer_figures, roll_rows
+from relabel.distill.teachers.rollouts import (
+    Dialogues,
+    Generate,
+    Rollout,
+    TurnLogprobs,
+    sampling_logprobs,
+    vllm_arguments,
+)
+from relabel.distill.teachers.spec import RolloutSection
+from relabel.distill.teachers.watch import RewardWatch
+from relabel.distill.training import checkpoints
+from relabel.distill.training.curves import StepClock
+from relabel.distill.training.spec import TrainingSection
+from relabel.distill.training.trainer import LookingTrainer, Looks, argument_values
+
+# ------------------------------------------------------------------------------
+# A spec as TRL says it, and the order of prompts. Imports TRL, which takes ten seconds and more.
+
+
+_EPOCH_STRIDE = 1_000_003
+
+
+def grpo_arguments(
+    settings: TrainingSection,
+    rollouts: RolloutSection,
+    folder: Path,
+    *,
+    max_answer_tokens: int,
+    looks: Looks | None = None,
+    halvings: int = 0,
+    **changes: Any,
+) -> GRPOConfig:
+    """The spec as TRL says it: one generation for each optimizer step's rollouts, used `rollouts.updates` times.
+
+    Args:
+        max_answer_tokens: of any one turn.
+        looks: at dev, if there is such a split.
+        halvings: how often the batch was halved for want of memory; accumulation doubles as often.
+        changes: further arguments of TRL.
+    """
+    values = argument_values(settings, folder, halvings=halvings)
+    values |= {
+        "num_generations": rollouts.group,
+        "steps_per_generation": values["gradient_accumulation_steps"],
+        "num_iterations": rollouts.updates,
+        "max_completion_length": max_answer_tokens,
+        "temperature": rollouts.temperature,
+        "top_p": rollouts.top_p,
+        "epsilon": rollouts.clip,
+        "beta": rollouts.beta,
+        "loss_type": "grpo",  # a mean over tokens, then over rollouts; TRL's default is another
+        "use_bias_correction_kl": False,
+        "disable_dropout": True,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "per_device_eval_batch_size": rollouts.group,  # TRL wants a multiple of it; looks make batches of their own
+    }
+    if looks is not None:
+        values |= looks.arguments()
+    if rollouts.vllm is not None:
+        values |= vllm_arguments(rollouts.vllm, max_tokens=settings.max_tokens)
+    return GRPOConfig(**(values | changes))
+
+
+class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
+    """TRL's order of prompts, drawn anew from (seed, epoch), so that a resumed epoch repeats it."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Said before an epoch's first batch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(self.seed + _EPOCH_STRIDE * self.epoch)
+        return iter(super().__iter__())
+
+
+# ------------------------------------------------------------------------------
+# Looks at held-out rows: the policy answers them without sampling, and what it earns there is noted.
+#
+# Nothing is drawn from the generators of the training, and nothing is left in them: a training with looks and one
+# without sample the same rollouts.
+
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
+
+class HeldOut:
+    """Rows that nobody trains on.
+
+    Args:
+        scored: what all answers earn.
+        batch: rows that are answered at once.
+    """
+
+    def __init__(self, rows: Sequence[GoldRow], dialogues: Dialogues, scored: Scored, *, batch: int) -> None:
+        self._rows, self._dialogues, self._scored, self._batch = rows, dialogues, scored, batch
+
+    def figures(self, generate: Generate) -> dict[str, float]:
+        """What the answers earn, as `answer_figures` has it."""
+        rollouts = []
+        for start in range(0, len(self._rows), self._batch):
+            rollouts += roll_rows(self._dialogues, self._rows[start : start + self._batch], generate)
+        return answer_figures(rollouts, self._scored(rollouts, self._rows))
+
+
+@contextmanager
+def greedy(trainer: Any) -> Iterator[None]:
+    """The most probable token each time, and generators as they were, while TRL's trainer generates."""
+    if trainer.use_vllm:  # which draws from a generator of its own
+        vllm = trainer.vllm_generation
+        temperature, vllm.temperature = vllm.temperature, 0.0
+        try:
+            yield
+        finally:
+            vllm.temperature = temperature
+        return
+    sampled = trainer.generation_config, trainer.generation_kwargs
+    states = checkpoints.random_states()
+    kept = {name: value for name, value in trainer.generation_kwargs.items() if name not in SAMPLING}
+    trainer.generation_kwargs = {**kept, "do_sample": False}
+    trainer.generation_config = GenerationConfig(**trainer.generation_kwargs, disable_compile=True)
+    try:
+        yield
+    finally:
+        trainer.generation_config, trainer.generation_kwargs = sampled
+        checkpoints.restore_random(*states)
+
+
+# ------------------------------------------------------------------------------
+# A trainer whose curve is watched while it grows.
+
+
+class WatchedTrainer(LookingTrainer):
+    """Arguments beside `watch` are LookingTrainer's; None watches nothing."""
+
+    def __init__(self, *args: Any, watch: RewardWatch | None = None, **kwargs: Any) -> None:
+        self._watch = watch
+        super().__init__(*args, **kwargs)
+
+    def measured(self) -> None:
+        """Warn, once an episode."""
+        super().measured()
+        if self._watch is not None:
+            for episode in self._watch.begun(self.curve, self.state.global_step):
+                self._place.say(f"watch: {episode}")
+
+    def may_be_best(self) -> bool:
+        """Not under a warning, unless there is nothing better."""
+        is_warned = self._watch is not None and self._watch.is_warned(self.curve)
+        return not is_warned or not self.state.best_global_step
+
+    def stopped_by(self) -> str | None:
+        if self._watch is not None and self._watch.ended_by(self.curve) is not None:
+            return "watch"
+        return super().stopped_by()
+
+
+# ------------------------------------------------------------------------------
+# TRL's GRPOTrainer with rollouts that a labeler asks for and reads, and our advantages.
+#
+# Importing this file imports TRL's trainer, which takes ten seconds and more: import it where training begins.
+#
+# TRL's hooks are private; `trl==1.16.*` is pinned, and tests/teachers/test_grpo_trainer.py is the contract: with TRL's
+# normaliser and loss this equals its plain GRPO bit for bit. Overridden, and why: `rollout_func` (the labeler's turns),
+# `_calculate_rewards` (format judged on token ids), `_generate_and_score_completions` (the population's σ; what the
+# loss needs travels with the batch through TRL's shuffling), `_compute_loss` (its figures by row), `_get_train_sampler`
+# (an order that a resumed second epoch repeats), `_send_telemetry`. Credit by node is `grpo_credit_trainer.py`'s.
+
+
+# N prompts, G rollouts of a prompt, B = N·G
+
 
 CURVES = {
     "reward_std": "reward_std",
@@ -226,3 +398,148 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
 def _reward(**_: Any) -> list[float]:
     """Named for TRL's figures; `_calculate_rewards` does the work."""
     raise AssertionError("rewards are calculated from rollouts")
+
+
+# ------------------------------------------------------------------------------
+# RolloutTrainer with credit by node: each token takes the advantage of the node it belongs to, and the graph's
+# coefficients learn beside the model.
+#
+# Overridden, beside what `grpo_trainer.py` does: `_with_advantages` (segments and base rewards travel with the batch
+# through TRL's shuffling), `_loss` (advantages by token, never detached, and the coefficients' own term),
+# `create_optimizer` (the coefficients' rate).
+
+
+# N prompts, G rollouts of a prompt, B = N·G, T tokens, V nodes
+
+
+class _Credited(NamedTuple):
+    """What travels with a batch of rollouts.
+
+    Args:
+        segment_ids: each token's node [B, T].
+        group_rewards: base rewards of the whole group [B, G, 3].
+        group_index: the rollout's place there [B].
+    """
+
+    segment_ids: Tensor
+    group_rewards: Tensor
+    group_index: Tensor
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Tensor]) -> _Credited:
+        return cls(*(batch[name] for name in cls._fields))
+
+
+class CreditTrainer(RolloutTrainer):
+    """GRPO with credit that flows along a graph. Arguments beside this are RolloutTrainer's.
+
+    Args:
+        credit: how it flows.
+    """
+
+    def __init__(self, *, credit: CreditPlan, **kwargs: Any) -> None:
+        self._plan, self._credit = credit, credit.credit
+        super().__init__(**kwargs)
+        self.rounding = torch.zeros((), device=self.accelerator.device)
+        self._credit.to(self.accelerator.device)
+        self._credit.logits.requires_grad_(credit.learning_rate is not None)
+        self.add_callback(_CreditSteps(self, credit))
+
+    # what travels with the rollouts
+
+    def _with_advantages(self, batch: dict[str, Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Also each rollout's tokens' nodes, the base rewards of its whole group, and its place there."""
+        batch = super()._with_advantages(batch, inputs)
+        completion_ids, group = batch["completion_ids"], self.group
+        device = completion_ids.device
+        template = NODES.index("r") if self._plan.tags_earn else TEMPLATE
+        segment_BT = torch.full(completion_ids.shape, TEMPLATE, device=device)
+        for row, rollout in enumerate(self._rollouts):
+            segments = segments_of(rollout, self._dialogues.tokens, template=template)
+            segment_BT[row, : len(segments)] = torch.tensor(segments, device=device)
+        base_NG3 = torch.tensor([one.base for one in self._scores], device=device).view(-1, group, 3)
+        rewards_BG3 = base_NG3.repeat_interleave(group, 0)
+        index_B = torch.arange(group, device=device).repeat(len(base_NG3))
+        return batch | _Credited(segment_BT, rewards_BG3, index_B)._asdict()
+
+    def _keep(self, batch: dict[str, Any], node_advantages: Sequence[Sequence[float]] | None = None) -> None:
+        super()._keep(batch, self._node_advantages(_Credited.of(batch)).detach().tolist())
+        base_B3 = torch.tensor([one.base for one in self._scores], device=self.accelerator.device)
+        reward_V = self._credit.node_rewards(base_B3).mean(0).tolist()
+        self._pending |= {f"node_reward_{node}": value for node, value in zip(NODES, reward_V, strict=True)}
+
+    # the loss
+
+    def _node_advantages(self, held: _Credited) -> Tensor:
+        """A of each rollout's nodes [B, V], with the gradient of the coefficients."""
+        node_BGV = self._credit.advantages(held.group_rewards, epsilon=self._plan.epsilon)
+        return node_BGV[torch.arange(len(node_BGV)), held.group_index]
+
+    def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        held = _Credited.of(inputs)
+        node_BV = self._node_advantages(held)
+        if node_BV.requires_grad:
+            node_BV.register_hook(functools.partial(self._note_rounding, self._credit.rounding(held.group_rewards)))
+        advantage_BT = token_advantages(node_BV, held.segment_ids)
+        if self._plan.average == "node":
+            advantage_BT = advantage_BT * node_average_weights(held.segment_ids, inputs["completion_mask"])
+        loss = super()._loss(model, {**inputs, "advantages": advantage_BT})
+        if self._plan.learning_rate is not None:
+            loss = loss + self._plan.decay * self._credit.distance() / self.current_gradient_accumulation_steps
+        return loss
+
+    def _note_rounding(self, rounding_BV: Tensor, gradient_BV: Tensor) -> None:
+        """Errors of single rewards are independent, so their squares add up, over all batches of a step."""
+        self.rounding += (gradient_BV * rounding_BV).square().sum()
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Trainer's, with a group of their own for the coefficients."""
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self._plan.learning_rate is not None:
+            rate = self._plan.learning_rate
+            optimizer.add_param_group({"params": [self._credit.logits], "lr": rate, "weight_decay": 0.0})
+        return optimizer
+
+    # what is written down
+
+    def own_state(self) -> dict[str, Any]:
+        return {**super().own_state(), "logits": self._credit.logits.detach()}
+
+    def load_own_state(self, held: dict[str, Any]) -> None:
+        super().load_own_state(held)
+        with torch.no_grad():
+            self._credit.logits.copy_(held["logits"])
+
+    def note_edges(self) -> None:
+        """The coefficients after a step."""
+        alpha = self._credit.coefficients()
+        by_edge = alpha.by_edge()
+        self._log_of_rollouts.add_edges(self.state.global_step + 1, self._credit.logits.detach().tolist(), by_edge)
+        self._pending |= {f"alpha_{edge}": value for edge, value in by_edge.items()}
+        self._pending |= {f"ratio_{node}": value for node, value in effective_ratios(alpha).items()}
+
+
+class _CreditSteps(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Does for the coefficients what Trainer does for the model's parameters alone: reduces, clips and clears their
+    gradient. What of it may be rounding is dropped: where it should be 0 (on the first update of a batch, ρ is 1), Adam
+    would make whole steps of 1e-9.
+    """
+
+    def __init__(self, trainer: CreditTrainer, plan: CreditPlan) -> None:
+        self._trainer, self._plan = trainer, plan
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logits = self._plan.credit.logits
+        if logits.grad is not None:
+            reduced = self._trainer.accelerator.reduce(logits.grad, reduction="mean")
+            floor = ROUNDINGS * self._trainer.accelerator.reduce(self._trainer.rounding, reduction="mean").sqrt()
+            is_known = reduced.abs() > floor
+            logits.grad = torch.where(is_known, reduced, 0.0) if is_known.any() else None
+        if logits.grad is not None:
+            clip_grad_norm_([logits], self._plan.max_grad_norm)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._plan.credit.logits.grad = None
+        self._trainer.rounding.zero_()
+        self._trainer.note_edges()

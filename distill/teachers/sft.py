@@ -1,34 +1,311 @@
-"""`method: sft`: a teacher learns to write answers, given the labeler's own prompts.
-
-The loss is a token's cross-entropy, over the answers' tokens that no mask leaves out, divided by their number in the
-optimizer step: −[log p(preliminary) + Σ_t m_t log p(c_t) + log p(final)] with m_t ~ Bernoulli(1 − ρ).
-
-Source: Graph-GRPO, equation 1 (random masking of the chain of thought).
-"""
+"""`method: sft`: supervised fine-tuning on answers, with parts of the reasoning masked at random."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import math
-from collections.abc import Callable
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from relabel.distill.teachers.answered_rows import AnsweredRows, load_answered_rows
-from relabel.distill.teachers.attempts import train_to_end
-from relabel.distill.teachers.bases import TeacherBase, load_model
-from relabel.distill.teachers.chosen_sets import load_sets
-from relabel.distill.teachers.sft_examples import make_examples
-from relabel.distill.teachers.sft_spec import SftSpec
-from relabel.distill.teachers.sft_trainer import MaskedCollator, MaskedTrainer
-from relabel.distill.teachers.teacher_manifest import TeacherData
-from relabel.distill.teachers.trainers import Trained, TrainingEstimate
-from relabel.distill.teachers.turns import check_learnable
-from relabel.distill.training.arguments import training_arguments
-from relabel.distill.training.batches import BatchPlan, TokenRows
-from relabel.distill.training.training_place import TrainingPlace
+from relabel.distill.teachers.answers import (
+    AnsweredRow,
+    AnsweredRows,
+    AnsweredTurn,
+    UnlearnableError,
+    check_learnable,
+    choices,
+    load_answered_rows,
+    load_sets,
+    turns_of,
+)
+from relabel.distill.teachers.bases import TeacherBase, Trained, TrainingEstimate, load_model, train_to_end
+from relabel.distill.teachers.manifest import TeacherData
+from relabel.distill.teachers.rollouts import token_parts
+from relabel.distill.teachers.spec import SftSpec
+from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.runtime import BatchPlan, TokenRows
+from relabel.distill.training.trainer import PlannedTrainer, training_arguments
+from relabel.labelers.engines.decisions import resolve_labels
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.tokens import Overlong
+from relabel.manifests.asks import Decision
 from relabel.manifests.errors import InputError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+
+# ------------------------------------------------------------------------------
+# Turns as token ids: the prompt as an engine encodes it, then the answer, and which of its tokens are reasoning.
+
+
+REASONING = 0
+
+
+class Example(NamedTuple):
+    """One prompt with its answer, packed: five bytes a token, where a list would take eight and more.
+
+    Args:
+        ids: of both.
+        is_reasoning: of each token of the answer, the last ones of `ids`: 1 or 0.
+        row: number of the row that it is of.
+    """
+
+    ids: array[int]
+    is_reasoning: bytes
+    row: int
+
+    @property
+    def num_answer(self) -> int:
+        """Tokens of the answer."""
+        return len(self.is_reasoning)
+
+
+@dataclass
+class AnswerExamples:
+    """All examples.
+
+    Args:
+        dropped: rows that gave none, by reason.
+        rows: how many rows gave some.
+    """
+
+    examples: list[Example]
+    dropped: Counter[str]
+    rows: int
+
+    @property
+    def digest(self) -> str:
+        """Of all token ids and of what is masked."""
+        total = hashlib.sha256()
+        for example in self.examples:
+            total.update(f"{len(example.ids)} {example.num_answer}\n".encode())
+            total.update(np.array(example.ids, dtype="<i4").tobytes())
+            total.update(example.is_reasoning)
+        return total.hexdigest()
+
+
+def make_examples(
+    answered: AnsweredRows, base: TeacherBase, *, max_tokens: int, is_preliminary: bool = False
+) -> AnswerExamples:
+    """Examples of all rows; what rows of a query share is one example.
+
+    Args:
+        max_tokens: of prompt and answer.
+        is_preliminary: the first grade is the whole answer.
+    Raises:
+        ModelError: the grades are not one token each.
+    """
+    encoder = AnswerEncoder(base)
+    found: list[Example] = []
+    seen: set[tuple[str, bytes]] = set()
+    dropped: Counter[str] = Counter()
+    rows = 0
+    for number, row in enumerate(answered.rows):
+        try:
+            if row.sets is not None:
+                made = [encoder.longest_of(choices(answered, row), row, number, max_tokens=max_tokens)]
+            else:
+                turns = turns_of(answered, row, is_preliminary=is_preliminary)
+                made = [(turn, encoder.encode(turn, row, number, max_tokens=max_tokens)) for turn in turns]
+        except UnlearnableError as exc:
+            dropped[exc.args[0]] += 1
+            continue
+        rows += 1
+        for turn, example in made:
+            if turn.ask.shared_by is not None:
+                key = turn.ask.stage, hashlib.sha256(example.ids.tobytes()).digest()
+                if key in seen:
+                    continue
+                seen.add(key)
+            found.append(example)
+    return AnswerExamples(found, dropped, rows)
+
+
+class AnswerEncoder:
+    """Makes turns into token ids, for one model."""
+
+    def __init__(self, base: TeacherBase) -> None:
+        self._base = base
+        self._encoder = base.encoder
+        self._label_ids = functools.cache(self._resolved)
+
+    def encode(self, turn: AnsweredTurn, row: AnsweredRow, number: int, *, max_tokens: int) -> Example:
+        """One example.
+
+        Raises:
+            UnlearnableError: there is no room for it, or the evidence stands in what was cut off the document.
+        """
+        if turn.label is not None:
+            (decision,) = turn.ask.decisions
+            answer, is_reasoning = [self._label_ids(decision)[turn.label]], [False]
+        else:
+            opened = self._encoder.opened_for(turn.ask).strip()  # in the prompt already
+            answer = self._encoder.encode_answer((turn.parts[0].removeprefix(opened), *turn.parts[1:]))
+            is_reasoning = [part == REASONING for part in self._parts(answer, turn, opened)]
+            answer, is_reasoning = [*answer, self._base.end_id], [*is_reasoning, False]
+        prompt = self._encoder.encode(turn.ask, max_prompt_tokens=max_tokens - len(answer))
+        if isinstance(prompt, Overlong):
+            raise UnlearnableError(f"too long for {max_tokens} tokens")
+        evidence = row.label.evidence if row.label is not None else []
+        seen = prompt.cut_document
+        if seen is not None and any(str(span["text"]) not in seen for span in evidence):
+            raise UnlearnableError("whose evidence stands where the document was cut off")
+        return Example(array("i", prompt.ids + answer), bytes(is_reasoning), number)
+
+    def longest_of(
+        self, turns: Iterable[AnsweredTurn], row: AnsweredRow, number: int, *, max_tokens: int
+    ) -> tuple[AnsweredTurn, Example]:
+        """The first turn that there is room for, of ever shorter ones.
+
+        Raises:
+            UnlearnableError: there is room for none.
+        """
+        for turn in turns:
+            with contextlib.suppress(UnlearnableError):
+                return turn, self.encode(turn, row, number, max_tokens=max_tokens)
+        raise UnlearnableError(f"too long for {max_tokens} tokens, or without a chunk")
+
+    @functools.cached_property
+    def _compiler(self) -> GrammarCompiler:
+        """Knows each token's bytes; takes a second to make, and grades alone do without."""
+        vocabulary = int(self._base.config.get_text_config().vocab_size)
+        return GrammarCompiler(self._base.tokenizer, vocab_size=vocabulary, eos_ids=[self._base.end_id])
+
+    def _parts(self, answer: list[int], turn: AnsweredTurn, opened: str) -> list[int]:
+        pieces = [opened.encode(), *map(self._compiler.token_bytes, answer)]
+        return token_parts(pieces, {REASONING: turn.reasoning})[1:]
+
+    def _resolved(self, decision: Decision) -> tuple[int, ...]:
+        return resolve_labels(self._encoder, decision, tokenizer_name=self._base.resolved.reference)
+
+
+# ------------------------------------------------------------------------------
+# The loop of supervised fine-tuning: transformers' Trainer, fed answers with some of their reasoning masked.
+#
+# Not TRL's SFTTrainer: what it adds (chat templates, packing, its own preparation of a data set) is what has to come
+# from the labeler and the engine here, and its import takes ten times as long.
+
+
+# B rows, T tokens, C tokens of the longest answer, V vocabulary
+
+IGNORED = -100
+"""Label of a token that is not learned, as torch has it."""
+
+
+class MaskedCollator:
+    """Example numbers become a batch of tensors, padded on the left, so that all answers end at the last place.
+
+    Args:
+        mask: ρ, chance of a token of the reasoning not to be learned.
+        seed: what is masked follows from it, the epoch, the example's number and the token's place alone.
+        pad_id: any id; padding is masked.
+    """
+
+    def __init__(self, examples: Sequence[Example], *, mask: float, seed: int, pad_id: int | None) -> None:
+        self._examples = examples
+        self._mask = mask
+        self._seed = seed
+        self._pad_id = pad_id or 0
+        self.epoch = 0
+
+    def learned(self, number: int) -> np.ndarray:
+        """Which tokens of an example's answer are learned in this epoch, bool [C]."""
+        reasoning = np.frombuffer(self._examples[number].is_reasoning, dtype=bool)
+        chance = np.random.default_rng([self._seed, self.epoch, number]).random(len(reasoning))
+        return ~reasoning | (chance >= self._mask)
+
+    def __call__(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """The batch of these examples: `input_ids`, `attention_mask`, `position_ids` [B, T], `labels` [B, C] of the
+        last C places, and `rows` [B].
+        """
+        chosen = [self._examples[number] for number in numbers]
+        width = max(len(example.ids) for example in chosen)
+        longest = max(example.num_answer for example in chosen)
+        ids_BT = torch.full((len(chosen), width), self._pad_id)
+        mask_BT = torch.zeros((len(chosen), width), dtype=torch.int64)
+        labels_BC = torch.full((len(chosen), longest), IGNORED)
+        for place, (number, example) in enumerate(zip(numbers, chosen, strict=True)):
+            ids = torch.from_numpy(np.array(example.ids, dtype=np.int64))
+            ids_BT[place, width - len(ids) :] = ids
+            mask_BT[place, width - len(ids) :] = 1
+            answer = ids[len(ids) - example.num_answer :]
+            learned = torch.from_numpy(self.learned(number))
+            labels_BC[place, longest - len(answer) :] = torch.where(learned, answer, IGNORED)
+        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+        return {
+            "input_ids": ids_BT,
+            "attention_mask": mask_BT,
+            "position_ids": positions_BT,
+            "labels": labels_BC,
+            "rows": torch.tensor(list(numbers)),
+        }
+
+
+def answer_loss(model: Any, batch: dict[str, Any]) -> Tensor:
+    """Sum of the cross-entropies of a batch's learned tokens, float32 [].
+
+    The logits are the model's own, at the places before the answers' tokens alone.
+    """
+    labels_BC = batch["labels"]
+    tokens = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids")}
+    kept = labels_BC.shape[1] + 1
+    logits_BCV = model(**tokens, use_cache=False, logits_to_keep=kept).logits[:, -kept:-1]
+    return nn.functional.cross_entropy(
+        logits_BCV.float().flatten(0, 1), labels_BC.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+class MaskedTrainer(PlannedTrainer):
+    """A Trainer whose loss is the mean over the learned tokens of an optimizer step."""
+
+    data_collator: MaskedCollator
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch decides what is masked, too."""
+        super().set_epoch(epoch)
+        self.data_collator.epoch = epoch
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Tensor | None:
+        """Learned tokens of all batches of the optimizer step, over all processes."""
+        if not batch_samples:
+            return None
+        self.begin_step(sum(len(batch["rows"]) for batch in batch_samples))
+        learned = torch.stack([(batch["labels"] != IGNORED).sum() for batch in batch_samples]).sum().to(device)
+        return self.accelerator.reduce(learned, reduction="sum") if self.args.world_size > 1 else learned
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """This batch's share of the optimizer step's loss.
+
+        Raises:
+            TrainingError: it is not finite; the message names the batch's rows.
+        """
+        assert num_items_in_batch is not None
+        assert not return_outputs
+        share = answer_loss(model, inputs) / num_items_in_batch
+        shown = share.detach()
+        if self.args.world_size > 1:
+            shown = self.accelerator.reduce(shown, reduction="sum")  # each process holds its share of the step's loss
+        self.note({"loss": shown.item()}, inputs["rows"].tolist())
+        return share * self.args.world_size  # devices average their gradients
+
+
+# ------------------------------------------------------------------------------
+# `method: sft`: a teacher learns to write answers, given the labeler's own prompts.
+#
+# The loss is a token's cross-entropy, over the answers' tokens that no mask leaves out, divided by their number in the
+# optimizer step: −[log p(preliminary) + Σ_t m_t log p(c_t) + log p(final)] with m_t ~ Bernoulli(1 − ρ).
+#
+# Source: Graph-GRPO, equation 1 (random masking of the chain of thought).
 
 
 class SftTrainer:

@@ -1,43 +1,191 @@
-"""A teacher from spec to model folder: check, read, train, write; whatever the method.
-
-What costs nothing is checked first (spec, model config, data), so that no hour of training ends in a typo. The folder
-is a model directory that `engine.model` takes; `manifest.json` is written last.
-"""
+"""A teacher from spec to model folder: check, read, train or estimate, write the model card and manifest."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import itertools
+import re
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from relabel.distill.students.students import student_files
-from relabel.distill.teachers.bases import TeacherBase, check_teacher_base, write_model
-from relabel.distill.teachers.cards import render_card
-from relabel.distill.teachers.fingerprints import NOT_IN_FINGERPRINT, record_of
-from relabel.distill.teachers.methods import method_of
-from relabel.distill.teachers.specs import TeacherSpec
-from relabel.distill.teachers.step_times import measure
-from relabel.distill.teachers.teacher_manifest import (
+from relabel.distill.students.model import student_files
+from relabel.distill.teachers.bases import (
+    AsksAnEngine,
+    TeacherBase,
+    TeacherTrainer,
+    Trained,
+    TrainingEstimate,
+    TrainingTime,
+    check_teacher_base,
+    write_model,
+)
+from relabel.distill.teachers.manifest import (
     TEACHER_MANIFEST_VERSION,
     TeacherManifest,
     TeacherTrainingFacts,
     read_teacher_manifest,
 )
-from relabel.distill.teachers.trainers import AsksAnEngine, TeacherTrainer, Trained, TrainingEstimate
-from relabel.distill.training.card_parts import CARD_NAME
-from relabel.distill.training.curves import write_curves
-from relabel.distill.training.making import Start, conclude, finish, foresee, look, making, refuse_own_base
-from relabel.distill.training.model_manifests import BaseModelUsed, Product
-from relabel.distill.training.output_locations import OutputLocation, output_location_of
-from relabel.distill.training.precision import precision_of
-from relabel.distill.training.reporting import check_services
-from relabel.manifests.extras import installed_versions
-from relabel.manifests.models.references import ResolvedModel, default_cache_dir, resolve_model
-from relabel.manifests.registered import imported
-from relabel.manifests.storage.context import Storage
+from relabel.distill.teachers.spec import METHODS, TeacherSpec, method_of
+from relabel.distill.training.curves import check_services, write_curves
+from relabel.distill.training.locations import BaseModelUsed, OutputLocation, Product, output_location_of
+from relabel.distill.training.output import (
+    CARD_NAME,
+    Start,
+    TrainingRecord,
+    conclude,
+    finish,
+    foresee,
+    look,
+    making,
+    refuse_own_base,
+    spec_section,
+    training_record,
+)
+from relabel.distill.training.runtime import precision_of
+from relabel.manifests.files import Storage
+from relabel.manifests.models import ResolvedModel, default_cache_dir, resolve_model
+from relabel.manifests.process import installed_versions
+from relabel.manifests.records import digest_of
+from relabel.manifests.specs import imported
+
+# ------------------------------------------------------------------------------
+# How long a training's steps take: measured on the training itself, which is ended before it leaves anything.
+
+
+MEASURED = 3
+"""Stretches of steps that are timed, after one that is not: the first step also loads kernels and makes buffers."""
+
+_STEP = re.compile(r"step \d+ of \d+\b")
+
+
+class _Enough(Exception):  # noqa: N818 — no error
+    """Ends the training from within its own lines of progress."""
+
+
+def measure(trainer: TeacherTrainer, *, steps: int, updates: int, say: Callable[[str], None]) -> TrainingTime | None:
+    """Train some steps in a folder of its own, which is then removed.
+
+    Args:
+        trainer: of the training; it can't train again.
+        steps: of the whole training.
+        updates: steps on the same rollouts: only the first of them writes answers, so they are timed together.
+    Returns:
+        None for a training that is over before it could be timed.
+    Raises:
+        TrainingError: as the training itself: memory runs out, the loss is not finite.
+    """
+    ends: list[float] = []
+
+    def told(line: str) -> None:
+        if _STEP.match(line) is None:
+            say(line)
+            return
+        ends.append(time.perf_counter())
+        if len(ends) == updates * (MEASURED + 1):
+            raise _Enough
+
+    with tempfile.TemporaryDirectory(prefix="relabel-") as scratch, contextlib.suppress(_Enough):
+        trainer.train(Path(scratch), told)
+    marks = ends[updates - 1 :: updates]
+    paces = [(after - before) / updates for before, after in itertools.pairwise(marks)]
+    if not paces:
+        return None
+    mean = sum(paces) / len(paces)
+    return TrainingTime(len(paces) * updates, steps * mean, steps * min(paces), steps * max(paces))
+
+
+# ------------------------------------------------------------------------------
+# What makes a teacher's training this one and no other.
+
+
+SPEED_ONLY = ("device", "keep_checkpoints", "gradient_checkpointing", "report_to")
+NOT_IN_FINGERPRINT: dict[str, Any] = {
+    **dict.fromkeys(("name", "output", "init", "labeler", "generator"), True),
+    "data": {"runs": True, "gold": {"path"}},
+    "train": set(SPEED_ONLY),
+}
+"""What data, labeler and generator are, the digest of the data says; the model, its own digest."""
+
+
+def record_of(spec: TeacherSpec, trainer: TeacherTrainer, model: ResolvedModel) -> TrainingRecord:
+    """All that the teacher follows from: the spec's choices, the data itself, the model; and the digest of that."""
+    fingerprint = digest_of(
+        {
+            "spec": spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT),
+            "data": trainer.digest,
+            "model": model.digest,
+            "version": TEACHER_MANIFEST_VERSION,
+        }
+    )
+    return training_record("teacher", spec, fingerprint, model, trainer.digest)
+
+
+# ------------------------------------------------------------------------------
+# The model card of a teacher, for a person who finds the folder.
+
+
+def render_card(manifest: TeacherManifest) -> str:
+    """Markdown from a teacher's manifest."""
+    data, training = manifest.data, manifest.training
+    sources = [
+        f"- `{run.path}`: {run.labels:,} answers of {run.labeler}, fingerprint `{(run.fingerprint or '')[:12]}`"
+        for run in data.runs
+    ]
+    if data.gold is not None:
+        named = {"trusted grades": data.gold.grade, "chunks": data.gold.sets, "answers": data.gold.answers}
+        held = ", ".join(f"{what} in column `{column}`" for what, column in named.items() if column is not None)
+        sources.append(f"- `{data.gold.path}`: {held}")
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in data.dropped.items()) or "none"
+    lines = [
+        f"# {manifest.name}",
+        "",
+        (
+            f"A causal language model that answers the labeler `{manifest.labeler['name']}`, by `relabel train` "
+            f"{manifest.relabel}: {METHODS[manifest.method].title}."
+        ),
+        "",
+        f"- Starts from: `{manifest.model.reference}` (digest `{manifest.model.digest[:16]}`)",
+        f"- Trained: {training.steps} steps, {training.epochs} epochs, on {training.device}.",
+        *_kept(manifest),
+        f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}.",
+        *sources,
+        *(f"- Note: {note}" for note in manifest.notes),
+        "",
+        "![training curve](curves.svg)",
+        "",
+        "## Use",
+        "",
+        "Set `engine.model` of a job to this folder, and `labeler` to the one above with the same options.",
+        "Its labels are the work of a model: judge them with trusted grades (`relabel evaluate`) before they decide",
+        "anything.",
+        "",
+        *spec_section(manifest.spec),
+    ]
+    return "\n".join(lines)
+
+
+def _kept(manifest: TeacherManifest) -> list[str]:
+    best, held_out = manifest.training.best_step, manifest.data.held_out
+    if best is None or held_out is None:
+        return []
+    return [
+        f"- Kept: step {best}, the best mean reward on {held_out.rows:,} rows of {held_out.queries:,} queries that "
+        "nobody trained on."
+    ]
+
+
+# ------------------------------------------------------------------------------
+# A teacher from spec to model folder: check, read, train, write; whatever the method.
+#
+# What costs nothing is checked first (spec, model config, data), so that no hour of training ends in a typo. The folder
+# is a model directory that `engine.model` takes; `manifest.json` is written last.
+
 
 TEACHER = Product("teacher", "train", "init", ("data", "labeler", "generator"), NOT_IN_FINGERPRINT)
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
@@ -73,7 +221,7 @@ def train_teacher(
 
     Args:
         storage: how runs, gold and output are reached. The model is looked up in the cache alone
-            (`jobs/fetching/models.py` brings it there).
+            (`jobs/downloads.py` brings it there).
         say: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
         secrets: what the options of an engine that the method asks name, by option.

@@ -1,48 +1,185 @@
-"""Checkpoints without pickle: weights, optimizer, scheduler and random states as safetensors and JSON, committed by one
-rename.
-
-    checkpoints/checkpoint-000120/weights.safetensors      trained weights (all, or the adapters' alone)
-                                  optimizer.safetensors    the optimizer's tensors, `<parameter>/<name>`
-                                  random.safetensors       states of torch's generators, one set a process
-                                  state.json               plain values of all of these, and the curve
-                                  trainer_state.json       transformers' own, of a teacher
-                                  digests.json             sha256 of each of these
-                curves.parquet, curves.svg                 of a teacher, as far as its last checkpoint goes
-
-A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its
-name is whole; it is gone on with only if each file still has its digest.
-"""
+"""Checkpoints without pickle, committed by one rename: weights, optimizer, scheduler and random states, with FSDP
+shards gathered and scattered."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from accelerate.utils import parse_flag_from_env
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from relabel.distill.training.checkpoint_folders import (
+from relabel.distill.training.curves import Curve, write_curves
+from relabel.distill.training.locations import (
     DIGESTS,
     OPTIMIZER,
+    RANDOM,
     STATE,
+    WEIGHTS,
+    TrainingPlace,
     checkpoint_name,
     damaged,
     digests_of,
     join_tensors,
     list_checkpoints,
+    open_to_readers,
+    sync_files,
+    writing,
 )
-from relabel.distill.training.disk_errors import open_to_readers, sync_files
-from relabel.distill.training.sharding import cut, own_parameters, trained_parameters, whole
-from relabel.manifests.digests import first_changed, sha256_file
-from relabel.manifests.errors import ManifestError, TrainingError
-from relabel.manifests.interruptions import check_interrupted
-from relabel.manifests.records import fault_of
-from relabel.manifests.storage.local_run_store import sync_folder
+from relabel.manifests import failpoints
+from relabel.manifests.errors import ConfigError, ManifestError, TrainingError
+from relabel.manifests.process import check_interrupted
+from relabel.manifests.records import fault_of, first_changed, sha256_file
+from relabel.manifests.store import sync_folder
+
+# ------------------------------------------------------------------------------
+# Weights, gradients and moments cut into one shard a process (FSDP), and whole tensors gathered from shards or cut
+# into them.
+#
+# A shard is a `DTensor`: the rows of a tensor that belong to this process. Whatever gathers is called by all processes
+# alike, in the same order. Any other tensor is already whole, so that the same code serves one process and DDP.
+#
+# Source: Zhao et al. 2023, PyTorch FSDP (arXiv:2304.11277); `fully_shard` is PyTorch's second implementation of it.
+
+
+def refuse_other_sharding(*, instead: str) -> None:
+    """accelerate's own FSDP and DeepSpeed write pickle, and on a CPU it leaves them out without a word.
+
+    Args:
+        instead: what to do, for the message.
+    Raises:
+        ConfigError: its config asks for one of them.
+    """
+    for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
+        if parse_flag_from_env(variable):
+            raise ConfigError(
+                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. {instead}"
+            )
+
+
+def shard(module: Any, device: torch.device) -> None:
+    """Cut a student's parameters over all processes and move them to the device, layer by layer, so that no device has
+    to hold them all.
+
+    A layer's weights are gathered where it is computed, forward and again backward; the rest (embeddings, last norm,
+    heads) for the whole step. They travel in float32, and autocast casts them as it does without shards: with weights
+    that arrive in bf16, norms and the sums from layer to layer would be bf16 too, and the student another one.
+
+    Args:
+        module: an `EncoderStudent` or `DecoderStudent`.
+    """
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in module.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+
+
+def is_sharded(module: Any) -> bool:
+    """Whether `shard` cut it."""
+    return isinstance(module, FSDPModule)
+
+
+def trained_parameters(module: Any) -> Iterator[tuple[str, Any]]:
+    """Names and parameters that training changes, as shards where it is sharded; one that two
+    names share comes once.
+    """
+    seen: set[int] = set()
+    for name, parameter in own_parameters(module).items():
+        # a shard's address is no address
+        key = id(parameter) if isinstance(parameter, DTensor) else parameter.data_ptr()
+        if parameter.requires_grad and key not in seen:
+            seen.add(key)
+            yield name, parameter
+
+
+def copy_trained(trained: Any, other: Any) -> None:
+    """Copy what training changed, whole, from a module to another one that is not sharded."""
+    into = dict(other.named_parameters())
+    with torch.no_grad():
+        for name, parameter in trained_parameters(trained):
+            into[name].copy_(whole(parameter))
+
+
+def own_parameters(module: Any) -> dict[str, Any]:
+    """Parameters by name, or this process's shards of them."""
+    if is_sharded(module):
+        module.reshard()  # a look at dev, unlike a step, leaves the outermost part gathered
+    return dict(module.named_parameters())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor with the shards of all processes put together, on its device."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut(tensor: Tensor, like: Tensor) -> Tensor:
+    """This process's shard of a whole tensor that every process has, if `like` is a shard; else the tensor itself."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def whole_moments(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
+    """An optimizer's `state_dict` with whole tensors, on the CPU.
+
+    Args:
+        keep: False in a process that only takes part in the gathering; its own tensors are left out.
+    """
+    moments: dict[int, dict[str, Any]] = {}
+    for place, values in state["state"].items():
+        moments[place] = {}
+        for name, value in values.items():
+            gathered = whole(value) if isinstance(value, Tensor) else value
+            if keep:
+                moments[place][name] = gathered.cpu() if isinstance(gathered, Tensor) else gathered
+    return {**state, "state": moments}
+
+
+def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+    """The other way round: what `optimizer.load_state_dict` takes, cut as its parameters are; a count of steps has no
+    shards.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        place: {
+            name: cut(value, parameters[place]) if _is_moment(value, parameters[place]) else value
+            for name, value in values.items()
+        }
+        for place, values in state["state"].items()
+    }
+    return {**state, "state": moments}
+
+
+def _is_moment(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+# ------------------------------------------------------------------------------
+# Checkpoints without pickle: weights, optimizer, scheduler and random states as safetensors and JSON, committed by one
+# rename.
+#
+#     checkpoints/checkpoint-000120/weights.safetensors      trained weights (all, or the adapters' alone)
+#                                   optimizer.safetensors    the optimizer's tensors, `<parameter>/<name>`
+#                                   random.safetensors       states of torch's generators, one set a process
+#                                   state.json               plain values of all of these, and the curve
+#                                   trainer_state.json       transformers' own, of a teacher
+#                                   digests.json             sha256 of each of these
+#                 curves.parquet, curves.svg                 of a teacher, as far as its last checkpoint goes
+#
+# A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its
+# name is whole; it is gone on with only if each file still has its digest.
 
 
 def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -217,3 +354,88 @@ def restore_random(tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> N
     np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
     version, words, gauss_next = plain["python"]
     random.setstate((version, tuple(words), gauss_next))
+
+
+# ------------------------------------------------------------------------------
+# What a checkpoint keeps beside the weights, and how one is written, whoever trains.
+
+
+@dataclass
+class StepState:
+    """Plain values and tensors.
+
+    Args:
+        optimizer: its `state_dict`, with whole tensors.
+        random: generators of Python and numpy; torch's are in a file of their own.
+        curve: its points.
+        scheduler: of trainers whose learning rate has a state.
+        scaler: with fp16.
+        own: what one trainer alone keeps.
+    """
+
+    optimizer: dict[str, Any]
+    curve: list[Any]
+    random: dict[str, Any] = field(default_factory=dict)
+    scheduler: dict[str, Any] | None = None
+    scaler: dict[str, Any] | None = None
+    own: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def load(checkpoint: str | Path) -> StepState:
+        """
+        Raises:
+            ManifestError: the checkpoint is damaged.
+        """
+        return StepState(**load_state(Path(checkpoint)))
+
+    def restore_curve(self, curve: Curve) -> None:
+        """Put the points into a curve."""
+        curve.points = [(int(step), split, name, value) for step, split, name, value in self.curve]
+
+    def restore_random(self, checkpoint: str | Path) -> None:
+        """Put all generators back, torch's from their file."""
+        restore_random(load_file(Path(checkpoint) / RANDOM), self.random)
+
+
+def write_checkpoint(
+    place: TrainingPlace,
+    step: int,
+    module: Any,
+    state: StepState,
+    *,
+    is_writer: bool,
+    best: int | None = None,
+    write_more: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Write and commit a step's checkpoint, and drop old ones. All processes call it for a sharded module.
+
+    Args:
+        is_writer: False in a process that only takes part in gathering.
+        best: the step whose checkpoint is kept beside the last ones.
+        write_more: writes further files into the folder.
+    Raises:
+        TrainingError: a weight is not finite.
+        DiskFullError, StoreError: the disk refuses.
+    """
+    final = place.folder / checkpoint_name(step)
+    scratch = place.folder / f".part-{final.name}"
+    with writing(place.folder, place.folder):
+        if not is_writer:
+            save_weights(module, None)
+            return
+        if scratch.exists():  # a write that failed may have left any of the files
+            shutil.rmtree(scratch)
+        scratch.mkdir(parents=True)
+        save_weights(module, scratch / WEIGHTS)
+        tensors, state.random = random_states()
+        save_file(tensors, scratch / RANDOM)
+        save_state(scratch, vars(state))
+        write_more(scratch)
+        write_digests(scratch)
+        if place.title is not None:
+            write_curves(place.folder, Curve(state.curve), title=place.title)
+        failpoints.hit("before_checkpoint")
+        commit(scratch, final)
+        failpoints.hit("after_checkpoint")
+        kept = place.folder / checkpoint_name(best) if best else None
+        drop_old(place.folder, keep=place.keep, best=kept)

@@ -1,31 +1,39 @@
-"""A bench from a bundle to figures: every model's cells and rates, then the comparisons, then what is to be known about
-them.
-
-Models are opened one after the other; sides of a comparison are open together and take turns. torch is loaded last, so
-that the memory of the models' own figures is without it.
-"""
+"""A bench of a bundle from plan to gates, and its results as files: JSON, Parquet table, plots and text."""
 
 from __future__ import annotations
 
+import io
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
-from relabel.export.bench import memory
-from relabel.export.bench.closed_cells import TOO_LONG, measure_cells
-from relabel.export.bench.figure_names import measured_figures, planned_figures
-from relabel.export.bench.findings import comparison_findings, machine_findings, model_findings
-from relabel.export.bench.latency_comparison import Finding
-from relabel.export.bench.latency_facts import (
-    LATENCY_FORMAT,
-    BenchedBundle,
-    BenchFacts,
-    ModelLatency,
-    ReplayedLengths,
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.export.bench import machine
+from relabel.export.bench.cells import (
+    TOO_LONG,
+    Say,
+    Setting,
+    bounds_of,
+    measure_cells,
+    measure_sweep,
+    sweep_fits,
+    sweeps_of,
 )
-from relabel.export.bench.machine_facts import MachineWatch
-from relabel.export.bench.open_rates import bounds_of, measure_sweep, sweep_fits, sweeps_of
+from relabel.export.bench.comparisons import (
+    Against,
+    compare_models,
+    comparison_findings,
+    latency_lines,
+    machine_findings,
+    model_findings,
+    plan_sides,
+)
+from relabel.export.bench.machine import MachineWatch, cpu_nodes
 from relabel.export.bench.plans import (
     CELL_WEIGHT,
     COMPARISON_WEIGHT,
@@ -35,19 +43,39 @@ from relabel.export.bench.plans import (
     Budget,
     Cell,
     choose_models,
+    measured_figures,
     plan_cells,
     plan_shapes,
+    planned_figures,
+    workload_of_lengths,
+    workload_of_pairs,
 )
-from relabel.export.bench.settings import Say, Setting
-from relabel.export.bench.side_by_side import Against, compare_models, plan_sides
-from relabel.export.bench.specs import BenchSpec
-from relabel.export.bench.workloads import workload_of_lengths, workload_of_pairs
-from relabel.export.bundles import Bundle
+from relabel.export.bench.records import (
+    FACTS_NAME,
+    LATENCY_FORMAT,
+    BenchedBundle,
+    BenchFacts,
+    Finding,
+    LatencyRow,
+    ModelLatency,
+    ReplayedLengths,
+)
+from relabel.export.bundle_facts import student_facts
+from relabel.export.bundles import MANIFEST_NAME, Bundle
 from relabel.export.loader import OPENVINO, BundleError, Encoder, Machine, Student, check_answers, default_threads
-from relabel.export.placement import cpu_nodes
-from relabel.export.student_facts import student_facts
-from relabel.manifests.extras import require
+from relabel.export.specs import BenchSpec
+from relabel.manifests.errors import UsageError
+from relabel.manifests.files import translate_errors
 from relabel.manifests.metrics.gates import Gate, judge_gates
+from relabel.manifests.process import require
+from relabel.manifests.records import plain, readable_json
+
+# ------------------------------------------------------------------------------
+# A bench from a bundle to figures: every model's cells and rates, then the comparisons, then what is to be known about
+# them.
+#
+# Models are opened one after the other; sides of a comparison are open together and take turns. torch is loaded last,
+# so that the memory of the models' own figures is without it.
 
 
 @dataclass(frozen=True)
@@ -167,7 +195,7 @@ def measure_model(
     Returns:
         The model as it was opened, and what was measured of it.
     """
-    rss_bytes, device_bytes = memory.rss_bytes(), memory.device_bytes()
+    rss_bytes, device_bytes = machine.rss_bytes(), machine.device_bytes()
     setting.say(f"{model.name}: opening {model.path}")
     model, run = setting.open(model)
     start = time.perf_counter()
@@ -195,3 +223,141 @@ def measure_model(
         slo=[slo for sweep in sweeps.values() for slo in sweep.slo],
         not_run=left_out,
     )
+
+
+# ------------------------------------------------------------------------------
+# Two plots: what a batch takes, and what a request takes when many come.
+
+
+CLOSED_NAME, OPEN_NAME = "latency-closed.svg", "latency-open.svg"
+
+
+def write_plots(folder: Path, facts: BenchFacts) -> list[str]:
+    """Write what there is to plot; the names of the files. The same figures give the same bytes."""
+    plots: dict[str, Callable[[Any, BenchFacts], bool]] = {CLOSED_NAME: _plot_closed, OPEN_NAME: _plot_open}
+    matplotlib = require("matplotlib", extra="cpu", purpose="The plots of a bench")
+    figure_class = require("matplotlib.figure", extra="cpu", purpose="The plots of a bench").Figure
+    written = []
+    for name, plot in plots.items():
+        with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
+            figure = figure_class(figsize=(8, 5), layout="constrained")
+            if plot(figure.subplots(), facts):
+                figure.savefig(folder / name, format="svg", metadata={"Date": None})
+                written.append(name)
+    return written
+
+
+def _plot_closed(axes: Any, facts: BenchFacts) -> bool:
+    """p50 with a whisker up to p99, by cell and model."""
+    models = [model for model in facts.models if model.closed]
+    cells = list(dict.fromkeys(row.cell for model in models for row in model.closed))
+    for number, model in enumerate(models):
+        rows = {row.cell: row for row in model.closed}
+        places = [cells.index(cell) + (number - (len(models) - 1) / 2) * 0.8 / len(models) for cell in rows]
+        middle = [row.p50_ms or 0.0 for row in rows.values()]
+        upper = [max(0.0, (row.p99_ms or value) - value) for row, value in zip(rows.values(), middle, strict=True)]
+        width, whiskers = 0.75 / len(models), [[0.0] * len(upper), upper]
+        axes.bar(places, middle, width=width, yerr=whiskers, capsize=2, label=model.side)
+    axes.set_xticks(range(len(cells)), cells, rotation=45, ha="right", fontsize="small")
+    axes.set(yscale="log", ylabel="ms a request", title=f"{facts.name}: one caller; median, whisker to p99")
+    axes.grid(axis="y", alpha=0.3)
+    if models:
+        axes.legend(fontsize="small")
+    return bool(models)
+
+
+def _plot_open(axes: Any, facts: BenchFacts) -> bool:
+    """p50 and p99 against the offered rate, by model and preset."""
+    has_any = False
+    for model in facts.models:
+        for preset in dict.fromkeys(row.preset for row in model.open):
+            rows = [row for row in model.open if row.preset == preset]
+            p99s = [(row.offered_rate, row.p99_ms) for row in rows if row.p99_ms is not None]
+            p50s = [(row.offered_rate, row.p50_ms) for row in rows if row.p50_ms is not None]
+            color = None
+            for name, style, points in (("p99", "-", p99s), ("p50", ":", p50s)):
+                if not points:
+                    continue
+                label = f"{model.side}, {preset}: {name}"
+                line = axes.plot(
+                    *zip(*points, strict=True), style, marker="o", markersize=3, linewidth=1, label=label, color=color
+                )[0]
+                color, has_any = line.get_color(), True
+        for slo in model.slo:
+            axes.axhline(slo.slo_ms, color="black", linewidth=0.8, linestyle="--")
+    axes.set(
+        xlabel="requests/s offered",
+        ylabel="ms from scheduled arrival",
+        yscale="log",
+        title=f"{facts.name}: requests by Poisson",
+    )
+    axes.grid(alpha=0.3)
+    if has_any:
+        axes.legend(fontsize="small")
+    return has_any
+
+
+# ------------------------------------------------------------------------------
+# `latency.parquet`: a row a closed-loop cell or an open-loop rate. docs/bench.md says what each column holds.
+
+
+TABLE_NAME = "latency.parquet"
+_ARROW_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+
+
+def _column(name: str, hint: Any) -> tuple[str, pa.DataType]:
+    kind, *_ = get_args(hint) or (hint,)  # `int | None` is a column of integers
+    return name, _ARROW_TYPES[kind]
+
+
+LATENCY_SCHEMA = pa.schema([_column(name, hint) for name, hint in get_type_hints(LatencyRow).items()])
+
+
+def latency_table_bytes(rows: Sequence[LatencyRow]) -> bytes:
+    """The table as a Parquet file; the same rows give the same bytes."""
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([vars(row) for row in rows], schema=LATENCY_SCHEMA), sink, compression="zstd")
+    return sink.getvalue()
+
+
+# ------------------------------------------------------------------------------
+# A bench's figures as files in a folder that is named: JSON, table, plots, and a text for people.
+
+
+TEXT_NAME = "latency.md"
+NAMES = (FACTS_NAME, TABLE_NAME, CLOSED_NAME, OPEN_NAME)
+"""Every file of an earlier bench goes when a new one comes."""
+
+
+def check_results_folder(folder: Path, bundle: Path) -> None:
+    """Refuse a folder for results that would make a bundle unreadable: one with files that its manifest does not name.
+
+    Raises:
+        UsageError: it is the bundle, lies inside it, or is another one.
+    """
+    place = folder.resolve()
+    if bundle.resolve() in (place, *place.parents):
+        raise UsageError(f"--to {folder}: is the bundle or inside it. Without --to the results go beside it.")
+    if (place / MANIFEST_NAME).is_file():
+        raise UsageError(
+            f"--to {folder}: holds a {MANIFEST_NAME}, which says what may lie there. Name a folder for the results "
+            "alone."
+        )
+
+
+def write_to(folder: Path, bench: Bench) -> list[str]:
+    """Write figures, plots and a text for people into a folder; their names.
+
+    Raises:
+        StoreError, DiskFullError: the folder can't be written.
+    """
+    with translate_errors("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in NAMES:
+            (folder / name).unlink(missing_ok=True)
+        (folder / FACTS_NAME).write_bytes(readable_json(plain(bench.facts)))
+        (folder / TABLE_NAME).write_bytes(latency_table_bytes(bench.facts.rows))
+        plots = write_plots(folder, bench.facts)
+        lines = [f"# {bench.facts.name}", "", "## Latency", "", *latency_lines(bench.facts)]
+        (folder / TEXT_NAME).write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    return [FACTS_NAME, TABLE_NAME, *plots, TEXT_NAME]

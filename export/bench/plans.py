@@ -1,17 +1,116 @@
-"""What to measure, and for how long: models, cells and time. Pure: nothing is opened here."""
+"""What a bench measures and for how long: workloads, models, cells, time budget, and the names of the figures. Opens
+nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from relabel.export.bench.quantiles import FEWEST_SAMPLES, QUANTILES, samples_needed
-from relabel.export.bench.specs import BenchSpec, Preset
-from relabel.export.bench.workloads import PUBLIC_SHAPES, TABLE3_DOCUMENTS
-from relabel.export.loader import AMX, AVX512, HINTS, OPENVINO, PROVIDERS, Machine, engine_fault
-from relabel.export.student_facts import EngineFile, ModelFile
-from relabel.export.token_lengths import TokenLengths
-from relabel.manifests.errors import MissingExtraError, UsageError
+import numpy as np
+
+from relabel.export.bench.latency import FEWEST_SAMPLES, QUANTILES, samples_needed
+from relabel.export.bench.records import BenchFacts
+from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths, describe_lengths
+from relabel.export.loader import AMX, AVX512, HINTS, OPENVINO, PROVIDERS, Encoder, Machine, engine_fault
+from relabel.export.specs import BenchSpec, Preset
+from relabel.manifests.errors import InputError, MissingExtraError, UsageError
+
+# ------------------------------------------------------------------------------
+# What is asked while measuring: rows whose lengths are those of real pairs, and batches of one fixed shape.
+#
+# How long a model takes depends on how many rows there are and how long they are, not on what is in them. So a bundle's
+# own record of lengths is workload enough; with pairs at hand their texts are taken, and tokenizing can be timed too.
+
+
+# N rows of the workload
+
+TokenRow = tuple[list[int], list[int]]
+"""Token ids and segment numbers, as the loader's `Encoder` gives them."""
+MAX_ROWS = 10_000
+PUBLIC_SHAPES = ((1, 128), (32, 128), (1, 384))
+"""Rows and tokens of the batches that public tables state, so that figures compare."""
+TABLE3_DOCUMENTS = (1, 10, 100, 1_000, 10_000)
+"""Documents a query of R3A's Table 3, which states what teacher and student take for them."""
+SERVING_DOCUMENTS = 100
+SERVING_MS = 150.0
+"""R3A's serving (section 3.5): an "average response time" of about 150 ms at 200 queries a second a GPU, 100 documents
+each.
+"""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows to ask about, in the order in which they come.
+
+    Args:
+        rows: token ids.
+        texts: the (query, document) pairs that they are of; None where only lengths are known.
+        source: where their lengths are from: the bundle's record of lengths, or pairs.
+    """
+
+    rows: Sequence[TokenRow]
+    texts: Sequence[tuple[str, str]] | None
+    source: Literal["lengths", "pairs"]
+    lengths: TokenLengths
+
+    def draw(self, count: int, *, seed: int) -> Workload:
+        """So many rows, drawn with replacement: stretches of a workload of any size."""
+        places = np.random.default_rng(seed).integers(0, len(self.rows), size=count).tolist()
+        texts = self.texts and [self.texts[place] for place in places]
+        return replace(self, rows=[self.rows[place] for place in places], texts=texts)
+
+
+def workload_of_lengths(lengths: TokenLengths, encoder: Encoder, *, seed: int) -> Workload:
+    """Rows as long as those that a bundle was tested on, by its own record.
+
+    Raises:
+        InputError: the bundle records no histogram.
+    """
+    if not lengths.histogram:
+        raise InputError(
+            "the bundle's manifest records no histogram of lengths (an earlier version made it). Name pairs with "
+            "--pairs, or export the student again."
+        )
+    drawn_N = draw_lengths(lengths.histogram, min(MAX_ROWS, lengths.rows), seed=seed)
+    return Workload([blank_row(encoder, int(length)) for length in drawn_N], None, "lengths", lengths)
+
+
+def workload_of_pairs(pairs: Sequence[tuple[str, str]], encoder: Encoder) -> Workload:
+    """Real pairs in the order given.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not pairs:
+        raise InputError("--pairs holds no pair to measure with.")
+    rows = encoder.encode(pairs)
+    return Workload(rows, pairs, "pairs", describe_lengths([len(ids) for ids, _ in rows]))
+
+
+def draw_lengths(histogram: Sequence[Sequence[int]], count: int, *, seed: int) -> np.ndarray:
+    """Lengths in tokens, int64 [count], in the shares of a histogram of `[tokens, rows]`."""
+    tokens, rows = np.array(histogram, dtype=np.int64).T
+    return np.asarray(np.random.default_rng(seed).choice(tokens, size=count, p=rows / rows.sum()))
+
+
+def blank_row(encoder: Encoder, length: int) -> TokenRow:
+    """A row of so many tokens, all of them in the vocabulary."""
+    ids, beside = encoder.encode([("a", "a")])[0]
+    repeated = (ids * (length // len(ids) + 1))[:length]
+    if "counts" in encoder.inputs.names:
+        return repeated, beside
+    return repeated, [0] * length if beside else []
+
+
+def fixed_batch(encoder: Encoder, rows: int, tokens: int) -> dict[str, np.ndarray]:
+    """A batch of one shape, without padding."""
+    return encoder.collate([blank_row(encoder, tokens)] * rows)
+
+
+# ------------------------------------------------------------------------------
+# What to measure, and for how long: models, cells and time. Pure: nothing is opened here.
+
 
 P99_SAMPLES = samples_needed(QUANTILES["p99"])
 SLACK = 1.3
@@ -190,3 +289,67 @@ def plan_shapes(lengths: TokenLengths) -> list[tuple[int, int]]:
     shapes.
     """
     return list(dict.fromkeys([(1, lengths.p50), (1, 128), (32, 128)]))
+
+
+# ------------------------------------------------------------------------------
+# Figures by the names that `--require` gives them: `cpu.int8.1x128.p99_ms`, `cpu.int8.grid.highest_rate`,
+# `cpu.int8/fp32.1x128.ratio`.
+
+
+CELL_KEYS = ("samples", "p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
+"""Of a cell, in the manifest's summary; all but the samples can be required."""
+CELL_FIGURES = CELL_KEYS[1:]
+RATIO_FIGURES = {"ratio": "ratio", "ratio_high": "high", "cpu_ratio": "cpu_ratio"}
+"""Name of a comparison's figure → its field of `ComparedModels`."""
+
+
+def planned_figures(
+    models: Sequence[BenchModel],
+    cells: Sequence[Cell],
+    bounded: Iterable[tuple[str, str]],
+    sides: Sequence[tuple[BenchModel, str]],
+    shapes: Sequence[tuple[int, int]],
+    *,
+    may_fall_back: bool,
+) -> list[str]:
+    """Every name that a bench may have a figure for, known before anything is measured.
+
+    Args:
+        bounded: presets for which the highest rate is sought, with the figure that it keeps under a bound: `mean` or
+            `p99`.
+        sides, shapes: of the comparisons.
+        may_fall_back: a model may come to run on the CPU, and its figures to be named after that.
+    """
+    names = [f"{_model(model)}.{cell.name}.{key}" for model in models for cell in cells for key in CELL_FIGURES]
+    names += [f"{_model(model)}.{rate_name(preset, figure)}" for preset, figure in bounded for model in models]
+    compared = [f"{_model(model)}/{other}.{rows}x{tokens}" for model, other in sides for rows, tokens in shapes]
+    names += [f"{name}.{figure}" for name in compared for figure in RATIO_FIGURES]
+    if may_fall_back:
+        names += [f"cpu.{name.split('.', 1)[1]}" for name in names]
+    return list(dict.fromkeys(names))
+
+
+def measured_figures(facts: BenchFacts, planned: Iterable[str]) -> dict[str, float | None]:
+    """What was measured, by name; None where it was planned and then left out, or is not known well enough to be
+    stated.
+    """
+    found: dict[str, float | None] = dict.fromkeys(planned)
+    for model in facts.models:
+        name = f"{model.provider}.{model.precision}"
+        for row in model.closed:
+            found |= {f"{name}.{row.cell}.{key}": getattr(row, key) for key in CELL_FIGURES}
+        for slo in model.slo:
+            found[f"{name}.{rate_name(slo.preset, slo.figure)}"] = slo.highest_rate
+    for one in facts.comparisons:
+        name = f"{one.provider}.{one.ours}/{one.theirs}.{one.cell}"
+        found |= {f"{name}.{figure}": getattr(one, key) for figure, key in RATIO_FIGURES.items()}
+    return found
+
+
+def rate_name(preset: str, figure: str) -> str:
+    """The highest rate of a preset; by p99 where nothing else is said."""
+    return f"{preset}.highest_rate" if figure == "p99" else f"{preset}.highest_rate_by_{figure}"
+
+
+def _model(model: BenchModel) -> str:
+    return f"{model.provider}.{model.precision}"

@@ -8,26 +8,22 @@ from pathlib import Path
 
 import click
 
-from relabel.jobs.asking import ask_text
-from relabel.jobs.asking.asking import AskedRows, Asker, RowChoice, render
-from relabel.jobs.asking.editing import again_on_change
-from relabel.jobs.asking.screen import AskScreen
-from relabel.jobs.commands.ending import sigterm_ends
-from relabel.jobs.commands.options import date_option, job_options, output_option
+from relabel.jobs import ask_text
+from relabel.jobs.ask import AskedRows, Asker, RowChoice, render
+from relabel.jobs.ask_text import AskScreen, again_on_change
+from relabel.jobs.commands.options import date_option, job_options, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
+from relabel.jobs.job import Job, load_job
 from relabel.jobs.output import emit, note
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.jobs import Job
-from relabel.jobs.running.refused_answers import kept_answers
-from relabel.jobs.running.run_text import engine_text
+from relabel.jobs.run.results import engine_text
+from relabel.jobs.run.reuse import kept_answers
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import UsageError
-from relabel.manifests.plurals import counted
+from relabel.manifests.plan import plan_to_read
 from relabel.manifests.records import plain
-from relabel.manifests.runs.plans import plan_to_read
-from relabel.manifests.runs.run_folder import RunFolder
-from relabel.manifests.secrets.redaction import redacted
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.run import RunFolder
+from relabel.manifests.secrets import counted, redacted
+from relabel.manifests.store import open_run_store
 
 
 @click.command(epilog="Example: relabel ask job.yaml --row 3")

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relabel.jobs import log_format
-from relabel.jobs.commands.ending import sigterm_ends
-from relabel.jobs.commands.options import Number, given_parameters, output_option
+from relabel.jobs import logs
+from relabel.jobs.commands.options import Number, given_parameters, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, table
-from relabel.jobs.planning.settings import SpecKind, read_settings
-from relabel.jobs.planning.spec_places import resolved
+from relabel.jobs.settings import SpecKind, read_settings, resolved
 from relabel.manifests.errors import UsageError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 
 if TYPE_CHECKING:
-    from relabel.export.bench.latency_facts import BenchFacts
-    from relabel.export.bench.specs import BenchFile
-    from relabel.export.student_facts import StudentFacts
+    from relabel.export.bench.records import BenchFacts
+    from relabel.export.bundle_facts import StudentFacts
+    from relabel.export.specs import BenchFile
     from relabel.manifests.metrics.gates import GateVerdict
 
 TORCH = "torch"
@@ -99,13 +97,11 @@ def bench(bundle: str, output: str, **options: Any) -> int:
     micro-batching, latency from the scheduled arrival. Comparisons take turns; their figure is the median of paired
     ratios. What makes figures doubtful is reported as a finding. docs/bench.md has the table's columns.
     """
-    from relabel.export.bench.benching import bench_bundle
-    from relabel.export.bench.latency_records import check_results_folder, write_to
-    from relabel.export.bench.measurements import check_place, measurements_folder, write_measurements
-    from relabel.export.bench.side_by_side import Against
-    from relabel.export.bundle_places import put_back
-    from relabel.export.bundles import open_bundle
-    from relabel.export.student_facts import student_facts
+    from relabel.export.bench.benching import bench_bundle, check_results_folder, write_to
+    from relabel.export.bench.comparisons import Against
+    from relabel.export.bench.records import check_place, measurements_folder, write_measurements
+    from relabel.export.bundle_facts import student_facts
+    from relabel.export.bundles import open_bundle, put_back
     from relabel.manifests.metrics.gates import judge_gates, parse_flag
     from relabel.manifests.records import plain
 
@@ -129,7 +125,7 @@ def bench(bundle: str, output: str, **options: Any) -> int:
     )
     for finding in measured.facts.findings:
         text = f"finding ({finding.kind}) {finding.where}: {finding.text}"
-        log_format.say(text, level="warning", event="finding", **finding._asdict())
+        logs.say(text, level="warning", event="finding", **finding._asdict())
     if place is None:
         place = write_measurements(opened, measured.facts)
     else:
@@ -137,7 +133,7 @@ def bench(bundle: str, output: str, **options: Any) -> int:
     verdicts = judge_gates(gates, measured.figures, None)
     for verdict in verdicts:
         if not verdict.has_passed:
-            log_format.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
+            logs.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
     code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
     about = {
         "path": str(place),
@@ -157,8 +153,8 @@ def _asked(target: str, options: dict[str, Any]) -> BenchFile:
         UsageError: torch without a student, a student without torch, or two sides of one name.
         ConfigError: the file can't be read, or a key or option is off.
     """
-    from relabel.export.bench.specs import BenchFile
-    from relabel.manifests.spec_faults import validate_spec
+    from relabel.export.specs import BenchFile
+    from relabel.manifests.specs import validate_spec
 
     flags = {**options, "against": [_side(text) for text in options["against"] if text != TORCH]}
     if (TORCH in options["against"]) != (options["student"] is not None):
@@ -185,8 +181,8 @@ def _side(text: str) -> dict[str, str]:
 
 
 def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str, str]]:
-    from relabel.export.bench.workloads import MAX_ROWS
-    from relabel.export.reference_pairs import PairsFile, draw_pairs, file_pairs
+    from relabel.export.bench.plans import MAX_ROWS
+    from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 
     found = file_pairs(PairsFile(path), student.inputs.columns, Storage(), grades=student.grades)
     return draw_pairs(found, MAX_ROWS, seed=seed)
@@ -199,7 +195,7 @@ def _local(path: str, name: str) -> Path:
 
 
 def _text(facts: BenchFacts, place: Path, version: str, verdicts: Sequence[GateVerdict]) -> str:
-    from relabel.export.bench.latency_cards import cell_rows, comparison_rows, machine_line, rate_rows
+    from relabel.export.bench.comparisons import cell_rows, comparison_rows, machine_line, rate_rows
 
     head = table([("results", str(place)), ("version", version)])
     grids = [_grid(rows) for rows in (cell_rows(facts), rate_rows(facts), comparison_rows(facts)) if len(rows) > 1]

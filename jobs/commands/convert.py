@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relabel.jobs import log_format
-from relabel.jobs.commands.ending import sigterm_ends
-from relabel.jobs.commands.options import output_option
+from relabel.jobs import logs
+from relabel.jobs.commands.options import output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, table
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from relabel.jobs.convert.converting import Conversion
+    from relabel.jobs.convert.conversion import Conversion
     from relabel.jobs.convert.trajectories import TrajectoryConversion
 
 
@@ -102,8 +101,7 @@ def convert(
 
     started, storage = time.perf_counter(), Storage()
     if is_trajectories(target, to_format):
-        from relabel.jobs.convert.acceptance import Acceptance
-        from relabel.jobs.convert.trajectories import convert_trajectories
+        from relabel.jobs.convert.trajectories import Acceptance, convert_trajectories
 
         odd = {
             "--from": from_format not in (None, "labels"),
@@ -123,7 +121,7 @@ def convert(
     _refuse({"--gold": gold, "--agree": agree}, "chooses among trajectories. Write --to trajectories for these")
     if len(sources) > 1:
         raise click.UsageError(f"{len(sources)} sources: several become trajectories alone (--to trajectories).")
-    from relabel.jobs.convert.converting import convert as convert_file
+    from relabel.jobs.convert.conversion import convert as convert_file
     from relabel.jobs.convert.sources import Options
 
     found = convert_file(
@@ -200,4 +198,4 @@ def _seconds(started: float) -> float:
 
 
 def _say(text: str) -> None:
-    log_format.say(text, level="info", event="convert")
+    logs.say(text, level="info", event="convert")

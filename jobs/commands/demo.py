@@ -11,11 +11,21 @@ from pathlib import Path
 import click
 
 from relabel.jobs.commands.options import Number, output_option
-from relabel.jobs.demo.demo_data import DemoPair, agreement, labels_in, load_pairs
-from relabel.jobs.demo.demo_quality import Quality, qualities
-from relabel.jobs.demo.demo_specs import DemoChoices, held_out, write_demo
-from relabel.jobs.demo.demo_steps import Ended, Step, StepResult, call, differences, steps_of
-from relabel.jobs.demo.demo_text import labels_text, next_text, quality_text, times_text
+from relabel.jobs.demo.specs import DemoChoices, DemoPair, agreement, held_out, labels_in, load_pairs, write_demo
+from relabel.jobs.demo.steps import (
+    Ended,
+    Quality,
+    Step,
+    StepResult,
+    call,
+    differences,
+    labels_text,
+    next_text,
+    qualities,
+    quality_text,
+    steps_of,
+    times_text,
+)
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit
 from relabel.manifests.errors import UsageError

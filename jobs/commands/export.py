@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relabel.jobs.commands.ending import sigterm_ends
-from relabel.jobs.commands.options import given_parameters, output_option
+from relabel.jobs.commands.options import given_parameters, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
+from relabel.jobs.job import CACHE_VARIABLE
 from relabel.jobs.output import emit, table
-from relabel.jobs.planning.job_files import CACHE_VARIABLE
-from relabel.jobs.planning.settings import lay_over
+from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import MissingExtraError, UsageError
-from relabel.manifests.models.references import default_cache_dir
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.models import default_cache_dir
 
 if TYPE_CHECKING:
     from relabel.export.bundles import Bundle
@@ -89,10 +88,10 @@ def export(
     if form == "hf":
         return _export_hf(student, to, own["licence"], is_replacing=replace, done_ok=done_ok, output=output)
     from relabel.export.exporting import export_bundle
-    from relabel.export.reference_pairs import PairsFile
+    from relabel.export.parity import PairsFile
     from relabel.export.specs import ExportSpec
-    from relabel.manifests.judging.qrels import parse_map
-    from relabel.manifests.spec_faults import validate_spec
+    from relabel.manifests.gold import parse_map
+    from relabel.manifests.specs import validate_spec
 
     if pairs is None and (gold or gold_map):
         raise UsageError("--gold and --gold-map belong to --pairs; the student's test split has grades of its own.")
@@ -171,7 +170,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
-    from relabel.export.student_facts import EngineFile, student_facts
+    from relabel.export.bundle_facts import EngineFile, student_facts
     from relabel.export.tensorrt_engines import build_into
     from relabel.manifests.records import plain
 
@@ -197,7 +196,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
 
 def _reported(bundle: Bundle, student: Path) -> Bundle:
     """The bundle with its report; where nothing can draw here (optimum's environment may lack matplotlib), as it is."""
-    from relabel.jobs.report.bundle_page import put_report
+    from relabel.jobs.report.build import put_report
 
     try:
         return put_report(bundle, student)
@@ -210,7 +209,7 @@ def _student(reference: str, storage: Storage) -> Path:
     """The student's folder; by URL, a copy in the cache."""
     if "://" not in reference:
         return Path(reference)
-    from relabel.jobs.score.student_identity import local_student
+    from relabel.jobs.score.students import local_student
 
     cache = os.environ.get(CACHE_VARIABLE)
     return Path(local_student(reference, storage, cache_dir=Path(cache) if cache else default_cache_dir()))
@@ -235,11 +234,9 @@ def _place(to: str) -> Path:
 
 
 def _text(done: Any) -> str:
-    from relabel.export.bundle_cards import parity_rows, undecided_lines
+    from relabel.export.bundle_facts import parity_rows, read_parity, student_facts, undecided_lines
     from relabel.export.bundles import MANIFEST_NAME
-    from relabel.export.parity_records import read_parity
-    from relabel.export.student_facts import student_facts
-    from relabel.jobs.delivery.transfers import files_text
+    from relabel.jobs.delivery import files_text
 
     parity = read_parity(done.bundle.facts.get("parity"), f"{done.bundle.folder}/{MANIFEST_NAME}")
     first = parity.models[0]

@@ -1,9 +1,10 @@
-"""`plan`, `run` and `retry`: the commands that cut the work and do it."""
+"""The commands `plan`, `run`, `retry` and `rounds`."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,41 +14,62 @@ from typing import Any
 
 import click
 
-from relabel.jobs import log_format
-from relabel.jobs.commands.ending import sigterm_ends
-from relabel.jobs.commands.options import Command, date_option, job_options, log_option, output_option, together
-from relabel.jobs.estimating.estimate_text import estimate_json, estimate_text
-from relabel.jobs.estimating.estimating import estimate_run, keep_estimate, open_estimated
-from relabel.jobs.estimating.probing import probe_rates
+from relabel.jobs import logs
+from relabel.jobs.commands.options import (
+    Command,
+    date_option,
+    job_options,
+    log_option,
+    output_option,
+    sigterm_ends,
+    together,
+)
 from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.output import emit
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.jobs import Job
-from relabel.jobs.planning.open_runs import OpenRun
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.planning.plan_text import plan_text, table_json, template_days
-from relabel.jobs.planning.shard_choice import choose_shards
+from relabel.jobs.job import CACHE_VARIABLE, Job, OpenRun, load_job, open_run
+from relabel.jobs.output import emit, table
 from relabel.jobs.pool.backends import BACKENDS, WorkerPool, label_with
-from relabel.jobs.running.allowances import budget_so_far
-from relabel.jobs.running.chunk_time import chunk_time
-from relabel.jobs.running.conclusions import RunReport
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.deadlines import Deadline, choose_deadline
-from relabel.jobs.running.forecast import Expected, expected_of
-from relabel.jobs.running.metrics import MetricsFile
-from relabel.jobs.running.progress import Display
-from relabel.jobs.running.run_text import advise, engine_text, report_json, report_text, verdict
-from relabel.jobs.running.sessions import Session
-from relabel.jobs.running.signals import stopping
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
+from relabel.jobs.run.budget import budget_so_far
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.estimate import (
+    chunk_time,
+    estimate_json,
+    estimate_run,
+    estimate_text,
+    keep_estimate,
+    open_estimated,
+    plan_text,
+    probe_rates,
+    table_json,
+    template_days,
+)
+from relabel.jobs.run.progress import Display, MetricsFile
+from relabel.jobs.run.rates import Expected, expected_of
+from relabel.jobs.run.results import (
+    ENDED_AT_BUDGET,
+    RunReport,
+    advise,
+    beyond_budget,
+    engine_text,
+    report_json,
+    report_text,
+    verdict,
+)
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.shards import choose_shards
+from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import ManifestError, NothingNewError, RelabelError
-from relabel.manifests.plurals import counted
+from relabel.manifests.manifest import load_estimate
+from relabel.manifests.plan import load_plan
 from relabel.manifests.records import plain
-from relabel.manifests.runs.kept_estimates import load_estimate
-from relabel.manifests.runs.plans import load_plan
-from relabel.manifests.runs.run_folder import RunFolder
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.run import RunFolder
+from relabel.manifests.secrets import counted
+from relabel.manifests.store import open_run_store
+
+# ------------------------------------------------------------------------------
+# `plan`, `run` and `retry`: the commands that cut the work and do it.
+
 
 SHARD_HELP = (
     "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, "
@@ -156,7 +178,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
     """
     started = time.perf_counter()
     opened = open_run(load_job(job_file, overrides=overrides, day=day))
-    ask = functools.partial(probe_rates, opened, say=log_format.say) if probe else None
+    ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
     with sigterm_ends() if probe else contextlib.nullcontext():
         planned = estimate_run(opened, is_exact=exact, is_sampled=True, probe=ask)
     if exact or probe or opened.was_planned_now:
@@ -194,7 +216,7 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
     }
     emit(result, plan_text(opened, sum(todo), costs, budget) + "\n" + estimate_text(planned), output)
     if timing is not None and timing.warning:
-        log_format.say(timing.warning, level="warning", event="chunk_time")
+        logs.say(timing.warning, level="warning", event="chunk_time")
     return Exit.DONE
 
 
@@ -233,7 +255,7 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
     pool = WorkerPool(work.gpus, work.workers, work.backend, work.address)
     pool.check()
     shard = work.shard or "all"
-    log_format.bind(shard=shard)
+    logs.bind(shard=shard)
     if work.dry_run:
         return _dry_run(work, is_retry=is_retry)
     metrics = MetricsFile(work.metrics, job=Path(work.job_file).stem, shard=shard) if work.metrics else None
@@ -251,7 +273,7 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
         raise
     except NothingNewError as exc:
         code = Exit.DONE if work.done_ok else Exit.NOTHING_TO_DO
-        log_format.note_event("end", str(exc), exit_code=int(code))
+        logs.note_event("end", str(exc), exit_code=int(code))
         return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), work.output, code)
     except RelabelError as exc:
         code, reason = exit_for(exc), type(exc).__name__
@@ -260,7 +282,7 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
         if metrics is not None:
             metrics.write(code, reason)
     result = {**report_json(report), "exit_code": int(code)}
-    log_format.note_event("end", verdict(report), **{key: result[key] for key in END_FIELDS})
+    logs.note_event("end", verdict(report), **{key: result[key] for key in END_FIELDS})
     emit(result, report_text(report), work.output)
     advise(report, work.job_file, work.same_job(session.opened.job.variables.get("date")))
     return code
@@ -292,7 +314,7 @@ def open_session(
     on those shards.
     """
     job = load_job(spec, overrides=overrides, day=day)
-    log_format.bind(job=job.spec.name)
+    logs.bind(job=job.spec.name)
     return session_of(job, shard, is_retry=is_retry, may_write=may_write, deadline=deadline)
 
 
@@ -309,7 +331,7 @@ def session_of(
     opened = open_estimated(job, may_plan=not is_retry, may_write=may_write)
     table = opened.dataset.table
     if table is not None and not table.is_latest and job.spec.input.snapshot is None:
-        log_format.say(
+        logs.say(
             f"note: the table is at snapshot {table.latest} now, and this output keeps snapshot {table.snapshot}. "
             "Label the new one into another output.",
             event="table",
@@ -369,3 +391,108 @@ def _expected(session: Session) -> Expected | None:
         estimate = load_estimate(session.opened.store)
         return None if estimate is None else expected_of(estimate)
     return None
+
+
+# ------------------------------------------------------------------------------
+# `rounds`: a search in several rounds, each a run.
+
+
+@click.command(epilog="Example: relabel rounds search.yaml")
+@job_options
+@click.option("--gpus", metavar="all|0,1,…", help=GPUS_HELP)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Likewise, and no GPUs given out.")
+@date_option
+@click.option("--until", metavar="TIME", help=UNTIL_HELP)
+@click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP)
+@log_option
+@click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do.")
+@output_option
+def rounds(
+    job_file: str,
+    overrides: tuple[str, ...],
+    gpus: str | None,
+    workers: int | None,
+    day: str | None,
+    until: str | None,
+    duration: str | None,
+    done_ok: bool,
+    output: str,
+) -> int:
+    """Search a corpus for each question in several rounds: find documents, have them reviewed, ask anew (R2RAG).
+
+    JOB.YAML is a job with the section `rounds`; its input holds the questions, its labeler is `review`. Each round is a
+    run of its own below the output (round-1, round-2, …), and a row for each question is written in the end:
+    trajectories.parquet. The same command again continues where the last one stopped.
+    """
+    started, deadline = time.perf_counter(), choose_deadline(until, duration)
+    pool = WorkerPool(gpus, workers)
+    pool.check()
+    cache = os.environ.get(CACHE_VARIABLE)
+    job = load_job(job_file, overrides=overrides, day=day)
+    logs.bind(job=job.spec.name)
+
+    def label_round(round_job: Job) -> RunReport:
+        return execute(session_of(round_job, deadline=deadline), pool=pool)
+
+    report = run_rounds(
+        job, label_round, cache_dir=Path(cache) if cache else None, say=lambda text: logs.say(text, event="round")
+    )
+    code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
+    result = {
+        "exit_code": int(code),
+        "output": report.output,
+        "trajectories": None if report.num_open else f"{report.output}/{TRAJECTORIES_NAME}",
+        "questions": len(report.searches),
+        "open": report.num_open,
+        "stopped": report.stopped,
+        "failed_fraction": round(report.failed_fraction, 6),
+        "documents": report.num_documents,
+        "rounds": [_of_round(run) for run in report.runs],
+        **({} if report.budget is None else {"budget": plain(report.budget)}),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    emit(result, _text(job.spec.name, report), output)
+    if report.exit is Exit.GATE:
+        logs.say(beyond_budget(job_file), event="advice")
+    return code
+
+
+def _of_round(run: RunReport) -> dict[str, object]:
+    tally = run.tally
+    return {
+        "output": run.output,
+        "rows": run.rows,
+        "labelled": tally.labelled,
+        "reused": tally.reused,
+        "quarantined": tally.num_quarantined,
+        "rows_open": run.rows - tally.rows,
+        "exit_code": int(run.exit),
+    }
+
+
+def _text(name: str, report: RoundsReport) -> str:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.stopped.items()) or "none"
+    rows = [("questions", f"{len(report.searches):,}, {report.num_open:,} open"), ("over", reasons)]
+    for number, run in enumerate(report.runs, start=1):
+        rows.append((f"round {number}", f"{run.rows:,} rows, {run.tally.num_quarantined:,} quarantined, {run.output}"))
+    if report.budget is not None:
+        rows.append(("budget", report.budget.text))
+    if not report.num_open:
+        rows.append(("trajectories", f"{report.output}/{TRAJECTORIES_NAME}"))
+    return f"{name}: {_verdict(report)}\n" + table(rows)
+
+
+def _verdict(report: RoundsReport) -> str:
+    match report.exit:
+        case Exit.DONE:
+            return "done, every question has its trajectory"
+        case Exit.NOTHING_TO_DO:
+            return "nothing to do, every question has its trajectory"
+        case Exit.OVER_LIMIT:
+            return f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; everything is kept"
+        case Exit.GATE:
+            return ENDED_AT_BUDGET
+        case Exit.LOCKED:
+            return "another process works on this round"
+        case _:
+            return "partial; run the same command again"

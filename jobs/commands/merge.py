@@ -6,10 +6,10 @@ import click
 
 from relabel.jobs.commands.options import output_option
 from relabel.jobs.exits import Exit
-from relabel.jobs.merge.merging import merge_outputs
+from relabel.jobs.merge import merge_outputs
 from relabel.jobs.output import emit, table
+from relabel.manifests.files import Storage
 from relabel.manifests.records import plain
-from relabel.manifests.storage.context import Storage
 
 
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")

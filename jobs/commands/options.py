@@ -1,21 +1,29 @@
-"""Options that every command shares, and how a command says its result."""
+"""Options that commands share, and handling of SIGTERM for commands without a drain phase."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from relabel.jobs import log_format
+from relabel.jobs import logs
 from relabel.manifests.errors import UsageError
+from relabel.manifests.process import check_interrupted, forget_interruptions, on_signal
 
 if TYPE_CHECKING:
     from relabel.export.signatures import SigningKey, TrustedKeys
+
+# ------------------------------------------------------------------------------
+# Options that every command shares, and how a command says its result.
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -84,10 +92,10 @@ date_option = click.option(
 
 log_option = click.option(
     "--log-format",
-    type=click.Choice(log_format.FORMATS),
+    type=click.Choice(logs.FORMATS),
     default="text",
     show_default=True,
-    envvar=log_format.VARIABLE,
+    envvar=logs.VARIABLE,
     expose_value=False,
     help="Form of the lines on stderr: for people, or one JSON object each.",
 )
@@ -185,3 +193,37 @@ def _trusted_keys(sources: tuple[str, ...]) -> TrustedKeys | None:
 
     named = sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),)))
     return TrustedKeys(named) if named else None
+
+
+# ------------------------------------------------------------------------------
+# SIGTERM for commands that have nothing to drain: as Ctrl-C, so that what they were making is tidied away.
+
+
+@contextlib.contextmanager
+def sigterm_ends(*, has_launcher: bool = False) -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt while the block runs, as Ctrl-C does; without it Python ends at once and
+    tidies nothing. An error that a library makes of it leaves the block as KeyboardInterrupt; where one swallows it,
+    `check_interrupted` raises it again before anything is put in its place.
+
+    Args:
+        has_launcher: see `forget_interruptions`.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no other may set a handler
+        yield
+        return
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell says to what it starts in the background
+        numbers.append(signal.SIGINT)
+    forget_interruptions(has_launcher=has_launcher)
+    earlier = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    except Exception:
+        check_interrupted()
+        if has_launcher:  # it ends the others where one has ended, perhaps before this one has said what it met
+            earlier = dict.fromkeys(earlier, signal.SIG_IGN)
+        raise
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        forget_interruptions()

@@ -1,17 +1,245 @@
-"""`pairs`: build pairs from citations, and give pairs their context documents; `pairs_pages.py` and `pairs_similar.py`
-hold the commands that prepare documents."""
+"""The commands `pairs cited`, `pairs context`, `pairs chunk`, `pairs tree` and `pairs similar`."""
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
+from typing import Any
 
 import click
 
-from relabel.jobs.commands.options import FORCE_HELP, Number, output_option
-from relabel.jobs.commands.pairs_pages import chunk, tree
-from relabel.jobs.commands.pairs_similar import similar
+from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
+from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, note, table
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+
+# ------------------------------------------------------------------------------
+# `pairs chunk` and `pairs tree`: documents as pages, cut into chunks or given their structure.
+
+
+page_options = together(
+    click.option(
+        "--column", metavar="NAME", help="Column of the documents. Default: html, document, or title and body."
+    ),
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(["html", "markdown", "wikitext", "text"]),
+        default="html",
+        show_default=True,
+        help="What the documents are.",
+    ),
+    click.option("--to", required=True, metavar="OUT", help="Parquet file to write."),
+    click.argument("pairs_file", metavar="PAIRS"),
+)
+"""Which documents are read, as what, and where they go."""
+
+
+@click.command(
+    short_help="Clean the documents and cut them into chunks to choose evidence from.",
+    epilog="Example: relabel pairs chunk pages.parquet --to chunked.parquet --format html",
+)
+@page_options
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens of a chunk at most."
+)
+@click.option(
+    "--tokenizer",
+    metavar="MODEL",
+    help="Count by this model's tokenizer: a directory, hf:org/name, ... Default: 6 letters are a token, and any other "
+    "character.",
+)
+@click.option("--force", is_flag=True, help=FORCE_HELP)
+@output_option
+def chunk(
+    pairs_file: str,
+    to: str,
+    form: Any,
+    column: str | None,
+    max_tokens: int,
+    tokenizer: str | None,
+    force: bool,
+    output: str,
+) -> int:
+    """Write the cleaned text of each document as `document`, its chunks as `chunks`, and its JSON-LD as `jsonld`.
+
+    A chunk is text under one heading, a table or a list, with its headings and its place in `document`. What is too
+    long is cut at sentences, rows or items. Scripts, styles, navigation and hidden parts of HTML are left out.
+    """
+    from relabel.jobs.job import CACHE_VARIABLE
+    from relabel.jobs.pairs.chunks import ChunkRule, chunk_pairs, token_counter
+    from relabel.jobs.tables import check_target
+
+    started, storage = time.perf_counter(), Storage()
+    check_target(to, (pairs_file,), storage, force=force)
+    cache = os.environ.get(CACHE_VARIABLE)
+    count = token_counter(tokenizer, storage, cache_dir=Path(cache) if cache else None)
+    counts = chunk_pairs(pairs_file, to, ChunkRule(form, column, count, max_tokens), storage)
+    for number, what in (
+        (counts.without_chunks, "documents hold no text, so no chunk"),
+        (counts.unreadable_json_ld, "scripts of JSON-LD can't be read, left out"),
+    ):
+        if number:
+            note(f"{number:,} {what}")
+    num_chunks = sum(counts.chunks.values())
+    result = {
+        "output": to,
+        "pairs": counts.pairs,
+        "format": form,
+        "max_tokens": max_tokens,
+        "tokenizer": tokenizer,
+        "chunks": num_chunks,
+        **{f"{kind}_chunks": count for kind, count in counts.chunks.items()},
+        "tokens": counts.tokens,
+        "duplicates_left_out": counts.duplicates,
+        "documents_without_chunks": counts.without_chunks,
+        "json_ld": counts.json_ld,
+        "json_ld_unreadable": counts.unreadable_json_ld,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.chunks.items())
+    lines = [
+        ("chunks", f"{num_chunks:,}: {kinds}; {counts.duplicates:,} duplicates left out"),
+        (
+            "tokens",
+            f"{counts.tokens:,}, by {tokenizer or 'the rule without a tokenizer'}",
+        ),
+        ("JSON-LD", f"{counts.json_ld:,} objects"),
+    ]
+    return emit(result, f"Wrote {counts.pairs:,} pairs with their chunks to {to}\n" + table(lines), output)
+
+
+@click.command(
+    short_help="Clean the documents and give each its structure tree.",
+    epilog="Example: relabel pairs tree pages.parquet --to trees.parquet --format wikitext",
+)
+@page_options
+@click.option("--force", is_flag=True, help=FORCE_HELP)
+@output_option
+def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, output: str) -> int:
+    """Write the cleaned text of each document as `document`, and its headings and passages as `tree`.
+
+    The root is the title (the column title, where there is one). A heading is a structure node below the last heading
+    of a lower level; a paragraph, a table or an item of a list is a content node. Each has its place in `document`.
+    """
+    from relabel.jobs.pairs.page_columns import tree_pairs
+    from relabel.jobs.tables import check_target
+
+    started, storage = time.perf_counter(), Storage()
+    check_target(to, (pairs_file,), storage, force=force)
+    counts = tree_pairs(pairs_file, to, form, column, storage)
+    result = {
+        "output": to,
+        "pairs": counts.pairs,
+        "format": form,
+        "structure_nodes": counts.structure_nodes,
+        "content_nodes": counts.content_nodes,
+        "documents_without_content": counts.without_content,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    lines = [
+        ("nodes", f"{counts.structure_nodes:,} structure, {counts.content_nodes:,} content, beside the roots"),
+        ("without content", f"{counts.without_content:,} documents"),
+    ]
+    return emit(result, f"Wrote {counts.pairs:,} pairs with their trees to {to}\n" + table(lines), output)
+
+
+# ------------------------------------------------------------------------------
+# `pairs similar`: how similar a query and its documents are, by an encoder's embeddings.
+
+
+@click.command(
+    short_help="Cosines of query and document by an encoder; similar chunks.",
+    epilog="Example: relabel pairs similar chunked.parquet --to similar.parquet --model hf:org/all-MiniLM-L6-v2",
+)
+@click.argument("pairs_file", metavar="PAIRS")
+@click.option("--to", required=True, metavar="OUT", help="Parquet file to write; with --shard, a folder.")
+@click.option("--model", required=True, metavar="MODEL", help="The encoder: a directory, hf:org/name, ...")
+@click.option(
+    "--threshold", type=Number(-1.0, 1.0), default=0.4, show_default=True, help="A chunk is similar above this cosine."
+)
+@click.option("--max-tokens", type=click.IntRange(min=8), help="Cut a text there. Default: what the model takes.")
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(min=1),
+    show_default="1024 on a CPU, 8192 on a GPU",
+    help="Tokens of a batch, padding included.",
+)
+@click.option(
+    "--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1."
+)
+@click.option("--shard", metavar="I/N|auto", help="Take part I (from 0) of N of the rows; auto: as a scheduler says.")
+@click.option("--force", is_flag=True, help=FORCE_HELP)
+@output_option
+def similar(
+    pairs_file: str,
+    to: str,
+    model: str,
+    threshold: float,
+    max_tokens: int | None,
+    batch_tokens: int | None,
+    device: str,
+    shard: str | None,
+    force: bool,
+    output: str,
+) -> int:
+    """Add the cosine of query and document as `cosine`, by the embeddings of an encoder.
+
+    Where PAIRS has chunks (relabel pairs chunk), `cosine` is that of the best chunk, `cosines` those of all, and
+    `similar` the numbers of the chunks above --threshold, most similar first: RES-RAG's heuristic labels.
+
+    With --shard each worker writes one file of the folder OUT; one that is there already is not made again.
+    """
+    from relabel.distill.students.bases import Embedder
+    from relabel.jobs.downloads import fetch_model
+    from relabel.jobs.job import CACHE_VARIABLE
+    from relabel.jobs.pairs.similar import SimilarPairs, SimilarRule
+    from relabel.jobs.run.shards import worker_of
+    from relabel.jobs.tables import check_target
+    from relabel.manifests.models import resolve_model
+
+    started, storage = time.perf_counter(), Storage()
+    index, count = (0, 1) if shard is None else worker_of(shard)
+    target = to if shard is None else f"{to.rstrip('/')}/part-{index:05}-of-{count:05}.parquet"
+    check_target(target, (pairs_file,), storage, force=force or shard is not None)
+    compared = SimilarPairs(pairs_file, SimilarRule(threshold, (index, count)), storage)
+    cache = Path(os.environ[CACHE_VARIABLE]) if os.environ.get(CACHE_VARIABLE) else None
+    fetch_model(model, storage, cache_dir=cache)
+    found = resolve_model(model, cache_dir=cache)
+    embedder = Embedder(found.path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
+    fingerprint = compared.fingerprint(found.digest, embedder.max_tokens)
+    if shard is not None and not force and compared.is_done(target, fingerprint):
+        return emit(
+            {"output": target, "pairs": len(compared.rows)}, f"{target} is there already.", output, Exit.NOTHING_TO_DO
+        )
+    if not embedder.settings.is_stated:
+        note(f"{model} does not say how it pools: the mean over its tokens is taken")
+    counts = compared.write(target, embedder, fingerprint)
+    if counts.without:
+        note(f"{counts.without:,} pairs have no cosine: their query or all of their document is blank")
+    result = {
+        "output": target,
+        "pairs": counts.pairs,
+        "chunks": counts.chunks if compared.has_chunks else None,
+        "similar": counts.similar if compared.has_chunks else None,
+        "pairs_without_cosine": counts.without,
+        "threshold": threshold,
+        "model": model,
+        "pooling": embedder.settings.pooling,
+        "max_tokens": embedder.max_tokens,
+        "device": embedder.device,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    lines = [("model", f"{model}, {embedder.settings.pooling} pooling, up to {embedder.max_tokens} tokens")]
+    if compared.has_chunks:
+        lines.append(("chunks", f"{counts.chunks:,}, {counts.similar:,} above {threshold:g}"))
+    return emit(result, f"Wrote {counts.pairs:,} pairs with their cosines to {target}\n" + table(lines), output)
+
+
+# ------------------------------------------------------------------------------
+# `pairs`: build pairs from citations, and give pairs their context documents; `pairs_pages.py` and `pairs_similar.py`
+# hold the commands that prepare documents.
 
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
@@ -76,8 +304,8 @@ def cited(
     in N of M answers is a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers
     are left out.
     """
-    from relabel.jobs.files.published_tables import check_target, publish
     from relabel.jobs.pairs.citations import KINDS, CitationRule, cited_pairs
+    from relabel.jobs.tables import check_target, publish
 
     started, storage = time.perf_counter(), Storage()
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
@@ -153,9 +381,8 @@ def context(
     Replaces high-click documents where there are no clicks. Grades are never looked at. With --noisy, random
     documents take the place of a share of them: how much noise does the teacher bear?
     """
-    from relabel.jobs.files.published_tables import check_target, publish
-    from relabel.jobs.pairs.contexts import ContextRule, with_context
-    from relabel.jobs.pairs.noise import NoiseRule
+    from relabel.jobs.pairs.contexts import ContextRule, NoiseRule, with_context
+    from relabel.jobs.tables import check_target, publish
 
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), storage, force=force)

@@ -13,8 +13,8 @@ import click
 from relabel.jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_keys, local_folder, output_option
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.output import emit, table
-from relabel.jobs.running.deadlines import LONGEST_S
-from relabel.manifests.storage.context import Storage
+from relabel.jobs.run.stop import LONGEST_S
+from relabel.manifests.files import Storage
 
 FAULTS_SHOWN = 3
 
@@ -93,12 +93,12 @@ def pull(
         raise click.UsageError(
             "Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom"
         )
-    from relabel.export.addresses import parse_address
     from relabel.export.destinations import Destination
     from relabel.export.pulling import PullOptions
     from relabel.export.pulling import pull as pull_version
-    from relabel.jobs.delivery.transfers import TransferDisplay
-    from relabel.manifests.storage.bundle_stores import open_bundle_store
+    from relabel.export.store import parse_address
+    from relabel.jobs.delivery import TransferDisplay
+    from relabel.manifests.bundle_store import open_bundle_store
 
     address = parse_address(arguments[0])
     destination = Destination(local_folder(arguments[1], "DEST"))
@@ -120,8 +120,8 @@ def pull(
 
 def _write_script(path: Path, output: str) -> int:
     from relabel.export import puller
-    from relabel.manifests.digests import sha256_file
-    from relabel.manifests.storage.local_run_store import LocalRunStore
+    from relabel.manifests.records import sha256_file
+    from relabel.manifests.store import LocalRunStore
 
     data = Path(puller.__file__).read_bytes()
     if path.is_dir():
@@ -135,7 +135,7 @@ def _write_script(path: Path, output: str) -> int:
 
 
 def _watch(pull_once: Callable[[], Any], destination: Any, every_s: float, display: Any) -> Any:
-    from relabel.jobs.delivery.watching import StoppedError, follow
+    from relabel.jobs.delivery import StoppedError, follow
 
     def once() -> bool:
         was = destination.serving()
@@ -209,7 +209,7 @@ def _plain_pull(pulled: Any, destination: Any) -> dict[str, Any]:
 
 
 def _pull_text(pulled: Any, destination: Any) -> str:
-    from relabel.jobs.delivery.transfers import size_text
+    from relabel.jobs.delivery import size_text
 
     served = pulled.served
     if pulled.repaired:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from relabel.jobs.commands.ending import sigterm_ends
 from relabel.jobs.commands.options import (
     check_grade_options,
     duplicates_option,
@@ -16,10 +15,11 @@ from relabel.jobs.commands.options import (
     grade_option,
     output_option,
     side_option,
+    sigterm_ends,
 )
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, table
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
@@ -63,13 +63,12 @@ def report(
     they are related, and runs side by side. A training that is under way or was stopped is shown as far as its last
     checkpoint. The page needs no network, and shows documents as text. docs/report.md lists its sections.
     """
-    from relabel.jobs.files.durable_files import written
-    from relabel.jobs.planning.job_files import CACHE_VARIABLE
-    from relabel.jobs.report.building import build_report
-    from relabel.jobs.report.gold import GoldChoice, gold_files
-    from relabel.jobs.report.targets import check_target
+    from relabel.jobs.files import written
+    from relabel.jobs.job import CACHE_VARIABLE
+    from relabel.jobs.report.build import build_report, check_target
+    from relabel.jobs.report.gold_sections import GoldChoice, gold_files
     from relabel.manifests.errors import UsageError
-    from relabel.manifests.judging.qrels import parse_map
+    from relabel.manifests.gold import parse_map
 
     check_grade_options(gold, "--gold", grade_map=grade_map, **columns)
     name = PurePosixPath(to).name

@@ -9,26 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from relabel.jobs import log_format
+from relabel.jobs import logs
 from relabel.jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP
 from relabel.jobs.commands.options import log_option, output_option
-from relabel.jobs.estimating.estimating import open_estimated
 from relabel.jobs.exits import Exit
+from relabel.jobs.job import CACHE_VARIABLE
 from relabel.jobs.output import emit, table
-from relabel.jobs.planning.job_files import CACHE_VARIABLE
-from relabel.jobs.planning.shard_choice import choose_shards
-from relabel.jobs.running.conclusions import RunReport
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.deadlines import Deadline, choose_deadline
-from relabel.jobs.running.progress import Display
-from relabel.jobs.running.run_text import in_vain_rows, report_json, verdict
-from relabel.jobs.running.sessions import Session
-from relabel.jobs.running.signals import stopping
-from relabel.jobs.running.stops import Stop
-from relabel.manifests.models.references import default_cache_dir
-from relabel.manifests.plurals import counted
-from relabel.manifests.spec_faults import nearest
-from relabel.manifests.storage.context import Storage
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.estimate import open_estimated
+from relabel.jobs.run.progress import Display
+from relabel.jobs.run.results import RunReport, in_vain_rows, report_json, verdict
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.shards import choose_shards
+from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
+from relabel.manifests.files import Storage
+from relabel.manifests.models import default_cache_dir
+from relabel.manifests.secrets import counted
+from relabel.manifests.specs import nearest
 
 if TYPE_CHECKING:
     from relabel.manifests.asks import EngineFacts
@@ -153,14 +150,14 @@ def score(**options: Any) -> int:
             f"See {report.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "
             "weights."
         )
-        log_format.say(advice, event="advice")
+        logs.say(advice, event="advice")
     return code
 
 
 def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
     """Plan the job if nobody has, and make ready to work on its shards."""
-    from relabel.jobs.score.student_identity import local_student
-    from relabel.jobs.score.student_jobs import ScoreRequest, score_job
+    from relabel.jobs.score.loop import ScoreRequest, score_job
+    from relabel.jobs.score.students import local_student
 
     cache, storage = os.environ.get(CACHE_VARIABLE), Storage()
     request = ScoreRequest(
@@ -179,7 +176,7 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
     )
     choose_shards(work.shard, work.shards)  # a wrong --shard is reported before anything is planned or written
     opened = open_estimated(
-        score_job(request, storage, lambda line: log_format.say(line, event="precision")), may_write=not work.dry_run
+        score_job(request, storage, lambda line: logs.say(line, event="precision")), may_write=not work.dry_run
     )
     shards = choose_shards(work.shard, len(opened.plan.shards))
     return Session(opened, shards, is_retry=False, stop=Stop(deadline), progress=Progress())
@@ -187,7 +184,7 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
 
 def _execute(session: Session) -> RunReport:
     """Do a session's work with progress on stderr; signals and a deadline drain it."""
-    from relabel.jobs.score.score_loop import score as score_session
+    from relabel.jobs.score.loop import score as score_session
 
     stop = session.stop
     total, before = session.left.rows_to_ask(), session.left.rows_before()

@@ -9,33 +9,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from relabel.distill.students.gold import in_words_of_the_spec
-from relabel.distill.students.sources import GoldSource
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.teachers.res_rag_spec import EvidenceGold
-from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_keys
-from relabel.jobs.commands.training import TrainingSpec, open_spec
+from relabel.distill.students.labels import in_words_of_the_spec
+from relabel.distill.students.spec import DistillSpec, GoldSource
+from relabel.distill.teachers.spec import EvidenceGold, read_teacher_spec, teacher_keys
+from relabel.jobs.commands.train import TrainingSpec, open_spec
+from relabel.jobs.downloads import fetch_model
 from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.fetching.models import fetch_model
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.jobs import Job
-from relabel.jobs.planning.settings import JOB, SpecKind
-from relabel.jobs.planning.spec_places import resolved
-from relabel.jobs.planning.spec_yaml import read_spec_file
+from relabel.jobs.job import Job, load_job
+from relabel.jobs.settings import JOB, SpecKind, resolved
+from relabel.jobs.spec_yaml import read_spec_file
 from relabel.labelers.engines.registry import CallsServer
 from relabel.manifests.errors import ConfigError, ManifestError, RelabelError, StoreError
-from relabel.manifests.extras import require
-from relabel.manifests.inputs.grade_columns import read_grades
-from relabel.manifests.inputs.input_files import list_files
-from relabel.manifests.judging.gold_columns import load_gold_by_row
-from relabel.manifests.models.references import resolve_model
-from relabel.manifests.plurals import counted
-from relabel.manifests.runs.run_manifest import load_manifest
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.filesystems import filesystem_of, is_url
-from relabel.manifests.storage.local_run_store import has_links
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.files import Storage, filesystem_of, is_url
+from relabel.manifests.gold import load_gold_by_row
+from relabel.manifests.input_files import list_files
+from relabel.manifests.manifest import load_manifest
+from relabel.manifests.models import resolve_model
+from relabel.manifests.process import require
+from relabel.manifests.secrets import counted
+from relabel.manifests.specs import validate_spec
+from relabel.manifests.store import has_links, open_run_store
+from relabel.manifests.tables import read_grades
 
 STEPS = {
     "job": ("spec", "input", "model", "engine", "server", "output", "clock"),

@@ -1,38 +1,268 @@
-"""`train`: a teacher is made here."""
+"""The commands `distill` and `train`: options, spec loading and results of training a student or a teacher."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
-from relabel.jobs.commands.options import output_option
-from relabel.jobs.commands.training import (
-    is_first_process,
-    open_spec,
-    says_how_to_continue,
-    start_of,
-    teller,
-    training_options,
-)
+from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
+from relabel.jobs.downloads import fetch_model
 from relabel.jobs.exits import Exit
-from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.job import CACHE_VARIABLE, storage_of
 from relabel.jobs.output import clock_text, emit, table
-from relabel.jobs.planning.settings import SpecKind, read_secrets
-from relabel.jobs.planning.spec_places import resolved
-from relabel.manifests.engine_options import KeepsModels
+from relabel.jobs.settings import Settings, SpecKind, placed, read_secrets, read_settings, resolved
 from relabel.manifests.errors import UsageError
+from relabel.manifests.files import Storage
+from relabel.manifests.models import default_cache_dir
 from relabel.manifests.records import plain
+from relabel.manifests.specs import KeepsModels
 
 if TYPE_CHECKING:
-    from relabel.distill.teachers.res_rag_spec import GeneratorSpec
+    from relabel.distill.students.distillation import Report
+    from relabel.distill.students.manifest import Figures
+    from relabel.distill.teachers.bases import TrainingEstimate, TrainingTime
+    from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.teachers.teaching import TeacherReport
-    from relabel.distill.teachers.trainers import TrainingEstimate, TrainingTime
-    from relabel.manifests.storage.context import Storage
+    from relabel.distill.training.output import Start
+    from relabel.manifests.metrics.evaluation import Baselines
 
-BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers holds some to start from"
+# ------------------------------------------------------------------------------
+# What commands that train have in common: how they begin, what they say on the way.
+
+
+LINE_EVERY_S = 15.0
+LAUNCHER_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""torchrun, and accelerate by it, set it for the processes that they start."""
+
+
+def training_options(product: str) -> Callable[[Command], Command]:
+    """What every spec of a training takes: settings that win over it, and how to begin."""
+    return together(
+        click.option("--restart", is_flag=True, help=f"Delete checkpoints, or a {product}, that the output holds."),
+        click.option("--resume", is_flag=True, help="Continue from the last checkpoint, or begin if there is none."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Set a key of the spec, for instance train.epochs=3. Repeatable.",
+        ),
+    )
+
+
+class TrainingSpec(NamedTuple):
+    """A spec file that was opened.
+
+    Args:
+        where: the file and the variables beside it, for messages.
+        cache_dir: where fetched models are kept; None for the default.
+    """
+
+    settings: Settings
+    where: str
+    cache_dir: Path | None
+    storage: Storage
+
+
+def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: SpecKind) -> TrainingSpec:
+    """Read a training's spec: a file, or values as one would hold them.
+
+    Raises:
+        ConfigError: it can't be read, or has a key that there is not.
+    """
+    settings = read_settings(spec, overrides=overrides, kind=kind)
+    where = settings.places.where + (f" with {', '.join(settings.beside)}" if settings.beside else "")
+    cache = os.environ.get(CACHE_VARIABLE)
+    cache_dir = Path(placed(cache, settings.places.here)) if cache else None
+    return TrainingSpec(settings, where, cache_dir, storage_of(settings.values, where=where))
+
+
+@contextlib.contextmanager
+def says_how_to_continue(output: str, cache_dir: Path | None, *, is_first: bool) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the training; the first process says how it goes on.
+
+    Args:
+        output: of the spec.
+        cache_dir: where models that go to a URL are trained; None for the default.
+    """
+    from relabel.distill.training.locations import CHECKPOINTS, how_it_goes_on, training_folder
+
+    try:
+        with sigterm_ends(has_launcher=LAUNCHER_VARIABLE in os.environ):
+            yield
+    except KeyboardInterrupt:
+        if is_first:
+            folder = training_folder(output, cache_dir=cache_dir or default_cache_dir())
+            click.echo(how_it_goes_on(folder / CHECKPOINTS), err=True)
+        raise
+
+
+def start_of(*, resume: bool, restart: bool) -> Literal["new", "resume", "restart"]:
+    """How a training begins, by its flags.
+
+    Raises:
+        UsageError: both were given.
+    """
+    if resume and restart:
+        raise UsageError("--resume and --restart: one continues, the other starts over; give one of them.")
+    return "resume" if resume else "restart" if restart else "new"
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes and speaks, by torchrun's and accelerate's number of it."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def teller() -> Callable[[str], None]:
+    """Says lines on stderr; of the steps one every quarter of a minute."""
+    last = [float("-inf")]
+
+    def say(line: str) -> None:
+        is_step = line.startswith("step ") and ", dev:" not in line
+        now = time.monotonic()
+        if is_step and now - last[0] < LINE_EVERY_S:
+            return
+        last[0] = now if is_step else last[0]
+        click.echo(line, err=True)
+
+    return say
+
+
+# ------------------------------------------------------------------------------
+# `distill`: labels become a student.
+
+
+STUDENT_BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
+SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "ndcg@10")
+
+
+@click.command(epilog="Example: relabel distill student.yaml --resume")
+@click.argument("spec_file", metavar="STUDENT.YAML")
+@training_options("student")
+@click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the student is there already.")
+@output_option
+def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: bool, done_ok: bool, output: str) -> int:
+    """Train a student on finished label runs.
+
+    The spec names labels, model, losses and split; docs/distill.md has its keys. The student's folder holds weights,
+    tokenizer, manifest, training curves and a model card. A student that a gate (`require`) refuses is kept, and the
+    exit code is 5.
+    """
+    is_first = is_first_process()
+    report = train_student(
+        spec_file,
+        overrides,
+        start=start_of(resume=resume, restart=restart),
+        say=teller() if is_first else lambda _: None,
+        is_writer=is_first,
+    )
+    code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
+    if is_first:
+        emit(
+            {**_student_result(report), "output": report.place, "was_done": report.was_done},
+            _student_text(report),
+            output,
+        )
+    return code
+
+
+def train_student(
+    spec: str | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    start: Start,
+    say: Callable[[str], None],
+    is_writer: bool = True,
+) -> Report:
+    """Train the student of a spec file, or of values as one would hold them.
+
+    Args:
+        overrides: `KEY=VALUE` strings that win over the spec.
+        say: called with progress and remarks, a line each.
+        is_writer: False in all but the first of several processes that train together.
+    Raises:
+        RelabelError: what is wrong with the spec, the labels, the model or the training.
+    """
+    from relabel.distill.students.distillation import distill as train
+    from relabel.distill.students.spec import DistillSpec
+    from relabel.manifests.specs import validate_spec
+
+    kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", STUDENT_BEGINNING)
+    settings, where, cache_dir, storage = open_spec(spec, overrides, kind)
+
+    found = resolved(validate_spec(DistillSpec, settings.values, where=where), settings.places)
+    fetch_model(found.student.model, storage, cache_dir=cache_dir)
+    with says_how_to_continue(found.output, cache_dir, is_first=is_writer):
+        return train(found, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_writer)
+
+
+def _student_result(report: Report) -> dict[str, Any]:
+    keys = (
+        "name",
+        "fingerprint",
+        "heads",
+        "temperature",
+        "rows",
+        "rows_by_head",
+        "split",
+        "training",
+        "metrics",
+        "notes",
+    )
+    return {**{key: plain(getattr(report.manifest, key)) for key in keys}, "gate": plain(report.gate)}
+
+
+def verdicts(student: Figures, found: Baselines | None, *, judged_by: str) -> list[str]:
+    """Whether a student is above the baselines on its test split; without intervals, which `evaluate` has."""
+    from relabel.manifests.metrics.evaluation import not_beaten
+
+    if found is None or not student.get("rows"):
+        return []
+    below = not_beaten(student, found)
+    over = f"over {student['rows']:,} test rows, by {judged_by}"
+    if below:
+        return [f"no better than a baseline {over}: {'; '.join(below)}"]
+    return [f"above the constant and lexical baselines {over}; `relabel evaluate` says whether that is shown"]
+
+
+def _student_text(report: Report) -> str:
+    manifest = report.manifest
+    training, test = manifest.training, manifest.metrics.test
+    sides = (f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items())
+    rows = [("verdict", text) for text in verdicts(test.student, test.baselines, judged_by=test.judged_by)]
+    rows += [
+        ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
+        ("rows", ", ".join(sides)),
+        ("trained", f"{training.steps:,} steps, {training.rows_per_s or 0:,} rows/s on {training.device}"),
+    ]
+    for who, figures in (("student", test.student), ("teacher", test.teacher or {})):
+        found = [f"{name} {value:.4f}" for name in SHOWN if (value := figures.get(name)) is not None]
+        if found:
+            found.append(f"over {figures.get('rows') or 0:,} rows")
+        if found:
+            rows.append((f"{who}, by {test.judged_by}", ", ".join(found)))
+    for kind in ("constant", "random", "lexical"):
+        held = {name: test.baselines.of(name).get(kind) for name in SHOWN} if test.baselines else {}
+        bounds = [f"{name} {value:.4f}" for name, value in held.items() if value is not None]
+        if bounds:
+            rows.append((f"{kind} baseline", ", ".join(bounds)))
+    rows += [("note", note) for note in manifest.notes]
+    rows += [("gate", check.text) for check in report.gate.checks] or [("gate", "no gate set")]
+    head = "Nothing to do: this student is in" if report.was_done else "The student is in"
+    return f"{head} {report.place}\n{table(rows)}"
+
+
+# ------------------------------------------------------------------------------
+# `train`: a teacher is made here.
+
+
+TEACHER_BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers holds some to start from"
 
 
 @click.command(epilog="Example: relabel train teacher.yaml --resume")
@@ -60,11 +290,10 @@ def train(
     start = start_of(resume=resume, restart=restart)
     if probe and not dry_run:
         raise UsageError("--probe goes with --dry-run: a training itself says how fast it is.")
-    from relabel.distill.teachers.res_rag_spec import ResRagSpec
-    from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_keys
+    from relabel.distill.teachers.spec import ResRagSpec, read_teacher_spec, teacher_keys
     from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 
-    kind = SpecKind("teacher", teacher_keys(), "train.epochs=3", BEGINNING)
+    kind = SpecKind("teacher", teacher_keys(), "train.epochs=3", TEACHER_BEGINNING)
     settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)
     spec = resolved(read_teacher_spec(settings.values, where=where), settings.places)
     fetch_model(spec.init, storage, cache_dir=cache_dir)

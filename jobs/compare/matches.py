@@ -1,20 +1,129 @@
-"""Rows of two runs side by side, some whole queries at a time: labelled by both, by one, quarantined in one, missing
-from one.
-"""
+"""Matches the rows of two runs in bounded memory, and finds changed grades and the queries whose scores changed
+most."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from relabel.jobs.compare.results import RowCounts
-from relabel.jobs.files.query_buckets import query_buckets
-from relabel.manifests.metrics.paired_rows import PairedRows
-from relabel.manifests.metrics.student_matches import BY_ROW
+from relabel.distill.students.labels import read_pairs
+from relabel.jobs.compare.results import Flip, FlipSide, MovedQuery, QueryMoveCounts, RowCounts
+from relabel.jobs.evaluate.sides import Sides
+from relabel.jobs.tables import query_buckets
+from relabel.manifests.errors import InputError, RelabelError, UsageError
+from relabel.manifests.files import Storage, place_of
+from relabel.manifests.inputs import changed_files
+from relabel.manifests.label_sets import is_run
+from relabel.manifests.labels import Pair
+from relabel.manifests.manifest import differing_readings
+from relabel.manifests.metrics.comparison import BY_IDS, BY_ROW, PairedRows, QueryMoves
+from relabel.manifests.rows import open_run_input
+from relabel.manifests.run import RunLabels, open_run_labels
+from relabel.manifests.schemas import LABELS, QUARANTINE
+from relabel.manifests.store import map_concurrent
+
+# ------------------------------------------------------------------------------
+# Two finished runs as frames on this machine: each row with its label or the reason that there is none.
+
+
+GROUP_BYTES = 16 << 20
+NO_FILE = -1
+_READ = ["row_id", "query_id", "doc_id", "grade", "probs", "expected_grade"]
+ROWS = pa.schema([*(LABELS.field(name) for name in _READ), ("status", pa.string()), ("file", pa.int32())])
+"""`status` is `ok` or the quarantine's; `file` is the label file's number in the run, -1 for a quarantined row."""
+
+
+def open_both(first: str, second: str, storage: Storage, *, allow_partial: bool) -> tuple[RunLabels, RunLabels]:
+    """The two runs, checked to be comparable.
+
+    Raises:
+        UsageError: one run twice.
+        InputError: not a run, or runs of different scales.
+        ManifestError: a run is unfinished, over its limit or damaged.
+    """
+    if place_of(first).rstrip("/") == place_of(second).rstrip("/"):
+        raise UsageError(f"{first} and {second} are one run. Name two outputs.")
+    for path in (first, second):
+        if not is_run(path, storage):
+            raise InputError(
+                f"{path}: no run's output folder. `relabel evaluate` compares label files with each other."
+            )
+    ours, theirs = (open_run_labels(path, storage, allow_partial=allow_partial) for path in (first, second))
+    if ours.grades != theirs.grades:
+        raise InputError(
+            f"{first} has {ours.grades} grades, {second} {theirs.grades}: their rows cannot be compared. "
+            "Label with one scale, or judge each by gold grades: relabel evaluate RUN --qrels FILE --map-labels "
+            "OLD=NEW,…"
+        )
+    return ours, theirs
+
+
+def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
+    """How rows of two runs are known to be the same, and remarks on it: by row where both labelled the very same input,
+    else by ids.
+    """
+    changed = changed_files(first.plan.files, tuple(second.plan.files))
+    columns = [run.plan.facts.columns for run in (first, second)]
+    ids = [(one.query_id, one.doc_id) for one in columns]
+    other = None if changed else differing_readings(first.folder.store, second.folder.store)
+    if not changed and other is None and ids[0] == ids[1]:
+        return BY_ROW, []
+    if other is not None:
+        changed = [f"{first.plan.files[other[0]].path}: its row group {other[1]} was written over between the two"]
+    why = (
+        f"their inputs differ ({changed[0]})"
+        if changed
+        else f"they read ids from other columns ({ids[0]} and {ids[1]})"
+    )
+    return BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
+
+
+def spill_rows(run: RunLabels, file: Path, sides: Sides) -> Path:
+    """All rows of a run that are on the side to compare, labelled and quarantined, in one scratch file of the schema
+    `ROWS`; every file's digest is checked.
+
+    Raises:
+        ManifestError: a file is missing or damaged.
+    """
+    store, folder = run.folder.store, run.folder
+    labels = map_concurrent(store, lambda one: folder.table(one, LABELS, _READ), run.labels)
+    refused = map_concurrent(
+        store, lambda one: folder.table(one, QUARANTINE, ["row_id", "query_id", "doc_id", "status"]), run.quarantine
+    )
+    held: list[pa.Table] = []
+    with pq.ParquetWriter(file, ROWS, compression="zstd") as writer:
+        for number, table in enumerate(labels):
+            held.append(_filled(sides.taken(run.root, table), "ok", number))
+            if sum(one.nbytes for one in held) >= GROUP_BYTES:
+                writer.write_table(pa.concat_tables(held))
+                held = []
+        held += [_filled(sides.taken(run.root, table), None, NO_FILE) for table in refused]
+        if held:
+            writer.write_table(pa.concat_tables(held))
+    return file
+
+
+def _filled(table: pa.Table, status: str | None, file: int) -> pa.Table:
+    columns: dict[str, Any] = {name: table[name] for name in table.column_names}
+    if status is not None:
+        columns["status"] = pa.array([status] * table.num_rows, pa.string())
+    columns["file"] = pa.array([file] * table.num_rows, pa.int32())
+    for name in ROWS.names:
+        columns.setdefault(name, pa.nulls(table.num_rows, ROWS.field(name).type))
+    return pa.table({name: columns[name] for name in ROWS.names}).cast(ROWS)
+
+
+# ------------------------------------------------------------------------------
+# Rows of two runs side by side, some whole queries at a time: labelled by both, by one, quarantined in one, missing
+# from one.
+
 
 STATES = ("labelled", "quarantined", "absent")
 
@@ -124,4 +233,195 @@ def _distributions(column: Any, grades: int) -> np.ndarray:
     if has_N.any():
         held = column.drop_nulls().explode().to_numpy().astype(np.float64).reshape(-1, grades)
         found[has_N] = held / held.sum(1, keepdims=True)  # float32 in the files: sums miss 1 by 1e-7
+    return found
+
+
+# ------------------------------------------------------------------------------
+# Queries that moved: those whose mean score changed most, with what became of their order.
+
+
+TINY = 1e-6
+"""Changes below this are float32's."""
+
+
+class MovedQueries:
+    """The queries that moved most, of all that were seen.
+
+    Args:
+        count: how many to keep.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: list[MovedQuery] = []
+
+    def add(self, names: list[str], moves: QueryMoves) -> None:
+        """Take in the moves of some queries, and what these are called."""
+        change_Q = moves.second - moves.first
+        order = np.lexsort((np.arange(len(names)), -np.abs(change_Q)))[: self._count]
+        for query in order.tolist():
+            tau = float(moves.tau[query])
+            self._held.append(
+                MovedQuery(
+                    query_id=names[query],
+                    rows=int(moves.rows[query]),
+                    mean_a=round(float(moves.first[query]), 6),
+                    mean_b=round(float(moves.second[query]), 6),
+                    change=round(float(change_Q[query]), 6),
+                    kendall_tau=None if math.isnan(tau) else round(tau, 6),
+                    entered_top=int(moves.entered[query]),
+                    top=int(moves.top[query]),
+                    first_changed=bool(moves.top_changed[query]),
+                )
+            )
+        self._held.sort(key=lambda one: -abs(one.change))
+        del self._held[self._count :]
+
+    def rows(self) -> list[MovedQuery]:
+        """The queries, largest change first."""
+        return [one for one in self._held if abs(one.change) > TINY]
+
+
+def summary(moves: QueryMoves) -> QueryMoveCounts:
+    """How many queries moved, and how."""
+    change_G = moves.second - moves.first
+    return QueryMoveCounts(
+        queries=len(moves.rows),
+        moved=int((np.abs(change_G) > TINY).sum()),
+        up=int((change_G > TINY).sum()),
+        down=int((change_G < -TINY).sum()),
+        top_changed=int((moves.entered > 0).sum()),
+        first_changed=int(moves.top_changed.sum()),
+    )
+
+
+# ------------------------------------------------------------------------------
+# Rows whose grade changed, the largest changes first, with their texts rejoined through the run's input and both
+# answers' reasoning.
+
+
+TEXT_CHARACTERS = 1000
+"""Shown of a query, a document or a reasoning."""
+
+
+class RowOfRun(NamedTuple):
+    """A row as one run labelled it; `file` is the label file's number in the run."""
+
+    row: int
+    file: int
+    grade: int
+    expected_grade: float | None
+    probs: list[float] | None
+
+
+class ChangedRow(NamedTuple):
+    """A row whose grade changed, as both runs labelled it.
+
+    Args:
+        change: of the expected grade, or of the grade where there is no distribution.
+        at: where it is among the rows.
+    """
+
+    change: float
+    at: int
+    query_id: str
+    doc_id: str
+    a: RowOfRun
+    b: RowOfRun
+
+
+class LargestFlips:
+    """The rows whose expected grade (or grade, where there is no distribution) changed most, of all that were seen.
+
+    Args:
+        count: how many to keep.
+    """
+
+    def __init__(self, polars: Any, count: int) -> None:
+        self._polars = polars
+        self._count = count
+        self._held: list[ChangedRow] = []
+        self.up = 0
+        self.down = 0
+
+    def add(self, frame: Any) -> None:
+        """Take in a frame of `matches`."""
+        polars = self._polars
+        scores = [
+            polars.coalesce(f"expected_grade_{letter}", f"grade_{letter}").cast(polars.Float64) for letter in "ab"
+        ]
+        changed = frame.filter(polars.col("grade_a") != polars.col("grade_b")).with_columns(
+            score_a=scores[0], score_b=scores[1], change=scores[1] - scores[0]
+        )
+        self.up += changed.filter(polars.col("grade_b") > polars.col("grade_a")).height
+        self.down += changed.filter(polars.col("grade_b") < polars.col("grade_a")).height
+        largest = changed.sort(polars.col("change").abs(), "at", descending=[True, False]).head(self._count)
+        self._held += _changed_rows(largest)
+        self._held.sort(key=lambda row: (-abs(row.change), row.at))
+        del self._held[self._count :]
+
+    def rows(self) -> list[ChangedRow]:
+        """The rows, largest change first."""
+        return self._held
+
+
+def _changed_rows(frame: Any) -> list[ChangedRow]:
+    """Plain values: a slice of a frame would keep all of it."""
+    names = [f"{name}_{letter}" for letter in "ab" for name in RowOfRun._fields]
+    found = frame.select("change", "at", "query_id", "doc_id", *names).iter_rows()
+    middle = len(RowOfRun._fields)
+    return [
+        ChangedRow(change, at, query, doc, RowOfRun(*sides[:middle]), RowOfRun(*sides[middle:]))
+        for change, at, query, doc, *sides in found
+    ]
+
+
+def examples(
+    rows: list[ChangedRow], first: RunLabels, second: RunLabels, storage: Storage
+) -> tuple[list[Flip], list[str]]:
+    """Rows of `LargestFlips` as they are shown, and remarks: texts are left out, with the reason, where they can't be
+    read any more.
+    """
+    if not rows:
+        return [], []
+    notes: list[str] = []
+    pairs: dict[int, Pair] = {}
+    try:
+        pairs = _pairs(first, [row.a.row for row in rows], storage)
+    except RelabelError as exc:
+        notes.append(f"texts of the examples are left out: {exc}")
+    reasons_a, reasons_b = _reasoning(first, [row.a for row in rows]), _reasoning(second, [row.b for row in rows])
+    found = []
+    for row in rows:
+        pair = pairs.get(row.a.row)
+        a, b = (
+            FlipSide(side.grade, side.expected_grade, side.probs, _cut(reasons.get(side.row)))
+            for side, reasons in ((row.a, reasons_a), (row.b, reasons_b))
+        )
+        query, document = (_cut(pair.query), _cut(pair.document)) if pair else (None, None)
+        change = round(row.change, 6)
+        found.append(Flip(row.a.row, row.b.row, row.query_id, row.doc_id, query, document, change, a, b))
+    return found, notes
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + " …"
+
+
+def _pairs(run: RunLabels, row_ids: list[int], storage: Storage) -> dict[int, Pair]:
+    """Query and document of some rows of a run's input.
+
+    Raises:
+        InputError, ManifestError: the input is gone, or is not any more what was labelled.
+    """
+    dataset, readings = open_run_input(run.root, run.folder.store, run.plan, storage)
+    return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64), readings=readings)}
+
+
+def _reasoning(run: RunLabels, rows: list[RowOfRun]) -> dict[int, str | None]:
+    """What a run wrote about some rows, by row id."""
+    found: dict[int, str | None] = {}
+    for number in sorted({row.file for row in rows}):
+        row_ids, reasons = run.folder.table(run.labels[number], LABELS, ["row_id", "reasoning"]).columns
+        found |= dict(zip(row_ids.to_pylist(), reasons.to_pylist(), strict=True))
     return found

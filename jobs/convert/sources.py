@@ -1,29 +1,40 @@
-"""A source of any form as local Parquet: text and JSONL are parsed once into a scratch file, a run's labels are checked
-and put together there, a Parquet file is read where it lies.
-"""
+"""Opens a source of any format as local Parquet, checks its rows, and resolves duplicate pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.convert.formats import TREC, Format
-from relabel.jobs.convert.json_blocks import json_frame, json_names, merged_schema, refuse_rounded
-from relabel.jobs.convert.text_blocks import Block, blocks, trec_frame
-from relabel.jobs.files.tables import open_tables
+from relabel.jobs.convert.formats import (
+    TREC,
+    Block,
+    Format,
+    blocks,
+    json_frame,
+    json_names,
+    merged_schema,
+    refuse_rounded,
+    trec_frame,
+)
+from relabel.jobs.files import spilling
+from relabel.jobs.tables import open_tables, translate_polars_errors
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.table_files import require_column
-from relabel.manifests.judging.label_texts import join_texts
-from relabel.manifests.judging.run_labels import open_run_labels
-from relabel.manifests.judging.trec import QRELS_COLUMNS, RUN_COLUMNS
-from relabel.manifests.runs.label_files import file_schema
-from relabel.manifests.storage.concurrency import map_concurrent
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.gold import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
+from relabel.manifests.label_sets import join_texts
+from relabel.manifests.run import file_schema, open_run_labels
+from relabel.manifests.store import map_concurrent
+from relabel.manifests.tables import require_column
+
+# ------------------------------------------------------------------------------
+# A source of any form as local Parquet: text and JSONL are parsed once into a scratch file, a run's labels are checked
+# and put together there, a Parquet file is read where it lies.
+
 
 Kind = Literal["grade", "score"]
 SCORES = ("score", "expected_grade")
@@ -258,3 +269,263 @@ def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             held, size = [], 0
     if held:
         yield pa.concat_tables(held)
+
+
+# ------------------------------------------------------------------------------
+# The rows of a source as (query, document, grade or score), checked: what can't be read or written is reported, nulls
+# are counted.
+
+
+SHOWN_CHARACTERS = 60
+ROW_GROUP_ROWS = 1 << 16
+"""Of the scratch file; several are in the making at a time, and polars' own size, four times this, took 100 MB more."""
+
+
+class CheckedRows(NamedTuple):
+    """Checked rows.
+
+    Args:
+        file: Parquet with `row` (position in the source), `query_id` and `doc_id` (text), `value`, and `tag` where the
+            source has one.
+        has_tag: it has.
+        total: rows of the source.
+        nulls: rows without a value, left out.
+    """
+
+    file: Path
+    has_tag: bool
+    total: int
+    nulls: int
+
+    def kept(self, polars: Any, frame: Any) -> Any:
+        """Of a frame of the file, lazy or not, the rows that have a value."""
+        return frame.filter(polars.col("value").is_not_null()).drop("at", "odd")
+
+    def scan(self, polars: Any) -> Any:
+        """The rows that have a value, in order, as a lazy frame."""
+        return self.kept(polars, polars.scan_parquet(self.file, glob=False))
+
+
+def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> CheckedRows:
+    """Read and check the columns that a conversion turns on, once; they lie in a scratch file from then on.
+
+    Raises:
+        InputError: names the first row whose value is not a number (for qrels: no whole one), or whose id is missing or
+            can't be in TREC; or a column of ids that would not be written as what they are.
+    """
+    file = scratch / "rows.parquet"
+    frame = source.scan(polars)
+    schema = frame.collect_schema()
+    value, is_odd = value_of(polars, source, schema[source.value], target)
+    index = _free_name(schema)
+    shown = polars.col(source.value).cast(polars.String, strict=False).str.slice(0, SHOWN_CHARACTERS)
+    wanted = frame.with_row_index(index).select(
+        row=polars.col(index).cast(polars.Int64),
+        at=polars.col(source.row_column or index).cast(polars.Int64),
+        query_id=polars.col(source.by).cast(polars.String),
+        doc_id=polars.col(source.doc).cast(polars.String),
+        value=value,
+        odd=polars.when(is_odd).then(shown) if not isinstance(is_odd, bool) else polars.lit(None, polars.String),
+        **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
+    )
+    with translate_polars_errors(source.path), spilling(polars):
+        wanted.sink_parquet(file, row_group_size=ROW_GROUP_ROWS)
+    found = polars.scan_parquet(file, glob=False)
+    _check(polars, found, source, target)
+    total, with_value = (
+        found.select(polars.len(), polars.col("value").count().alias("kept")).collect(engine="streaming").row(0)
+    )
+    return CheckedRows(file, "tag" in found.collect_schema(), total, total - with_value)
+
+
+def _free_name(taken: Any) -> str:
+    """A name that no column has."""
+    name = "__row"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _is_whole(source: Source, target: Format) -> bool:
+    return target == "qrels" or (source.form == "qrels" and source.kind == "grade")
+
+
+def value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[Any, Any]:
+    """The value as a number, null where it is null, NaN or blank; and which values are no such number.
+
+    Raises:
+        InputError: the column holds something that can't be one.
+    """
+    column = polars.col(source.value)
+    is_whole = _is_whole(source, target)
+    if kind in (polars.String, polars.Categorical) or isinstance(kind, polars.Enum):
+        text = column.cast(polars.String).str.strip_chars()
+        text = polars.when(text != "").then(text)
+        if is_whole:
+            return polars.when(text.str.contains(WHOLE)).then(text).cast(polars.Float64).cast(
+                polars.Int64
+            ), ~text.str.contains(WHOLE)
+        number = text.cast(polars.Float64, strict=False)
+        return polars.when(number.is_finite()).then(number), text.is_not_null() & ~number.is_finite().fill_null(
+            value=False
+        )
+    if kind == polars.Null:
+        return column.cast(polars.Int64 if is_whole else polars.Float64), False
+    if kind.is_integer():
+        if source.kind == "score":  # a mean of whole scores has a fraction
+            return column.cast(polars.Float64), False
+        number = column.cast(polars.Int64, strict=False)
+        is_odd = number.is_null()
+        if is_whole:
+            is_odd |= (number >= BEYOND_GRADES) | (number <= -BEYOND_GRADES)
+        return number, column.is_not_null() & is_odd
+    if kind.is_float() or kind.is_decimal():
+        number = column if kind in (polars.Float32, polars.Float64) else column.cast(polars.Float64)
+        number = number.fill_nan(None)
+        if not is_whole:
+            return number, number.is_infinite()
+        is_odd = number.is_infinite() | (number != number.floor()) | (number.abs() >= BEYOND_GRADES)
+        return polars.when(~is_odd).then(number).cast(polars.Int64), is_odd
+    raise InputError(
+        f"{source.path}: column `{source.value}` holds {kind}; a number is wanted. Name another with --{source.kind}."
+    )
+
+
+def _check(polars: Any, found: Any, source: Source, target: Format) -> None:
+    kept = polars.col("value").is_not_null()
+    trec = f"{EXAMPLES[QRELS_COLUMNS if target == 'qrels' else RUN_COLUMNS]}: fields end at white space"
+    is_text = target in TREC
+    number = "whole number of at most 9 digits, as qrels want it" if _is_whole(source, target) else "number"
+    advice = {
+        "odd": f"is not a {number}. Name another column with --{source.kind}, or leave it empty",
+        "query_id": "Give every row one, or leave the row out",
+        "doc_id": "Give every row one, or leave the row out",
+    }
+    faults = {"odd": polars.col("odd").is_not_null()}
+    faults |= {name: kept & polars.col(name).is_null() for name in ("query_id", "doc_id")}
+    texts = ["query_id", "doc_id", *(["tag"] if "tag" in found.collect_schema() else [])] if is_text else []
+    faults |= {f"{name} text": kept & polars.col(name).str.contains(UNWRITABLE) for name in texts}
+    row = found.select(
+        *(fault.fill_null(value=False).sum().alias(f"{name} count") for name, fault in faults.items()),
+        *(polars.col("row").filter(fault.fill_null(value=False)).min().alias(name) for name, fault in faults.items()),
+    )
+    counted = row.collect(engine="streaming").row(0, named=True)
+    fault = next((name for name in faults if counted[f"{name} count"]), None)
+    if fault is None:
+        return
+    count = counted[f"{fault} count"]
+    held = found.filter(polars.col("row") == counted[fault]).collect(engine="streaming").row(0, named=True)
+    where = f"{source.path}: {source.row_column or 'row'} {held['at']}"
+    others = f" ({count:,} such rows)" if count > 1 else ""
+    if fault in ("query_id", "doc_id"):
+        column = source.by if fault == "query_id" else source.doc
+        raise InputError(f"{where} has no `{column}`{others}. {advice[fault]}.")
+    if fault == "odd":
+        raise InputError(f"{where}: {source.value} {held['odd']!r} {advice['odd']}{others}.")
+    name = fault.split()[0]
+    column = {"query_id": source.by, "doc_id": source.doc}.get(name, name)
+    raise InputError(
+        f"{where}: `{column}` is {held[name][:SHOWN_CHARACTERS]!r}{others}, which a TREC file can't hold ({trec}). "
+        "Write it otherwise in the source, in all files that name it, or convert to .jsonl or .parquet."
+    )
+
+
+# ------------------------------------------------------------------------------
+# Pairs that occur more than once: with one value they are one row, with several the user says which holds.
+
+
+Rule = Literal["error", "first", "mean", "keep"]
+SHOWN = 5
+
+
+@dataclass
+class Duplicates:
+    """What was found of them so far, bucket by bucket.
+
+    Args:
+        num_dropped: rows beyond the first of their pair.
+        num_conflicts: pairs with several values.
+        examples: of conflicts, for the message.
+    """
+
+    polars: Any
+    rule: Rule
+    kind: Kind
+    num_dropped: int = 0
+    num_conflicts: int = 0
+    examples: list[str] = field(default_factory=list)
+    _dropped: list[Any] = field(default_factory=list)
+    _settled: list[Any] = field(default_factory=list)
+
+    def settle(self, bucket: Any) -> Any:
+        """One row a pair: a bucket (see `query_buckets`) without the rows beyond the first, and with settled values."""
+        polars, pair = self.polars, ["query_id", "doc_id"]
+        if self.rule == "keep":
+            return bucket
+        repeated = bucket.filter(polars.struct(pair).is_duplicated())
+        if not repeated.height:
+            return bucket
+        repeated = repeated.with_columns(
+            first=polars.col("row").min().over(pair), is_conflict=polars.col("value").n_unique().over(pair) > 1
+        )
+        dropped = repeated.filter(polars.col("row") != polars.col("first")).select("row")
+        conflicts = repeated.filter("is_conflict")
+        self._dropped.append(dropped)
+        self.num_dropped += dropped.height
+        self._note(conflicts)
+        kept = bucket.join(dropped, on="row", how="anti", maintain_order="left")
+        if self.rule != "mean" or not conflicts.height:
+            return kept
+        value, count = polars.col("value").sum(), polars.len().cast(polars.Int64)
+        mean = (2 * value + count) // (2 * count) if self.kind == "grade" else polars.col("value").mean()
+        settled = conflicts.group_by("first").agg(settled=mean).rename({"first": "row"})
+        self._settled.append(settled)
+        return _with(polars, kept, settled, "row", "value")
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether any value is not the source's own."""
+        return bool(self._settled)
+
+    def without(self, frame: Any, value: str, *, row: str) -> Any:
+        """Rows of the source, with their position in `row`: the same rows left out, the same values settled as in the
+        buckets.
+        """
+        polars = self.polars
+        if self._dropped:
+            self._dropped = [polars.concat(self._dropped)]
+            frame = frame.join(self._dropped[0], left_on=row, right_on="row", how="anti", maintain_order="left")
+        if self._settled:
+            self._settled = [polars.concat(self._settled)]
+            frame = _with(polars, frame, self._settled[0], row, value)
+        return frame
+
+    def _note(self, conflicts: Any) -> None:
+        polars = self.polars
+        pairs = conflicts.group_by("first", maintain_order=True).agg(polars.col("query_id", "doc_id").first(), "value")
+        self.num_conflicts += pairs.height
+        shown = pairs.head(SHOWN - len(self.examples)).select("query_id", "doc_id", "value")
+        for query_id, doc_id, values in shown.iter_rows():
+            listed = ", ".join(f"{value:g}" for value in values)
+            self.examples.append(f"query {query_id}, document {doc_id}: {listed}")
+
+    def refuse_conflicts(self, path: str) -> None:
+        """Raise where pairs have several values and nobody said which holds.
+
+        Raises:
+            InputError: names them.
+        """
+        if self.num_conflicts and self.rule == "error":
+            more = "; …" if self.num_conflicts > len(self.examples) else ""
+            raise InputError(
+                f"{path}: {self.num_conflicts:,} pairs have several {self.kind}s that differ "
+                f"({'; '.join(self.examples)}{more}). Fix the source, or choose: --duplicates first or --duplicates "
+                "mean; .jsonl and .parquet take --duplicates keep."
+            )
+
+
+def _with(polars: Any, frame: Any, settled: Any, row: str, column: str) -> Any:
+    """A frame whose settled rows have their value; others keep what they have."""
+    joined = frame.join(settled, left_on=row, right_on="row", how="left", maintain_order="left")
+    value = polars.coalesce(polars.col("settled").cast(frame.schema[column]), polars.col(column))
+    return joined.with_columns(value.alias(column)).drop("settled")

@@ -1,34 +1,40 @@
-"""Which side of a student's split the rows of label sets are on, and the sets cut to one side: a student is not judged
-by rows that it learned from.
-
-A student's manifest says how its queries were split, by a hash of the query (`distill/students/splits.py`), so the side
-of any row follows without a look at what it was trained on. A query that its labels never had falls on a side too.
-"""
+"""Options of an evaluation and the label sets it reads: gold grades, the grade scale, BM25 scores, and the train or
+test side of a student's split."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from relabel.distill.students.data_facts import SplitFacts
-from relabel.distill.students.pair_texts import read_pairs
-from relabel.distill.students.splits import SIDES, folded, split_queries
-from relabel.manifests.digests import sha256_bytes
-from relabel.manifests.errors import InputError, UsageError
-from relabel.manifests.ids import codes_of, ids_of, texts_of
-from relabel.manifests.judging.label_columns import LabelPart
-from relabel.manifests.judging.label_sets import LabelSet, open_run
-from relabel.manifests.records import checked
-from relabel.manifests.runs.run_inputs import open_run_input
-from relabel.manifests.runs.run_manifest import RunManifest, load_manifest
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.distill.students.examples import SIDES, folded, split_queries
+from relabel.distill.students.labels import read_pairs
+from relabel.distill.students.manifest import SplitFacts
+from relabel.manifests.errors import InputError, ManifestError, UsageError
+from relabel.manifests.files import Storage
+from relabel.manifests.gold import Duplicates, GradeMap, grades_seen
+from relabel.manifests.label_sets import LabelPart, LabelSet, map_labels, open_run
+from relabel.manifests.manifest import RunManifest, load_manifest
+from relabel.manifests.metrics.evaluation import MOST_LEXICAL, bm25
+from relabel.manifests.records import checked, sha256_bytes
+from relabel.manifests.rows import open_run_input
+from relabel.manifests.schemas import codes_of, ids_of, texts_of
+from relabel.manifests.store import open_run_store
+
+# ------------------------------------------------------------------------------
+# Which side of a student's split the rows of label sets are on, and the sets cut to one side: a student is not judged
+# by rows that it learned from.
+#
+# A student's manifest says how its queries were split, by a hash of the query (`distill/students/examples.py`), so the
+# side of any row follows without a look at what it was trained on. A query that its labels never had falls on a side
+# too.
+
 
 Side: TypeAlias = Literal["train", "dev", "test", "all"]
 UNKNOWN = len(SIDES)
@@ -223,3 +229,122 @@ def _sides_by_text(labels: LabelSet, split: SplitFacts, storage: Storage) -> tup
     side_P = np.full(len(ids), UNKNOWN, dtype=np.int8)
     np.minimum.at(side_P, code_N, side_N)
     return ids, side_P
+
+
+# ------------------------------------------------------------------------------
+# What `relabel evaluate` is told of gold, and gold as it was read.
+
+
+@dataclass(frozen=True)
+class JudgingOptions:
+    """What `relabel evaluate` was given. `grade` and `by` are None where the user named no column, `qrels` where nobody
+    judges; `pass_at` is empty where the k of pass@k were left open; `side` None takes the test side of a student:
+    one of the sets, or one of `students`, outputs that are judged beside them.
+    """
+
+    qrels: str | None = None
+    label: str = "grade"
+    grade: str | None = None
+    by: str | None = None
+    doc: str = "doc_id"
+    grades: int | None = None
+    grade_map: GradeMap | None = None
+    label_map: GradeMap | None = None
+    duplicates: Duplicates = "error"
+    where: Mapping[str, str] = field(default_factory=dict)
+    allow_partial: bool = False
+    pass_at: tuple[int, ...] = ()
+    side: Side | None = None
+    students: tuple[str, ...] = ()
+
+
+@dataclass
+class Gold:
+    """Gold grades and further columns for one label set: by row of its own input or file, or, where that is not what
+    the qrels are, by pair.
+    """
+
+    by_row: pa.Int64Array | None
+    how: str
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------------
+# How many grades there are: by labels, by gold, or as was said.
+
+
+MOST_GRADES = 10
+"""As many as a labeler may have."""
+
+
+def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
+    """K: of the runs, of distributions, as given, or one more than the highest grade."""
+    found: dict[str, int] = {}
+    highest = 0
+    for one in sets:
+        if one.grades is not None:
+            found[one.where] = one.grades if options.label_map is None else max(options.label_map.values()) + 1
+            continue
+        for part in one.parts():
+            labels = map_labels(part, options.label_map, where=one.where)
+            if labels.probs is not None:
+                found[one.where] = pc.list_value_length(labels.probs.drop_null()[:1])[0].as_py()
+            highest = max(highest, *grades_seen(labels.grades), 0)
+    if len(set(found.values())) > 1:
+        raise InputError(
+            f"labels are on different scales ({_listed(found)}). Judge them apart, or bring them together with "
+            "--map-labels."
+        )
+    if found:
+        grades = next(iter(found.values()))
+        if options.grades not in (None, grades):
+            raise UsageError(f"--grades {options.grades}: {_listed(found)}.")
+        return grades, []
+    if options.grades is not None:
+        return options.grades, []
+    highest_gold = max(seen, default=0)
+    grades = max(2, highest + 1, highest_gold + 1)
+    if grades > MOST_GRADES:
+        raise InputError(
+            f"labels go up to {highest} and gold grades up to {highest_gold}: more than {MOST_GRADES} grades are no "
+            "scale. Are --label and --grade the right columns? Else bring both to one scale with --map and "
+            "--map-labels."
+        )
+    remark = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
+    if highest != highest_gold:
+        remark += (
+            f". Labels go up to {highest}, gold grades to {highest_gold}: if these are two scales, see --map and "
+            "--map-labels"
+        )
+    return grades, [remark]
+
+
+def _listed(scales: dict[str, int]) -> str:
+    return ", ".join(f"{where} has {grades} grades" for where, grades in scales.items())
+
+
+# ------------------------------------------------------------------------------
+# BM25 of labelled rows, whose texts are read from the input of the run that labelled them.
+
+
+def lexical_scores(
+    labels: LabelSet | None, row_ids: np.ndarray, storage: Storage, notes: list[str]
+) -> np.ndarray | None:
+    """BM25 of some rows of a run, float64 [N]; None where it can't be had, and why not among the notes.
+
+    Args:
+        labels: whose rows they are; None or a label file has no texts.
+    """
+    if labels is None or labels.plan is None:
+        notes.append("no lexical baseline: the texts of these labels are not known")
+        return None
+    if len(row_ids) > MOST_LEXICAL:
+        notes.append(f"no lexical baseline: of more than {MOST_LEXICAL:,} rows it would take long")
+        return None
+    try:
+        dataset, readings = open_run_input(labels.where, open_run_store(labels.where, storage), labels.plan, storage)
+        pairs = read_pairs(dataset, row_ids, readings=readings)
+    except (InputError, ManifestError) as exc:
+        notes.append(f"no lexical baseline: {exc}")
+        return None
+    return bm25([(pair.query, pair.document) for pair in pairs])

@@ -1,10 +1,4 @@
-"""Pairs from citations: what several generated answers to a query cite is likely relevant; what they were shown and
-left out, likely not.
-
-Source: R3A's data strategy (methods, section 1): M answers a query; a document cited in at least N of them is a likely
-positive, else a hard negative; plus random negatives (M = 5, N = 2). These are guesses to balance a set with, no
-grades: the teacher grades the pairs.
-"""
+"""Creates pairs from the citations of generated answers: cited documents count as likely relevant."""
 
 from __future__ import annotations
 
@@ -13,10 +7,88 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from relabel.jobs.files.tables import load_polars, refuse_null, scan
-from relabel.jobs.pairs.citation_sources import id_texts, known_documents, load_answers
+from relabel.jobs.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
 from relabel.manifests.errors import InputError, UsageError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+
+# ------------------------------------------------------------------------------
+# Answers with their citations, and the documents that may be cited, as frames.
+
+
+def load_answers(path: str, storage: Storage) -> Any:
+    """The answers, ids as text; checked."""
+    polars = load_polars()
+    col = polars.col
+    frame, _ = scan(
+        path,
+        {"query_id": "id", "query": "text", "answer_id": "id", "cited": "ids", "candidates": "ids"},
+        storage,
+        role="ANSWERS",
+    )
+    for name in ("query_id", "query", "answer_id"):
+        refuse_null(frame, name, path=path)
+    ids = polars.List(polars.String)
+    with translate_polars_errors(path):
+        answers = frame.select(
+            col("query_id").cast(polars.String),
+            "query",
+            col("answer_id").cast(polars.String),
+            col("cited", "candidates").cast(ids),
+        ).collect(engine="streaming")
+    twice = answers.group_by("query_id", "answer_id").len().filter(col("len") > 1).sort("query_id", "answer_id").head(1)
+    if twice.height:
+        query, answer, count = twice.row(0)
+        raise InputError(
+            f"{path}: answer `{answer}` of query `{query}` occurs {count} times. Give each answer one row."
+        )
+    texts = (
+        answers.group_by("query_id")
+        .agg(col("query").unique().sort())
+        .filter(col("query").list.len() > 1)
+        .sort("query_id")
+        .head(1)
+    )
+    if texts.height:
+        query, forms = texts.row(0)
+        raise InputError(
+            f"{path}: query `{query}` has two texts, {forms[0][:60]!r} and {forms[1][:60]!r}. Give each text an id of "
+            "its own."
+        )
+    return answers
+
+
+def known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any:
+    """Each document's id, a key that equal texts share, and whether it is blank."""
+    polars = load_polars()
+    text = document_of(text_columns)
+    with translate_polars_errors(path):
+        known = (
+            docs.select("doc_id", text_key=text.hash(), is_blank=text.str.strip_chars() == "")
+            .collect(engine="streaming")
+            .unique()
+        )
+    twice = known.filter(polars.len().over("doc_id") > 1)["doc_id"]
+    if twice.len():
+        raise InputError(
+            f"{path}: document `{twice.min()}` occurs with different texts. Give each text an id of its own."
+        )
+    return known
+
+
+def id_texts(frame: Any, column: str) -> Any:
+    """One row for each id in a list column."""
+    polars = load_polars()
+    return frame.select("query_id", doc_id=polars.col(column)).explode("doc_id").drop_nulls()
+
+
+# ------------------------------------------------------------------------------
+# Pairs from citations: what several generated answers to a query cite is likely relevant; what they were shown and
+# left out, likely not.
+#
+# Source: R3A's data strategy (methods, section 1): M answers a query; a document cited in at least N of them is a
+# likely positive, else a hard negative; plus random negatives (M = 5, N = 2). These are guesses to balance a set with,
+# no grades: the teacher grades the pairs.
+
 
 KINDS = ("likely_positive", "hard_negative", "random_negative")
 _NAMES_SHOWN = 5

@@ -1,23 +1,84 @@
-"""Columns that come of reading each pair's document: some rows read, some written, so that memory grows with the
-longest pages and not with the data.
-"""
+"""Reads the document of each pair (HTML, Markdown, wikitext or text) and adds columns to the pairs, such as the heading
+tree. Memory does not grow with the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.files.durable_files import written
-from relabel.jobs.files.tables import check_columns, open_tables, stream_tables
-from relabel.jobs.pairs.pages import CleanedPage
-from relabel.jobs.pairs.reading import Form, read_page
+from relabel.jobs.files import written
+from relabel.jobs.pairs.pages import CleanedPage, Extent, JsonLd, PageBlock, PageWriter, fit, read_html
+from relabel.jobs.pairs.wikitext import wikitext_html
+from relabel.jobs.tables import check_columns, open_tables, stream_tables
+from relabel.manifests.columns import values_of
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_parquet
-from relabel.manifests.inputs.text_values import values_of
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_parquet
+from relabel.manifests.process import require
+from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
+
+# ------------------------------------------------------------------------------
+# A document from what a user has: HTML, Markdown, wikitext or text.
+
+
+Form = Literal["html", "markdown", "wikitext", "text"]
+_BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
+_PREFIX = re.compile(r"^(?:[ \t>]|[-+*](?=[ \t])|\d{1,9}[.)](?=[ \t]))*", re.MULTILINE)
+_MOST_PREFIX = 40
+"""Columns of `> - 1.` and blanks that a line begins with at most: markdown-it leaves out what is nested more deeply."""
+_MOST_NESTING = 100
+
+
+def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
+    """Read texts, one after the other, as one document.
+
+    Markdown is CommonMark with tables and struck-out text; HTML in it is read as HTML, and so are its links: their text
+    stays, their targets go; of wikitext likewise (`wikitext.py`). Of text, paragraphs are parted by blank lines and
+    their lines stay as they are.
+
+    Raises:
+        MissingExtraError: what reads the form is not installed.
+    """
+    writer, json_ld = PageWriter(), JsonLd()
+    for text, form in texts:
+        if form == "text":
+            _read_text(text, writer)
+        else:
+            read_html(_AS_HTML[form](text), writer, json_ld)
+    return writer.finish(json_ld.items, json_ld.unreadable)
+
+
+def _read_text(text: str, to: PageWriter) -> None:
+    lines = fit(text).replace("\r\n", "\n").replace("\r", "\n")
+    for paragraph in _BLANK.split(lines):
+        if stripped := paragraph.strip():
+            to.text(stripped)
+
+
+def _html_of(markdown: str) -> str:
+    library: Any = require("markdown_it", extra="pairs", purpose="documents in Markdown")
+    reader = library.MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["table", "strikethrough"])
+    lines = fit(markdown).replace("\r\n", "\n").replace("\r", "\n")
+    rendered: str = reader.render(_PREFIX.sub(lambda match: _shallow(match[0]), lines))
+    return rendered
+
+
+def _shallow(prefix: str) -> str:
+    return prefix if len(prefix) <= _MOST_PREFIX // 4 else prefix.expandtabs(4)[:_MOST_PREFIX]
+
+
+_AS_HTML: dict[Form, Callable[[str], str]] = {"html": str, "markdown": _html_of, "wikitext": wikitext_html}
+
+
+# ------------------------------------------------------------------------------
+# Columns that come of reading each pair's document: some rows read, some written, so that memory grows with the
+# longest pages and not with the data.
+
 
 DOCUMENT, TITLE = "document", "title"
 TEXT = pa.large_string()
@@ -119,3 +180,80 @@ def _read(row: Mapping[str, str | None], columns: Sequence[str], form: Form, col
     page = read_page((text, "text" if name == TITLE and has_title else form) for text, name in texts)
     title = " ".join((row.get(TITLE) or "").split()) if column != TITLE else ""
     return PageRow(page, title, has_title and bool(title))
+
+
+# ------------------------------------------------------------------------------
+# The structure tree of a page: its headings, and what stands under each.
+#
+# Source: RDR2 (papers, section 3.2). A paragraph is a node, a table is one, and so is each outermost item of a list, as
+# in the paper's own example. A heading stands under the last one of a lower level, whatever levels lie between.
+
+
+_ADDED: dict[str, pa.DataType] = {DOCUMENT: TEXT, COLUMN: NODES}
+
+
+@dataclass(slots=True)
+class TreeCounts:
+    """What came of it: pairs, pairs whose document has no content, and nodes by type without the roots."""
+
+    pairs: int = 0
+    without_content: int = 0
+    structure_nodes: int = 0
+    content_nodes: int = 0
+
+
+def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage: Storage) -> TreeCounts:
+    """Write the pairs with the columns `document` and `tree`, rows in the order of the input.
+
+    Raises:
+        InputError, DiskFullError, StoreError, MissingExtraError: see `add_page_columns`.
+    """
+    counts = TreeCounts()
+
+    def values(row: PageRow) -> Sequence[Any]:
+        nodes = tree_of(row.page, row.title, has_title=row.has_title)
+        counts.pairs += 1
+        counts.without_content += not any(node.is_content for node in nodes)
+        for node in nodes[1:]:
+            counts.content_nodes += node.is_content
+            counts.structure_nodes += not node.is_content
+        return row.page.text, [node._asdict() for node in nodes]
+
+    add_page_columns(pairs_path, to, form, column, _ADDED, values, storage)
+    return counts
+
+
+def tree_of(page: CleanedPage, title: str = "", *, has_title: bool = False) -> list[Node]:
+    """The nodes of a page, the root first.
+
+    Args:
+        title: the root's text.
+        has_title: the page begins with it, so that the root stands there, and is no content beside.
+    """
+    blocks = list(page.blocks)
+    span = blocks.pop(0).span if has_title else Extent(0, 0)
+    text = page.text[span.start : span.end] if has_title else fit(title)
+    nodes = [Node(ROOT, STRUCTURE, 0, text, *span, NO_PARENT)]
+    above = [(0, nodes[0])]
+    """The headings that the next block stands under, each with its level on the page."""
+    for block in blocks:
+        if block.kind == "heading":
+            while above[-1][0] >= block.level:
+                above.pop()
+        parent = above[-1][1]
+        for start, end in _extents(block):
+            kind = STRUCTURE if block.kind == "heading" else CONTENT
+            nodes.append(Node(len(nodes), kind, parent.level + 1, page.text[start:end], start, end, parent.id))
+        if block.kind == "heading":
+            above.append((block.level, nodes[-1]))
+    return nodes
+
+
+def _extents(block: PageBlock) -> Iterator[Extent]:
+    """Where a block's nodes stand: a heading's without its marks, a list's items each."""
+    if block.kind == "heading":
+        yield Extent(block.span.end - len(block.title), block.span.end)
+    elif block.kind == "list":
+        yield from block.parts
+    else:
+        yield block.span

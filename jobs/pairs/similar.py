@@ -14,15 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.distill.students.embedding import Embedder
-from relabel.jobs.files.durable_files import written
-from relabel.jobs.files.tables import check_columns, open_tables, stream_tables
-from relabel.manifests.digests import digest_of
+from relabel.distill.students.bases import Embedder
+from relabel.jobs.files import written
+from relabel.jobs.tables import check_columns, open_tables, stream_tables
+from relabel.manifests.columns import INPUT_KINDS, values_of
 from relabel.manifests.errors import InputError, StaleRunError
-from relabel.manifests.inputs.column_types import INPUT_KINDS
-from relabel.manifests.inputs.dataset import open_parquet
-from relabel.manifests.inputs.text_values import values_of
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_parquet
+from relabel.manifests.records import digest_of
 
 COSINE, COSINES, SIMILAR = "cosine", "cosines", "similar"
 _CHUNKS = "chunks"

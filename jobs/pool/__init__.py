@@ -1,5 +1,4 @@
-"""Worker pool: several workers on one run, processes that this one supervises, a GPU each, or actors that Ray places.
+"""Several workers on one run: processes on this machine, one GPU each, or actors on a Ray cluster.
 
-Owns how they are started, watched and ended, and which rows brought an engine down; what a worker does,
-`running/sessions.py` and `running/loop.py` know. Read `backends.py` first, then `supervise.py`.
+Start with `backends.py`, then `supervisor.py`. What a single worker does is in `relabel.jobs.run`.
 """

@@ -1,20 +1,63 @@
-"""Who does a session's work: this process, a worker process for each GPU under its watch, or actors that Ray places."""
+"""Choice of a backend for a session: this process, a supervisor with worker processes, or Ray."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relabel.jobs.pool.gpus import choose_gpus, gpu_groups, visible_gpus
-from relabel.jobs.pool.other_commands import OtherCommands
-from relabel.jobs.running.conclusions import RunReport
-from relabel.jobs.running.labeling import label
-from relabel.jobs.running.sessions import Session
+from relabel.jobs.pool.processes import choose_gpus, gpu_groups, visible_gpus
+from relabel.jobs.run.execution import label
+from relabel.jobs.run.results import RunReport
+from relabel.jobs.run.session import Session, look_at_all_every_s
 from relabel.manifests.asks import EngineFacts
-from relabel.manifests.engine_options import gpus_of
-from relabel.manifests.errors import UsageError
-from relabel.manifests.storage.concurrency import map_concurrent
-from relabel.manifests.storage.run_stores import shard_lock_name
+from relabel.manifests.errors import StoreUnreachableError, UsageError
+from relabel.manifests.specs import gpus_of
+from relabel.manifests.store import map_concurrent, shard_lock_name
+
+# ------------------------------------------------------------------------------
+# What other commands commit of the run that a pool is at, for the pool's line of progress.
+
+
+HEARD_AFTER_S = 1.0
+"""What workers of the pool have committed is heard of by then, seconds."""
+
+
+class OtherCommands:
+    """Lists the receipts now and then; what the pool's own workers have not committed of them is others'.
+
+    The workers' word comes later than their receipts: what they have told by the time of the listing is the least that
+    is theirs of it, and what they have told a while later is the most.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._every_s = look_at_all_every_s(session.opened.plan)
+        self._next_s = time.monotonic() + self._every_s
+        self._listed: tuple[int, int] | None = None
+
+    def update(self) -> None:
+        """Look, if it is time to."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return
+        progress, left = self._session.progress, self._session.left
+        if self._listed is not None:
+            listed, told = self._listed
+            progress.others.saw_in_all(listed - progress.rows_committed, listed - told)
+            self._listed, self._next_s = None, now + self._every_s
+            return
+        self._next_s = now + HEARD_AFTER_S
+        with contextlib.suppress(StoreUnreachableError):  # whoever has to do with the labels says so
+            told, seen = progress.rows_committed, self._session.opened.folder.attempts_of_all()
+            done = (left.done_since(shard, seen.get(shard, {})) for shard in self._session.shards)
+            self._listed = sum(sum(rows.values()) for rows in done), told
+
+
+# ------------------------------------------------------------------------------
+# Who does a session's work: this process, a worker process for each GPU under its watch, or actors that Ray places.
+
 
 BACKENDS = ("local", "ray")
 
@@ -122,8 +165,8 @@ def label_with(
             on_progress=on_pool_progress,
             say=say,
         )
-    from relabel.jobs.pool.slots import cpu_slots, gpu_slots
-    from relabel.jobs.pool.supervise import Supervisor
+    from relabel.jobs.pool.processes import cpu_slots, gpu_slots
+    from relabel.jobs.pool.supervisor import Supervisor
 
     if pool.workers is not None:
         slots = cpu_slots(pool.workers)

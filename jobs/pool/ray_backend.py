@@ -23,26 +23,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relabel.jobs.environment import fill_in_region
-from relabel.jobs.given_secrets import keep_environment
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.pool.assignments import Assignment, assign, deadline_of
-from relabel.jobs.pool.done import Done, show
-from relabel.jobs.pool.events import Fails
-from relabel.jobs.pool.results import Results
-from relabel.jobs.pool.slots import Slot
-from relabel.jobs.pool.supervise import GRACE_S, Supervisor
-from relabel.jobs.running.conclusions import RunReport
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.sessions import Session
-from relabel.jobs.running.stops import Stop
-from relabel.manifests.engine_options import secret_variables
+from relabel.jobs.environment import fill_in_region, keep_environment
+from relabel.jobs.job import open_run
+from relabel.jobs.pool.messages import Assignment, Done, Fails, assign, deadline_of, show
+from relabel.jobs.pool.processes import Slot
+from relabel.jobs.pool.supervisor import GRACE_S, Results, Supervisor
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.results import RunReport
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.stop import Stop
 from relabel.manifests.errors import EngineLostError, MissingExtraError, ModelError, RelabelError
-from relabel.manifests.extras import require
-from relabel.manifests.plurals import counted
-from relabel.manifests.secrets.redaction import redacted
-from relabel.manifests.stdout import stdout_apart
-from relabel.manifests.storage.filesystems import is_url
+from relabel.manifests.files import is_url
+from relabel.manifests.process import require, stdout_apart
+from relabel.manifests.secrets import counted, redacted
+from relabel.manifests.specs import secret_variables
 
 PURPOSE = "--backend ray"
 PASSED_ON = ("AWS_", "FSSPEC_", "HF_", "NCCL_", "OMP_", "PYTHONSAFEPATH", "RELABEL_", "VLLM_")

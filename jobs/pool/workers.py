@@ -19,23 +19,34 @@ import traceback
 from dataclasses import asdict
 from typing import TextIO
 
-from relabel.jobs.given_secrets import keep_environment
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.pool.assignments import Assignment, deadline_of, worker_name
-from relabel.jobs.pool.events import Begins, Commits, Counts, Ends, EngineUp, Event, Fails, Rows, Tries, event_line
-from relabel.jobs.pool.process_guard import kill_group
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import COUNTED, Progress
-from relabel.jobs.running.isolation import read_cases
-from relabel.jobs.running.labeling import work
-from relabel.jobs.running.sessions import Session
-from relabel.jobs.running.signals import stopping
-from relabel.jobs.running.stops import Stop
-from relabel.jobs.streams import redacted_streams
+from relabel.jobs.environment import keep_environment
+from relabel.jobs.job import open_run
+from relabel.jobs.logs import redacted_streams
+from relabel.jobs.pool.messages import (
+    Assignment,
+    Begins,
+    Commits,
+    Counts,
+    Ends,
+    EngineUp,
+    Event,
+    Fails,
+    Rows,
+    Tries,
+    deadline_of,
+    event_line,
+    worker_name,
+)
+from relabel.jobs.pool.processes import kill_group
+from relabel.jobs.run.chunks import ChunkWork, read_cases
+from relabel.jobs.run.counts import COUNTED, Progress
+from relabel.jobs.run.execution import work
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.stop import Stop, stopping
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import RelabelError
+from relabel.manifests.receipts import ChunkId
 from relabel.manifests.records import plain
-from relabel.manifests.runs.receipts import ChunkId
 
 PROGRESS_EVERY_S = 0.5
 

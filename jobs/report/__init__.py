@@ -4,9 +4,9 @@ a new bundle). Read `page.py` first, then `building.py`, whose `render_report(pa
 
 The page kit, for any command that wants a page of its own:
 
-    from relabel.jobs.report.downloads import csv_download
-    from relabel.jobs.report.blocks import Badge, Drawing, Facts, Fold, Paragraph, Section, Shade, Side, Table
-    from relabel.jobs.report.blocks import confusion_table
+    from relabel.jobs.report.page import csv_download
+    from relabel.jobs.report.page import Badge, Drawing, Facts, Fold, Paragraph, Section, Shade, Side, Table
+    from relabel.jobs.report.page import confusion_table
     from relabel.jobs.report.page import Page, render_page
     from relabel.jobs.report.plots import Bars, draw_bars, draw_lines
 

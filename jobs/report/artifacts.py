@@ -1,32 +1,328 @@
-"""What a report is about: label runs, teachers, students, bundles and trainings that are not finished, opened from a
-folder or URL, each known by what lies in it.
-"""
+"""Artifacts that a report can cover: label runs, teachers, students, bundles and unfinished trainings, opened from a
+folder or URL."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from relabel.distill.students.student_manifest import StudentManifest, read_student_manifest
-from relabel.distill.teachers.teacher_manifest import read_teacher_manifest
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.distill.students.manifest import StudentManifest, read_student_manifest
+from relabel.distill.students.model import NOT_THE_MODEL
+from relabel.distill.teachers.manifest import (
+    PARTS,
+    ROLLOUT_SCHEMA,
+    ROLLOUTS_NAME,
+    TeacherManifest,
+    parts_of,
+    read_teacher_manifest,
+)
+from relabel.distill.training.locations import CHECKPOINTS, CLAIM_NAME, checkpoint_name, damaged, training_folder
+from relabel.distill.training.output import (
+    StepReached,
+    TrainingRecord,
+    claimed,
+    read_step_reached,
+    read_training_record,
+)
+from relabel.export.bundle_facts import Parity, StudentFacts, read_parity, read_student_facts
 from relabel.export.bundles import read_manifest
-from relabel.export.parity_records import Parity, read_parity
-from relabel.export.student_facts import StudentFacts, read_student_facts
-from relabel.jobs.report.run_artifact import RunArtifact
-from relabel.jobs.report.teachers import TeacherArtifact
-from relabel.jobs.report.trainings import TrainingArtifact, replacing_training, unfinished_training
-from relabel.manifests.digests import digest_of, sha256_bytes
-from relabel.manifests.errors import InputError, ManifestError, UsageError
-from relabel.manifests.records import read_record
-from relabel.manifests.runs.plans import PLAN_NAME, load_plan, refuse_rounds
-from relabel.manifests.runs.run_manifest import MANIFEST_NAME
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.filesystems import is_url, place_of, scheme_of
-from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.jobs.run.counts import ASKED, asked_for
+from relabel.jobs.run.results import AskedInVain
+from relabel.manifests.errors import InputError, ManifestError, TransientError, UsageError
+from relabel.manifests.files import Storage, is_url, place_of, scheme_of
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
+from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, Snapshot, load_manifest
+from relabel.manifests.models import default_cache_dir, digest_of_files, directory_digest
+from relabel.manifests.plan import PLAN_NAME, Plan, load_plan, refuse_rounds
+from relabel.manifests.receipts import Receipt
+from relabel.manifests.records import digest_of, read_record, sha256_bytes
+from relabel.manifests.rows import RunInput, open_run_input
+from relabel.manifests.run import RunFolder
+from relabel.manifests.store import RunStore, open_run_store, read_if_there
+
+# ------------------------------------------------------------------------------
+# A run's output as a report reads it.
+
+
+class Commit(NamedTuple):
+    """What a report needs of a receipt, for a run may have a hundred thousand."""
+
+    started: str
+    committed: str
+    worker: str
+    asked: int
+    quarantined: int
+    output_tokens: int
+    attempt: int
+
+
+@dataclass
+class RunArtifact:
+    """A label run, or a student's scores, which lie in the same way."""
+
+    path: str
+    store: RunStore
+    storage: Storage
+    plan: Plan
+    name: str
+    manifest_bytes: bytes | None
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.store, self.plan)
+
+    @cached_property
+    def manifest(self) -> RunManifest | None:
+        """Its manifest; None where it is not finished."""
+        return load_manifest(self.store)
+
+    @cached_property
+    def found(self) -> Snapshot:
+        """What its receipts say."""
+        return self.folder.snapshot()
+
+    @cached_property
+    def is_finished(self) -> bool:
+        return self.manifest is not None and self.manifest.receipts_sha256 == self.found.digest
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a student made the labels."""
+        return self.plan.facts.kind == "student"
+
+    @property
+    def grades(self) -> int:
+        return self.plan.facts.labeler.grades
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The resolved spec, as far as the manifest tells it."""
+        return {} if self.manifest is None else self.manifest.spec
+
+    def spec_part(self, *names: str) -> dict[str, Any]:
+        """An object inside the spec, by the names on the way to it; empty where there is none, or something else is
+        there.
+        """
+        found: Any = self.spec
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def commits(self) -> list[Commit]:
+        """Every receipt, by the time of its commit."""
+        return sorted((_commit(receipt) for receipt in self._receipts()), key=lambda commit: commit.committed)
+
+    @cached_property
+    def in_vain(self) -> AskedInVain:
+        """What was asked for chunks that another worker had committed first."""
+        asked = asked_for(self.folder.lost_receipts())
+        return AskedInVain(**{name: asked[name] for name in ASKED})
+
+    def _receipts(self) -> Iterator[Receipt]:
+        for shard in range(len(self.plan.shards)):
+            yield from itertools.chain.from_iterable(self.folder.chunk_receipts(shard))
+
+    def texts(self, reads: Reads = QUERY_AND_DOCUMENT) -> RunInput:
+        """The run's own input, to read texts from.
+
+        Raises:
+            InputError, ManifestError: it is not there any more, or not what was labelled.
+        """
+        return open_run_input(self.path, self.store, self.plan, self.storage, reads=reads)
+
+
+def _commit(receipt: Receipt) -> Commit:
+    quarantined = receipt.quarantine.rows if receipt.quarantine else 0
+    output = sum(counts.get("output_tokens", 0) for counts in receipt.stages.values())
+    return Commit(
+        receipt.started,
+        receipt.committed,
+        receipt.worker,
+        receipt.rows - receipt.rows_reused,
+        quarantined,
+        output,
+        receipt.attempt,
+    )
+
+
+# ------------------------------------------------------------------------------
+# A teacher's folder as a report reads it: its manifest, its digest as a model, and its rollouts.
+
+
+@dataclass
+class TeacherArtifact:
+    """A teacher's folder."""
+
+    path: str
+    store: RunStore
+    manifest: TeacherManifest
+    name: str
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies on this machine; None at a URL."""
+        is_here = not is_url(self.path) or scheme_of(self.path) in ("file", "local")
+        return Path(place_of(self.path)) if is_here else None
+
+    @cached_property
+    def digest(self) -> str:
+        """What a run calls the model: over all files of the folder, as they are now. At a URL the weights are believed
+        to be those that the manifest names, and are not read.
+        """
+        if self.folder is not None:
+            return directory_digest(self.folder, cache_dir=default_cache_dir())
+        files = dict(self.manifest.files or {})
+        for name in NOT_THE_MODEL:
+            if (data := read_if_there(self.store, name)) is not None:
+                files[name] = sha256_bytes(data)
+        return digest_of_files(files)
+
+    def rollouts(self) -> list[pq.ParquetFile]:
+        """All that it wrote while it was trained by reinforcement, in one file; none where there was none.
+
+        Raises:
+            ManifestError: the file can't be read.
+        """
+        try:
+            source: Any = None if self.folder is None else self.folder / ROLLOUTS_NAME
+            found = pq.ParquetFile(io.BytesIO(self.store.read(ROLLOUTS_NAME)) if source is None else source)
+        except FileNotFoundError:
+            return []
+        except (pa.ArrowException, OSError) as exc:
+            raise self._unreadable() from exc
+        if not is_rollouts(found):
+            raise self._unreadable()
+        return [found]
+
+    def _unreadable(self) -> ManifestError:
+        return ManifestError(f"{self.path}/{ROLLOUTS_NAME}: not readable as rollouts. Restore the folder from a copy.")
+
+
+def is_rollouts(file: pq.ParquetFile) -> bool:
+    """Whether a file has the columns of rollouts; a method may have further ones."""
+    return all(field in file.schema_arrow for field in ROLLOUT_SCHEMA)
+
+
+# ------------------------------------------------------------------------------
+# A training that is not finished, as a report reads it: its last whole checkpoint, and the rollouts up to there.
+
+
+UNFINISHED = "(not finished)"
+
+
+@dataclass
+class TrainingArtifact:
+    """A training that is under way, or was stopped.
+
+    Args:
+        checkpoints: folder that they lie in.
+        record: what is trained; None where that can't be told.
+        name: says that it is not finished, too: it stands over every figure.
+    """
+
+    path: str
+    checkpoints: Path
+    record: TrainingRecord | None
+    reached: StepReached
+    name: str
+    manifest: None = None
+
+    @property
+    def when(self) -> str:
+        """The step that is shown, and when that was written."""
+        return f"step {self.reached.step:,}, written {self.reached.written:%Y-%m-%d %H:%M:%S} UTC"
+
+    def rollouts(self) -> Iterator[pq.ParquetFile]:
+        """All that it wrote up to the checkpoint, where it is trained by reinforcement; a file a checkpoint, opened one
+        by one.
+
+        Raises:
+            ManifestError: a part is not what the checkpoint names.
+        """
+        held = self.reached.own.get("log")
+        parts = parts_of(held) if isinstance(held, dict) else {}
+        return (self._part(name, digest) for name, digest in parts.items())
+
+    def _part(self, name: str, digest: str | None) -> pq.ParquetFile:
+        if name in ("", "..") or Path(name).name != name:
+            raise damaged(self.checkpoints / checkpoint_name(self.reached.step), "it names rollouts elsewhere")
+        path = self.checkpoints / PARTS / name
+        try:
+            if path.is_file():  # a pipe would be waited for
+                handle = pa.OSFile(str(path))  # what is read is what was looked at, though the training goes on
+                if digest in (None, hashlib.file_digest(handle, "sha256").hexdigest()):
+                    found = pq.ParquetFile(handle)
+                    if is_rollouts(found):
+                        return found
+        except (pa.ArrowException, OSError) as exc:
+            raise self._changed(path) from exc
+        raise self._changed(path)
+
+    def _changed(self, path: Path) -> ManifestError:
+        return ManifestError(
+            f"{path}: rollouts that the last checkpoint names are missing, or not as they were written. If the "
+            "training goes on, try again; else it can't go on from here either: train again with --restart."
+        )
+
+
+def unfinished_training(path: str, *, cache_dir: Path | None = None) -> TrainingArtifact | None:
+    """The training whose output a path is, if it was begun and is not finished.
+
+    Args:
+        cache_dir: where models that go to a URL are trained; None for the default.
+    Raises:
+        TransientError: it has written no checkpoint yet.
+        ManifestError: what it has written is damaged.
+    """
+    checkpoints = _checkpoints(path, cache_dir)
+    if not (checkpoints / CLAIM_NAME).is_file():
+        return None
+    fingerprint, _ = claimed(checkpoints)
+    reached = read_step_reached(checkpoints)
+    if reached is None:
+        raise TransientError(
+            f"{path}: a training that has written no checkpoint yet, so there is nothing to show. If it is under way, "
+            "try again once it has (train.save_every says how often it does); if it was stopped, its command with "
+            "--resume begins anew."
+        )
+    record = read_training_record(checkpoints, fingerprint)
+    name = str(record.spec.get("name")) if record is not None else path.rstrip("/").rpartition("/")[2] or path
+    return TrainingArtifact(path, checkpoints, record, reached, f"{name} {UNFINISHED}")
+
+
+def replacing_training(path: str, *, cache_dir: Path | None = None) -> list[TrainingArtifact]:
+    """The training that a --restart began beside a finished model, once it has a checkpoint.
+
+    Raises:
+        ManifestError: what it has written is damaged.
+    """
+    _, is_replacing = claimed(_checkpoints(path, cache_dir))
+    with contextlib.suppress(TransientError):
+        found = unfinished_training(path, cache_dir=cache_dir) if is_replacing else None
+        return [] if found is None else [found]
+    return []
+
+
+def _checkpoints(path: str, cache_dir: Path | None) -> Path:
+    return training_folder(path, cache_dir=cache_dir or default_cache_dir()) / CHECKPOINTS
+
+
+# ------------------------------------------------------------------------------
+# What a report is about: label runs, teachers, students, bundles and trainings that are not finished, opened from a
+# folder or URL, each known by what lies in it.
+
 
 STUDENT = "student.json"
 

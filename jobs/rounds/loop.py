@@ -1,34 +1,100 @@
-"""The rounds of a search, one after the other, each a run of its own; and the trajectories once all are over.
-
-A round's rows follow from the rounds before it, and are written only where there are none; so a kill anywhere costs
-what it costs a run, and the same command goes on.
-"""
+"""Runs the rounds of a search one after the other, each as a run of its own, and writes the trajectories when all
+searches are finished."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from relabel.jobs.exits import Exit
-from relabel.jobs.pairs.token_counts import counter_digest, token_counter
-from relabel.jobs.planning.jobs import Job
-from relabel.jobs.rounds.ownership import claim, parts_of_search
-from relabel.jobs.rounds.retrieval import CORPUS_KEY, load_corpus, load_questions
-from relabel.jobs.rounds.round_files import folder_of, read_reviews, read_round, write_round
-from relabel.jobs.rounds.searches import Search, trajectories
-from relabel.jobs.running.conclusions import RunReport
+from relabel.jobs.job import Job
+from relabel.jobs.pairs.chunks import counter_digest, token_counter
+from relabel.jobs.rounds.searches import (
+    CORPUS_KEY,
+    Corpus,
+    Search,
+    digest_of_rows,
+    folder_of,
+    load_corpus,
+    load_questions,
+    read_reviews,
+    read_round,
+    trajectories,
+    write_round,
+)
+from relabel.jobs.run.results import RunReport
 from relabel.labelers.registry import declared_columns
 from relabel.manifests import failpoints
-from relabel.manifests.errors import ConfigError
-from relabel.manifests.judging.run_labels import open_run_labels
-from relabel.manifests.row_files import table_bytes
-from relabel.manifests.runs.budgets import BudgetState
-from relabel.manifests.runs.plans import load_plan
+from relabel.manifests.costs import BudgetState
+from relabel.manifests.errors import ConfigError, ManifestError, StaleRunError
+from relabel.manifests.manifest import MANIFEST_NAME
+from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
+from relabel.manifests.records import checked, readable_json
+from relabel.manifests.run import open_run_labels
+from relabel.manifests.schemas import table_bytes
 from relabel.manifests.specs import InputSpec, RoundsSpec
-from relabel.manifests.storage.run_store_ports import RunStore, read_if_there
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.store import RunStore, open_run_store, read_if_there
+
+# ------------------------------------------------------------------------------
+# Which search an output belongs to: what it was begun with, written down once and held against what it is given.
+
+
+LOOP_VERSION = 1
+
+
+def parts_of_search(
+    questions: list[tuple[str, str]], corpus: Corpus, limits: RoundsSpec, tokens_by: str
+) -> dict[str, Any]:
+    """What ties an output to one search, beside what its rounds' plans hold; paths are no part of it."""
+    return {
+        "version": LOOP_VERSION,
+        "questions": {"rows": len(questions), "sha256": digest_of_rows(questions)},
+        "corpus": {"documents": corpus.num_documents, "sha256": corpus.digest},
+        "rounds": limits.model_dump(mode="json", exclude={"corpus", "tokenizer"}) | {"tokenizer": tokens_by},
+    }
+
+
+def claim(store: RunStore, parts: dict[str, Any]) -> None:
+    """Write down what an output is for, or see that it is for this.
+
+    Raises:
+        StaleRunError: it is for something else; names what differs.
+    """
+    held = read_if_there(store, ROUNDS_NAME)
+    if held is None:
+        for name in (PLAN_NAME, MANIFEST_NAME):
+            if read_if_there(store, name) is not None:
+                raise StaleRunError(
+                    f"{store.root}: holds a {name}, so it belongs to something else, say to a run. Name another "
+                    "`output`."
+                )
+        store.check_conditional_writes()
+        store.sweep("")
+        store.create(ROUNDS_NAME, readable_json(parts))
+        held = store.read(ROUNDS_NAME)
+    where = f"{store.root}/{ROUNDS_NAME}"
+    try:
+        was = checked(dict[str, Any], json.loads(held))
+    except ValueError as exc:
+        raise ManifestError(f"{where}: can't be read. Restore it from a copy, or name another `output`.") from exc
+    if changed := list(differences(was, parts)):
+        listed = "\n  ".join(changed)
+        raise StaleRunError(
+            f"{store.root}: belongs to another search. Different:\n  {listed}\n  Use another `output`, or restore what "
+            "changed."
+        )
+
+
+# ------------------------------------------------------------------------------
+# The rounds of a search, one after the other, each a run of its own; and the trajectories once all are over.
+#
+# A round's rows follow from the rounds before it, and are written only where there are none; so a kill anywhere costs
+# what it costs a run, and the same command goes on.
+
 
 TRAJECTORIES_NAME = "trajectories.parquet"
 _SAID = {"is_sufficient", "sufficient_probs", "new_query", "useful", "summary"}

@@ -1,15 +1,56 @@
-"""The state of each question's search, as its rounds say; pure. And the trajectories that come of it, as a table."""
+"""State of each search over the rounds: its questions, the BM25 corpus, the rows to review, the reviews, and the stop
+rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import hashlib
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from relabel.jobs.rounds.stop_rule import stop_reason
-from relabel.manifests.specs import RoundsSpec
+from relabel.jobs.pairs.chunks import CountTokens
+from relabel.jobs.pairs.contexts import Bm25Index, queries_of
+from relabel.jobs.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
+from relabel.labelers.query_inputs import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
+from relabel.manifests import failpoints
+from relabel.manifests.errors import InputError, StaleRunError
+from relabel.manifests.files import Storage
+from relabel.manifests.run import RunLabels, read_labels
+from relabel.manifests.schemas import QUARANTINE, table_bytes, table_of
+from relabel.manifests.specs import InputSpec, RoundsSpec
+from relabel.manifests.store import RunStore
+
+# ------------------------------------------------------------------------------
+# When a search is over.
+
+
+StopReason = Literal["sufficient", "tokens", "rounds"]
+
+
+def stop_reason(useful_tokens: int, *, is_sufficient: bool, num_rounds: int, limits: RoundsSpec) -> StopReason | None:
+    """Why a search ends after a round; None if it goes on. Of several reasons the first of `StopReason`.
+
+    Args:
+        useful_tokens: of the documents that were found to matter, over all rounds.
+        is_sufficient: what the last review says.
+        num_rounds: done so far, the last one included.
+    Source:
+        R2RAG, section 3.3: sufficient, over 20,000 tokens, or the fifth round.
+    """
+    if is_sufficient:
+        return "sufficient"
+    if useful_tokens > limits.max_tokens:
+        return "tokens"
+    return "rounds" if num_rounds >= limits.max_rounds else None
+
+
+# ------------------------------------------------------------------------------
+# The state of each question's search, as its rounds say; pure. And the trajectories that come of it, as a table.
+
 
 TEXTS = pa.list_(pa.string())
 ROUND = pa.struct(
@@ -134,3 +175,249 @@ def trajectories(searches: Iterable[Search]) -> pa.Table:
         for one in searches
     ]
     return pa.Table.from_pylist(rows, schema=TRAJECTORIES)
+
+
+# ------------------------------------------------------------------------------
+# What a search starts from and looks into: the questions, and the corpus by BM25.
+
+
+CORPUS_KEY = "rounds.corpus"
+
+
+class FoundDocument(NamedTuple):
+    """A document of the corpus."""
+
+    doc_id: str
+    text: str
+    num_tokens: int
+
+
+class Corpus:
+    """Documents that can be searched, by BM25 as `relabel pairs context` has it.
+
+    Args:
+        documents: id and text of each; no two texts equal and none blank.
+        count: tokens of a text.
+        num_left_out: documents that are blank, or have the text of another with a smaller id.
+    """
+
+    def __init__(self, documents: list[tuple[str, str]], count: CountTokens, num_left_out: int = 0) -> None:
+        self.num_documents = len(documents)
+        self.num_left_out = num_left_out
+        self.digest = digest_of_rows(documents)
+        self._ids = {text: doc_id for doc_id, text in documents}
+        self._count = functools.cache(count)
+
+    @functools.cached_property
+    def _index(self) -> Bm25Index:
+        return Bm25Index(list(self._ids))
+
+    def best(self, query: str, k: int, known: Collection[str]) -> list[FoundDocument]:
+        """The k best documents for a query whose ids are not among the known ones; fewer where fewer share a word with
+        it.
+        """
+        found = ((self._ids[text], text) for text in self._index.best(query, k + len(known)))
+        new = (FoundDocument(doc_id, text, self._count(text)) for doc_id, text in found if doc_id not in known)
+        return list(itertools.islice(new, k))
+
+
+def load_corpus(path: str, count: CountTokens, storage: Storage) -> Corpus:
+    """Read the corpus; held in memory.
+
+    Raises:
+        InputError: a file or column is off, a document has no id or occurs with two texts, or none has any text.
+    """
+    polars = load_polars()
+    col = polars.col
+    docs, text_columns = scan(path, {"doc_id": "id"}, storage, has_text=True, role=CORPUS_KEY)
+    refuse_null(docs, "doc_id", path=path)
+    with translate_polars_errors(path):
+        held = (
+            docs.select(doc_id=col("doc_id").cast(polars.String), text=document_of(text_columns))
+            .unique()
+            .sort("doc_id", "text")
+            .collect(engine="streaming")
+        )
+    twice = held.filter(polars.len().over("doc_id") > 1)["doc_id"]
+    if twice.len():
+        raise InputError(f"{path}: document `{twice[0]}` occurs with different texts. Give each text an id of its own.")
+    kept = held.filter(col("text").str.strip_chars() != "").unique("text", keep="first", maintain_order=True)
+    if not kept.height:
+        raise InputError(f"{path} ({CORPUS_KEY}): no document there has any text. Name a corpus with documents.")
+    return Corpus(list(kept.iter_rows()), count, held.height - kept.height)
+
+
+def load_questions(spec: InputSpec, storage: Storage) -> list[tuple[str, str]]:
+    """Id and text of each question, by id: the different queries of the input, whatever else its rows hold.
+
+    Raises:
+        InputError: a file or column is off, a row has no id or text, one id has two texts, or there is no row.
+    """
+    polars = load_polars()
+    col, names = polars.col, spec.columns
+    wanted = {"query_id": col(names.query_id).cast(polars.String), "query": col(names.query).cast(polars.String)}
+    frames = []
+    for path in spec.path:
+        frame, _ = scan(path, {names.query_id: "id", names.query: "text"}, storage, role="input.path")
+        for name in (names.query_id, names.query):
+            refuse_null(frame, name, path=path)
+        frames.append(frame.select(**wanted))
+    rows = polars.concat(frames)
+    where = ", ".join(spec.path)
+    found: list[tuple[str, str]] = queries_of(rows if spec.limit is None else rows.head(spec.limit), where).rows()
+    if not found:
+        raise InputError(f"{where} (input.path): no rows, so no question. Give questions, a row each.")
+    return found
+
+
+def digest_of_rows(rows: Iterable[tuple[str, ...]]) -> str:
+    """sha256 of rows of texts, in their order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for text in row:
+            data = text.encode()
+            digest.update(b"%d:" % len(data))
+            digest.update(data)
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------
+# What goes into a round and comes out of it, as files: the rows to review, and what the reviews say.
+
+
+SEARCHES_PER_FILE = 512
+_TEXTS = pa.list_(pa.string())
+ROWS = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("query", pa.string()),
+        ("doc_id", pa.string()),
+        ("document", pa.string()),
+        ("num_tokens", pa.int64()),
+        (ASPECT.name, pa.string()),
+        (PREVIOUS_QUERIES.name, _TEXTS),
+        (PREVIOUS_SUMMARIES.name, _TEXTS),
+        (PREVIOUS_DOCS.name, _TEXTS),
+    ]
+)
+"""The input of a round, as `review` reads it: for each search that goes on the documents that were found, best first,
+or one row without a document where none was. `num_tokens` is the document's.
+"""
+
+Offered = dict[str, dict[str, int]]
+"""By question: the tokens of each document that was found for it, by id."""
+
+
+class _Reviewed(NamedTuple):
+    """What a label of `review` says, with the columns that are read."""
+
+    row_id: int
+    query_id: str
+    doc_id: str
+    is_sufficient: bool | None
+    sufficient_probs: Sequence[float] | None
+    new_query: str | None
+    useful: Sequence[str] | None
+    summary: str | None
+
+
+class _Failed(NamedTuple):
+    """Why a row has no label."""
+
+    query_id: str
+    status: str
+    reason: str
+
+
+def folder_of(number: int) -> str:
+    """Where the input of a round lies."""
+    return f"inputs/round-{number}"
+
+
+def write_round(store: RunStore, number: int, searches: Sequence[Search], corpus: Corpus, k: int) -> None:
+    """Search what comes next, and make the rows durable, file by file. What is there already is held against it.
+
+    Raises:
+        StaleRunError: a file is there with other rows: an earlier round was changed since.
+    """
+    store.sweep(folder_of(number))
+    for start in range(0, len(searches), SEARCHES_PER_FILE):
+        some = searches[start : start + SEARCHES_PER_FILE]
+        name = f"{folder_of(number)}/part-{start // SEARCHES_PER_FILE:05d}.parquet"
+        table = pa.Table.from_pylist([row for search in some for row in _rows(search, corpus, k)], schema=ROWS)
+        failpoints.hit("before_round_file")
+        if not store.create(name, table_bytes(table)) and not table_of(store.read(name)).equals(table):
+            raise _changed(store, number, f"{name} holds other rows than they lead to")
+        failpoints.hit("after_round_file")
+
+
+def _rows(search: Search, corpus: Corpus, k: int) -> Iterator[dict[str, Any]]:
+    asked = search.next_query
+    row = {
+        "query_id": search.query_id,
+        "query": search.query,
+        ASPECT.name: asked,
+        PREVIOUS_QUERIES.name: [one.query for one in search.rounds],
+        PREVIOUS_SUMMARIES.name: [one.review.summary for one in search.rounds if one.review.summary],
+        PREVIOUS_DOCS.name: list(search.useful),
+    }
+    found = corpus.best(asked, k, search.useful)
+    for doc_id, text, num_tokens in found:
+        yield {**row, "doc_id": doc_id, "document": text, "num_tokens": num_tokens}
+    if not found:
+        yield {**row, "doc_id": None, "document": "", "num_tokens": 0}
+
+
+def read_round(store: RunStore, number: int, searches: Sequence[Search]) -> Offered:
+    """What was found for each search.
+
+    Raises:
+        StaleRunError: the rows are those of other searches: an earlier round was changed since.
+    """
+    offered: Offered = {}
+    asked = {}
+    for name in store.names(folder_of(number)):
+        table = table_of(store.read(name), ["query_id", "doc_id", "num_tokens", ASPECT.name])
+        for query_id, doc_id, num_tokens, aspect in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            asked[query_id] = aspect
+            found = offered.setdefault(query_id, {})
+            if doc_id is not None:
+                found[doc_id] = num_tokens
+    if asked != {search.query_id: search.next_query for search in searches}:
+        raise _changed(store, number, "its input is that of other searches")
+    return offered
+
+
+def _changed(store: RunStore, number: int, what: str) -> StaleRunError:
+    return StaleRunError(
+        f"{store.root}: a round before round {number} was changed since round {number} was begun: {what}. Restore it "
+        f"from a copy, or remove {folder_of(number)}, round-{number} and all later ones to go on from there."
+    )
+
+
+def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
+    """What a finished round says of each question."""
+    said: dict[str, _Reviewed] = {}
+    shown: dict[str, list[tuple[int, str]]] = {}
+    for file in run.labels:
+        for row in (_Reviewed(**one) for one in read_labels(run.folder, file, list(_Reviewed._fields)).to_pylist()):
+            said[row.query_id] = row
+            shown.setdefault(row.query_id, []).append((row.row_id, row.doc_id))
+    failures: dict[str, RoundReview] = {}
+    for file in run.quarantine:
+        for lost in run.folder.table(file, QUARANTINE, list(_Failed._fields)).to_pylist():
+            failed = _Failed(**lost)
+            failures.setdefault(failed.query_id, RoundReview(failure=f"{failed.status}: {failed.reason}"))
+    return failures | {query_id: _review(row, shown[query_id]) for query_id, row in said.items()}
+
+
+def _review(row: _Reviewed, shown: list[tuple[int, str]]) -> RoundReview:
+    """Of a question that any row has a label of: those that have none were not shown."""
+    return RoundReview(
+        shown=tuple(doc_id for _, doc_id in sorted(shown)),
+        is_sufficient=row.is_sufficient,
+        p_sufficient=None if row.sufficient_probs is None else row.sufficient_probs[1],
+        new_query=row.new_query,
+        useful=tuple(row.useful or ()),
+        summary=row.summary,
+    )

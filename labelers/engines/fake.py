@@ -1,17 +1,10 @@
-"""`fake`: answers made up on the spot, for the demo, for tests and for whoever tries a spec before there is a GPU.
-
-It answers any `AnswerFormat` with well-formed text, quotes true fragments of the document, and grades by how many of
-the query's words are in the document, with noise: labels vary and carry some signal. The same ask and seed give the
-same answer, whatever the order, the batch or the process. On request it misbehaves: garbage, cut answers, refusals,
-slowness, crashes.
-
-It knows words and formats, no labeler. Tokens are counted as four characters each.
-"""
+"""The `fake` engine: well-formed or malformed answers without a model, for demos, tests and trying out specs."""
 
 from __future__ import annotations
 
 import hashlib
 import heapq
+import json
 import math
 import os
 import random
@@ -24,13 +17,264 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from relabel.labelers.engines.decision_costs import DecisionCost, plan_decision_costs
-from relabel.labelers.engines.fake_garbage import made_garbage
-from relabel.labelers.engines.fake_texts import CHARS_PER_TOKEN, REFUSALS, AnswerPlan, made_contents, made_thought
+from relabel.labelers.engines.registry import DecisionCost, plan_decision_costs
 from relabel.manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
-from relabel.manifests.formats import AnswerFormat, Choice
+from relabel.manifests.formats import (
+    AnswerFormat,
+    Choice,
+    Fragment,
+    Indices,
+    JsonIndices,
+    JsonTexts,
+    Lines,
+    OptionLines,
+    Section,
+    Text,
+    closing_of,
+    opening_of,
+)
 from relabel.manifests.specs import EngineArgs, EngineSpec, Fraction
+
+# ------------------------------------------------------------------------------
+# What a made-up answer says: well-formed text in any `AnswerFormat`, true fragments of the document, and garbage of a
+# dozen kinds.
+
+
+CHARS_PER_TOKEN = 4
+"""A token of the fake engine."""
+REFUSALS = (
+    "I'm sorry, but I can't help with that.",
+    "I cannot assist with this request.",
+    "I’m sorry, I won't judge this text.",
+)
+_THOUGHTS = (
+    "The subject is close to what was asked.",
+    "It stays with generalities for most of its length.",
+    "One passage speaks to the question itself.",
+    "The rest is beside the point.",
+    "A reader would still have to look elsewhere.",
+    "The wording differs but the matter is the same.",
+    "There is little to hold against the query.",
+    "It names the thing but not what is asked of it.",
+)
+_WAYS = ("how to", "what is", "best", "reasons for", "guide to", "examples of", "against", "history of")
+
+
+class AnswerPlan:
+    """What there is to know of a format before the first ask in it."""
+
+    __slots__ = ("format", "has_short_texts", "places", "steps")
+
+    def __init__(self, format: AnswerFormat) -> None:
+        self.format = format  # kept alive: plans are found by the format's id
+        self.steps = tuple((section, opening_of(section), f"{closing_of(section)}\n") for section in format.sections)
+        self.places = {section.tag: place for place, section in enumerate(format.sections)}
+        short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
+        self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
+
+
+def made_thought(hits: int, num_words: int, bits: int) -> str:
+    """How many of the query's words were found, and two remarks that say nothing."""
+    return f"{hits} of {num_words} words of the query stand here. {_THOUGHTS[bits & 7]} {_THOUGHTS[bits >> 3 & 7]}"
+
+
+def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str, source: str, bits: int) -> list[str]:
+    """What stands between the tags, section by section."""
+    contents: list[str] = []
+    at = 0
+    for section, _, _ in plan.steps:
+        if isinstance(section, Choice):
+            content = section.options[choices[at]]
+            at += 1
+        elif isinstance(section, Fragment):
+            # One in 32 goes against the grade, so that the labelers' flags have something to say.
+            is_quoting = (not choices or choices[-1] > 0) != (bits & 31 == 0)
+            content = _fragment(source, bits, section.max_tokens * CHARS_PER_TOKEN) if is_quoting else "none"
+        elif section.tag == "think":
+            content = thought[: section.max_tokens * CHARS_PER_TOKEN]
+        elif isinstance(section, JsonIndices):
+            content = _json_indices(section, bits)
+        elif isinstance(section, JsonTexts):
+            content = _json_texts(section, query, bits)
+        elif isinstance(section, OptionLines):
+            content = _option_lines(section, bits)
+        elif isinstance(section, Indices):
+            content = _indices(section, bits)
+        elif isinstance(section, Lines):
+            content = _lines(section, query, bits)
+        elif section.only_with is not None:
+            said = contents[plan.places[section.only_with[0]]]
+            is_wanted = said == section.only_with[1] if section.only_with[1] else bool(said)
+            content = _lines(Lines(section.tag, 1, 1, section.max_tokens), query, bits) if is_wanted else ""
+        else:
+            content = _short_text(section, query, bits, is_none=plan.has_short_texts and bits >> 6 & 7 == 0)
+        bits = bits >> 9 | (bits & 0x1FF) << 55
+        contents.append(content)
+    return contents
+
+
+def _fragment(source: str, bits: int, most_chars: int) -> str:
+    """A piece of the source from word edge to word edge, or `none` where there is none without markup."""
+    if not source:
+        return "none"
+    start = source.rfind(" ", 0, bits % len(source)) + 1
+    wanted = min(most_chars, 24 + (bits >> 32) % 96)
+    end = source.rfind(" ", start, start + wanted + 1) if start + wanted < len(source) else len(source)
+    if end <= start:
+        end = start + wanted
+    # Up to the first `<`: a document's own tags must not end the section.
+    piece = source[start:end].partition("<")[0].strip()
+    return "none" if not piece or piece.lower() == "none" else piece
+
+
+def _short_text(section: Text, query: str, bits: int, *, is_none: bool) -> str:
+    if is_none:
+        return "none"
+    words = query.replace("<", " ").split()
+    text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * CHARS_PER_TOKEN].strip()
+    return text or ("" if section.may_be_empty else "unclear")
+
+
+def _json_indices(section: JsonIndices, bits: int) -> str:
+    """For each key up to three numbers, none twice."""
+    held = {}
+    for key, most in zip(section.keys, section.mosts, strict=True):
+        bits = (bits * 0x9E3779B97F4A7C15 + 1) & 0xFFFF_FFFF_FFFF_FFFF
+        chosen = dict.fromkeys((bits >> shift) % most + 1 for shift in (20, 33, 47)) if most else ()
+        held[key] = list(chosen)[: (bits >> 60) % 4]
+    return json.dumps(held)
+
+
+def _json_texts(section: JsonTexts, query: str, bits: int) -> str:
+    """Up to two words of what is asked; now and then nothing."""
+    words = query.split() or ["unclear"]
+    chosen = dict.fromkeys(words[(bits >> shift) % len(words)] for shift in (3, 17))
+    texts = [word[: section.max_text_tokens * CHARS_PER_TOKEN] for word in chosen]
+    return json.dumps(texts[: min(bits % 4, section.most)], ensure_ascii=False)
+
+
+def _indices(section: Indices, bits: int) -> str:
+    """Up to three numbers, none twice."""
+    chosen = dict.fromkeys((bits >> shift) % section.most + 1 for shift in (3, 17, 31)) if section.most else ()
+    return ", ".join(map(str, list(chosen)[: bits % 4]))
+
+
+def _option_lines(section: OptionLines, bits: int) -> str:
+    """Up to three options, none twice; now and then what stands alone."""
+    if not section.options or bits & 3 == 0:
+        return section.alone
+    chosen = dict.fromkeys((bits >> shift) % len(section.options) for shift in (3, 17, 31))
+    return "\n".join(section.options[place] for place in list(chosen)[: 1 + (bits >> 48) % 3])
+
+
+def _lines(section: Lines, query: str, bits: int) -> str:
+    """What is asked, said in several ways."""
+    words = " ".join(query.replace("<", " ").split()) or "this"
+    count = section.least + bits % (section.most - section.least + 1)
+    ways = (f"{_WAYS[(bits + place) % len(_WAYS)]}{' more' * (place // len(_WAYS))}" for place in range(count))
+    return "\n".join(f"{way} {words}"[: section.max_line_tokens * CHARS_PER_TOKEN].strip() for way in ways)
+
+
+# ------------------------------------------------------------------------------
+# Answers of the fake engine that are out of format.
+
+
+_OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
+
+
+def made_garbage(plan: AnswerPlan, contents: list[str], text: str, bits: int) -> str:
+    """An answer that no reader may take for a verdict."""
+    if isinstance(plan.format.sections[0], JsonIndices):
+        return _JSON_GARBAGE[(bits >> 8) % len(_JSON_GARBAGE)](text)
+    if isinstance(plan.format.sections[0], JsonTexts):
+        return _TEXTS_GARBAGE[(bits >> 8) % len(_TEXTS_GARBAGE)](text)
+    if isinstance(plan.format.sections[0], OptionLines):
+        return _LINES_GARBAGE[(bits >> 8) % len(_LINES_GARBAGE)](text)
+    return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.format.sections, contents, text, bits >> 16)
+
+
+def _tagged(sections: Sequence[Section], contents: Sequence[str]) -> str:
+    return "\n".join(f"<{s.tag}>{c}</{s.tag}>" for s, c in zip(sections, contents, strict=True))
+
+
+def _swapped(sections: Sequence[Section], contents: list[str], text: str, _bits: int) -> str:
+    return _tagged(sections[::-1], contents[::-1]) if len(sections) > 1 else f"{text}{text}"
+
+
+def _off_scale(sections: Sequence[Section], contents: list[str], text: str, bits: int) -> str:
+    choices = [i for i, section in enumerate(sections) if isinstance(section, Choice)]
+    if not choices:
+        return text.replace(">", "", 1)
+    changed = list(contents)
+    changed[choices[bits % len(choices)]] = _OFF_SCALE[(bits >> 8) % len(_OFF_SCALE)]
+    return _tagged(sections, changed)
+
+
+def _json(sections: Sequence[Section], _contents: list[str], _text: str, _bits: int) -> str:
+    return "{" + ", ".join(f'"{s.tag}": "{i}"' for i, s in enumerate(sections)) + "}"
+
+
+_JSON_GARBAGE: tuple[Callable[[str], str], ...] = (
+    lambda _text: "",
+    lambda text: text[:-1],
+    lambda text: f"{text}\n{text}",
+    lambda text: f"Here you are: {text}",
+    lambda text: f"```json\n{text}\n```",
+    lambda text: text.replace("]", "", 1),
+    lambda text: text.replace("[", "[0, ", 1).replace(", ]", "]"),
+    lambda text: text.replace("[", '["one", ', 1).replace(", ]", "]"),
+    lambda text: text.replace("Document_", "Doc_", 1),
+    lambda text: text.replace("{", '{"Document_0": [], ', 1),
+    lambda _text: "[]",
+)
+_TEXTS_GARBAGE: tuple[Callable[[str], str], ...] = (
+    lambda _text: "",
+    lambda text: text[:-1],
+    lambda text: f"Here you are: {text}",
+    lambda text: f"```json\n{text}\n```",
+    lambda text: json.dumps({"answer": text}),
+    lambda text: f"[{text}]",
+)
+_LINES_GARBAGE: tuple[Callable[[str], str], ...] = (
+    lambda _text: "",
+    lambda _text: " \n\t\u00a0 \n",
+    lambda text: f"Here you are:\n{text}",
+    lambda text: f"{text}\nHope this helps!",
+    lambda text: f"```\n{text}\n```",
+    lambda text: f"- {text}",
+    lambda text: text.replace("]", "", 1),
+    lambda text: f"{text}\n[ANSWER] 999999999: nothing of this document",
+    lambda text: f"{text}\n[EXPAND]",
+    lambda text: text.lower(),
+    lambda text: json.dumps({"answer": text}),
+)
+_GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = (
+    lambda _sections, _contents, _text, _bits: "",
+    lambda _sections, _contents, _text, _bits: " \n\t\u00a0 \n",
+    lambda _sections, contents, _text, _bits: "\n".join(contents),  # no tags
+    lambda _sections, _contents, text, _bits: f"{text}\n{text}",  # everything twice
+    lambda _sections, _contents, text, _bits: f"{text}\nHope this helps!",
+    lambda sections, _contents, text, _bits: f"<{sections[-1].tag}>{text}",  # the last tag echoed in front
+    lambda sections, _contents, _text, _bits: "".join(f"<{s.tag}>" for s in sections),  # opened, never closed
+    lambda _sections, _contents, text, _bits: text[:-1],
+    lambda _sections, _contents, _text, bits: f"final score: {bits % 3}\nscore: {(bits >> 4) % 4}",
+    _swapped,
+    _off_scale,
+    _json,
+)
+
+
+# ------------------------------------------------------------------------------
+# `fake`: answers made up on the spot, for the demo, for tests and for whoever tries a spec before there is a GPU.
+#
+# It answers any `AnswerFormat` with well-formed text, quotes true fragments of the document, and grades by how many of
+# the query's words are in the document, with noise: labels vary and carry some signal. The same ask and seed give the
+# same answer, whatever the order, the batch or the process. On request it misbehaves: garbage, cut answers, refusals,
+# slowness, crashes.
+#
+# It knows words and formats, no labeler. Tokens are counted as four characters each.
+
 
 VERSION = "1"
 """Changes whenever the same ask and seed give another answer."""

@@ -18,23 +18,19 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import SecretStr
 
-from relabel.labelers.engines.api_batches import PART_REQUESTS, Batches
-from relabel.labelers.engines.api_chat import ChatMode, ChatWork
-from relabel.labelers.engines.api_client import CHARS_PER_TOKEN, ApiClient
-from relabel.labelers.engines.api_complaints import shown
-from relabel.labelers.engines.api_options import OpenAiArgs, args_of, key_of
-from relabel.labelers.engines.api_replies import MAX_COUNT
-from relabel.labelers.engines.api_tokenizer import TokenizerFolder, find_tokenizer, served_digest
-from relabel.labelers.engines.decision_costs import DecisionCost, plan_decision_costs
-from relabel.labelers.engines.loop_thread import LoopThread
-from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
-from relabel.manifests.batches import BatchRecords
-from relabel.manifests.charges import Charge
-from relabel.manifests.engine_options import price_of
+from relabel.labelers.engines.checkpoints import TokenizerFolder, find_tokenizer, served_digest
+from relabel.labelers.engines.openai_batches import PART_REQUESTS, Batches
+from relabel.labelers.engines.openai_chat import ChatMode, ChatWork
+from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, LoopThread
+from relabel.labelers.engines.openai_connections import OpenAiArgs, args_of, key_of
+from relabel.labelers.engines.openai_replies import MAX_COUNT, shown
+from relabel.labelers.engines.registry import DecisionCost, plan_decision_costs
+from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
-from relabel.manifests.extras import require
-from relabel.manifests.plurals import counted
-from relabel.manifests.specs import EngineArgs, EngineSpec
+from relabel.manifests.process import require
+from relabel.manifests.records import BatchRecords
+from relabel.manifests.secrets import counted
+from relabel.manifests.specs import EngineArgs, EngineSpec, price_of
 
 WAITING_PER_SLOT = 2
 """Requests taken for each that may be at the server, so that a freed slot finds the next one ready."""
@@ -296,7 +292,7 @@ class OpenAi:
         if args.mode == "chat" or folder is None:
             own = folder.control_texts() if folder is not None else None
             return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=own)
-        from relabel.labelers.engines.api_tokens import TokensMode
+        from relabel.labelers.engines.openai_tokens import TokensMode
 
         tokenizer = folder.load()
         tokens = TokensMode(

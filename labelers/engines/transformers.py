@@ -16,6 +16,7 @@ from pydantic import Field
 
 from relabel.labelers.engines.checkpoints import (
     cache_bytes,
+    checkpoint_token_counter,
     digest_with_adapter,
     end_ids,
     is_kept_in_16_bits,
@@ -23,24 +24,20 @@ from relabel.labelers.engines.checkpoints import (
     resolve_checkpoint,
     special_ids,
 )
-from relabel.labelers.engines.counting import checkpoint_token_counter
-from relabel.labelers.engines.decision_costs import DecisionCost, plan_decision_costs
+from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, quotable, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.sequences import TokenSequence
-from relabel.labelers.engines.stages import DecisionPlaces, admit, quotable, stage_remarks
+from relabel.labelers.engines.registry import DecisionCost, plan_decision_costs
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, EngineWork, Request
-from relabel.manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16, usable_cores
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
-from relabel.manifests.extras import require
-from relabel.manifests.models.references import ResolvedModel
-from relabel.manifests.models.weights import check_loading
+from relabel.manifests.models import ResolvedModel, check_loading
+from relabel.manifests.process import cpu_flags, free_cores, multiplies_bfloat16, require, usable_cores
 from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
 
 if TYPE_CHECKING:
     import torch
 
-    from relabel.labelers.engines.batch import Batch
+    from relabel.labelers.engines.batching import Batch
 
 WAITING_PER_ROW = 4
 """Requests taken beyond the batch, per row: enough to find others of like length and like beginning among them."""
@@ -106,9 +103,8 @@ class Transformers:
         torch = require("torch", extra="cpu", purpose="The transformers engine")
         library = require("transformers", extra="cpu", purpose="The transformers engine")
         library.utils.logging.disable_progress_bar()  # progress is the command's to show
-        from relabel.labelers.engines.batch import Batch, BatchLimits, BatchVocabulary
-        from relabel.labelers.engines.forward import Forward
-        from relabel.labelers.engines.grouped_attention import GROUPED
+        from relabel.labelers.engines.batching import Batch, BatchLimits, BatchVocabulary
+        from relabel.labelers.engines.forward import GROUPED, Forward
 
         args = _args_of(spec)
         self._spec, self._args, self._torch, self._version = (

@@ -1,28 +1,238 @@
-"""All figures of judged labels, each with its 95 % interval: which are computed, over what, and in which order they are
-shown.
-
-Letters: N rows, G groups (queries, or rows where there is no query), K grades.
-"""
+"""All metrics of one or two label sets against gold, with baselines and a calibration trial."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.memory import release_unused
-from relabel.manifests.metrics.baselines import Baselines, baselines
-from relabel.manifests.metrics.bootstrap import Interval, bootstrap
-from relabel.manifests.metrics.calibration import BINS, Method
-from relabel.manifests.metrics.calibration_trial import CalibrationTrial, calibration_trial
-from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.judged_statistics import JudgedStatistics
-from relabel.manifests.metrics.metric import MetricSet, MetricValue
-from relabel.manifests.metrics.query_metrics import QUERY_METRICS
-from relabel.manifests.metrics.ranking import DEPTH
-from relabel.manifests.metrics.registry import METRICS
+from relabel.manifests.metrics.judged import Judged, JudgedStatistics
+from relabel.manifests.metrics.measures import (
+    BINS,
+    DEPTH,
+    Method,
+    QueryRanking,
+    auc,
+    cut_names,
+    fit_calibrator,
+    random_order,
+    rank_queries,
+    split_groups,
+)
+from relabel.manifests.metrics.metric import (
+    NOTHING_DRAWN,
+    Interval,
+    MetricSet,
+    MetricValue,
+    bootstrap,
+    finite,
+    paired_bootstrap,
+)
+from relabel.manifests.metrics.registry import CALIBRATION, METRICS, QUERY_METRICS, count_metrics
+from relabel.manifests.records import LEFT_OUT
+from relabel.manifests.schemas import release_unused
+
+# ------------------------------------------------------------------------------
+# What figures labels get that no document was read for: one grade for all rows, a random order of each query, and the
+# words that query and document share (BM25). A figure means something by its distance from these.
+#
+# Letters: N rows, K grades, G queries.
+
+
+BM25_K1, BM25_B = 1.2, 0.75
+MOST_LEXICAL = 100_000
+"""Rows that BM25 is computed for at most: 40 s of one core, of documents of 100 words."""
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Figures by name, as labels have them; None where one is not defined.
+
+    Args:
+        grade: of the constant baseline, the most frequent gold grade of the same rows, the lower of equals.
+        constant: of that grade for every row: all figures of the confusion matrix, and Brier, of the gold grades'
+            shares as every row's distribution.
+        random: the expected figures of a random order of each query; empty where rows name no query.
+        lexical: of BM25 of query and document; empty where their texts are not known.
+    """
+
+    grade: int
+    constant: dict[str, float | None]
+    random: dict[str, float | None]
+    lexical: dict[str, float | None]
+
+    def of(self, figure: str) -> dict[str, float]:
+        """The baselines that have a figure, by name."""
+        kinds = {"constant": self.constant, "random": self.random, "lexical": self.lexical}
+        return {kind: value for kind, held in kinds.items() if (value := held.get(figure)) is not None}
+
+
+def baselines(
+    gold_N: np.ndarray,
+    query_N: np.ndarray | None,
+    doc_N: np.ndarray,
+    *,
+    grades: int,
+    num_queries: int,
+    lexical_N: np.ndarray | None = None,
+) -> Baselines:
+    """The baselines of judged rows, of which there is at least one.
+
+    Args:
+        gold_N: grades 0..K-1.
+        query_N, doc_N: as those of `manifests.metrics.judged.Judged`.
+        lexical_N: BM25 of each row, see `bm25`.
+    """
+    gold_K = np.bincount(gold_N, minlength=grades)
+    grade = int(gold_K.argmax())
+    counts_KK = np.zeros((grades, grades))
+    counts_KK[:, grade] = gold_K
+    share_K = gold_K / gold_K.sum()
+    constant = {name: float(value) for name, value in count_metrics(counts_KK).items()}
+    cuts = [(f"auc_{name}", cut) for cut, name in enumerate(cut_names(grades), start=1)]
+    random, lexical = dict.fromkeys((name for name, _ in cuts), 0.5), dict[str, float]()
+    if query_N is not None:
+        random |= _ranked(random_order(query_N, doc_N, gold_N, num_queries=num_queries))
+    if lexical_N is not None:
+        lexical |= {name: auc(lexical_N, gold_N >= cut) for name, cut in cuts}
+        if query_N is not None:
+            lexical |= _ranked(rank_queries(query_N, doc_N, lexical_N, gold_N, num_queries=num_queries))
+    found = ({**constant, "brier": float(1 - share_K @ share_K)}, random, lexical)
+    return Baselines(grade, *({name: finite(value) for name, value in one.items()} for one in found))
+
+
+def _ranked(found: QueryRanking) -> dict[str, float]:
+    means = {f"ndcg@{DEPTH}": found.ndcg, "kendall_tau": found.tau, "bad_case_rate": found.bad_case}
+    return {name: float(np.nanmean(value_G)) for name, value_G in means.items() if not np.isnan(value_G).all()}
+
+
+def bm25(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    """BM25 of each (query, document), float64 [N]: how many and how rare the words are that both have.
+
+    Words are runs of letters and digits, case folded; the collection is the different documents of these pairs.
+
+    Source:
+        Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework"; with Lucene's idf, never negative.
+    """
+    counts = {text: Counter(_words(text)) for _, text in pairs}
+    length = {text: count.total() for text, count in counts.items()}
+    mean = max(1, sum(length.values())) / max(1, len(length))
+    num_with = Counter(word for count in counts.values() for word in count)
+    found = np.zeros(len(pairs))
+    for row, (query, text) in enumerate(pairs):
+        norm = BM25_K1 * (1 - BM25_B + BM25_B * length[text] / mean)
+        for word in _words(query):
+            times = counts[text][word]
+            if times:
+                rarity = math.log(1 + (len(counts) - num_with[word] + 0.5) / (num_with[word] + 0.5))
+                found[row] += rarity * times * (BM25_K1 + 1) / (times + norm)
+    return np.round(found, 9)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+BOUNDS = (("accuracy", "constant"), ("kappa", "constant"), (f"ndcg@{DEPTH}", "lexical"))
+"""Figures that a student has to beat a baseline by, before a channel is pointed at it."""
+
+
+def not_beaten(figures: Mapping[str, float | None], found: Baselines) -> list[str]:
+    """In words, which baselines some labels are below; of kappa, where every constant has 0, not above."""
+    said = []
+    for name, kind in BOUNDS:
+        value, bound = figures.get(name), found.of(name).get(kind, 0.0 if name == "kappa" else None)
+        if value is not None and bound is not None and (value <= bound if name == "kappa" else value < bound):
+            said.append(f"{name} {value:.4f}, the {kind} baseline {bound:.4f}")
+    return said
+
+
+# ------------------------------------------------------------------------------
+# What calibration on one half of the judged rows does on the other.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfSize:
+    """One half of what `--calibrate` split; `queries` is None where it split single rows."""
+
+    queries: int | None = field(default=None, metadata=LEFT_OUT)
+    rows: int
+
+    @property
+    def groups(self) -> int:
+        """Queries, or rows."""
+        return self.rows if self.queries is None else self.queries
+
+
+@dataclass(frozen=True)
+class CalibrationTrial:
+    """What a calibrator fitted on one half does for the other.
+
+    Args:
+        parameters: of `Calibrator`.
+        split_by: `queries` or `rows`.
+        before, after: those of `CALIBRATION`, of the half held out.
+    """
+
+    method: Method
+    parameters: dict[str, object]
+    split_by: str
+    fitted_on: HalfSize
+    held_out: HalfSize
+    before: dict[str, MetricValue]
+    after: dict[str, MetricValue]
+
+
+def calibration_trial(found: JudgedStatistics, method: Method, resamples: int, seed: int) -> CalibrationTrial:
+    """Fit on half the groups, judge on the other half, before and after."""
+    judged, has_N = found.judged, found.has_probs
+    unit = "queries" if found.is_by_query else "rows"
+    present, group_of_N = np.unique(found.group_N[has_N], return_inverse=True)
+    if judged.probs is None or len(present) < 2:
+        raise InputError(
+            f"--calibrate {method}: needs distributions (`probs`) of at least two {unit}; half fit, half are held out."
+        )
+    probs_NK, gold_N = judged.probs[has_N], judged.gold[has_N]
+    is_fitted_N = split_groups(len(present), seed)[group_of_N]
+    calibrator = fit_calibrator(method, probs_NK[is_fitted_N], gold_N[is_fitted_N])
+    held_NK, held_gold_N = probs_NK[~is_fitted_N], gold_N[~is_fitted_N]
+    held_groups, held_group_N = np.unique(group_of_N[~is_fitted_N], return_inverse=True)
+
+    def size(groups: int, rows: int) -> HalfSize:
+        return HalfSize(queries=groups if found.is_by_query else None, rows=rows)
+
+    def figures(probs_NK: np.ndarray) -> dict[str, MetricValue]:
+        no_docs = np.zeros_like(held_gold_N)
+        held = Judged(
+            judged.grades, held_gold_N, held_gold_N, held_group_N, len(held_groups), no_docs, probs_NK, None, None
+        )
+        metrics = MetricSet(CALIBRATION, JudgedStatistics(held), num_groups=len(held_groups))
+        return metrics.with_intervals(
+            bootstrap(metrics.resampled, num_groups=len(held_groups), resamples=resamples, seed=seed)
+        )
+
+    return CalibrationTrial(
+        method,
+        calibrator.parameters,
+        unit,
+        fitted_on=size(len(present) - len(held_groups), int(is_fitted_N.sum())),
+        held_out=size(len(held_groups), len(held_gold_N)),
+        before=figures(held_NK),
+        after=figures(calibrator.apply(held_NK)),
+    )
+
+
+# ------------------------------------------------------------------------------
+# All figures of judged labels, each with its 95 % interval: which are computed, over what, and in which order they are
+# shown.
+#
+# Letters: N rows, G groups (queries, or rows where there is no query), K grades.
 
 
 @dataclass(frozen=True)
@@ -192,3 +402,60 @@ def _left_out(metrics: MetricSet) -> list[str]:
     """Queries that metrics of whole queries are not over."""
     left = {metric.title: metrics.num_groups - metrics.over(metric.name) for metric in metrics.of(QUERY_METRICS)}
     return [f"queries without a value, left out of {title}: {count:,}" for title, count in left.items() if count]
+
+
+# ------------------------------------------------------------------------------
+# Two sets of labels by the same gold, and the difference of their figures.
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of one label set minus the same figure of another, judged on the same rows and resampled together.
+
+    Args:
+        value: None where either figure is not defined.
+        low, high: 95 % percentile bootstrap bounds of the difference.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    undefined_resamples: int
+
+
+def evaluate_both(
+    first: Judged, second: Judged, *, resamples: int = 1000, seed: int = 7, pass_at: Sequence[int] = ()
+) -> tuple[Evaluation, Evaluation, dict[str, Difference]]:
+    """Judge two label sets of the same rows: the figures of each, and second minus first with the interval of a paired
+    bootstrap.
+
+    An AUC by distributions and one by written grades are not subtracted: they are not the same figure.
+
+    Args:
+        first, second: the same rows in the same order, so that gold grades and queries are equal.
+        pass_at: see `evaluate`; of the sets that have samples.
+    """
+    check_samples([first, second], pass_at)
+    found = [JudgedStatistics(judged, pass_at) for judged in (first, second)]
+    ours, theirs = (MetricSet(METRICS, one, num_groups=one.num_groups) for one in found)
+    release_unused()
+    paired = paired_bootstrap(
+        ours.resampled, theirs.resampled, num_groups=ours.num_groups, resamples=resamples, seed=seed
+    )
+    both = [name for name in ours.values if name in theirs.values]
+    alike = [name for name in both if ours.is_by_grade(name) == theirs.is_by_grade(name)]
+    differences = {}
+    for name in alike:
+        low, high, num_undefined = paired.difference.get(name, NOTHING_DRAWN)
+        step = theirs.values[name] - ours.values[name]
+        differences[name] = Difference(finite(step), finite(low), finite(high), num_undefined)
+    beside = baselines_of(first)
+    judged = [
+        evaluation_of(one, metrics, intervals, None, beside)
+        for one, metrics, intervals in zip(found, (ours, theirs), (paired.first, paired.second), strict=True)
+    ]
+    if alike != both:
+        judged[1].notes.append(
+            "one set's AUC is by distributions, the other's by written grades: they are not subtracted"
+        )
+    return judged[0], judged[1], differences

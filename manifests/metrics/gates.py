@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from relabel.manifests.errors import ConfigError, UsageError
-from relabel.manifests.spec_faults import nearest
+from relabel.manifests.specs import nearest
 
 TEACHER = "teacher"
 _COMPARE: dict[str, Callable[[float, float], bool]] = {

@@ -1,18 +1,35 @@
-"""Labels beside the grades that judge them: the join, and what it left out.
-
-Letters: N judged rows, K grades.
-"""
+"""Labels with the grades that judge them, and the sufficient statistics of the join, by row and by query."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError
+from relabel.manifests.labels import exact_match, hit_at_1, set_f1
+from relabel.manifests.metrics.measures import (
+    QueryRanking,
+    at_least,
+    confusion_by_group,
+    cut_names,
+    pass_at_k,
+    rank_queries,
+    reliability_by_group,
+)
+from relabel.manifests.metrics.metric import Order, Sums, mean_of_rows
+from relabel.manifests.schemas import release_unused, texts_of
+
+# ------------------------------------------------------------------------------
+# Labels beside the grades that judge them: the join, and what it left out.
+#
+# Letters: N judged rows, K grades.
 
 
 @dataclass(frozen=True)
@@ -139,3 +156,377 @@ def sample_counts(samples: pa.LargeListArray | None, gold_N: np.ndarray) -> tupl
     row_M = np.repeat(np.arange(len(size_N)), size_N)
     grade_M = pc.list_flatten(samples).to_numpy(zero_copy_only=False)  # NaN where a sample failed
     return np.bincount(row_M[grade_M == gold_N[row_M]], minlength=len(size_N)), size_N
+
+
+# ------------------------------------------------------------------------------
+# What labelers that see a query's documents together are measured by, query by query: the evidence that was chosen
+# (RES-RAG), and the review of what was found (R2RAG).
+#
+# Letters: N judged rows, G queries.
+
+
+BATCH_ROWS = 1 << 16
+"""Rows whose lists are Python's at a time."""
+SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True)
+class EvidenceByQuery:
+    """Of each query, float64 [G], NaN where it has none; None where there is no such column of gold.
+
+    Args:
+        chunks: different chunks chosen.
+        tokens: of them, as `selected_tokens` counts.
+        over_budget: mean φ of its rows, by what was written: a chunk named twice counts twice.
+        f1: mean over its rows of the F1 of chosen and gold chunks.
+        exact_match, hit_at_1: of its answers.
+    """
+
+    chunks: np.ndarray
+    tokens: np.ndarray
+    over_budget: np.ndarray
+    f1: np.ndarray | None
+    exact_match: np.ndarray | None
+    hit_at_1: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class ReviewByQuery:
+    """Useful documents and sufficiency.
+
+    Args:
+        precision: of the documents named useful, the share that is, float64 [G]; NaN where none is named.
+        recall: of the useful documents, the share that is named; NaN where none is useful.
+        sufficiency: queries by P(yes), relevant where gold says that the documents suffice, of those that have both;
+            None where gold says nothing of it.
+    """
+
+    precision: np.ndarray
+    recall: np.ndarray
+    sufficiency: Order | None
+
+
+def evidence_by_query(judged: Judged) -> EvidenceByQuery | None:
+    """None where the labels choose no chunks.
+
+    Raises:
+        InputError: rows of a query have different answers.
+    """
+    selected = judged.columns.get("selected")
+    if selected is None or judged.queries is None:
+        return None
+    has_N = selected.is_valid().to_numpy(zero_copy_only=False)
+    query_N = judged.queries[has_N]
+    rows_G = np.bincount(query_N, minlength=judged.num_queries).astype(np.float64)
+    rows_G[rows_G == 0] = np.nan
+
+    def total(value_N: np.ndarray) -> np.ndarray:
+        """A query's sum of what its rows have; NaN for a query without rows."""
+        return np.asarray(np.bincount(query_N, value_N[has_N], minlength=judged.num_queries) + 0 * rows_G)
+
+    answered = _answers(judged)
+    return EvidenceByQuery(
+        total(_sizes(selected)),
+        total(_numbers(judged.columns["selected_tokens"])),
+        total(_numbers(judged.columns["over_budget"])) / rows_G,
+        _f1_by_query(judged, selected),
+        _of_answers(exact_match, answered),
+        _of_answers(hit_at_1, answered),
+    )
+
+
+def _sizes(lists: pa.ListArray) -> np.ndarray:
+    """How many different numbers each list holds: int64 [N], 0 where it is null."""
+    number_M, row_M = pc.list_flatten(lists).to_numpy(), pc.list_parent_indices(lists).to_numpy()
+    different = np.unique(row_M * 2**16 + number_M, return_index=True)[1]  # numbers of 16 bits
+    return np.bincount(row_M[different], minlength=len(lists))
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+def _f1_by_query(judged: Judged, selected: pa.ListArray) -> np.ndarray | None:
+    gold = judged.columns.get("gold_chunks")
+    if gold is None or judged.queries is None:
+        return None
+    has_N = pc.and_(selected.is_valid(), gold.is_valid()).to_numpy(zero_copy_only=False)
+    rows = pa.array(np.flatnonzero(has_N))
+    chosen, wanted = selected.take(rows), gold.take(rows)
+    f1_N = np.fromiter(itertools.starmap(set_f1, _pairs(chosen, wanted)), np.float64, len(rows))
+    query_N = judged.queries[has_N]
+    total_G = np.bincount(query_N, f1_N, minlength=judged.num_queries)
+    count_G = np.bincount(query_N, minlength=judged.num_queries)
+    return np.asarray(total_G / np.where(count_G > 0, count_G, np.nan))
+
+
+def _pairs(first: pa.Array, second: pa.Array) -> itertools.chain[tuple[Any, Any]]:
+    """Values of two columns side by side."""
+    starts = range(0, len(first), BATCH_ROWS)
+    return itertools.chain.from_iterable(
+        zip(first[at : at + BATCH_ROWS].to_pylist(), second[at : at + BATCH_ROWS].to_pylist(), strict=True)
+        for at in starts
+    )
+
+
+_Answered = list[tuple[Sequence[str], Sequence[str]] | None]
+"""Answers and gold answers of each query that has both, [G]."""
+
+
+def _answers(judged: Judged) -> _Answered | None:
+    """None where there are no such columns; a query without any gold answer has none."""
+    if not {"answers", "gold_answers"} <= judged.columns.keys():
+        return None
+    given, wanted = (of_queries(judged, name) for name in ("answers", "gold_answers"))
+    return [
+        None if answers is None or not gold else (answers, gold) for answers, gold in zip(given, wanted, strict=True)
+    ]
+
+
+def _of_answers(
+    score: Callable[[Sequence[str], Sequence[str]], float], answered: _Answered | None
+) -> np.ndarray | None:
+    return None if answered is None else np.array([np.nan if one is None else score(*one) for one in answered])
+
+
+def of_queries(judged: Judged, name: str) -> list[Any]:
+    """A column's one value a query, [G], None where all of its rows are null. It is the query's: rows without a gold
+    grade may hold it.
+
+    Raises:
+        InputError: rows of a query differ; names the query and two values.
+    """
+    assert judged.queries is not None
+    found: list[Any] = [None] * judged.num_queries
+    held = [(judged.queries, judged.columns[name])]
+    if judged.beside is not None and name in judged.beside.columns:
+        held.append((judged.beside.queries, judged.beside.columns[name]))
+    for query, value in itertools.chain.from_iterable(itertools.starmap(_of_rows, held)):
+        if found[query] is None:
+            found[query] = value
+        elif found[query] != value:
+            called = query if judged.query_names is None else texts_of(judged.query_names[query : query + 1])[0]
+            first, second = (str(one)[:SHOWN_CHARS] for one in (found[query], value))
+            raise InputError(
+                f"column `{name}`: rows of query {called} differ: {first} and {second}. Give all rows of a query the "
+                "same value, or null to all but one."
+            )
+    return found
+
+
+def _of_rows(query_N: np.ndarray, column: pa.Array) -> zip[tuple[int, Any]]:
+    """Query and value of each row that has one."""
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    return zip(query_N[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True)
+
+
+def review_by_query(judged: Judged) -> ReviewByQuery | None:
+    """None where the labels are no reviews.
+
+    Raises:
+        InputError: rows of a query differ in whether its documents suffice.
+    """
+    if "sufficient_probs" not in judged.columns or judged.queries is None:
+        return None
+    is_named_N, is_useful_N = judged.labels > 0, judged.gold > 0
+    both_G, named_G, useful_G = (
+        np.bincount(judged.queries, is_one_N, minlength=judged.num_queries)
+        for is_one_N in (is_named_N & is_useful_N, is_named_N, is_useful_N)
+    )
+    return ReviewByQuery(
+        both_G / np.where(named_G > 0, named_G, np.nan),
+        both_G / np.where(useful_G > 0, useful_G, np.nan),
+        _sufficiency(judged) if "gold_sufficient" in judged.columns else None,
+    )
+
+
+def _sufficiency(judged: Judged) -> Order:
+    probs, golds = (of_queries(judged, name) for name in ("sufficient_probs", "gold_sufficient"))
+    both = [
+        (query, pair[1], gold)
+        for query, (pair, gold) in enumerate(zip(probs, golds, strict=True))
+        if pair is not None and gold is not None
+    ]
+    held = np.array(both, dtype=[("query", np.int64), ("prob", np.float64), ("is_enough", np.bool_)])
+    return Order(held["prob"], held["is_enough"], held["query"], num_groups=judged.num_queries)
+
+
+# ------------------------------------------------------------------------------
+# What labels of `route` are measured by, row by row: nodes that answer, headings to unfold, refusals, and lines that
+# were no legal action. Source: RDR2 (papers); what it leaves open is ours.
+
+
+@dataclass(frozen=True)
+class RoutingByRow:
+    """Of each row, float64 [N], NaN where it has none; None where there is no such column of gold.
+
+    Args:
+        answer_f1: of the ids that answer and those of gold, where gold has any.
+        expand_precision: of the headings to unfold, the share that gold has too, where gold has any; 0 where none was
+            to be unfolded.
+        refusal: 1 without an id, 0 with one, where gold has neither.
+        expelled: lines meant as an action that were not legal.
+        collapsed: 1 where no line was an action, 0 else.
+    """
+
+    answer_f1: np.ndarray | None
+    expand_precision: np.ndarray | None
+    refusal: np.ndarray | None
+    expelled: np.ndarray
+    collapsed: np.ndarray
+
+
+def routing_by_row(judged: Judged) -> RoutingByRow | None:
+    """None where the labels are no routes."""
+    held = judged.columns
+    if "answer_ids" not in held:
+        return None
+    expelled_N = np.asarray(held["expelled"].cast(pa.float64()).to_numpy(zero_copy_only=False))
+    num_ids_N = _routing_sizes(held["answer_ids"]) + _routing_sizes(
+        held["expand_ids"]
+    )  # NaN in rows of another labeler
+    refused_N = held["refused"].fill_null(False).to_numpy(zero_copy_only=False)
+    says_nothing_N = (num_ids_N == 0) & ~refused_N & (expelled_N == 0)
+    return RoutingByRow(
+        _scores(judged, "answer_ids", "gold_answer_ids", set_f1),
+        _scores(judged, "expand_ids", "gold_expand_ids", _precision),
+        _refusals(judged, num_ids_N),
+        expelled_N,
+        np.where(np.isnan(num_ids_N), np.nan, says_nothing_N),
+    )
+
+
+def _routing_sizes(lists: pa.Array) -> np.ndarray:
+    """How many numbers each list holds, NaN where it is null."""
+    return np.asarray(pc.list_value_length(lists).cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+def _scores(
+    judged: Judged, chosen: str, wanted: str, score: Callable[[list[int], list[int]], float]
+) -> np.ndarray | None:
+    """The score of each row whose label has ids and whose gold has at least one."""
+    if wanted not in judged.columns:
+        return None
+    has_N = ~np.isnan(_routing_sizes(judged.columns[chosen])) & (_routing_sizes(judged.columns[wanted]) > 0)
+    score_N = np.full(len(has_N), np.nan)
+    rows = np.flatnonzero(has_N)
+    for start in range(0, len(rows), BATCH_ROWS):
+        some = rows[start : start + BATCH_ROWS]
+        lists = (judged.columns[name].take(pa.array(some)).to_pylist() for name in (chosen, wanted))
+        score_N[some] = [score(*pair) for pair in zip(*lists, strict=True)]
+    return score_N
+
+
+def _precision(chosen: list[int], wanted: list[int]) -> float:
+    found = set(chosen)
+    return len(found & set(wanted)) / len(found) if found else 0.0
+
+
+def _refusals(judged: Judged, num_ids_N: np.ndarray) -> np.ndarray | None:
+    if not {"gold_answer_ids", "gold_expand_ids"} <= judged.columns.keys():
+        return None
+    num_gold_N = _routing_sizes(judged.columns["gold_answer_ids"]) + _routing_sizes(judged.columns["gold_expand_ids"])
+    return np.where((num_gold_N == 0) & ~np.isnan(num_ids_N), num_ids_N == 0, np.nan)
+
+
+# ------------------------------------------------------------------------------
+# The sufficient statistics of judged rows: what each metric of the registry is computed from.
+#
+# Letters: N rows, G groups (queries, or rows where there is no query), K grades.
+
+
+class JudgedStatistics:
+    """Statistics of judged rows, each computed when a metric first asks for it.
+
+    Args:
+        judged: at least one row.
+        pass_at: the k of pass@k; by default the powers of two and the number of samples that every sampled row has.
+    """
+
+    def __init__(self, judged: Judged, pass_at: Sequence[int] = ()) -> None:
+        self.judged = judged
+        self.has_probs = judged.has_probs
+        self.pass_at = pass_at
+        self.is_by_query = judged.queries is not None
+        self.group_N = judged.queries if judged.queries is not None else np.arange(len(judged.gold))
+        self.num_groups = judged.num_queries if self.is_by_query else len(judged.gold)
+
+    def mean_of_rows(self, value_N: np.ndarray) -> Sums:
+        """The mean of a value that each judged row has, or has not (NaN)."""
+        return mean_of_rows(value_N, self.group_N, self.num_groups)
+
+    @cached_property
+    def counts(self) -> Sums:
+        """A confusion matrix a group, [G, K, K]: rows gold, columns label."""
+        one = self.judged
+        counts_GKK = confusion_by_group(
+            one.gold, one.labels, self.group_N, num_groups=self.num_groups, grades=one.grades
+        )
+        return Sums(counts_GKK, len(one.gold))
+
+    @cached_property
+    def reliability(self) -> Sums | None:
+        """Bins of confidence, [G, B, 3] (see `reliability_by_group`); None where no row has a distribution."""
+        if self.judged.probs is None:
+            return None
+        has_N = self.has_probs
+        gold_N, group_N = self.judged.gold[has_N], self.group_N[has_N]
+        return Sums(
+            reliability_by_group(self.judged.probs[has_N], gold_N, group_N, num_groups=self.num_groups), len(gold_N)
+        )
+
+    @cached_property
+    def orders(self) -> dict[str, Order]:
+        """Rows with a distribution in the order of P(k ≥ j), relevant where gold ≥ j, by the name of the cut j; empty
+        without any.
+        """
+        if self.judged.probs is None:
+            return {}
+        has_N = self.has_probs
+        gold_N, group_N = self.judged.gold[has_N], self.group_N[has_N]
+        # sums in float64 of float32: 1e-9 keeps equal scores equal
+        above_NJ = np.round(at_least(self.judged.probs[has_N]), 9)
+        return {
+            name: Order(above_NJ[:, cut], gold_N > cut, group_N, num_groups=self.num_groups)
+            for cut, name in enumerate(cut_names(self.judged.grades))
+        }
+
+    @cached_property
+    def ranking(self) -> QueryRanking | None:
+        """nDCG, tau and bad cases of each query; None where labels name no query."""
+        one = self.judged
+        if not self.is_by_query:
+            return None
+        release_unused()
+        return rank_queries(self.group_N, one.docs, np.round(one.scores, 6), one.gold, num_queries=self.num_groups)
+
+    @cached_property
+    def evidence(self) -> EvidenceByQuery | None:
+        """Chunks chosen, of each query; None where labels choose none."""
+        return evidence_by_query(self.judged)
+
+    @cached_property
+    def review(self) -> ReviewByQuery | None:
+        """Useful documents and sufficiency, of each query; None where labels are no reviews."""
+        return review_by_query(self.judged)
+
+    @cached_property
+    def routing(self) -> RoutingByRow | None:
+        """Actions on a document's tree, of each row; None where labels are no routes."""
+        return routing_by_row(self.judged)
+
+    @cached_property
+    def passes(self) -> dict[str, Sums]:
+        """The mean of pass@k over rows with samples, by k; empty without any."""
+        one = self.judged
+        if one.num_samples is None or one.num_correct is None:
+            return {}
+        most, has_N = one.fewest_samples, one.num_samples > 0
+        found = {}
+        for k in sorted(
+            set(self.pass_at) or {most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}
+        ):
+            passed_N = np.full(len(has_N), np.nan)
+            passed_N[has_N] = pass_at_k(one.num_correct[has_N], one.num_samples[has_N], k)
+            found[str(k)] = self.mean_of_rows(passed_N)
+        return found

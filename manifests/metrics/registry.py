@@ -1,9 +1,6 @@
-"""The metrics of judged labels, in the order in which they are shown. To add one, add it here (one of whole queries in
-`query_metrics.py`, one of routes in `routing_metrics.py`): reports, drawings, gates and the table of docs/evaluate.md
-follow.
+"""The metrics of judged labels, in the order in which they are printed.
 
-In the definitions: N rows, K grades, g gold, l label, p(k) the distribution.
-"""
+To add one, add it here: reports, plots, gates and the table of docs/evaluate.md follow."""
 
 from __future__ import annotations
 
@@ -14,22 +11,246 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relabel.manifests.metrics.agreement import (
+from relabel.manifests.metrics.judged import EvidenceByQuery, JudgedStatistics, ReviewByQuery, RoutingByRow
+from relabel.manifests.metrics.measures import (
+    DEPTH,
+    QueryRanking,
     accuracy,
     alpha,
     auc_of_counts,
+    brier_rows,
+    cut_names,
+    ece_of_bins,
     f1_by_grade,
     f1_macro,
     f1_weighted,
     kappa,
 )
-from relabel.manifests.metrics.calibration import brier_rows, ece_of_bins
-from relabel.manifests.metrics.judged_statistics import JudgedStatistics
-from relabel.manifests.metrics.metric import Formula, Measured, Metric, Share, mean, share
-from relabel.manifests.metrics.query_metrics import QUERY_METRICS
-from relabel.manifests.metrics.ranking import DEPTH, QueryRanking, cut_names
-from relabel.manifests.metrics.routing_metrics import ROUTING_METRICS
-from relabel.manifests.metrics.statistics import Order, mean_of_queries
+from relabel.manifests.metrics.metric import (
+    Formula,
+    Largest,
+    Measured,
+    Metric,
+    Order,
+    Share,
+    mean,
+    mean_of_queries,
+    share,
+)
+
+# ------------------------------------------------------------------------------
+# The metrics of labelers that see a query's documents together, in the order in which they are shown: those of
+# `evidence-set` (RES-RAG) and of `review` (R2RAG). `registry.py` lists them behind all others.
+
+
+Measure = Callable[[JudgedStatistics], Mapping[str, Measured]]
+
+
+def _of_evidence(value: Callable[[EvidenceByQuery], np.ndarray | None], formula: Formula = mean) -> Measure:
+    """Measures the mean over queries of what their chosen evidence comes to."""
+
+    def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
+        value_G = None if rows.evidence is None else value(rows.evidence)
+        return {} if value_G is None else {"": Measured(mean_of_queries(value_G), formula)}
+
+    return measure
+
+
+def _most_of_evidence(value: Callable[[EvidenceByQuery], np.ndarray]) -> Measure:
+    return lambda rows: (
+        {} if rows.evidence is None else {"": Measured(Largest(value(rows.evidence)), lambda most: most)}
+    )
+
+
+def _of_review(value: Callable[[ReviewByQuery], np.ndarray]) -> Measure:
+    return lambda rows: {} if rows.review is None else {"": Measured(mean_of_queries(value(rows.review)), share)}
+
+
+def _sufficiency(rows: JudgedStatistics) -> Mapping[str, Measured]:
+    order = None if rows.review is None else rows.review.sufficiency
+    return {} if order is None else {"": Measured(order, Order.area)}
+
+
+QUERY_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "chunks_mean",
+        "chunks a query, mean",
+        "lower",
+        "queries",
+        _of_evidence(lambda found: found.chunks),
+        "`evidence-set`: different chunks chosen",
+    ),
+    Metric(
+        "chunks_max",
+        "chunks a query, most",
+        "lower",
+        "queries",
+        _most_of_evidence(lambda found: found.chunks),
+        "of one query; its interval ends at it, since no resample holds more",
+    ),
+    Metric(
+        "tokens_mean",
+        "tokens a query, mean",
+        "lower",
+        "queries",
+        _of_evidence(lambda found: found.tokens),
+        "of the chunks chosen, each once",
+    ),
+    Metric(
+        "tokens_max",
+        "tokens a query, most",
+        "lower",
+        "queries",
+        _most_of_evidence(lambda found: found.tokens),
+        "of one query, as `chunks_max`",
+    ),
+    Metric(
+        "over_budget",
+        "over budget, φ",
+        "lower",
+        "queries",
+        _of_evidence(lambda found: found.over_budget),
+        "per query, mean φ of its documents (RES-RAG, equation 8)",
+        is_drawn=True,
+    ),
+    Metric(
+        "evidence_f1",
+        "evidence F1",
+        "higher",
+        "queries",
+        _of_evidence(lambda found: found.f1),
+        (
+            "F1_ret (equation 13): per query, mean over its documents of 2·both / (chosen + gold chunks); both empty "
+            "1, one empty 0"
+        ),
+        aliases=("f1_ret",),
+        is_drawn=True,
+    ),
+    Metric(
+        "exact_match",
+        "exact match",
+        "higher",
+        "queries",
+        _of_evidence(lambda found: found.exact_match, share),
+        "share of queries with every gold answer among the `answers`",
+        aliases=("em",),
+        is_drawn=True,
+    ),
+    Metric(
+        "hit@1",
+        "Hit@1",
+        "higher",
+        "queries",
+        _of_evidence(lambda found: found.hit_at_1, share),
+        "share of queries whose first answer is any gold answer",
+        is_drawn=True,
+    ),
+    Metric(
+        "sufficient_auc",
+        "AUC, sufficient",
+        "higher",
+        "queries",
+        _sufficiency,
+        "`review`: ROC area of P(yes) against `gold_sufficient`, a query once",
+        aliases=("auc_sufficient",),
+        is_drawn=True,
+    ),
+    Metric(
+        "useful_precision",
+        "useful: precision",
+        "higher",
+        "queries",
+        _of_review(lambda found: found.precision),
+        "per query, of the documents named useful, the share with g > 0; mean over queries where one is named",
+        is_drawn=True,
+    ),
+    Metric(
+        "useful_recall",
+        "useful: recall",
+        "higher",
+        "queries",
+        _of_review(lambda found: found.recall),
+        "per query, of the documents with g > 0, the share that is named; mean over queries that have one",
+        is_drawn=True,
+    ),
+)
+
+
+# ------------------------------------------------------------------------------
+# The metrics of `route` (RDR2), in the order in which they are shown; `registry.py` lists them last.
+
+
+def _of_routing(
+    value: Callable[[RoutingByRow], np.ndarray | None], formula: Formula = mean
+) -> Callable[..., Mapping[str, Measured]]:
+    """Measures the mean over rows of what their actions come to."""
+
+    def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
+        value_N = None if rows.routing is None else value(rows.routing)
+        return {} if value_N is None else {"": Measured(rows.mean_of_rows(value_N), formula)}
+
+    return measure
+
+
+ROUTING_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "answer_f1",
+        "answers: F1",
+        "higher",
+        "rows",
+        _of_routing(lambda found: found.answer_f1),
+        "`route`: of `answer_ids` and `gold_answer_ids`, over rows where gold has any; 0 where the label has none",
+        aliases=("ans_f1",),
+        is_drawn=True,
+    ),
+    Metric(
+        "expand_precision",
+        "headings: precision",
+        "higher",
+        "rows",
+        _of_routing(lambda found: found.expand_precision, share),
+        "share of `expand_ids` in `gold_expand_ids`, over rows where gold has any; 0 where the label has none",
+        aliases=("exp_pre",),
+        is_drawn=True,
+    ),
+    Metric(
+        "refusal_accuracy",
+        "refusals: accuracy",
+        "higher",
+        "rows",
+        _of_routing(lambda found: found.refusal, share),
+        "of rows where gold has neither, the share whose label has neither",
+        aliases=("ref_acc",),
+        is_drawn=True,
+    ),
+    Metric(
+        "expelled_mean",
+        "expelled actions, mean",
+        "lower",
+        "rows",
+        _of_routing(lambda found: found.expelled),
+        "lines a row that were meant as an action and not legal, where `expelled: keep` keeps them",
+        aliases=("xpl",),
+    ),
+    Metric(
+        "collapse_rate",
+        "collapse rate",
+        "lower",
+        "rows",
+        _of_routing(lambda found: found.collapsed, share),
+        "share of rows without any line that is an action, legal or not",
+        aliases=("col",),
+        is_drawn=True,
+    ),
+)
+
+
+# ------------------------------------------------------------------------------
+# The metrics of judged labels, in the order in which they are shown. To add one, add it here (one of whole queries in
+# `query_metrics.py`, one of routes in `routing_metrics.py`): reports, drawings, gates and the table of docs/evaluate.md
+# follow.
+#
+# In the definitions: N rows, K grades, g gold, l label, p(k) the distribution.
 
 
 @dataclass(frozen=True)

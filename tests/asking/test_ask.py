@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.labelers.registry import LABELERS, declared_reads, labeler_class
-from relabel.manifests.inputs.column_types import CHUNK
+from relabel.manifests.columns import CHUNK
 from relabel.manifests.trees import NODES
 
 TEXT = "Cut roses back in late winter. Oil the pan."
@@ -80,7 +80,7 @@ def test_a_dry_run_shows_the_first_prompt_of_a_row(
 ) -> None:
     job(name)
     asked = relabel("ask", "job.yaml", "--row", "3", "--output", "json").json["asked"]
-    monkeypatch.setattr("relabel.jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
+    monkeypatch.setattr("relabel.jobs.ask.start_engine", lambda _: pytest.fail("an engine was started"))
     rendered = relabel("ask", "job.yaml", "--row", "3", "--dry-run", "--output", "json").json["asked"]
     first, same = (one[0]["asks"][0] for one in (asked, rendered))
     assert same["answer"] is None
@@ -179,7 +179,7 @@ def test_a_row_that_is_not_there_is_refused_before_a_model_is_loaded(
     parts: list[str],
 ) -> None:
     job("direct")
-    monkeypatch.setattr("relabel.jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
+    monkeypatch.setattr("relabel.jobs.ask.start_engine", lambda _: pytest.fail("an engine was started"))
     relabel("ask", "job.yaml", *arguments).refused(code, *parts)
 
 

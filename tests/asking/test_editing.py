@@ -13,12 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.asking.editing import again_on_change
-from relabel.jobs.asking.listening import HeardAsk
-from relabel.jobs.asking.screen import AskScreen
+from relabel.jobs.ask import HeardAsk
+from relabel.jobs.ask_text import AskScreen, again_on_change
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import ConfigError, InputError
-from relabel.manifests.secrets.redaction import keep_secret, redacted
+from relabel.manifests.secrets import keep_secret, redacted
 from tests.teachers.models import write_tiny_decoder
 
 SECRET = "Zq7hunter2Xv9"
@@ -110,11 +109,9 @@ def test_a_changed_template_is_asked_with_the_same_engine_and_a_broken_one_is_sa
     )
     monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
     started: list[object] = []
-    from relabel.jobs.asking.asking import start_engine
+    from relabel.jobs.ask import start_engine
 
-    monkeypatch.setattr(
-        "relabel.jobs.asking.asking.start_engine", lambda job: (started.append(job), start_engine(job))[1]
-    )
+    monkeypatch.setattr("relabel.jobs.ask.start_engine", lambda job: (started.append(job), start_engine(job))[1])
     done = relabel("ask", "job.yaml", "--row", "2", "--edit-prompt", "prompts")
     assert done.code == 130
     assert len(started) == 1
@@ -138,7 +135,7 @@ def test_a_dry_run_renders_again_and_loads_no_model(
     relabel("ask", "job.yaml", "--edit-prompt", "prompts").refused(2, "relabel templates export direct prompts")
     relabel("ask", "job.yaml", "--edit-prompt", "job.yaml").refused(2, "a file. Name the folder of the templates")
     relabel("templates", "export", "direct", "prompts")
-    monkeypatch.setattr("relabel.jobs.asking.asking.start_engine", lambda _: pytest.fail("an engine was started"))
+    monkeypatch.setattr("relabel.jobs.ask.start_engine", lambda _: pytest.fail("an engine was started"))
     editor = Editor(replaces("prompts/user.j2", "{{ query }}", "Mine: {{ query }}"), wait)
     monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
     done = relabel("ask", "job.yaml", "--dry-run", "--edit-prompt", "prompts")

@@ -12,9 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.spec_edits import with_key
-from relabel.jobs.planning.spec_yaml import parse_yaml
+from relabel.jobs.job import load_job
+from relabel.jobs.spec_yaml import parse_yaml, with_key
 from relabel.labelers.registry import LABELERS, labeler_class
 from relabel.manifests.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 from tests.score.conftest import write_tiny_student
 
@@ -47,7 +47,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(tmp_path_factory: pytest.TempPathFactory, student: Path, pairs_file: Path) -> Path:
     """The bundle as it was exported; not to be written into."""
     from relabel.export.exporting import export_bundle
-    from relabel.export.reference_pairs import PairsFile
+    from relabel.export.parity import PairsFile
     from relabel.export.specs import ExportSpec
 
     target = tmp_path_factory.mktemp("bundle") / "tiny"

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from relabel.export.bench.latency_comparison import ComparedModels
-from relabel.export.bench.latency_facts import BenchedBundle, BenchFacts, LatencyRow, ModelLatency, ReplayedLengths
-from relabel.export.bench.measured_machine import MeasuredMachine
+from relabel.export.bench.records import (
+    BenchedBundle,
+    BenchFacts,
+    ComparedModels,
+    LatencyRow,
+    MeasuredMachine,
+    ModelLatency,
+    ReplayedLengths,
+)
 
 
 def latency_row(**values: Any) -> LatencyRow:

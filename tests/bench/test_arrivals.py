@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bench.arrivals import Batching, OpenLoopTimes, poisson_arrivals, serve
-from relabel.export.bench.latency import time_calls
+from relabel.export.bench.latency import Batching, OpenLoopTimes, poisson_arrivals, serve, time_calls
 
 
 class MadeUpClock:

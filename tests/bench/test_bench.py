@@ -15,20 +15,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.export.bench.latency_facts import BenchedBundle, read_latency
-from relabel.export.bench.latency_plots import CLOSED_NAME, OPEN_NAME
-from relabel.export.bench.latency_records import NAMES
-from relabel.export.bench.latency_tables import LATENCY_SCHEMA
-from relabel.export.bench.measurements import machine_name, measurements_of, write_measurements
-from relabel.export.bench.runners import OnnxRunner
-from relabel.export.bundle_places import locked
-from relabel.export.bundles import open_bundle, seal_bundle
+from relabel.export.bench.benching import CLOSED_NAME, LATENCY_SCHEMA, NAMES, OPEN_NAME
+from relabel.export.bench.cells import OnnxRunner
+from relabel.export.bench.records import BenchedBundle, machine_name, measurements_of, read_latency, write_measurements
+from relabel.export.bundles import locked, open_bundle, seal_bundle
 from relabel.export.loader import Student
-from relabel.jobs.report.building import render_report
-from relabel.manifests.digests import readable_json
+from relabel.jobs.report.build import render_report
 from relabel.manifests.errors import ManifestError
-from relabel.manifests.records import plain
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.records import plain, readable_json
 from tests.bench.made_up import bench_facts, latency_row, machine, model_facts
 
 QUICK = ("--providers", "cpu", "--seconds", "1", "--threads", "1", "--output", "json")
@@ -298,7 +293,7 @@ def test_a_bench_that_dies_while_it_writes_leaves_the_figures_as_they_were(
     def dies(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("relabel.export.bench.measurements.readable_json", dies)
+    monkeypatch.setattr("relabel.export.bench.records.readable_json", dies)
     assert relabel("bench", "bundle", *QUICK, "--precisions", "fp32", "--preset", "table3").code == 130
     assert measurements_of(opened) == [earlier]
 

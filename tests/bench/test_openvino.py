@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from relabel.export import loader
-from relabel.export.bench.latency_facts import read_latency
+from relabel.export.bench.comparisons import Against, plan_sides
 from relabel.export.bench.plans import BenchModel, choose_models
-from relabel.export.bench.side_by_side import Against, plan_sides
+from relabel.export.bench.records import read_latency
 from relabel.export.loader import AMX, AVX512, Machine, cpu_flags
 from relabel.manifests.errors import MissingExtraError
 from tests.bench.test_plans import CPU, MODELS, spec
@@ -99,7 +99,7 @@ def test_where_a_cpu_does_not_compute_bf16_the_row_of_its_stand_in_says_fp32(
             raise loader.BundleError("openvino computes in f32 on this CPU, not in bf16.")
         return opened(path, provider, **options)
 
-    monkeypatch.setattr("relabel.export.bench.runners.open_session", refuses)
+    monkeypatch.setattr("relabel.export.bench.cells.open_session", refuses)
     line = ("--seconds", "3", "--threads", "1", "--batches", "1", "--to", "results", "--output", "json")
     done = relabel("bench", "bundle", "--providers", "openvino", "--precisions", "bf16", "--allow-fallback", *line)
     assert done.code == 0, done

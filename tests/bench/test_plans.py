@@ -16,28 +16,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bench.arrivals import OpenLoopTimes
-from relabel.export.bench.comparisons import ratio_of, take_turns
-from relabel.export.bench.figure_names import measured_figures, planned_figures
-from relabel.export.bench.findings import comparison_findings, machine_findings, model_findings
-from relabel.export.bench.latency import time_calls
-from relabel.export.bench.latency_cards import comparison_rows
-from relabel.export.bench.latency_comparison import ComparedPair
-from relabel.export.bench.latency_facts import BoundedRate, LatencyRow
-from relabel.export.bench.latency_plots import CLOSED_NAME, OPEN_NAME, write_plots
-from relabel.export.bench.machine_facts import MachineWatch, gpu_state
-from relabel.export.bench.measured_machine import GpuState
-from relabel.export.bench.memory import device_bytes
-from relabel.export.bench.open_rates import OfferedRate, rate_row
-from relabel.export.bench.plans import BenchModel, Budget, Cell, choose_models, plan_cells, plan_time
-from relabel.export.bench.side_by_side import Against, plan_sides
-from relabel.export.bench.specs import BenchSpec
-from relabel.export.bench.workloads import draw_lengths
+from relabel.export.bench.benching import CLOSED_NAME, OPEN_NAME, write_plots
+from relabel.export.bench.cells import OfferedRate, rate_row
+from relabel.export.bench.comparisons import (
+    Against,
+    comparison_findings,
+    comparison_rows,
+    machine_findings,
+    model_findings,
+    plan_sides,
+    ratio_of,
+    take_turns,
+)
+from relabel.export.bench.latency import OpenLoopTimes, time_calls
+from relabel.export.bench.machine import MachineWatch, count_cpu_nodes, cpu_nodes, device_bytes, gpu_state
+from relabel.export.bench.plans import (
+    BenchModel,
+    Budget,
+    Cell,
+    choose_models,
+    draw_lengths,
+    measured_figures,
+    plan_cells,
+    plan_time,
+    planned_figures,
+)
+from relabel.export.bench.records import BoundedRate, ComparedPair, GpuState, LatencyRow
+from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths
 from relabel.export.bundles import open_bundle
 from relabel.export.loader import OPENVINO, Encoder, Machine
-from relabel.export.placement import count_cpu_nodes, cpu_nodes
-from relabel.export.student_facts import EngineFile, ModelFile
-from relabel.export.token_lengths import TokenLengths
+from relabel.export.specs import BenchSpec
 from relabel.manifests.errors import MissingExtraError, UsageError
 from relabel.manifests.metrics.gates import judge_gates, parse_flag
 from relabel.manifests.records import plain

@@ -114,7 +114,7 @@ def test_a_session_takes_no_more_threads_than_the_quota_unless_it_is_asked_to(
 def test_a_bench_under_a_quota_takes_its_threads_from_it_and_says_so(
     relabel: Callable[..., Any], bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relabel.export.bench.machine_facts.cpu_quota", lambda: 1.5)
+    monkeypatch.setattr("relabel.export.bench.machine.cpu_quota", lambda: 1.5)
     monkeypatch.setattr(loader, "cpu_quota", lambda _: 1.5)
     monkeypatch.setattr(loader, "usable_cores", lambda: 8)
     quick = (

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bench.arrivals import Batching, poisson_arrivals, serve
-from relabel.export.bench.latency_facts import LatencyRow
-from relabel.export.bench.quantiles import quantile
-from relabel.export.bench.rate_sweeps import (
+from relabel.export.bench.latency import (
     HALVINGS,
+    Batching,
     Bound,
     SweepTime,
     highest_rate,
     plan_rates,
+    poisson_arrivals,
+    quantile,
     requests_each,
+    serve,
     sweep,
 )
+from relabel.export.bench.records import LatencyRow
 from tests.bench.made_up import latency_row
 from tests.bench.test_arrivals import MadeUpClock
 

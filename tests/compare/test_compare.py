@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics
 
-from relabel.jobs.files.query_buckets import query_buckets
+from relabel.jobs.tables import query_buckets
 from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
 
 TwoRuns = Callable[..., tuple[list[dict[str, Any]], list[Judgment], list[Judgment]]]
@@ -252,7 +252,7 @@ def test_buckets_of_few_rows_give_the_same_comparison(
 ) -> None:
     two_runs()
     whole = compare("a", "b", "--qrels", "pairs.parquet")
-    monkeypatch.setattr("relabel.jobs.files.query_buckets.query_buckets.__kwdefaults__", {"bucket_rows": 20})
+    monkeypatch.setattr("relabel.jobs.tables.query_buckets.__kwdefaults__", {"bucket_rows": 20})
     cut = compare("a", "b", "--qrels", "pairs.parquet")
     assert json.dumps(cut["flips"]) == json.dumps(whole["flips"])
     for name in ("counts", "confusion", "queries", "gold", "notes"):

@@ -14,9 +14,8 @@ from scipy import stats
 from scipy.spatial.distance import jensenshannon
 from sklearn import metrics
 
-from relabel.manifests.metrics.bootstrap import draw_weights, interval_of
-from relabel.manifests.metrics.paired_labels import PairedSums
-from relabel.manifests.metrics.paired_rows import PairedRows, js_rows, query_moves
+from relabel.manifests.metrics.comparison import PairedRows, PairedSums, js_rows, query_moves
+from relabel.manifests.metrics.metric import draw_weights, interval_of
 
 GRADES = 3
 

@@ -10,7 +10,7 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import SquareTable
 from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
 
-from relabel.manifests.metrics.paired_tests import EXACT_BELOW, bowker, mcnemar, stuart_maxwell
+from relabel.manifests.metrics.measures import EXACT_BELOW, bowker, mcnemar, stuart_maxwell
 
 VISION = np.array([[1520, 266, 124, 66], [234, 1512, 432, 78], [117, 362, 1772, 205], [36, 82, 179, 492]])
 """Unaided distance vision of 7,477 women, right eye and left, by four grades: Stuart 1955."""

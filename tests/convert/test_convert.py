@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.api import read_labels
-from relabel.jobs.files.durable_files import written
+from relabel.jobs.files import written
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.errors import UsageError
-from relabel.manifests.judging.trec import FIELD, UNWRITABLE
+from relabel.manifests.files import Storage
+from relabel.manifests.gold import FIELD, UNWRITABLE
 from relabel.manifests.schemas import label_schema
-from relabel.manifests.storage.context import Storage
 from tests.convert.conftest import rows_of
 
 QRELS = "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"
@@ -301,7 +301,7 @@ def test_tables_keep_all_their_columns_and_types(convert: Callable[..., Any], fo
 def test_keys_that_come_late_in_a_long_file_are_not_lost(
     write_rows: Callable[..., str], convert: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relabel.jobs.convert.text_blocks.BLOCK_BYTES", 256)
+    monkeypatch.setattr("relabel.jobs.convert.formats.BLOCK_BYTES", 256)
     rows: Rows = [{"query_id": "q", "doc_id": f"d{row}", "grade": row % 3} for row in range(200)]
     rows[5]["odd"] = 1
     rows[100]["odd"] = 0.5
@@ -424,7 +424,7 @@ def test_a_conversion_that_fails_leaves_what_was_there_and_no_scrap(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("relabel.jobs.files.durable_files.os.fsync", full)
+    monkeypatch.setattr("relabel.jobs.files.os.fsync", full)
     relabel("convert", "x.qrels", "y.jsonl", "--force").refused(20, "y.jsonl: no space left")
     assert sorted(path.name for path in folder.iterdir()) == ["x.qrels", "y.jsonl"]
     assert (folder / "y.jsonl").read_text() == "mine"
@@ -465,7 +465,7 @@ def test_many_queries_in_many_buckets_come_out_as_from_one(
     (folder / "x.qrels").write_text("".join(lines))
     outcomes = []
     for rows in (1 << 18, 10):
-        monkeypatch.setattr("relabel.jobs.files.query_buckets.query_buckets.__kwdefaults__", {"bucket_rows": rows})
+        monkeypatch.setattr("relabel.jobs.tables.query_buckets.__kwdefaults__", {"bucket_rows": rows})
         convert("x.qrels", "y.qrels", "--force")
         convert("x.qrels", "y.run", "--score", "grade", "--force")
         outcomes.append(((folder / "y.qrels").read_bytes(), (folder / "y.run").read_bytes()))
@@ -592,7 +592,7 @@ def test_a_full_scratch_folder_is_reported_with_its_own_name_and_not_the_targets
         ("tempfile.mkdtemp", full),
         ("relabel.jobs.convert.sources._gathered", full),
         ("polars.LazyFrame.sink_parquet", polars_full),
-        ("relabel.jobs.files.query_buckets._spill", full),
+        ("relabel.jobs.tables._spill", full),
     ):
         for target in ("y.run", "y.qrels", "y.jsonl"):
             with monkeypatch.context() as patched:
@@ -601,7 +601,7 @@ def test_a_full_scratch_folder_is_reported_with_its_own_name_and_not_the_targets
                 relabel("convert", "x.qrels", target, *score).refused(20, f"{folder}/t: no space left", "TMPDIR")
             assert not (folder / target).exists()
     monkeypatch.setattr(
-        "relabel.jobs.convert.converting._write", full
+        "relabel.jobs.convert.conversion._write", full
     )  # what goes to a URL lies in the scratch folder first
     relabel("convert", "x.qrels", "memory://bucket/full.jsonl").refused(20, f"{folder}/t: no space left", "TMPDIR")
     assert list((folder / "t").iterdir()) == []
@@ -709,7 +709,7 @@ def test_a_whole_number_that_a_column_of_fractions_would_change_is_refused(
     write_rows: Callable[..., str], relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, rows_between: int
 ) -> None:
     """Also where the fraction first comes in a later block."""
-    monkeypatch.setattr("relabel.jobs.convert.text_blocks.BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr("relabel.jobs.convert.formats.BLOCK_BYTES", 1 << 16)
     values = [2**53 + 1, *([3] * rows_between), 0.5, 2**60, 1e300]
     path = write_rows(
         [{"query_id": "q", "doc_id": f"d{row}", "grade": 1, "x": value} for row, value in enumerate(values)]
@@ -809,7 +809,7 @@ def test_texts_are_of_runs_and_for_tables_alone_and_of_the_input_that_was_labell
 def test_rows_of_long_texts_are_written_a_few_at_a_time(
     run: Callable[..., None], convert: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relabel.jobs.convert.targets.BATCH_BYTES", 2_000)
+    monkeypatch.setattr("relabel.jobs.convert.conversion.BATCH_BYTES", 2_000)
     run()
     convert("out/ecom", "x.parquet", "--texts")
     found = pq.ParquetFile("x.parquet")

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.jobs.convert.converting import convert
+from relabel.jobs.convert.conversion import convert
 from relabel.jobs.convert.sources import Options
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.convert.conftest import rows_of
 
 PLAIN = Options()
@@ -113,8 +113,7 @@ def test_what_is_null_is_missing_from_every_form_and_nothing_else_is(pairs: dict
 @given(rows=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.integers(-2, 3)), max_size=20))
 @pytest.mark.parametrize("rule", ["first", "mean"])
 def test_duplicates_are_settled_as_evaluate_settles_them(rows: list[tuple[str, str, int]], rule: Any) -> None:
-    from relabel.manifests.judging.pair_grades import grades_by_pair
-    from relabel.manifests.judging.qrels import load_qrels
+    from relabel.manifests.gold import grades_by_pair, load_qrels
 
     with tempfile.TemporaryDirectory() as name:
         source, target = f"{name}/a.qrels", f"{name}/b.qrels"

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.labelers.graph_grpo import GraphGrpo
-from relabel.manifests.phi import DEFAULT_PHI
+from relabel.manifests.files import Storage
+from relabel.manifests.labels import DEFAULT_PHI
 from relabel.manifests.schemas import LABELS, label_schema
-from relabel.manifests.storage.context import Storage
 from tests.engines.conftest import CHATML, make_tokenizer
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}
@@ -246,9 +246,9 @@ def spec(tmp_path: Path, small_spec: Callable[..., dict[str, Any]]) -> Callable[
 @pytest.fixture
 def run(spec: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Distill a small spec in this process."""
-    from relabel.distill.students.distilling import distill
-    from relabel.distill.students.specs import DistillSpec
-    from relabel.manifests.spec_faults import validate_spec
+    from relabel.distill.students.distillation import distill
+    from relabel.distill.students.spec import DistillSpec
+    from relabel.manifests.specs import validate_spec
 
     def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
         return distill(

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-import relabel.distill.students.distilling
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.training import StudentTraining
+import relabel.distill.students.distillation
+from relabel.distill.students.spec import DistillSpec
+from relabel.distill.students.train import StudentTraining
 from relabel.manifests import failpoints
-from relabel.manifests.interruptions import forget_interruptions, on_signal
+from relabel.manifests.files import Storage
+from relabel.manifests.process import forget_interruptions, on_signal
 from relabel.manifests.records import plain
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.specs import validate_spec
 
 
 class Killed(BaseException):
@@ -70,7 +70,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     whole_train, whole_hit, whole_dev = (
         StudentTraining.run,
         failpoints.hit,
-        relabel.distill.students.distilling.dev_figures,
+        relabel.distill.students.distillation.dev_figures,
     )
 
     def noting(training: Any, **options: Any) -> Any:
@@ -92,12 +92,12 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
 
     StudentTraining.run, failpoints.hit = noting, dying_at(entry.get("die_at"))  # type: ignore[method-assign]
     if entry.get("disagrees") and not is_first:
-        relabel.distill.students.distilling.dev_figures = upside_down
+        relabel.distill.students.distillation.dev_figures = upside_down
     try:
         spec = validate_spec(DistillSpec, entry["spec"], where="the plan")
         if is_first and "copies" in entry:
             shutil.copytree(entry["copies"], spec.output)
-        report = relabel.distill.students.distilling.distill(
+        report = relabel.distill.students.distillation.distill(
             spec, Storage(), start=entry.get("start", "new"), say=say, is_writer=is_first
         )
         seen["metrics"] = plain(report.manifest.metrics)
@@ -108,7 +108,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     finally:
         forget_interruptions()
         StudentTraining.run, failpoints.hit = whole_train, whole_hit  # type: ignore[method-assign]
-        relabel.distill.students.distilling.dev_figures = whole_dev
+        relabel.distill.students.distillation.dev_figures = whole_dev
     return {**seen, "said": said}
 
 

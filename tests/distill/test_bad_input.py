@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.specs import DistillSpec
+from relabel.distill.students.spec import DistillSpec
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, ModelError
 from relabel.manifests.schemas import LABELS
-from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 JOB = """

@@ -13,13 +13,12 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from relabel.distill.students.bases import build_module, check_base, make_record
-from relabel.distill.students.embedding import Embedder
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.students import load_student, write_student
+from relabel.distill.students.bases import Embedder, build_module, check_base, make_record
+from relabel.distill.students.model import load_student, write_student
+from relabel.distill.students.spec import DistillSpec
 from relabel.manifests.errors import ModelError
-from relabel.manifests.models.references import ResolvedModel
-from relabel.manifests.phi import DEFAULT_PHI
+from relabel.manifests.labels import DEFAULT_PHI
+from relabel.manifests.models import ResolvedModel
 from relabel.manifests.specs import Columns
 
 Damage = Callable[[Path], Any]

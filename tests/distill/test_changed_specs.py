@@ -10,12 +10,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.training.changes import changes
-from relabel.distill.training.model_manifests import BaseModelUsed, Product
-from relabel.distill.training.output_locations import CHECKPOINTS
-from relabel.distill.training.unfinished import RECORD_NAME, TrainingRecord
+from relabel.distill.training.locations import CHECKPOINTS, BaseModelUsed, Product
+from relabel.distill.training.output import RECORD_NAME, TrainingRecord, changes
 from relabel.manifests.errors import StaleRunError
-from relabel.manifests.secrets.redaction import forget_secrets, keep_secret
+from relabel.manifests.secrets import forget_secrets, keep_secret
 from tests.killing import killed_at
 
 TRAIN = {"max_steps": 4, "save_every": 2}

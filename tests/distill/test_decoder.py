@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from relabel.distill.students.decoder import HEAD, DecoderStudent, load_lm
-from relabel.distill.students.grade_prompts import grade_token_ids, render_prompt
-from relabel.distill.students.students import load_student
-from relabel.distill.students.texts import DecoderTexts
-from relabel.jobs.fetching.models import fetch_model
+from relabel.distill.students.model import DecoderTexts, grade_token_ids, load_student, render_prompt
+from relabel.distill.students.networks import HEAD, DecoderStudent, load_lm
+from relabel.jobs.downloads import fetch_model
 from relabel.manifests.errors import ConfigError, MissingExtraError, ModelError
-from relabel.manifests.models.references import resolve_model
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.models import resolve_model
 from tests.distill.test_distill import assert_no_pickle
 
 PAIRS = [

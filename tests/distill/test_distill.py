@@ -15,21 +15,16 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForSequenceClassification
 
-from relabel.distill.students.data_facts import ExampleCounts
-from relabel.distill.students.example_rows import load_examples
-from relabel.distill.students.heads import remark_on_nodes
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.splits import TEST
-from relabel.distill.students.student_manifest import read_student_manifest
-from relabel.distill.students.student_record import read_student
-from relabel.distill.students.students import load_student, student_digest, student_files
-from relabel.distill.training.ownership import note_claim
-from relabel.distill.training.reporting import EVENTS
-from relabel.manifests.digests import readable_json
+from relabel.distill.students.examples import TEST, load_examples
+from relabel.distill.students.manifest import ExampleCounts, read_student, read_student_manifest
+from relabel.distill.students.model import load_student, student_digest, student_files
+from relabel.distill.students.spec import DistillSpec, remark_on_nodes
+from relabel.distill.training.curves import EVENTS
+from relabel.distill.training.output import note_claim
 from relabel.manifests.errors import ManifestError, StaleRunError
-from relabel.manifests.metrics.baselines import bm25
-from relabel.manifests.records import plain
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.metrics.evaluation import bm25
+from relabel.manifests.records import plain, readable_json
 from tests.distill.conftest import make_pairs
 from tests.distill.test_reporting import events_of
 
@@ -50,7 +45,7 @@ def trained(
     tmp_path_factory: pytest.TempPathFactory, encoder_dir: Callable[..., Path], labels_file: Path, pairs_file: Path
 ) -> tuple[Path, Any, list[str]]:
     """A student with three heads that was trained long enough to have learned its tiny world."""
-    from relabel.distill.students.distilling import distill
+    from relabel.distill.students.distillation import distill
 
     output, said = tmp_path_factory.mktemp("student") / "out", []
     spec = DistillSpec(
@@ -299,11 +294,10 @@ def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
     from safetensors.torch import load_file
 
     from relabel.distill.students.bases import build_module, check_base, make_record
-    from relabel.distill.students.specs import DistillSpec
-    from relabel.manifests.models.references import resolve_model
-    from relabel.manifests.phi import DEFAULT_PHI
-    from relabel.manifests.spec_faults import validate_spec
-    from relabel.manifests.specs import Columns
+    from relabel.distill.students.spec import DistillSpec
+    from relabel.manifests.labels import DEFAULT_PHI
+    from relabel.manifests.models import resolve_model
+    from relabel.manifests.specs import Columns, validate_spec
 
     alone = {"subject": 0.0, "attribute": 0.0, "consistency": 0.0}
     first = run(loss=alone, train={"max_steps": 2}).output

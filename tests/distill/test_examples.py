@@ -13,17 +13,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.students.data_facts import SplitSide
-from relabel.distill.students.example_rows import load_examples
-from relabel.distill.students.examples import Examples
-from relabel.distill.students.figures import graded_figures, teacher_figures
-from relabel.distill.students.kinds import KINDS
-from relabel.distill.students.specs import DistillSpec, student_schema
-from relabel.distill.students.splits import TRAIN, describe_split, folded, split_queries
+from relabel.distill.students.evaluation import graded_figures, teacher_figures
+from relabel.distill.students.examples import TRAIN, Examples, describe_split, folded, load_examples, split_queries
+from relabel.distill.students.manifest import SplitSide
+from relabel.distill.students.spec import KINDS, DistillSpec, student_schema
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}
@@ -222,7 +219,7 @@ def test_every_spec_of_the_docs_runs(
     """With tiny models, made-up labels and one step; all other keys as they stand."""
     if "lora" in (STUDENTS / f"{name}.yaml").read_text():
         pytest.importorskip("peft")
-    from relabel.distill.students.distilling import distill
+    from relabel.distill.students.distillation import distill
 
     values = yaml.safe_load((STUDENTS / f"{name}.yaml").read_text())
     kind = KINDS[values["student"]["kind"]]

@@ -11,12 +11,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from relabel.distill.students import kinds
-from relabel.distill.students.kinds import KINDS, takers
-from relabel.distill.students.specs import DistillSpec, student_schema
-from relabel.distill.students.students import StudentModule, module_class
+from relabel.distill.students import spec as kinds
+from relabel.distill.students.model import StudentModule, module_class
+from relabel.distill.students.spec import KINDS, DistillSpec, student_schema, takers
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import validate_spec
 
 MEMBERS = [name for name in vars(StudentModule) if not name.startswith("_")]
 

@@ -15,15 +15,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from relabel.distill.students.embedding import Embedder
-from relabel.distill.students.logistic_fit import Basis, fit_softmax
-from relabel.distill.students.loss_section import LossSection
-from relabel.distill.students.objective import Objective
+from relabel.distill.students.bases import Embedder
+from relabel.distill.students.logistic import Basis, fit_softmax
+from relabel.distill.students.losses import Objective
+from relabel.distill.students.manifest import read_student
+from relabel.distill.students.model import load_student
 from relabel.distill.students.query_counts import query_counts
-from relabel.distill.students.student_record import read_student
-from relabel.distill.students.students import load_student
+from relabel.distill.students.spec import LossSection
 from relabel.manifests.errors import ConfigError, InputError, TrainingError
-from relabel.manifests.phi import DEFAULT_PHI
+from relabel.manifests.labels import DEFAULT_PHI
 from tests.distill.conftest import ATTRIBUTES, SUBJECTS, label_rows, write_labels
 from tests.distill.test_training import command, same_weights
 

@@ -20,17 +20,16 @@ from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.students.encoder import EncoderStudent, load_backbone
-from relabel.distill.students.feed import Feed
-from relabel.distill.students.optimizing import make_optimizer, rate_share
-from relabel.distill.students.specs import DistillSpec, TrainSection
+from relabel.distill.students.losses import make_optimizer, rate_share
+from relabel.distill.students.networks import EncoderStudent, load_backbone
+from relabel.distill.students.spec import DistillSpec, TrainSection
+from relabel.distill.students.train import Feed
 from relabel.distill.training import checkpoints
-from relabel.distill.training.batches import BatchPlan
-from relabel.distill.training.checkpoint_folders import DIGESTS, list_checkpoints, step_of
-from relabel.distill.training.precision import precision_of
+from relabel.distill.training.locations import DIGESTS, list_checkpoints, step_of
+from relabel.distill.training.runtime import BatchPlan, precision_of
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.interruptions import forget_interruptions, on_signal
-from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.process import forget_interruptions, on_signal
+from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import make_pairs
 from tests.distill.test_refusals import gold_file
 from tests.distill.test_training import ROOT, curve
@@ -252,7 +251,7 @@ def test_processes_share_all_batches_and_a_resumed_one_meets_those_that_were_lef
 
 def test_a_student_trains_without_transformers_trainer() -> None:
     """Whose import takes five CPU seconds."""
-    code = "import sys, relabel.distill.students.loop; print({'transformers.trainer', 'trl'} & {*sys.modules})"
+    code = "import sys, relabel.distill.students.train; print({'transformers.trainer', 'trl'} & {*sys.modules})"
     call = [sys.executable, "-c", code]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "set()"
@@ -261,7 +260,7 @@ def test_a_student_trains_without_transformers_trainer() -> None:
 NO_ROOM = """
 import os, sys
 from tests.distill.test_training import without_room_for
-from relabel.distill.students.encoder import EncoderStudent
+from relabel.distill.students.networks import EncoderStudent
 from relabel.jobs.cli import main
 if os.environ["RANK"] in sys.argv[1].split(","):
     EncoderStudent.forward = without_room_for(4)

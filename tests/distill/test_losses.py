@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.distill.students.loss_section import LossSection
 from relabel.distill.students.losses import (
+    Objective,
     consistency,
     cross_entropy,
     induced_log_probs,
@@ -22,8 +22,8 @@ from relabel.distill.students.losses import (
     soft_targets,
     weighted_sum,
 )
-from relabel.distill.students.objective import Objective
-from relabel.manifests.phi import DEFAULT_PHI
+from relabel.distill.students.spec import LossSection
+from relabel.manifests.labels import DEFAULT_PHI
 
 MASK = phi_mask(DEFAULT_PHI, 3)
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from relabel.distill.students import distilling
-from relabel.distill.training import output_locations as output_locations
-from relabel.distill.training.output_locations import OutputLocation
-from relabel.manifests.digests import readable_json
+from relabel.distill.students import distillation
+from relabel.distill.training import locations as output_locations
+from relabel.distill.training.locations import OutputLocation
+from relabel.manifests.bundle_store import LocalBundleStore
 from relabel.manifests.errors import StaleRunError
-from relabel.manifests.records import plain
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_bundle_store import LocalBundleStore
+from relabel.manifests.files import Storage
+from relabel.manifests.records import plain, readable_json
 
 URL = "s3://bucket/students/ecom"
 
@@ -46,7 +45,7 @@ def trained(tmp_path: Path) -> Callable[..., OutputLocation]:
         for file in ("model.safetensors", "student.json", *more):
             (folder / file).write_text(name)
         (folder / "manifest.json").write_text(json.dumps({"kind": "student", "fingerprint": name}))
-        return OutputLocation(distilling.STUDENT, URL, folder, Storage(), URL)
+        return OutputLocation(distillation.STUDENT, URL, folder, Storage(), URL)
 
     return make
 
@@ -201,14 +200,14 @@ def test_a_restart_killed_as_its_manifest_was_written_is_finished(
 def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any], message: str
 ) -> None:
-    texts_of = distilling.texts_of
+    texts_of = distillation.texts_of
 
     def read_slowly(*arguments: Any) -> Any:
-        monkeypatch.setattr(distilling, "texts_of", texts_of)
+        monkeypatch.setattr(distillation, "texts_of", texts_of)
         run(train=meanwhile)
         return texts_of(*arguments)
 
-    monkeypatch.setattr(distilling, "texts_of", read_slowly)
+    monkeypatch.setattr(distillation, "texts_of", read_slowly)
     with pytest.raises(StaleRunError, match=message):
         run(train=NEW)
     assert json.loads((tmp_path / "out/manifest.json").read_text())["training"]["steps"] == meanwhile["max_steps"]
@@ -222,7 +221,7 @@ def test_no_manifest_stands_over_files_that_are_being_replaced(
 
     run(train=OLD)
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.distill.students.distilling.write_student", die)
+        patch.setattr("relabel.distill.students.distillation.write_student", die)
         with pytest.raises(Killed):
             run(start="restart", train=NEW)
     assert not (tmp_path / "out/manifest.json").exists()

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from relabel.distill.students.training import StudentTraining
+from relabel.distill.students.train import StudentTraining
 from relabel.manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError, StoreError
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
@@ -248,7 +248,7 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("relabel.distill.students.distilling.write_curves", refuse)
+    monkeypatch.setattr("relabel.distill.students.distillation.write_curves", refuse)
     with pytest.raises(DiskFullError, match=r"Free some space\. checkpoint-\d+ is kept: --resume goes on from it"):
         run(train=SHORT)
     monkeypatch.undo()
@@ -299,7 +299,7 @@ def test_a_training_that_is_stopped_before_its_first_checkpoint_says_that_none_i
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("relabel.distill.students.distilling.distill", stop)
+    monkeypatch.setattr("relabel.distill.students.distillation.distill", stop)
     monkeypatch.setattr("relabel.distill.teachers.teaching.train_teacher", stop)
     values = spec(train=SHORT)
     if command == "train":
@@ -333,7 +333,7 @@ def test_adapters_of_layers_that_a_decoder_does_not_have_are_refused_before_anyt
     run: Callable[..., Any], decoder_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
-    monkeypatch.setattr("relabel.distill.students.distilling.texts_of", lambda *_: pytest.fail("texts were encoded"))
+    monkeypatch.setattr("relabel.distill.students.distillation.texts_of", lambda *_: pytest.fail("texts were encoded"))
     student = {"kind": "decoder", "model": str(decoder_dir()), "lora": {"targets": ["q_proj", "v_porj"]}}
     with pytest.raises(ConfigError, match=r"student\.lora\.targets: .*called v_porj; there are down_proj, .*v_proj"):
         run(student=student, train=SHORT)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from relabel.distill.training.curves import Curve
-from relabel.distill.training.reporting import EVENTS, REPORTS, STATE, CurveReporter, check_services
+from relabel.distill.training.curves import EVENTS, REPORTS, STATE, Curve, CurveReporter, check_services
 from relabel.manifests.errors import ConfigError, MissingExtraError
 
 VALUES = {"loss": 0.5, "alpha_r>s": 1.25}

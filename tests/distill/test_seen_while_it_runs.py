@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.training.curves import CURVES_NAME
-from relabel.jobs.report.building import build_report
-from relabel.manifests.storage.context import Storage
+from relabel.jobs.report.build import build_report
+from relabel.manifests.files import Storage
 from tests.killing import killed_at
 from tests.watching import steps_of, watched
 

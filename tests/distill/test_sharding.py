@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.students import load_student
-from relabel.distill.training.checkpoint_folders import OPTIMIZER, WEIGHTS, checkpoint_name, list_checkpoints, step_of
+from relabel.distill.students.model import load_student
+from relabel.distill.students.spec import DistillSpec
+from relabel.distill.training.locations import OPTIMIZER, WEIGHTS, checkpoint_name, list_checkpoints, step_of
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import make_pairs
 from tests.distill.test_distill import assert_no_pickle
 from tests.distill.test_training import curve, same_weights, without_dropout

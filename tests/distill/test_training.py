@@ -20,12 +20,11 @@ import torch
 import yaml
 from safetensors.numpy import load_file
 
-from relabel.distill.students.encoder import EncoderStudent
-from relabel.distill.students.texts import EncoderTexts
-from relabel.distill.students.token_rows import PAD_MULTIPLE, pad_multiple_for
+from relabel.distill.students.model import PAD_MULTIPLE, EncoderTexts, pad_multiple_for
+from relabel.distill.students.networks import EncoderStudent
 from relabel.distill.training import checkpoints
-from relabel.distill.training.batches import BatchPlan, batch_sizes
-from relabel.distill.training.checkpoint_folders import WEIGHTS, list_checkpoints, step_of
+from relabel.distill.training.locations import WEIGHTS, list_checkpoints, step_of
+from relabel.distill.training.runtime import BatchPlan, batch_sizes
 from relabel.manifests.errors import LockHeldError, StaleRunError, TrainingError
 from relabel.manifests.failpoints import TRAINING_FAILPOINTS
 from tests.distill.test_distill import assert_no_pickle
@@ -240,7 +239,7 @@ def test_checkpoints_of_another_spec_are_not_resumed(run: Callable[..., Any], mo
 
 
 def test_two_trainings_never_share_an_output(run: Callable[..., Any], tmp_path: Path) -> None:
-    from relabel.manifests.storage.file_locks import FileLock
+    from relabel.manifests.files import FileLock
 
     lock = FileLock(tmp_path / "out" / "checkpoints" / "distill.lock", "the student")
     lock.acquire()

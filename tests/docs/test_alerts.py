@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from relabel.jobs.exits import Exit
-from relabel.jobs.running.metrics import MetricsFile
+from relabel.jobs.run.progress import MetricsFile
 from tests.docs.pages import DOCS
 
 RULES = DOCS / "deploy/prometheus/relabel.rules.yaml"

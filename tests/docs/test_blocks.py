@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.teachers.spec_files import read_teacher_spec
-from relabel.jobs.planning.job_files import load_job
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.specs import JobSpec
+from relabel.distill.students.spec import DistillSpec
+from relabel.distill.teachers.spec import read_teacher_spec
+from relabel.jobs.job import load_job
+from relabel.manifests.specs import JobSpec, validate_spec
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.jobs.conftest import JOB, folder, no_scheduler  # noqa: F401
 

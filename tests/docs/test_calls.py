@@ -10,7 +10,7 @@ import pytest
 
 from relabel.jobs.cli import COMMANDS, relabel
 from relabel.jobs.commands.demo import demo
-from relabel.jobs.demo.demo_steps import steps_of
+from relabel.jobs.demo.steps import steps_of
 from tests.docs.pages import CALL, DOCS, PAGES, blocks, calls
 
 DEPLOY_FILES = [path for path in sorted((DOCS / "deploy").rglob("*")) if path.is_file() and path.suffix != ".yaml"]

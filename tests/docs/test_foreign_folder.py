@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_keys
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.settings import JOB, SpecKind, read_settings
-from relabel.jobs.planning.spec_places import absolute, resolved
-from relabel.jobs.planning.spec_yaml import parse_yaml
+from relabel.distill.students.spec import DistillSpec
+from relabel.distill.teachers.spec import read_teacher_spec, teacher_keys
+from relabel.jobs.job import load_job
+from relabel.jobs.settings import JOB, SpecKind, absolute, read_settings, resolved
+from relabel.jobs.spec_yaml import parse_yaml
 from relabel.labelers.registry import labeler_names
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.specs import Spec
+from relabel.manifests.specs import Spec, validate_spec
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, calls
 from tests.docs.worlds import call, write_pairs
 

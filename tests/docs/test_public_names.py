@@ -25,7 +25,7 @@ PORTS = (
     "relabel.labelers.engines.registry.EngineClass",
     "relabel.manifests.asks.Engine",
     "relabel.export.exporters.Exporter",
-    "relabel.export.bundle_formats.BundleFormat",
+    "relabel.export.exporters.BundleFormat",
 )
 """What an object behind an entry point answers to."""
 

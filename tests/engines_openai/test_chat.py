@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.control_texts import KNOWN_CONTROL_TEXTS, ControlTexts
+from relabel.labelers.engines.tokens import KNOWN_CONTROL_TEXTS, ControlTexts
 from relabel.manifests.asks import Decision, Message, Request, Sampling
 from relabel.manifests.errors import ModelError
 from relabel.manifests.formats import AnswerFormat, Choice

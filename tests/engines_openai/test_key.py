@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from relabel.jobs.cli import main
-from relabel.jobs.given_secrets import keep_arguments, keep_environment
-from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.environment import keep_arguments, keep_environment
+from relabel.jobs.job import load_job
 from relabel.labelers.engines.openai import OpenAi
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.secrets.redaction import forget_secrets, redacted
+from relabel.manifests.secrets import forget_secrets, redacted
 
 from .conftest import KEY, ask_for, requests_for, run_all
 from .scripted_server import MODEL, Json, ScriptedServer, chat, error

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.api_replies import ReplyError
-from relabel.labelers.engines.api_stream import whole_stream
+from relabel.labelers.engines.openai_replies import ReplyError, whole_stream
 from relabel.manifests.asks import Answer, Request
 
 from .conftest import KEY, ask_for, run_all

@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from relabel.labelers.engines.api_replies import MAX_COUNT
 from relabel.labelers.engines.decisions import distribution_of_logprobs
+from relabel.labelers.engines.openai_replies import MAX_COUNT
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.asks import Answer, Decision, Request
 from relabel.manifests.errors import ConfigError, ModelError, ServerGoneError

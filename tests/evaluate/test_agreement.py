@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from relabel.manifests.metrics.agreement import confusion_by_group, pass_at_k
+from relabel.manifests.metrics.measures import confusion_by_group, pass_at_k
 from relabel.manifests.metrics.registry import count_metrics, metric_of
 
 GRADES = 4

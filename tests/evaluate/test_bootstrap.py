@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from relabel.manifests.metrics import bootstrap as module
-from relabel.manifests.metrics.agreement import confusion_by_group
-from relabel.manifests.metrics.bootstrap import Statistic, bootstrap, draw_weights
+from relabel.manifests.metrics import metric as module
+from relabel.manifests.metrics.measures import confusion_by_group
+from relabel.manifests.metrics.metric import WeightedStatistic as Statistic
+from relabel.manifests.metrics.metric import bootstrap, draw_weights
 from relabel.manifests.metrics.registry import count_metrics
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.manifests.metrics.calibration import (
+from relabel.manifests.metrics.measures import (
     BINS,
     at_least,
     brier_rows,

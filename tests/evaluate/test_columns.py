@@ -14,22 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.ids import codes_of, ids_of, pair_codes, texts_of
-from relabel.manifests.inputs.grade_columns import read_grades
-from relabel.manifests.inputs.table_files import as_ids, load_columns
-from relabel.manifests.judging.joins import gather
-from relabel.manifests.judging.label_columns import (
-    LabelPart,
-    file_distributions,
-    file_samples,
-    map_labels,
-    put_together,
-)
-from relabel.manifests.judging.pair_grades import grades_by_pair
-from relabel.manifests.judging.qrels import Qrels
+from relabel.manifests.files import Storage
+from relabel.manifests.gold import Qrels, grades_by_pair
+from relabel.manifests.label_sets import LabelPart, file_distributions, file_samples, gather, map_labels, put_together
+from relabel.manifests.metrics.comparison import match_rows
 from relabel.manifests.metrics.judged import distributions, sample_counts
-from relabel.manifests.metrics.student_matches import match_rows
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.schemas import codes_of, ids_of, pair_codes, texts_of
+from relabel.manifests.tables import as_ids, load_columns, read_grades
 
 PAIRS = st.tuples(st.sampled_from(["q", "r", ""]), st.sampled_from(["a", "b", "\ud800", "é"]))
 QRELS = st.lists(st.tuples(PAIRS, st.none() | st.integers(-1, 3)), max_size=14)

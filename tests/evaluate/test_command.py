@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics
 
+from relabel.manifests.metrics.metric import share_bounds
 from relabel.manifests.metrics.registry import metric_of
-from relabel.manifests.metrics.shares import share_bounds
 from relabel.manifests.records import unsealed
 
 LabelRows = list[dict[str, Any]]

@@ -16,7 +16,7 @@ import pytest
 from sklearn import metrics
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.judging.further_columns import GOLD_CHUNKS, GOLD_SUFFICIENT, gold_columns, label_columns
+from relabel.manifests.gold import GOLD_CHUNKS, GOLD_SUFFICIENT, gold_columns, label_columns
 from tests.labelers.test_evidence_set import document_of
 
 Row = dict[str, Any]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.manifests.ids import codes_of, ids_of
-from relabel.manifests.metrics import ranking
-from relabel.manifests.metrics.ranking import QueryRanking, auc, cut_names
-from relabel.manifests.metrics.statistics import Order, places_of
+from relabel.manifests.metrics import measures
+from relabel.manifests.metrics.measures import QueryRanking, auc, cut_names
+from relabel.manifests.metrics.metric import Order, places_of
+from relabel.manifests.schemas import codes_of, ids_of
 
 # query, gold, score
 ranked_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=50)
@@ -21,7 +21,7 @@ ranked_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.intege
 
 def rank_queries(query: np.ndarray, docs: list[str], score: np.ndarray, gold: np.ndarray, **kept: int) -> QueryRanking:
     """By ids as they are written."""
-    return ranking.rank_queries(query, codes_of(ids_of(docs))[0], score, gold, **kept)
+    return measures.rank_queries(query, codes_of(ids_of(docs))[0], score, gold, **kept)
 
 
 def slow_ndcg(golds: list[int], depth: int = 10) -> float:

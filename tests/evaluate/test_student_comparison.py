@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
-from relabel.manifests.ids import codes_of, ids_of
-from relabel.manifests.judging.joins import gather
-from relabel.manifests.judging.label_columns import LabelPart
-from relabel.manifests.metrics.bootstrap import Statistic, draw_weights, paired_bootstrap
-from relabel.manifests.metrics.evaluation_of_both import evaluate_both
+from relabel.manifests.label_sets import LabelPart, gather
+from relabel.manifests.metrics.comparison import BY_IDS, BY_ROW, Labelled, compare, kl_rows, match_rows
+from relabel.manifests.metrics.evaluation import evaluate_both
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.ranking import tau_by_query
-from relabel.manifests.metrics.student_comparison import compare
-from relabel.manifests.metrics.student_matches import BY_IDS, BY_ROW, Labelled, match_rows
-from relabel.manifests.metrics.teacher_statistics import kl_rows
+from relabel.manifests.metrics.measures import tau_by_query
+from relabel.manifests.metrics.metric import WeightedStatistic as Statistic
+from relabel.manifests.metrics.metric import draw_weights, paired_bootstrap
+from relabel.manifests.schemas import codes_of, ids_of
 
 GRADES = 3
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.distill.conftest import encoder_dir, labels_file, make_pairs, pairs_file  # noqa: F401
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
@@ -48,8 +48,8 @@ def student(
     pairs_file: Path,  # noqa: F811
 ) -> Path:
     """An encoder with three heads that knows where it comes from."""
-    from relabel.distill.students.distilling import distill
-    from relabel.distill.students.specs import DistillSpec
+    from relabel.distill.students.distillation import distill
+    from relabel.distill.students.spec import DistillSpec
 
     output = tmp_path_factory.mktemp("student") / "tiny"
     spec = DistillSpec(
@@ -71,10 +71,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from relabel.distill.students.decoder import DecoderStudent
-    from relabel.distill.students.grade_prompts import grade_token_ids, render_prompt
-    from relabel.distill.students.student_record import StudentRecord
-    from relabel.distill.students.students import student_files, write_student
+    from relabel.distill.students.manifest import StudentRecord
+    from relabel.distill.students.model import grade_token_ids, render_prompt, student_files, write_student
+    from relabel.distill.students.networks import DecoderStudent
     from tests.engines.conftest import CHATML, make_tokenizer
 
     tokenizer = make_tokenizer(template=CHATML)
@@ -134,7 +133,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
 def decoder_bundle(tmp_path_factory: pytest.TempPathFactory, decoder: Path, graded_file: Path) -> Path:
     """The decoder in fp32 and int8, compared on pairs of a file."""
     from relabel.export.exporting import export_bundle
-    from relabel.export.reference_pairs import PairsFile
+    from relabel.export.parity import PairsFile
     from relabel.export.specs import ExportSpec
 
     target = tmp_path_factory.mktemp("bundle") / "decoder"

@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.distill.students.students import load_student, student_digest, student_files
+from relabel.distill.students.model import load_student, student_digest, student_files
 from relabel.export import loader
 from relabel.export.bundles import open_bundle
-from relabel.export.contracts import IMPORTED
-from relabel.export.exporting import export_bundle
+from relabel.export.exporters import IMPORTED
+from relabel.export.exporting import FILES, export_bundle
 from relabel.export.loader import BundleError, Student, choose_model, open_session
-from relabel.export.precisions import FILES
-from relabel.export.reference_pairs import PairsFile
+from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.export.conftest import HOSTILE
 
 LOADING = """
@@ -120,7 +119,7 @@ def test_logits_in_the_graph_are_the_students_and_probabilities_are_their_temper
 
 def test_a_student_is_loaded_without_a_word(student: Path) -> None:
     """Commands say what they do; a bar of transformers' own between their lines says nothing to anybody."""
-    code = f"from relabel.distill.students.students import load_student; load_student({str(student)!r})"
+    code = f"from relabel.distill.students.model import load_student; load_student({str(student)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert (done.stdout, done.stderr) == ("", "")
 

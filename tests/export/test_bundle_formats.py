@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from relabel.export import bundle_formats
+from relabel.export import exporters
 from relabel.export.bundles import Bundle, open_bundle
 from relabel.export.exporting import export_bundle
-from relabel.export.reference_pairs import PairsFile
+from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import MissingExtraError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.jobs.conftest import Outcome
 
 
@@ -42,7 +42,7 @@ RECORDED = Recorded()
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     made = Recorded()
-    monkeypatch.setitem(bundle_formats.FORMATS, "recorded", f"{__name__}:RECORDED")
+    monkeypatch.setitem(exporters.FORMATS, "recorded", f"{__name__}:RECORDED")
     monkeypatch.setattr(f"{__name__}.RECORDED", made)
     return made
 

@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from relabel.export import tensorrt_builds
+from relabel.export import tensorrt_engines
 from relabel.export import tensorrt_engines as engines
+from relabel.export.bundle_facts import TokenLengths, describe_lengths
 from relabel.export.bundles import open_bundle
 from relabel.export.loader import Machine, Student, choose_engine
-from relabel.export.tensorrt_builds import build, find_tensorrt, plan_profile
-from relabel.export.tensorrt_engines import build_into
-from relabel.export.token_lengths import TokenLengths, describe_lengths
+from relabel.export.tensorrt_engines import build, build_into, find_tensorrt, plan_profile
 from relabel.manifests.errors import MissingExtraError, ModelError, StaleRunError, UsageError
 
 CAPABILITY = "8.9"
@@ -97,7 +96,7 @@ def test_without_tensorrt_or_a_gpu_the_command_says_what_is_missing(
 ) -> None:
     target = str(tmp_path / "engine")
     relabel("build-engine", str(bundle), "--to", target, "--precision", "int4").refused(2, "fp32, fp16, bf16")
-    monkeypatch.setattr(tensorrt_builds, "MODULES", ())
+    monkeypatch.setattr(tensorrt_engines, "MODULES", ())
     relabel("build-engine", str(bundle), "--to", target, "--capability", CAPABILITY).refused(4, "needs TensorRT")
     relabel("export", str(student), "--to", target, "--formats", "onnx,tensorrt").refused(4, "needs TensorRT")
     assert not Path(target).exists()
@@ -157,7 +156,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], N
 
     def use(work: Callable[[], bytes]) -> None:
         monkeypatch.setattr(engines, "find_tensorrt", lambda: ("tensorrt_rtx", Library))
-        monkeypatch.setattr(engines, "build", lambda *_, **__: tensorrt_builds.BuiltEngine(work(), b""))
+        monkeypatch.setattr(engines, "build", lambda *_, **__: tensorrt_engines.BuiltEngine(work(), b""))
 
     return use
 
@@ -243,7 +242,7 @@ def test_an_engine_is_on_the_disk_before_it_has_its_name(
             assert {file for file in path.rglob("*") if file.is_file()} <= set(synced)
         return rename(path, target)
 
-    monkeypatch.setattr("relabel.export.bundle_places.sync_folder", synced.append)
+    monkeypatch.setattr("relabel.export.bundles.sync_folder", synced.append)
     monkeypatch.setattr(Path, "rename", check)
     build_into(bundle, tmp_path / "engine", precision="fp16", capability=CAPABILITY)
     assert synced[-1] == tmp_path

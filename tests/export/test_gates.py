@@ -15,25 +15,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.example_rows import load_examples
-from relabel.distill.students.specs import DistillSpec
-from relabel.export.bundle_cards import render_bundle_card, undecided_lines, verdict
+from relabel.distill.students.examples import load_examples
+from relabel.distill.students.spec import DistillSpec
+from relabel.export.bundle_facts import (
+    ModelParity,
+    Parity,
+    read_parity,
+    read_student_facts,
+    render_bundle_card,
+    undecided_lines,
+    verdict,
+)
 from relabel.export.bundles import open_bundle
-from relabel.export.exporting import export_bundle
-from relabel.export.parity import answers, judge
+from relabel.export.exporting import export_bundle, refusal_text
+from relabel.export.parity import PairSet, PairsFile, answers, draw_queries, judge, lineage_pairs
 from relabel.export.parity import measure as measure_parity
-from relabel.export.parity_check import refusal_text
-from relabel.export.parity_records import ModelParity, Parity, read_parity
-from relabel.export.reference_pairs import PairSet, PairsFile, draw_queries, lineage_pairs
 from relabel.export.specs import ExportSpec, ParitySpec
-from relabel.export.student_facts import read_student_facts
 from relabel.jobs.report.artifacts import BundleArtifact
-from relabel.jobs.report.blocks import Badge, Paragraph, Table
-from relabel.jobs.report.sections_bundles import parity_section
+from relabel.jobs.report.model_sections import parity_section
+from relabel.jobs.report.page import Badge, Paragraph, Table
 from relabel.manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
+from relabel.manifests.files import Storage
 from relabel.manifests.records import checked, plain
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.store import open_run_store
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 QUERIES, DOCS = 100, 8
@@ -397,14 +401,14 @@ def shifted(bundle: Path, path: Path) -> dict[str, Any]:
 def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one(
     student: Path, bundle: Path, graded_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from relabel.export import precisions
+    from relabel.export import exporting
 
     target = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     before = (target / "manifest.json").read_bytes()
     with pytest.raises(StaleRunError, match="holds another bundle"):
         export_bundle(student, target, ExportSpec(), Storage(), pairs=PairsFile(str(graded_file)), provider="cpu")
 
-    monkeypatch.setattr(precisions, "load_exporter", lambda _: lambda _student, path, _options: shifted(bundle, path))
+    monkeypatch.setattr(exporting, "load_exporter", lambda _: lambda _student, path, _options: shifted(bundle, path))
     with pytest.raises(GateError, match=r"fp32: max \|Δp\| is .*, the bound 0.0001") as refused:
         export_bundle(
             student,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.distill.students.encoder import EncoderStudent
-from relabel.distill.students.student_record import read_student
-from relabel.distill.students.students import load_student, student_files, write_student
+from relabel.distill.students.manifest import read_student
+from relabel.distill.students.model import load_student, student_files, write_student
+from relabel.distill.students.networks import EncoderStudent
 from tests.distill.conftest import tiny_encoder, word_tokenizer
 from tests.export.conftest import HOSTILE
 

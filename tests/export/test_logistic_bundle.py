@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.distill.students.distilling import distill
+from relabel.distill.students.distillation import distill
 from relabel.distill.students.logistic import LogisticStudent
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.students import load_student
+from relabel.distill.students.model import load_student
+from relabel.distill.students.spec import DistillSpec
 from relabel.export import tensorrt_engines
-from relabel.export.bench.workloads import blank_row, fixed_batch
+from relabel.export.bench.plans import blank_row, fixed_batch
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student
 from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import ModelError
-from relabel.manifests.runs.run_manifest import MANIFEST_NAME
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.manifest import MANIFEST_NAME
 from tests.distill.test_logistic import query_rows, write_queries
 from tests.export.conftest import HOSTILE
 from tests.export.test_bundle import LOADING
@@ -115,7 +115,7 @@ def test_scores_are_the_students_own(
 
 
 def test_an_engine_and_another_exporter_are_refused(logistic: Path, tmp_path: Path) -> None:
-    from relabel.export.onnx_optimum import _fit_inputs
+    from relabel.export.onnx_graphs import _fit_inputs
 
     class Value:
         name = "input_ids"

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from relabel.export.bundle_facts import InputContract
 from relabel.export.loader import Encoder, load_tokenizer
-from relabel.export.student_facts import InputContract
 from relabel.manifests.records import plain
 from tests.faults.conftest import count
 

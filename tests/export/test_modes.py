@@ -38,8 +38,8 @@ def test_checkpoints_are_open_to_whom_the_umask_lets(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from relabel.distill.training.checkpoint_folders import RANDOM, WEIGHTS
     from relabel.distill.training.checkpoints import commit, save_state, save_weights
+    from relabel.distill.training.locations import RANDOM, WEIGHTS
 
     for umask in (0o022, 0o077, 0o002):
         was, scratch = os.umask(umask), tmp_path / f"scratch-{umask}"
@@ -82,8 +82,8 @@ def test_tritons_view_takes_no_disk_of_its_own(bundle: Path, tmp_path: Path, rel
 
 
 def test_across_disks_tritons_view_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from relabel.export.student_facts import ModelFile
-    from relabel.export.triton import write_repository
+    from relabel.export.bundle_facts import ModelFile
+    from relabel.export.exporting import write_repository
 
     def refuse(*_arguments: object, **_options: object) -> None:
         raise OSError(18, "Invalid cross-device link")

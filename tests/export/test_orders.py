@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.judged_parity import expected_grade
-from relabel.export.orders import kept_orders, least_difference
-from relabel.export.parity_records import OrderCounts
+from relabel.export.bundle_facts import OrderCounts
+from relabel.export.parity import expected_grade, kept_orders, least_difference
 from relabel.manifests.records import checked, plain
 
 

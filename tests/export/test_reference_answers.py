@@ -20,14 +20,14 @@ import psutil
 import pytest
 
 from relabel.export import puller
+from relabel.export.bundle_facts import read_parity
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import REFERENCE, Checked, Student, check_answers
-from relabel.export.parity_records import read_parity
+from relabel.export.parity import PairSet
 from relabel.export.reference_answers import LONGEST_CHARACTERS, choose_rows, tolerance
-from relabel.export.reference_pairs import PairSet
 from relabel.export.specs import ExportSpec, ParitySpec
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.publish.test_commands import until
 
 Relabel = Callable[..., Any]

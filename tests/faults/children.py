@@ -96,7 +96,7 @@ def note_trees(log: str) -> None:
     and threads read every output.
     """
     from relabel.manifests import records
-    from relabel.manifests.storage.local_run_store import LocalRunStore
+    from relabel.manifests.store import LocalRunStore
 
     def note(what: object) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -229,8 +229,7 @@ def fail_file_call(folder: str, nth: int, how: str, log: str) -> None:
 
 def race(folder: str) -> None:
     """Hold no locks, and meet the other worker right before every receipt: both go for every chunk at once."""
-    from relabel.manifests.storage.local_run_store import LocalRunStore
-    from relabel.manifests.storage.object_run_store import ObjectRunStore
+    from relabel.manifests.store import LocalRunStore, ObjectRunStore
 
     class NoLock:
         epoch = 0

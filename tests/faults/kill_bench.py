@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relabel.distill.students.students import student_files
+from relabel.distill.students.model import student_files
 from relabel.export.bundles import open_bundle
-from relabel.manifests.digests import sha256_file
 from relabel.manifests.failpoints import FAILPOINTS, TRAINING_FAILPOINTS
+from relabel.manifests.records import sha256_file
 from tests.faults import forks
 from tests.faults.command_lines import LINES, Line, inside, tree
 from tests.faults.forks import Setup

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_store_ports import RunStore
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.files import Storage
+from relabel.manifests.store import RunStore, open_run_store
 from tests.faults import forks
 
 ROWS = 60

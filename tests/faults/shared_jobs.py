@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.labelers.registry import LABELERS, declared_reads, labeler_class
-from relabel.manifests.inputs.column_types import CHUNK
-from relabel.manifests.runs.plans import load_plan
-from relabel.manifests.runs.receipts import Receipt, load_receipt
-from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.columns import CHUNK
+from relabel.manifests.plan import load_plan
+from relabel.manifests.receipts import Receipt, load_receipt
+from relabel.manifests.run import RunFolder
 from relabel.manifests.schemas import ANSWERS
 from tests.faults.places import ROWS, Place, pairs
 

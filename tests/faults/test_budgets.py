@@ -11,8 +11,8 @@ import time
 
 import pytest
 
+from relabel.manifests.costs import last_entry
 from relabel.manifests.failpoints import BUDGET_FAILPOINTS
-from relabel.manifests.runs.budgets import last_entry
 from tests.faults.conftest import Places, Sweep, count, some
 from tests.faults.forks import Setup
 from tests.faults.places import FAULTY, SLOW, Place

@@ -21,12 +21,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.runs.known_inputs import KNOWN_NAME
-from relabel.manifests.runs.plans import ShardPlan
-from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.plan import KNOWN_NAME, ShardPlan
+from relabel.manifests.rows import read_chunks
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
 from tests.faults.conftest import Places, Sweep, count
 from tests.faults.places import ROWS, SLOW, Place, pairs
 from tests.faults.test_objects_fail import inside
@@ -73,7 +72,7 @@ def test_an_input_that_is_replaced_in_the_middle_of_a_run_is_refused_and_its_row
 def original_input(place: Place) -> bytes:
     if place.is_local:
         return Path(place.root, "pairs.parquet").read_bytes()
-    from relabel.manifests.storage.url_files import read_url
+    from relabel.manifests.store import read_url
 
     return read_url(f"{place.root}/pairs.parquet", Storage())
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from relabel.manifests.digests import sha256_file
+from relabel.manifests.records import sha256_file
 from tests.faults import forks
 from tests.faults.command_lines import LINES, inside, write_world
 from tests.faults.conftest import Sweep, count, instants

@@ -28,23 +28,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from relabel.distill.students.label_tables import load_labels
-from relabel.distill.students.sources import LabelSource
+from relabel.distill.students.labels import load_labels
+from relabel.distill.students.spec import LabelSource
 from relabel.jobs.cli import relabel
-from relabel.jobs.merge.merging import merge_outputs
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.running.conclusions import conclude
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.sessions import Session
-from relabel.jobs.running.stops import Stop
-from relabel.manifests import failpoints
+from relabel.jobs.job import load_job, open_run
+from relabel.jobs.merge import merge_outputs
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.results import conclude
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.stop import Stop
+from relabel.manifests import failpoints, objects
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.failpoints import FAILPOINTS
-from relabel.manifests.judging.run_labels import open_run_labels
+from relabel.manifests.files import Storage
+from relabel.manifests.run import open_run_labels
 from relabel.manifests.schemas import LabelRow
-from relabel.manifests.storage import retries
-from relabel.manifests.storage.context import Storage
 from tests.faults.conftest import IS_FULL, IS_LONG, count
 from tests.faults.places import pairs
 from tests.faults.test_states import FACTS, CrashError, Worker
@@ -138,11 +136,11 @@ class Merges(RuleBasedStateMachine):
         )
         self.objects = MemoryObjects()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
+        self.patch.setattr(objects, "FIRST_PAUSE_S", 0.0)
         self.patch.setattr(failpoints, "hit", self._hit)
-        self.patch.setattr("relabel.manifests.storage.object_run_store.READERS", 1)
+        self.patch.setattr("relabel.manifests.store.READERS", 1)
         self.patch.setattr(
-            "relabel.manifests.storage.object_run_store.objects_of",
+            "relabel.manifests.store.objects_of",
             lambda url, storage: (self.objects, url.partition("://")[2]),
         )
         pq.write_table(pairs(13), self.folder / "first.parquet")

@@ -20,13 +20,12 @@ import pytest
 import yaml
 
 from relabel.jobs.cli import main
+from relabel.manifests import objects as retries
 from relabel.manifests.errors import StoreError
-from relabel.manifests.runs.receipts import load_receipt
-from relabel.manifests.storage import retries
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.object_run_store import ObjectRunStore
-from relabel.manifests.storage.objects import Found
-from relabel.manifests.storage.retries import TryAgainError
+from relabel.manifests.files import Storage
+from relabel.manifests.objects import Found, TryAgainError
+from relabel.manifests.receipts import load_receipt
+from relabel.manifests.store import ObjectRunStore
 from tests import seaweed
 from tests.faults.conftest import Sweep, some, undisturbed
 from tests.faults.places import Place
@@ -84,7 +83,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     def lead(objects: Any) -> Place:
         monkeypatch.setattr(
-            "relabel.manifests.storage.object_run_store.objects_of",
+            "relabel.manifests.store.objects_of",
             lambda url, storage: (objects, url.partition("://")[2].strip("/")),
         )
         place.write(rows=SMALL, output="mem://bucket/out", shards=2)

@@ -18,15 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from relabel.export.addresses import object_name
 from relabel.export.bundles import open_bundle
-from relabel.export.channels import Channel, find_channel
-from relabel.export.versions import check_whole, load_version
+from relabel.export.store import Channel, check_whole, find_channel, load_version, object_name
+from relabel.manifests.bundle_store import BundleStore, open_bundle_store
 from relabel.manifests.errors import RelabelError
 from relabel.manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
-from relabel.manifests.storage.bundle_store_ports import BundleStore
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import IS_FULL, Sweep, count, instants, some

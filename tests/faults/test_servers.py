@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.bundle_store import open_bundle_store
+from relabel.manifests.files import Storage
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import Sweep, count, instants, seconds_of_a_run, some, undisturbed

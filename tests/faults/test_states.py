@@ -26,24 +26,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relabel.jobs.exits import Exit
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.conclusions import conclude
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.sessions import Session
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.job import load_job, open_run
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.results import conclude
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.stop import Stop
 from relabel.manifests import failpoints
+from relabel.manifests import objects as retries
 from relabel.manifests.asks import EngineFacts
-from relabel.manifests.digests import sha256_bytes
+from relabel.manifests.files import FileLock, Storage
 from relabel.manifests.labels import Pair
-from relabel.manifests.runs.plans import shard_row_ids
-from relabel.manifests.runs.receipts import Receipt, load_receipt, parse_receipt_name
+from relabel.manifests.leases import Lease
+from relabel.manifests.plan import shard_row_ids
+from relabel.manifests.receipts import Receipt, load_receipt, parse_receipt_name
+from relabel.manifests.records import sha256_bytes
 from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
-from relabel.manifests.storage import retries
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.file_locks import FileLock
-from relabel.manifests.storage.leases import Lease
 from tests.faults.conftest import IS_FULL, count
 from tests.faults.places import pairs
 from tests.manifests.memory_objects import MemoryObjects, once
@@ -159,7 +157,7 @@ class Runs(RuleBasedStateMachine):
             self.patch.setattr(f"relabel.jobs.running.{module}.time", self.clock)
         self.patch.setattr(failpoints, "hit", self._hit)
         self.patch.setattr(
-            "relabel.manifests.storage.object_run_store.objects_of",
+            "relabel.manifests.store.objects_of",
             lambda url, storage: (self.objects, url.partition("://")[2]),
         )
         pq.write_table(pairs(ROWS), self.folder / "pairs.parquet", row_group_size=10)
@@ -426,7 +424,7 @@ class Runs(RuleBasedStateMachine):
             raise CrashError(name)
 
     def _store(self) -> Any:
-        from relabel.manifests.storage.run_stores import open_run_store
+        from relabel.manifests.store import open_run_store
 
         faults, self.objects.faults = self.objects.faults, lambda verb, key, when: None
         try:

@@ -61,8 +61,8 @@ def test_no_thread_but_the_main_one_builds_a_syntax_tree(name: str, world: Path,
 def test_the_checks_of_what_threads_of_an_object_store_read_are_built_with_their_modules() -> None:
     code = """
 from relabel.manifests import records
-from relabel.manifests.batches import BatchRecord
-from relabel.manifests.storage.leases import LeaseRecord
+from relabel.manifests.records import BatchRecord
+from relabel.manifests.leases import LeaseRecord
 built = records._adapter.cache_info().misses
 assert records._adapter(LeaseRecord) and records._adapter(BatchRecord)
 assert records._adapter.cache_info().misses == built

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.distill.conftest import make_pairs
 from tests.teachers.models import write_tiny_decoder
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.manifests.inputs.input_files import list_files
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.input_files import list_files
 from tests.engines.conftest import make_tokenizer
 
 Cli = Callable[..., Any]

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from relabel.labelers.engines.fake import Fake
-from relabel.manifests.asks import Answer, Request
-from relabel.manifests.charges import Charge, most_output_tokens, most_prompt_tokens
-from relabel.manifests.runs.budgets import Ledger, Limits, last_entry
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.asks import Answer, Charge, Request, most_output_tokens, most_prompt_tokens
+from relabel.manifests.costs import Ledger, Limits, last_entry
+from relabel.manifests.store import LocalRunStore
 from tests.jobs.conftest import Outcome
 
 Call = Callable[..., Outcome]

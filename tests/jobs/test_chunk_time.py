@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.running.chunk_time import pairs_per_s
+from relabel.jobs.run.estimate import pairs_per_s
+from relabel.manifests.receipts import Receipt, ReusedRows
 from relabel.manifests.records import unsealed
-from relabel.manifests.runs.receipts import Receipt, ReusedRows
 
 
 def receipt(worker: str, started: int, committed: int, rows: int, reused: int = 0) -> Receipt:

@@ -20,9 +20,9 @@ import pytest
 
 from relabel.jobs.cli import COMMANDS
 from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.planning.job_files import load_job
+from relabel.jobs.job import load_job
 from relabel.manifests import errors
-from relabel.manifests.interruptions import Terminated
+from relabel.manifests.process import Terminated
 from relabel.manifests.schemas import LABELS
 
 HEAVY = {

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.commits import CommitThreads
-from relabel.jobs.running.counts import Progress
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.session import CommitThreads
+from relabel.manifests.receipts import ChunkId
 
 
 def chunk(number: int) -> ChunkWork:

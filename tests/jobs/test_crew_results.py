@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from relabel.jobs.pool.results import Results
+from relabel.jobs.pool.supervisor import Results
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([5.0, None, 2.5])))

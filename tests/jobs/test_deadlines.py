@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from relabel.jobs.running.deadlines import Deadline, choose_deadline, span_s, until_s
+from relabel.jobs.run.stop import Deadline, choose_deadline, span_s, until_s
 from relabel.manifests.errors import UsageError
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.demo.demo_steps import Step, call, steps_of
+from relabel.jobs.demo.steps import Step, call, steps_of
 from relabel.jobs.report.artifacts import open_artifacts
-from relabel.jobs.report.lineage import trace
-from relabel.jobs.report.sections_lineage import changes
-from relabel.manifests.storage.context import Storage
+from relabel.jobs.report.lineage import changes, trace
+from relabel.manifests.files import Storage
 from tests.teachers.models import write_tiny_decoder
 
 

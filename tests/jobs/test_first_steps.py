@@ -20,10 +20,10 @@ import yaml
 
 from relabel.jobs.commands.doctor import EXTRAS, distributions_of
 from relabel.jobs.commands.setup import NEXT
-from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.downloads import fetch_model
 from relabel.manifests.errors import ModelError
-from relabel.manifests.models.references import resolve_model
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.models import resolve_model
 from tests.jobs.test_demo import write_tiny_model
 
 
@@ -43,9 +43,9 @@ def test_a_fresh_spec_names_its_schema_and_fits_it(relabel: Callable[..., Any], 
 
 
 def test_fresh_student_and_teacher_files_are_read_by_their_commands(relabel: Callable[..., Any], folder: Path) -> None:
-    from relabel.distill.students.specs import DistillSpec
-    from relabel.distill.teachers.spec_files import read_teacher_spec
-    from relabel.manifests.spec_faults import validate_spec
+    from relabel.distill.students.spec import DistillSpec
+    from relabel.distill.teachers.spec import read_teacher_spec
+    from relabel.manifests.specs import validate_spec
 
     for kind in ("student", "teacher"):
         relabel("init", "--kind", kind)

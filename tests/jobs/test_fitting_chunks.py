@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.manifests.runs.cutting import FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS, cut_queries, fitting_chunk_rows
+from relabel.manifests.shards import FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS, cut_queries, fitting_chunk_rows
 
 UNNAMED: dict[str, Any] = {"run": {"chunk_rows": None}, "shards": 1}
 

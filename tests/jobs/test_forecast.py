@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.jobs.running.forecast import DoneSoFar, Expected, expected_of, left_s, left_text
+from relabel.jobs.run.rates import DoneSoFar, Expected, expected_of, left_s, left_text
 from relabel.manifests.asks import NO_WORK, EngineWork
-from relabel.manifests.runs.estimates import Estimate, StageEstimate
-from relabel.manifests.runs.ranges import Range
+from relabel.manifests.costs import Estimate, Range, StageEstimate
 
 EXPECTED = Expected(Range(1.0, 1.0, 1.3), Range(400.0, 500.0, 600.0), Range(10.0, 100.0, 400.0))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relabel.manifests.plurals import counted
+from relabel.manifests.secrets import counted
 
 MARK = "FORGED"
 FORGED = f"q\n{MARK} all rows are done\r{MARK}\x1b[2J\u2028{MARK}"

@@ -12,17 +12,14 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.open_runs import OpenRun
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.running import helping, sessions
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.helping import Helping
-from relabel.jobs.running.stops import Stop
-from relabel.manifests.storage.local_run_store import LocalRunStore
-from relabel.manifests.storage.run_store_ports import Lock
-from relabel.manifests.storage.run_stores import shard_lock
-from relabel.manifests.storage.temp_files import HERE
+from relabel.jobs.job import OpenRun, load_job, open_run
+from relabel.jobs.run import session as sessions
+from relabel.jobs.run import shards
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.shards import Helping
+from relabel.jobs.run.stop import Stop
+from relabel.manifests.files import HERE
+from relabel.manifests.store import LocalRunStore, Lock, shard_lock
 from tests.jobs.conftest import Outcome
 
 
@@ -113,7 +110,7 @@ def test_a_chunk_is_taken_only_where_its_holders_pace_says_that_waiting_is_longe
     one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(shards, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     lock = shard_lock(one_shard.store, 0)
     lock.acquire()
     one = helper(one_shard, 0, rows_in_hand=239)
@@ -138,7 +135,7 @@ def test_the_time_since_the_last_commit_is_part_of_a_gap_and_not_the_pace(
     pace: the chunk that is about to come would be asked in vain. A holder that is truly slower is helped.
     """
     clock = [1000.0]
-    monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(shards, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     lock = shard_lock(one_shard.store, 0)
     lock.acquire()
     one = helper(one_shard, 0)
@@ -157,7 +154,7 @@ def test_a_claim_whose_worker_is_dead_holds_nobody_up_for_ever(
     one_shard: OpenRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(helping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(shards, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     dead, other, third = (helper(one_shard, number) for number in range(3))
     for one in (other, third):
         one.asked(2.0)

@@ -15,17 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from relabel.distill.students.label_tables import load_labels
-from relabel.distill.students.sources import LabelSource
+from relabel.distill.students.labels import load_labels
+from relabel.distill.students.spec import LabelSource
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.runs.plans import ShardPlan
-from relabel.manifests.runs.reading_files import FOLDER
-from relabel.manifests.runs.readings import Readings
-from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.plan import ShardPlan
+from relabel.manifests.readings import FOLDER, Readings
+from relabel.manifests.rows import read_chunks
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 from tests.jobs.conftest import Outcome
 from tests.jobs.test_rewritten_input import GROUP, ROWS, labels, write
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from relabel.distill.training.checkpoints import commit
-from relabel.export.bundle_places import switch
-from relabel.jobs.commands.ending import sigterm_ends
-from relabel.jobs.commands.training import says_how_to_continue
-from relabel.jobs.files.durable_files import written
-from relabel.jobs.running.stops import StartStopped, Stop, start_unless_stopped
-from relabel.manifests.interruptions import Terminated, check_interrupted, draining, is_stop_wished
-from relabel.manifests.storage.context import Storage
+from relabel.export.bundles import switch
+from relabel.jobs.commands.options import sigterm_ends
+from relabel.jobs.commands.train import says_how_to_continue
+from relabel.jobs.files import written
+from relabel.jobs.run.stop import StartStopped, Stop, start_unless_stopped
+from relabel.manifests.files import Storage
+from relabel.manifests.process import Terminated, check_interrupted, draining, is_stop_wished
 
 
 def swallow(number: int) -> None:

@@ -12,10 +12,9 @@ import jsonschema
 import pytest
 import yaml
 
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.job_schema import job_schema
-from relabel.jobs.planning.settings import JOB
-from relabel.jobs.planning.spec_yaml import read_spec_file
+from relabel.jobs.job import load_job
+from relabel.jobs.settings import JOB, job_schema
+from relabel.jobs.spec_yaml import read_spec_file
 from relabel.labelers.engines.registry import engine_names
 from relabel.labelers.registry import labeler_names
 from relabel.manifests.errors import ConfigError, UsageError

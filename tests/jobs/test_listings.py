@@ -11,7 +11,7 @@ import pytest
 from relabel.jobs.commands.label import open_session
 from relabel.jobs.pool.backends import WorkerPool, label_with
 from relabel.manifests.errors import StoreUnreachableError
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 
 @pytest.fixture

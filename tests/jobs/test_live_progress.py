@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.running import progress as progress_module
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.live import FIRST_ANSWERS, SHOWN_CHARS, Live, RefusedAnswer
-from relabel.jobs.running.progress import Display
+from relabel.jobs.run import progress as progress_module
+from relabel.jobs.run.chunks import FIRST_ANSWERS, SHOWN_CHARS, Live, RefusedAnswer
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.progress import Display
 from relabel.manifests.asks import EngineWork
 from relabel.manifests.records import checked, plain
 

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pytest
 
-from relabel.jobs import log_format
+from relabel.jobs import logs
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:
@@ -67,13 +67,13 @@ def test_every_line_of_a_run_is_an_object_with_job_shard_and_counts(
     assert code == 0
     assert "labelled" in out
     events = [line["event"] for line in lines]
-    assert {"note", "progress", "advice", "end", "relabel.jobs.running.metrics"} <= set(events)
+    assert {"note", "progress", "advice", "end", "relabel.jobs.run.progress"} <= set(events)
     assert all((line["job"], line["shard"]) == ("ecom", "0/1") for line in lines)
     counts = [line["pairs"] for line in lines if line["event"] == "progress"]
     assert counts == sorted(counts)
     (end,) = [line for line in lines if line["event"] == "end"]
     assert (end["rows"], end["labelled"] + end["quarantined"], end["exit_code"]) == (24, 24, 0)
-    assert next(line["level"] for line in lines if line["event"] == "relabel.jobs.running.metrics") == "warning"
+    assert next(line["level"] for line in lines if line["event"] == "relabel.jobs.run.progress") == "warning"
 
 
 def test_the_variable_does_as_the_flag_and_the_flag_wins(
@@ -133,7 +133,7 @@ def test_a_traceback_stays_within_one_line(
 
 
 def test_what_others_print_becomes_objects_and_threads_do_not_mix(capsys: pytest.CaptureFixture[str]) -> None:
-    with log_format.json_lines():
+    with logs.json_lines():
         threads = [
             threading.Thread(target=lambda name=name: [print(f"{name} says {n}", file=sys.stderr) for n in range(200)])
             for name in "abc"
@@ -149,12 +149,12 @@ def test_what_others_print_becomes_objects_and_threads_do_not_mix(capsys: pytest
     for name in "abc":
         assert [text for text in messages if text.startswith(name)] == [f"{name} says {n}" for n in range(200)]
     assert {"from click", "no line end"} <= set(messages)
-    assert not log_format.is_json()
+    assert not logs.is_json()
 
 
 def test_letters_of_any_script_stay_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) -> None:
-    with log_format.json_lines():
-        log_format.say("Grüße \u2028 \U0001f600 \ud800", path=Path("x"))
+    with logs.json_lines():
+        logs.say("Grüße \u2028 \U0001f600 \ud800", path=Path("x"))
     text = capsys.readouterr().err
     assert text.isascii()
     assert lines_of(text)[0]["message"] == "Grüße \u2028 \U0001f600 \ud800"

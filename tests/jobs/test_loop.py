@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.stops import Stop
-from relabel.labelers.samples import merge_samples
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.stop import Stop
+from relabel.labelers.trajectories import merge_samples
 from relabel.manifests.asks import Answer, Ask, Decision, Distribution, EngineFacts, Message, Request, Sampling
 from relabel.manifests.errors import EngineCrashError, InputError, VerdictError
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import LabelerOptions
 
@@ -327,7 +327,7 @@ def test_stage_counts_of_all_chunks_add_up_to_the_requests() -> None:
 
 
 def test_memory_of_shared_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relabel.jobs.running.shared_asks.SHARED_ANSWERS_KEPT", 5)
+    monkeypatch.setattr("relabel.jobs.run.reuse.SHARED_ANSWERS_KEPT", 5)
     engine = Scripted(good)
     loop = RunLoop(
         TwoStage(), LabelerOptions(name="x"), engine, lambda _: True, seed=1, progress=Progress(), stop=Stop()
@@ -424,7 +424,7 @@ def test_an_answer_to_nothing_or_a_second_answer_is_a_crash_of_the_engine() -> N
 
 
 def test_an_engine_that_lost_its_requests_does_not_hang_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relabel.jobs.running.stall_detection.HASTY_POLLS", 50)
+    monkeypatch.setattr("relabel.jobs.run.crashes.HASTY_POLLS", 50)
 
     class Forgets(Scripted):
         def poll(self) -> list[Answer]:
@@ -435,7 +435,7 @@ def test_an_engine_that_lost_its_requests_does_not_hang_the_run(monkeypatch: pyt
 
 
 def test_begun_chunks_that_outlast_the_drain_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relabel.jobs.running.stops.DRAIN_S", 0.0)
+    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 0.0)
     stop = Stop()
 
     def then_stop(request: Request) -> Answer:
@@ -446,7 +446,7 @@ def test_begun_chunks_that_outlast_the_drain_are_dropped(monkeypatch: pytest.Mon
 
 
 def test_open_pairs_are_bounded_however_many_wait_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relabel.jobs.running.loop.MAX_OPEN_PAIRS", 7)
+    monkeypatch.setattr("relabel.jobs.run.loop.MAX_OPEN_PAIRS", 7)
     most = 0
 
     class Counts(TwoStage):

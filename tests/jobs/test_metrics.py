@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.metrics import MetricsFile
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.progress import MetricsFile
 
 
 def read(path: Path) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -102,7 +102,7 @@ def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
     write_pairs: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relabel.jobs.running.metrics.WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr("relabel.jobs.run.progress.WRITE_EVERY_S", 0.0)
     write_pairs()
     done = relabel("run", write_job(), "--metrics", "absent/folder/m.prom")
     assert done.code == 0

@@ -26,15 +26,15 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.teachers.sft_spec import SftSpec
+from relabel.distill.students.spec import DistillSpec
+from relabel.distill.teachers.spec import SftSpec
 from relabel.jobs.cli import main
 from relabel.jobs.cli import relabel as root
-from relabel.jobs.given_secrets import keep_arguments, refuse_secret_arguments
+from relabel.jobs.environment import keep_arguments, refuse_secret_arguments
 from relabel.labelers.engines.registry import ENGINES
 from relabel.labelers.registry import LABELERS
 from relabel.manifests.records import unsealed
-from relabel.manifests.secrets.redaction import forget_secrets
+from relabel.manifests.secrets import forget_secrets
 from relabel.manifests.specs import JobSpec
 from tests.jobs.conftest import JOB
 from tests.jobs.test_cli import SEARCH, STUDENT, TEACHER
@@ -535,7 +535,7 @@ def test_a_crash_of_ours_and_words_of_libraries_show_no_secret(
                 f"Authorization: Basic {base64.b64encode(b'me:' + CORE.encode()).decode()} {PEM}"
             ) from exc
 
-    monkeypatch.setattr("relabel.jobs.commands.inspect.verify.callback", crash)
+    monkeypatch.setattr("relabel.jobs.commands.status.verify.callback", crash)
     for extra in ([], ["--output", "json"], ["--log-format", "json"]):
         shown = world.call("verify", "out/ecom", *extra)
         assert (shown.code, shown.leaks) == (1, [])

@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from relabel.jobs.commands.label import open_session
-from relabel.jobs.pool import other_commands
-from relabel.jobs.running import others as others_module
-from relabel.jobs.running import progress as progress_module
-from relabel.jobs.running import sessions
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.forecast import together
-from relabel.jobs.running.labeling import label
-from relabel.jobs.running.others import KEPT_S, LEAST_NEWS, Others
-from relabel.jobs.running.progress import Display
+from relabel.jobs.pool import backends
+from relabel.jobs.run import counts as others_module
+from relabel.jobs.run import progress as progress_module
+from relabel.jobs.run import session as sessions
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import KEPT_S, LEAST_NEWS, Others, Progress
+from relabel.jobs.run.execution import label
+from relabel.jobs.run.progress import Display
+from relabel.jobs.run.rates import together
+from relabel.manifests.costs import Range
 from relabel.manifests.labels import Pair
-from relabel.manifests.runs.ranges import Range
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.receipts import ChunkId
 
 THEIRS = ("shard-00000/chunk-000002.json", "shard-00001/chunk-000001.json")
 
@@ -204,14 +203,14 @@ def test_the_line_of_a_pool_counts_what_other_commands_commit_and_nothing_of_its
     job = job_done_elsewhere(batch=4, capacity=4, latency_s=1.5)
     monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", 0.0)
-    true = other_commands.OtherCommands.update
+    true = backends.OtherCommands.update
 
-    def update(self: other_commands.OtherCommands) -> None:  # while the worker is starting
+    def update(self: backends.OtherCommands) -> None:  # while the worker is starting
         for name in theirs:
             _take_over(folder, name)
         true(self)
 
-    monkeypatch.setattr(other_commands.OtherCommands, "update", update)
+    monkeypatch.setattr(backends.OtherCommands, "update", update)
     done = relabel("run", job, "--workers", "1")
     assert done.code == 0, done
     lines = [line for line in done.err.splitlines() if " of 24 pairs" in line]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.decision_costs import plan_decision_costs
 from relabel.labelers.engines.fake import Fake
+from relabel.labelers.engines.registry import plan_decision_costs
 
 
 def test_plan_says_for_every_stage_with_distributions_what_they_cost(

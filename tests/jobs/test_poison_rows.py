@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 from tests.supervise.pool_jobs import POISON, command, relabel, verified, write_job
 
 MOST_CALLS = 12

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.running import labeling
-from relabel.jobs.running.loop import RunLoop
+from relabel.jobs.run import execution
+from relabel.jobs.run.loop import RunLoop
 from relabel.manifests.errors import StoreError
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 STOP_AFTER = 30
 """Answers: amid the first attempts of several chunks."""
@@ -51,7 +51,7 @@ def stopped(
                 return super()._poll()
 
         with monkeypatch.context() as patch:
-            patch.setattr(labeling, "RunLoop", Stopped)
+            patch.setattr(execution, "RunLoop", Stopped)
             return relabel("run", "job.yaml", *options)
 
     return run

@@ -15,20 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.gold import load_gold
-from relabel.distill.students.label_tables import load_labels
-from relabel.distill.students.sources import GoldSource, LabelSource
-from relabel.jobs.report.building import build_report
-from relabel.manifests.digests import canonical_json, digest_of
+from relabel.distill.students.labels import load_gold, load_labels
+from relabel.distill.students.spec import GoldSource, LabelSource
+from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import InputError, ManifestError
-from relabel.manifests.inputs.column_bytes import ColumnBytes
-from relabel.manifests.inputs.dataset import open_dataset, open_planned
-from relabel.manifests.records import unsealed
-from relabel.manifests.runs.reading_files import FOLDER
-from relabel.manifests.runs.readings import Readings, blocks_of
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset, open_planned
+from relabel.manifests.readings import FOLDER, ColumnBytes, Readings, blocks_of
+from relabel.manifests.records import canonical_json, digest_of, unsealed
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 from tests.jobs.conftest import Outcome
 
 ROWS, GROUP = 24, 8

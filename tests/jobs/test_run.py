@@ -16,12 +16,11 @@ from click.testing import CliRunner
 
 from relabel.jobs.cli import relabel
 from relabel.jobs.exits import exit_for
-from relabel.jobs.running import conclusions
+from relabel.jobs.run import results
 from relabel.manifests.errors import RelabelError
-from relabel.manifests.runs.run_manifest import OwnRunManifest
-from relabel.manifests.storage.file_locks import FileLock
-from relabel.manifests.storage.local_run_store import LocalRunStore
-from relabel.manifests.storage.run_stores import shard_lock
+from relabel.manifests.files import FileLock
+from relabel.manifests.manifest import OwnRunManifest
+from relabel.manifests.store import LocalRunStore, shard_lock
 
 DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
 
@@ -335,7 +334,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
     )
     assert call("run", path)[0] == 0
     (tmp_path / "out" / "manifest.json").unlink()
-    write, calls = conclusions.write_manifest, []
+    write, calls = results.write_manifest, []
 
     def oversleep(store: Any, manifest: OwnRunManifest) -> None:
         """Between the look at the receipts and the write, others take the lock over, retry every row, and conclude."""
@@ -346,7 +345,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
                 assert call("retry", path)[0] == 0
         write(store, manifest)
 
-    monkeypatch.setattr(conclusions, "write_manifest", oversleep)
+    monkeypatch.setattr(results, "write_manifest", oversleep)
     monkeypatch.setattr(FileLock, "is_lost", property(lambda self: self.path.name == "manifest.lock"))
     call("run", path)
     assert ".2-" not in calls[0].quarantine[0].path, "the first to write knew of no retry"

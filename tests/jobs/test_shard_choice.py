@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.jobs.planning.shard_choice import choose_shards
+from relabel.jobs.run.shards import choose_shards
 from relabel.manifests.errors import UsageError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from relabel.jobs.running.shard_log import ShardLogs
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.jobs.run.shards import ShardLogs
+from relabel.manifests.store import LocalRunStore
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x0b", "\x85", "\u2028"])

@@ -14,13 +14,11 @@ from typing import Any, get_args
 
 import pytest
 
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.planning.spec_places import Places, absolute, mark_of, path_of, placed, places_of, resolved
+from relabel.jobs.job import load_job, open_run
+from relabel.jobs.settings import Places, absolute, mark_of, path_of, placed, places_of, resolved
 from relabel.labelers.engines.registry import engine_class, engine_names
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.specs import InputSpec, JobSpec, PathMark
+from relabel.manifests.specs import InputSpec, JobSpec, PathMark, validate_spec
 from tests.jobs.conftest import JOB
 from tests.spec_models import spec_models
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.planning import spec_variables
-from relabel.jobs.planning.job_files import load_job
+from relabel.jobs import settings
+from relabel.jobs.job import load_job
 from relabel.manifests.errors import ConfigError, UsageError
 
 
@@ -108,7 +108,7 @@ def test_a_run_across_midnight_keeps_the_day_that_it_began_on(
     folder: Path,
 ) -> None:
     days = iter([date(2026, 11, 19), date(2026, 11, 20)])
-    monkeypatch.setattr(spec_variables, "today", lambda: next(days))
+    monkeypatch.setattr(settings, "today", lambda: next(days))
     write_pairs()
     path = write_job({"output": "out/${date}", "name": "n-${date}"})
     assert relabel("run", path).code == 0
@@ -126,7 +126,7 @@ def test_the_day_is_that_of_utc_whatever_the_local_zone(monkeypatch: pytest.Monk
     monkeypatch.setenv("TZ", "Pacific/Kiritimati")
     time.tzset()
     try:
-        assert spec_variables.today() == datetime.now(UTC).date()
+        assert settings.today() == datetime.now(UTC).date()
     finally:
         monkeypatch.delenv("TZ")
         time.tzset()

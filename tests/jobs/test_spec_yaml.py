@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError, create_model
 
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.settings import lay_over
-from relabel.jobs.planning.spec_loader import MAX_ALIASED
-from relabel.jobs.planning.spec_yaml import parse_yaml
+from relabel.jobs.job import load_job
+from relabel.jobs.settings import lay_over
+from relabel.jobs.spec_yaml import MAX_ALIASED, parse_yaml
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.specs import DisputedText, Spec, _kinds
 from tests.spec_models import spec_models

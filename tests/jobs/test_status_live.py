@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.commands.status_live import LiveStatus, look
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.running import live_files
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.live import Live
-from relabel.jobs.running.live_files import STALE_S, LiveFile, live_states, state_of
-from relabel.manifests.digests import readable_json
-from relabel.manifests.records import plain
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.jobs.commands.status import LiveStatus, look
+from relabel.jobs.job import load_job, open_run
+from relabel.jobs.run import counts
+from relabel.jobs.run.chunks import Live
+from relabel.jobs.run.counts import STALE_S, LiveFile, Progress, live_states, state_of
+from relabel.manifests.records import plain, readable_json
+from relabel.manifests.store import LocalRunStore
 
 
 def labels_of(folder: Path) -> dict[str, bytes]:
@@ -45,7 +42,7 @@ def planned(relabel: Callable[..., Any], write_job: Callable[..., str], write_pa
 def test_a_worker_is_seen_while_it_runs_and_leaves_nothing_behind(
     planned: str, relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_files, "WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(counts, "WRITE_EVERY_S", 0.0)
     seen: list[LiveStatus] = []
 
     def look_on(self: LiveFile) -> None:
@@ -57,7 +54,7 @@ def test_a_worker_is_seen_while_it_runs_and_leaves_nothing_behind(
     class Followed(LiveFile):
         update = look_on
 
-    monkeypatch.setattr("relabel.jobs.running.labeling.LiveFile", Followed)
+    monkeypatch.setattr("relabel.jobs.run.execution.LiveFile", Followed)
     assert relabel("run", planned, "--set", "engine.args.batch=4").code == 0
     assert any(one.workers and one.workers[0].state.live.accepted for one in seen)
     assert all(one.is_held for one in seen if one.workers)
@@ -74,7 +71,7 @@ def test_a_worker_is_seen_while_it_runs_and_leaves_nothing_behind(
 def test_a_file_that_cannot_be_written_ends_no_run_and_is_said_once(
     planned: str, relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_files, "WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(counts, "WRITE_EVERY_S", 0.0)
     (folder / "out/ecom/live").write_text("in the way")
     done = relabel("run", planned, "--set", "engine.args.batch=4")
     assert done.code == 0

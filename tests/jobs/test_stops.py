@@ -15,13 +15,10 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.deadlines import Deadline
-from relabel.jobs.running.labeling import label
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.pace import Pace, num_fitting
-from relabel.jobs.running.signals import stopping
-from relabel.jobs.running.stops import DRAIN_S, END_S, StartStopped, Stop
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.execution import label
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.stop import DRAIN_S, END_S, Deadline, Pace, StartStopped, Stop, num_fitting, stopping
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Request
 from relabel.manifests.specs import LabelerOptions
@@ -63,8 +60,8 @@ def test_a_drain_keeps_the_chunks_that_fit_and_asks_nothing_more_for_the_others(
     """100 answers a second at best and four seconds to drain: of the begun chunks only the first, with 60 pairs to go,
     can be finished.
     """
-    monkeypatch.setattr("relabel.jobs.running.stops.DRAIN_S", 4.0)
-    monkeypatch.setattr("relabel.jobs.running.loop.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 4.0)
+    monkeypatch.setattr("relabel.jobs.run.loop.LOOK_EVERY_S", 0.05)
     stop, committed = Stop(), []
     asked_for: list[int] = []
 
@@ -104,7 +101,7 @@ def test_a_shared_answer_is_still_asked_for_if_a_kept_chunk_waits_for_it(monkeyp
         return good(request)
 
     # of 5, 2 and 5 left: the chunk of 2 alone
-    monkeypatch.setattr("relabel.jobs.running.loop.num_fitting", lambda lefts, *_: 1)
+    monkeypatch.setattr("relabel.jobs.run.loop.num_fitting", lambda lefts, *_: 1)
     engine = Scripted(answer, capacity=4, batch=1)
     works = chunks_of(5, 2, 5, queries=1)
     loop_of(engine, stop, committed).run(iter(works))
@@ -122,9 +119,9 @@ def test_a_run_without_time_to_drain_asks_nothing() -> None:
 
 
 def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relabel.jobs.running.pace.DRAIN_S", 0.5)
-    monkeypatch.setattr("relabel.jobs.running.stops.END_S", 0.2)
-    monkeypatch.setattr("relabel.jobs.running.loop.MAX_OPEN_PAIRS", 40)
+    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 0.5)
+    monkeypatch.setattr("relabel.jobs.run.stop.END_S", 0.2)
+    monkeypatch.setattr("relabel.jobs.run.loop.MAX_OPEN_PAIRS", 40)
     stop, committed = Stop(after(3.0)), []
     engine = Clocked(good, 0.01, capacity=20, batch=2)
     assert loop_of(engine, stop, committed).run(iter(chunks_of(*[10] * 100, queries=100))) is False
@@ -326,7 +323,7 @@ def test_a_deadline_too_near_to_drain_starts_no_engine(
 ) -> None:
     write_pairs()
     path = write_job()
-    monkeypatch.setattr("relabel.jobs.running.labeling.start_engine", lambda _: pytest.fail("an engine was started"))
+    monkeypatch.setattr("relabel.jobs.run.execution.start_engine", lambda _: pytest.fail("an engine was started"))
     near = time.strftime("%H:%M:%SZ", time.gmtime(time.time() + 8))
     done = relabel("run", path, *(near if one == "NEAR" else one for one in option), "--output", "json")
     assert (done.code, done.json["rows_open"]) == (20, 24)

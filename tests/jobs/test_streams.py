@@ -14,11 +14,10 @@ from collections.abc import Callable
 
 import pytest
 
-from relabel.jobs.delivery.transfers import TransferDisplay
-from relabel.jobs.log_format import json_lines
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.progress import Display
-from relabel.jobs.streams import redacted_streams
+from relabel.jobs.delivery import TransferDisplay
+from relabel.jobs.logs import json_lines, redacted_streams
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.progress import Display
 
 SECRET = "Zq7hunter2Xv9"
 

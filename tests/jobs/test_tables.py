@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.planning import opening
-from relabel.manifests.runs import plans
+from relabel.jobs import job as opening
+from relabel.manifests import plan as plans
 from tests import real_tables
 from tests.jobs.conftest import Outcome
 from tests.real_tables import RealTable, pairs

@@ -15,14 +15,14 @@ import yaml
 
 from relabel.jobs.commands.label import open_session
 from relabel.jobs.exits import Exit
-from relabel.jobs.planning.job_files import load_job, output_of
-from relabel.jobs.pool.assignments import Assignment, assign
-from relabel.jobs.running.labeling import label
+from relabel.jobs.job import load_job, output_of
+from relabel.jobs.pool.messages import Assignment, assign
+from relabel.jobs.run.execution import label
 from relabel.labelers.prompts import BUILT_IN
 from relabel.manifests.errors import ConfigError, InputError
-from relabel.manifests.secrets.redaction import forget_secrets
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.files import Storage
+from relabel.manifests.secrets import forget_secrets
+from relabel.manifests.store import open_run_store
 from tests.vault import Vault
 
 KEYS = {"red": "key-of-red", "blue": "key-of-blue"}

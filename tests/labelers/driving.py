@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import LabelRow, QuarantineRow
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.specs import EngineSpec
+from relabel.manifests.specs import EngineSpec, validate_spec
 from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, ROOT, STRUCTURE, Node
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from relabel.labelers.alignment import MOST_CHARS, PassagePlace, align, content_at
+from relabel.labelers.route import MOST_CHARS, PassagePlace, align, content_at
 from relabel.manifests.errors import MissingExtraError
 from tests.trees import Sketch, sketches, tree_of
 

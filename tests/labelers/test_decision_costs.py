@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from relabel.labelers.engines.checkpoints import count_parameters
-from relabel.labelers.engines.decision_costs import MEASURED, plan_decision_costs
-from relabel.labelers.engines.registry import engine_class, engine_names
+from relabel.labelers.engines.registry import MEASURED, engine_class, engine_names, plan_decision_costs
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Ask, Decision, Message
 from relabel.manifests.specs import EngineSpec

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.labelers.chunks import chunks_within
 from relabel.labelers.evidence_set import TOKENS_PER_CHUNK
+from relabel.labelers.query_inputs import chunks_within
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Ask
 from relabel.manifests.errors import VerdictError

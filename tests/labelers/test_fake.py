@@ -21,8 +21,7 @@ from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer, Ask, Decision, Engine, Message, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, VerdictError
 from relabel.manifests.formats import AnswerFormat, Choice, Fragment
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.specs import EngineSpec
+from relabel.manifests.specs import EngineSpec, validate_spec
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 from tests.strategies import answer_formats, texts
 

@@ -10,8 +10,7 @@ import pytest
 
 from relabel.manifests.asks import Distribution
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.labels import Label
-from relabel.manifests.phi import DEFAULT_PHI
+from relabel.manifests.labels import DEFAULT_PHI, Label
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk
 
 DISTS = {

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.fake import Fake, FakeArgs
-from relabel.labelers.engines.fake_texts import AnswerPlan, made_contents
-from relabel.labelers.engines.grammar_texts import render_grammar
+from relabel.labelers.engines.fake import AnswerPlan, Fake, FakeArgs, made_contents
+from relabel.labelers.engines.grammars import render_grammar
 from relabel.labelers.registry import declared_reads, labeler_names
-from relabel.labelers.subtree import one_line
+from relabel.labelers.route_steps import one_line
 from relabel.manifests.asks import Ask, Message, Request
 from relabel.manifests.formats import AnswerFormat, Choice, JsonIndices, OptionLines, closing_of, opening_of
 from relabel.manifests.labels import Label, Pair

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.phi import DEFAULT_PHI, check_phi, phi_grade, unreached_grades
+from relabel.manifests.labels import DEFAULT_PHI, check_phi, phi_grade, unreached_grades
 from tests.labelers.driving import labeler
 
 

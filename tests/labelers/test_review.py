@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.shown import CHARS_PER_DOCUMENT, documents_within
+from relabel.labelers.query_inputs import CHARS_PER_DOCUMENT, documents_within
 from relabel.manifests.asks import Ask, Distribution
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.labels import Label, Pair

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.labelers.actions import options_of, read_actions
-from relabel.labelers.replays import replay
-from relabel.labelers.subtree import Subtree
+from relabel.labelers.route_steps import Subtree, options_of, read_actions
+from relabel.labelers.trajectories import replay
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer, Ask
 from relabel.manifests.errors import VerdictError

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Ask
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import LabelRow
-from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import validate_spec
 from tests.labelers.driving import ROSES, fake, labeler, replay, reply
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.short_answers import MOST_ANSWERS, ShortAnswers
+from relabel.labelers.evidence_set import MOST_ANSWERS, ShortAnswers
 from relabel.manifests.asks import Answer, Request
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.specs import EngineSpec

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.labelers.subtree import Subtree
+from relabel.labelers.route_steps import Subtree
 from relabel.manifests.trees import Tree
 from tests.trees import Sketch, sketches, tree_of
 

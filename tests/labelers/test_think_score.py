@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Distribution
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.labels import Label
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import LabelRow
-from relabel.manifests.spec_faults import validate_spec
+from relabel.manifests.specs import validate_spec
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk
 from tests.strategies import contents_of, mutated, written
 

@@ -6,8 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 
-from relabel.manifests.storage.objects import ConditionFailedError, Found
-from relabel.manifests.storage.retries import TryAgainError
+from relabel.manifests.objects import ConditionFailedError, Found, TryAgainError
 
 
 class MemoryObjects:

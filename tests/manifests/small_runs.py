@@ -8,16 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.runs.chunk_commits import ChunkFacts, commit_chunk
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.plans import write_plan
-from relabel.manifests.runs.receipts import ChunkId, Receipt, ReusedRows
-from relabel.manifests.runs.run_folder import RunFolder
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.plan import write_plan
+from relabel.manifests.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, commit_chunk
+from relabel.manifests.run import RunFolder
 from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 PARTS = {
     "columns": {},

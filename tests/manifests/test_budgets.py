@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.manifests.charges import Charge
-from relabel.manifests.errors import ManifestError
-from relabel.manifests.runs.budgets import (
+from relabel.manifests.asks import Charge
+from relabel.manifests.costs import (
     LARGEST_SHARE,
     SMALLEST_SHARE,
     BudgetEntry,
@@ -25,9 +24,9 @@ from relabel.manifests.runs.budgets import (
     budget_of,
     last_entry,
 )
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
-from relabel.manifests.storage.object_run_store import ObjectRunStore
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.files import Storage
+from relabel.manifests.store import LocalRunStore, ObjectRunStore
 from tests.manifests.memory_objects import MemoryObjects
 
 LIMITS = Limits(10_000, 1.0)

@@ -12,14 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry as loaded
 
+from relabel.manifests import inputs
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError
-from relabel.manifests.inputs import dataset
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.files import Storage, filesystem_of
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.rows import read_chunks
+from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.filesystems import filesystem_of
 
 
 @pytest.fixture
@@ -58,13 +57,13 @@ def test_footers_by_url_are_fetched_several_at_a_time(bucket: str, monkeypatch: 
     other.
     """
     both = threading.Barrier(2, timeout=10)
-    true = dataset._look
+    true = inputs._look
 
     def look(path: str, storage: Storage):  # type: ignore[no-untyped-def]
         both.wait()  # which breaks unless the other look begins meanwhile
         return true(path, storage)
 
-    monkeypatch.setattr(dataset, "_look", look)
+    monkeypatch.setattr(inputs, "_look", look)
     found = open_dataset(InputSpec(path=(bucket,)), Storage())
     assert [file.path.rpartition("/")[2] for file in found.files] == ["0.parquet", "1.parquet"]
 

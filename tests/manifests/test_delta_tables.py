@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import Dataset, open_dataset
-from relabel.manifests.inputs.snapshots import TableSnapshot
-from relabel.manifests.inputs.table_input import open_table
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import Dataset, open_dataset, open_table
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.table_snapshots import TableSnapshot
 from tests.real_tables import DOCUMENT, Delta, pairs
 
 FEATURES = {"minReaderVersion": 3, "minWriterVersion": 7}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relabel.manifests.cpus import device_names, usable_cores
+from relabel.manifests.process import device_names, usable_cores
 
 
 def test_a_cpu_has_its_cores_and_each_kind_of_gpu_is_named_once(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ import pytest
 
 from relabel.jobs.cli import relabel
 from relabel.manifests.errors import ManifestError
+from relabel.manifests.files import Storage
+from relabel.manifests.manifest import write_manifest
+from relabel.manifests.plan import load_plan
+from relabel.manifests.receipts import RunRows
 from relabel.manifests.records import unsealed
-from relabel.manifests.runs.plans import load_plan
-from relabel.manifests.runs.proofs import RunRows
-from relabel.manifests.runs.run_folder import RunFolder, build_manifest
-from relabel.manifests.runs.run_manifest import write_manifest
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.run import RunFolder, build_manifest
+from relabel.manifests.store import open_run_store
 from tests.manifests.small_runs import commit, label, planned_run
 
 FIRST, RETRY, SECOND = (f"receipts/shard-00000/chunk-00000{name}.json" for name in ("0", "0.2", "1"))

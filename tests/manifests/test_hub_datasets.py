@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.rows import read_chunks
+from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
 
 REPO, COMMIT = "somebody/pairs", "c" * 40
 

@@ -14,11 +14,10 @@ import pytest
 from pyiceberg.manifest import DataFileContent
 
 from relabel.manifests.errors import InputError, MissingExtraError
-from relabel.manifests.inputs.dataset import Dataset, open_dataset
-from relabel.manifests.inputs.snapshots import TableSnapshot
-from relabel.manifests.inputs.table_input import open_table
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import Dataset, open_dataset, open_table
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.table_snapshots import TableSnapshot
 from tests.real_tables import DOCUMENT, Iceberg, pairs
 
 

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.inputs.input_files import list_input
+from relabel.manifests.files import Storage
+from relabel.manifests.input_files import list_input
+from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
 
 
 @pytest.fixture

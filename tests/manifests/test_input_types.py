@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.plans import shard_row_ids, write_plan
-from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.plan import shard_row_ids, write_plan
+from relabel.manifests.rows import read_chunks
+from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import Columns, InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 ROWS, QUERIES = 12, 3

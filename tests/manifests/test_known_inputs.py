@@ -12,18 +12,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.manifests.digests import digest_of, file_stamp
+from relabel.manifests import inputs as dataset_module
 from relabel.manifests.errors import StoreUnreachableError
-from relabel.manifests.inputs import dataset as dataset_module
-from relabel.manifests.inputs.dataset import Dataset, open_dataset
-from relabel.manifests.inputs.input_files import list_files
+from relabel.manifests.files import Storage
+from relabel.manifests.input_files import list_files
+from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import Reads
-from relabel.manifests.runs.known_inputs import KNOWN_NAME, known_dataset, known_file, load_known
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.plans import PLAN_NAME, Plan, load_plan, write_plan
+from relabel.manifests.plan import (
+    KNOWN_NAME,
+    PLAN_NAME,
+    Plan,
+    known_dataset,
+    known_file,
+    load_known,
+    load_plan,
+    write_plan,
+)
+from relabel.manifests.records import digest_of, file_stamp
+from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import Columns, InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 
 def write(path: Path, word: str = "red", rows: int = 6) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from relabel.manifests import leases
+from relabel.manifests import objects as retries
 from relabel.manifests.errors import LockHeldError
-from relabel.manifests.storage import leases, retries
-from relabel.manifests.storage.leases import Lease, LeaseKeeper
-from relabel.manifests.storage.retries import Retries
+from relabel.manifests.leases import Lease, LeaseKeeper
+from relabel.manifests.objects import Retries
 from tests.manifests.memory_objects import MemoryObjects, once
 
 KEY = "bucket/out/leases/shard-00000.json"
@@ -278,7 +279,7 @@ def test_a_lease_taken_while_the_renewal_of_one_that_is_let_go_hangs_is_renewed(
 def test_a_renewal_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
     script = """
 import sys
-from relabel.manifests.storage.leases import Lease, LeaseKeeper
+from relabel.manifests.leases import Lease, LeaseKeeper
 from tests.manifests.memory_objects import MemoryObjects
 from tests.manifests.test_leases import RETRIES, Hanging
 faults = Hanging("x")

@@ -12,8 +12,8 @@ import fsspec
 import pytest
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.input_files import list_input
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.input_files import list_input
 from tests import real_tables
 from tests.real_tables import pairs
 

@@ -14,14 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relabel.manifests.errors import InputError, ManifestError, StaleRunError
-from relabel.manifests.inputs.dataset import Dataset, open_dataset
-from relabel.manifests.runs.cutting import cut_queries
-from relabel.manifests.runs.fingerprints import check_plan
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.plans import load_plan, shard_row_ids, write_plan
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.plan import check_plan, load_plan, shard_row_ids, write_plan
+from relabel.manifests.shards import cut_queries, make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from relabel.manifests.secrets.redaction import (
+from relabel.manifests.secrets import (
+    MASK,
     forget_secrets,
     keep_secret,
+    names_secret,
     redacted,
     redacted_values,
     secret_in,
+    secret_in_url,
     shortened,
 )
-from relabel.manifests.secrets.secret_names import names_secret
-from relabel.manifests.secrets.secret_shapes import MASK
-from relabel.manifests.secrets.url_secrets import secret_in_url
 
 SECRET = "Zq7" + "hunter2Xv9"
 """Stands wherever a form says so; in no form does any longer part of it than three characters survive."""

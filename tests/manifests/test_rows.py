@@ -15,16 +15,15 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests import rows as row_batches
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
-from relabel.manifests.runs import row_batches
-from relabel.manifests.runs.picked_rows import pairs_by_number
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.plans import shard_row_ids, write_plan
-from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.plan import shard_row_ids, write_plan
+from relabel.manifests.rows import pairs_by_number, read_chunks
+from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

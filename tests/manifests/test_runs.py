@@ -9,15 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.manifests.digests import digest_of
 from relabel.manifests.errors import ManifestError
-from relabel.manifests.records import unsealed
-from relabel.manifests.row_files import parquet_bytes
-from relabel.manifests.runs.proofs import Fates, RunRows
-from relabel.manifests.runs.run_folder import RunFolder, build_manifest
-from relabel.manifests.runs.run_manifest import RunManifest, load_manifest, write_manifest
-from relabel.manifests.runs.snapshots import NAMES_AT_A_TIME, digest_of_listing
-from relabel.manifests.schemas import LABELS
+from relabel.manifests.manifest import NAMES_AT_A_TIME, RunManifest, digest_of_listing, load_manifest, write_manifest
+from relabel.manifests.receipts import Fates, RunRows
+from relabel.manifests.records import digest_of, unsealed
+from relabel.manifests.run import RunFolder, build_manifest
+from relabel.manifests.schemas import LABELS, parquet_bytes
 from tests.manifests.small_runs import commit, label, planned_run
 
 

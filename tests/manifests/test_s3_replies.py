@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from relabel.manifests.errors import DiskFullError, StoreError, StoreUnreachableError
-from relabel.manifests.storage.disk_errors import out_of_files
-from relabel.manifests.storage.objects import Found
-from relabel.manifests.storage.retries import Retries, TryAgainError
-from relabel.manifests.storage.s3_objects import S3Objects, _moment
+from relabel.manifests.files import out_of_files
+from relabel.manifests.objects import Found, Retries, S3Objects, TryAgainError, _moment
 
 DATES = {"date": "Sun, 22 Nov 2026 02:40:16 GMT", "last-modified": "Sun, 22 Nov 2026 02:40:06 GMT"}
 

@@ -16,13 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.manifests.inputs.dataset import Dataset, open_dataset
-from relabel.manifests.runs.cutting import fitting_chunk_rows
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.plans import Plan, shard_row_ids, write_plan
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.plan import Plan, shard_row_ids, write_plan
+from relabel.manifests.shards import fitting_chunk_rows, make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 
 BATCH_ROWS = 1 << 17
 BYTES_PER_TOKEN, TOKENS_PER_PROMPT = 4.0, 250.0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from relabel.manifests.row_files import parquet_bytes, table_bytes, table_of
-from relabel.manifests.schemas import QUARANTINE, QuarantineRow
+from relabel.manifests.schemas import QUARANTINE, QuarantineRow, parquet_bytes, table_bytes, table_of
 
 COUNT_THREADS = """
 import os
 import pyarrow as pa
-from relabel.manifests.row_files import table_bytes, table_of
+from relabel.manifests.schemas import table_bytes, table_of
 data = table_bytes(pa.table({"row_id": list(range(256)), "text": ["red shoes"] * 256}))
 before = len(os.listdir("/proc/self/task"))
 assert table_of(data).num_rows == table_of(data, ["row_id"]).num_rows == 256

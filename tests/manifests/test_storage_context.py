@@ -11,11 +11,9 @@ import fsspec
 import pytest
 
 from relabel import manifests
-from relabel.manifests.secrets.redaction import forget_secrets, redacted, secret_in
-from relabel.manifests.storage.context import LEASE_S, RETRY_S, Storage
-from relabel.manifests.storage.filesystems import filesystem_of
-from relabel.manifests.storage.object_run_store import open_object_run_store
-from relabel.manifests.storage.url_files import read_url
+from relabel.manifests.files import LEASE_S, RETRY_S, Storage, filesystem_of
+from relabel.manifests.secrets import forget_secrets, redacted, secret_in
+from relabel.manifests.store import open_object_run_store, read_url
 from tests.vault import Vault
 
 PROCESS_WIDE = {

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from relabel.manifests import store as store_module
 from relabel.manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError
-from relabel.manifests.storage import local_run_store as store_module
-from relabel.manifests.storage.local_run_store import LocalRunStore
-from relabel.manifests.storage.run_stores import shard_lock
-from relabel.manifests.storage.temp_files import remove_abandoned
+from relabel.manifests.files import remove_abandoned
+from relabel.manifests.store import LocalRunStore, shard_lock
 
 
 def test_of_many_creators_exactly_one_wins_and_its_bytes_stay(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_a_refusal_of_the_disk_names_the_path(tmp_path: Path) -> None:
 HOLDS = """
 import sys
 from pathlib import Path
-from relabel.manifests.storage.temp_files import held_temp
+from relabel.manifests.files import held_temp
 
 with held_temp(Path(sys.argv[1]), sys.argv[2], is_folder=sys.argv[3] == "folder") as (temp, _):
     print(temp.name, flush=True)

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from relabel.manifests import objects as retries
+from relabel.manifests import store as object_store
 from relabel.manifests.errors import ManifestError, StoreError, StoreUnreachableError
-from relabel.manifests.storage import object_run_store as object_store
-from relabel.manifests.storage import retries
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.object_run_store import PROBE_NAME, ObjectRunStore
-from relabel.manifests.storage.retries import Retries, TryAgainError
+from relabel.manifests.files import Storage
+from relabel.manifests.objects import Retries, TryAgainError
+from relabel.manifests.store import PROBE_NAME, ObjectRunStore
 from tests.manifests.memory_objects import MemoryObjects, once
 
 

@@ -13,14 +13,12 @@ import pytest
 import tokenizers
 import transformers
 
-from relabel.distill.students.bases import check_base
-from relabel.distill.students.embedding import Embedder
-from relabel.distill.students.specs import DistillSpec
-from relabel.distill.students.students import load_student
+from relabel.distill.students.bases import Embedder, check_base
+from relabel.distill.students.model import load_student
+from relabel.distill.students.spec import DistillSpec
 from relabel.labelers.engines.checkpoints import load_tokenizer
 from relabel.manifests.errors import ModelError
-from relabel.manifests.models.references import ResolvedModel
-from relabel.manifests.models.tokenizers import PLAIN, read_tokenizer
+from relabel.manifests.models import PLAIN, ResolvedModel, read_tokenizer
 
 TEXT = f"{' '.join(PLAIN)} Café grade the document for the query"
 PROMPT = "Grade the document:\n\nRed shoes,  size 40 (für Damen) 红鞋"

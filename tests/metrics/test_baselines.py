@@ -12,10 +12,9 @@ import pytest
 from sklearn import metrics
 from sklearn.dummy import DummyClassifier
 
-from relabel.manifests.metrics.baselines import BM25_B, BM25_K1, Baselines, baselines, bm25, not_beaten
-from relabel.manifests.metrics.evaluation import evaluate
+from relabel.manifests.metrics.evaluation import BM25_B, BM25_K1, Baselines, baselines, bm25, evaluate, not_beaten
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.ranking import random_order, rank_queries
+from relabel.manifests.metrics.measures import random_order, rank_queries
 
 GRADES = 3
 TEXTS = ["red shoe", "a red running shoe, size 9", "blue kettle", "Shoes: RED, red, red", "", "the kettle of the shoe"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.manifests.metrics.evidence_sets import evidence_reward, over_budget, set_f1
+from relabel.manifests.labels import evidence_reward, over_budget, set_f1
 
 CHOSEN, GOLD, COUNTS = ([1, 2], [3, 4, 5, 6]), ([1], []), (4, 9)
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.ids import ids_of
-from relabel.manifests.metrics.answers import exact_match, hit_at_1, normal_answer
-from relabel.manifests.metrics.bootstrap import draw_weights
+from relabel.manifests.labels import exact_match, hit_at_1, normal_answer, over_budget, set_f1
 from relabel.manifests.metrics.evaluation import Evaluation, evaluate
-from relabel.manifests.metrics.evidence_sets import over_budget, set_f1
 from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.metric import draw_weights
+from relabel.manifests.schemas import ids_of
 from tests.strategies import texts
 
 KINDS = {

@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
-from relabel.manifests.ids import codes_of, ids_of
-from relabel.manifests.metrics.bootstrap import draw_weights
 from relabel.manifests.metrics.gates import parse_gate
-from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.judged_statistics import JudgedStatistics
-from relabel.manifests.metrics.metric import MetricSet
+from relabel.manifests.metrics.judged import Judged, JudgedStatistics
+from relabel.manifests.metrics.metric import MetricSet, draw_weights
 from relabel.manifests.metrics.registry import METRICS, metric_of, title_of
+from relabel.manifests.schemas import codes_of, ids_of
 
 GRADES = 3
 NAMES = [metric.name for metric in METRICS]

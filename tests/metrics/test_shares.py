@@ -7,13 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from relabel.manifests.metrics.bootstrap import bootstrap
-from relabel.manifests.metrics.judged_statistics import JudgedStatistics
-from relabel.manifests.metrics.metric import MetricSet, Share
-from relabel.manifests.metrics.paired_labels import PairedSums
-from relabel.manifests.metrics.paired_rows import PairedRows
+from relabel.manifests.metrics.comparison import PairedRows, PairedSums
+from relabel.manifests.metrics.judged import JudgedStatistics
+from relabel.manifests.metrics.metric import MetricSet, Share, bootstrap, share_bounds
 from relabel.manifests.metrics.registry import METRICS
-from relabel.manifests.metrics.shares import share_bounds
 from tests.metrics.test_registry import world
 
 SHARES = {

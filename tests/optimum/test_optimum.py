@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 
 pytest.importorskip("optimum.exporters.onnx", reason="needs optimum-onnx in an environment of its own")
 
-from relabel.distill.students.students import load_student
+from relabel.distill.students.model import load_student
 from relabel.export.bundles import open_bundle
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student
-from relabel.export.reference_pairs import PairsFile
+from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
 from tests.export.conftest import HOSTILE, decoder, graded_file  # noqa: F401
 from tests.score.conftest import write_tiny_student

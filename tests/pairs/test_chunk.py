@@ -14,9 +14,9 @@ pytest.importorskip("polars")
 pytest.importorskip("lxml")
 
 from relabel.jobs.pairs import page_columns
-from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
 
 PAGE = (
     "<title>no</title><h1>Roses</h1><p>Prune in winter.<ul><li>shears<li>gloves</ul><p>prune  in WINTER."

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 
 polars = pytest.importorskip("polars")
 
-from relabel.jobs.files.published_tables import publish  # noqa: E402
 from relabel.jobs.pairs.citations import CitationRule, cited_pairs  # noqa: E402
+from relabel.jobs.tables import publish  # noqa: E402
 from relabel.manifests.errors import DiskFullError, InputError, MissingExtraError, StoreError  # noqa: E402
 
 DOCS = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(10)]
@@ -362,7 +362,7 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     def absent(module: str, *, extra: str, purpose: str) -> None:
         raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`.")
 
-    monkeypatch.setattr("relabel.jobs.files.tables.require", absent)
+    monkeypatch.setattr("relabel.jobs.tables.require", absent)
     done = relabel("pairs", "cited", "a.parquet", "--docs", "d.parquet", "--to", "o.parquet")
     done.refused(4, "relabel pairs needs the package polars", "relabel-ir[pairs]")
 

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relabel.manifests.files import Storage
 from relabel.manifests.labels import Reads
-from relabel.manifests.storage.context import Storage
 
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from relabel.jobs.files.published_tables import publish
 from relabel.jobs.pairs.contexts import Bm25Index, ContextRule, with_context
+from relabel.jobs.tables import publish
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec
 
 DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -15,16 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relabel.manifests.files import Storage
 from relabel.manifests.labels import Reads
-from relabel.manifests.storage.context import Storage
 
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from relabel.jobs.pairs.contexts import ContextRule, with_context
-from relabel.jobs.pairs.noise import NoiseRule
+from relabel.jobs.pairs.contexts import ContextRule, NoiseRule, with_context
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec
 
 WORDS = ["rose", "iron", "pan", "sun", "winter", "lamp", "mug", "tent"]

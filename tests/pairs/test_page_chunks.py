@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 pytest.importorskip("lxml")
 pytest.importorskip("markdown_it")
 
-from relabel.jobs.pairs.chunks import MOST_HEADING_CHARS, chunk_page
-from relabel.jobs.pairs.reading import Form, read_page
-from relabel.jobs.pairs.token_counts import count_pieces
+from relabel.jobs.pairs.chunks import MOST_HEADING_CHARS, chunk_page, count_pieces
+from relabel.jobs.pairs.page_columns import Form, read_page
 from tests.pairs.pages import assert_chunked, assert_sound
 from tests.strategies import texts
 

@@ -19,11 +19,9 @@ pytest.importorskip("markdown_it")
 
 from lxml import etree
 
-from relabel.jobs.pairs.chunks import chunk_page
-from relabel.jobs.pairs.html_reading import MOST_DEPTH, PIECE_CHARS
-from relabel.jobs.pairs.pages import CleanedPage
-from relabel.jobs.pairs.reading import Form, read_page
-from relabel.jobs.pairs.token_counts import count_pieces
+from relabel.jobs.pairs.chunks import chunk_page, count_pieces
+from relabel.jobs.pairs.page_columns import Form, read_page
+from relabel.jobs.pairs.pages import MOST_DEPTH, PIECE_CHARS, CleanedPage
 from tests.pairs.pages import assert_chunked, assert_sound, hostile_markdown, hostile_pages
 from tests.strategies import texts
 

@@ -16,12 +16,11 @@ pytest.importorskip("polars")
 pytest.importorskip("lxml")
 pytest.importorskip("markdown_it")
 
-from relabel.jobs.pairs.page_trees import tree_of
+from relabel.jobs.pairs.page_columns import Form, read_page, tree_of
 from relabel.jobs.pairs.pages import CleanedPage
-from relabel.jobs.pairs.reading import Form, read_page
-from relabel.manifests.inputs.dataset import open_dataset
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
 from relabel.manifests.trees import CONTENT, NODES, STRUCTURE, Node, read_tree
 from tests.strategies import texts
 

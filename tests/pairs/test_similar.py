@@ -18,7 +18,7 @@ pytest.importorskip("polars")
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from relabel.distill.students.embedding import Embedder, read_settings
+from relabel.distill.students.bases import Embedder, read_settings
 from relabel.jobs.pairs.similar import above
 from relabel.manifests.errors import ModelError
 from tests.jobs.test_demo import write_tiny_model

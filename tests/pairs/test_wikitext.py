@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 pytest.importorskip("lxml")
 pytest.importorskip("mwparserfromhell")
 
+from relabel.jobs.pairs.page_columns import read_page
 from relabel.jobs.pairs.pages import CleanedPage
-from relabel.jobs.pairs.reading import read_page
-from relabel.jobs.pairs.wikitext_marks import MOST_DEPTH, well_nested
+from relabel.jobs.pairs.wikitext import MOST_DEPTH, well_nested
 from tests.pairs.pages import assert_sound, repeated
 from tests.strategies import texts
 

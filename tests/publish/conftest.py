@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from relabel.export.addresses import parse_address
 from relabel.export.bundles import Bundle, seal_bundle
 from relabel.export.destinations import Destination
 from relabel.export.publishing import Published, PublishOptions, publish
 from relabel.export.pulling import Pulled, PullOptions, pull
-from relabel.manifests.storage.bundle_store_ports import BundleStore
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.export.store import parse_address
+from relabel.manifests.bundle_store import BundleStore, open_bundle_store
+from relabel.manifests.files import Storage
 from tests import seaweed
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
+from relabel.manifests.bundle_store import S3_BLOCK_BYTES as BLOCK_BYTES
+from relabel.manifests.bundle_store import BundleStore, Held, LocalBundleStore, S3BundleStore, open_bundle_store
 from relabel.manifests.errors import InputError, ManifestError, StoreError, UsageError
-from relabel.manifests.storage.bundle_store_ports import BundleStore, Held
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_bundle_store import LocalBundleStore
-from relabel.manifests.storage.s3_bundle_store import BLOCK_BYTES, S3BundleStore
+from relabel.manifests.files import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to
 

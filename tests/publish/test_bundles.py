@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bundles import open_bundle, read_manifest, seal_bundle
-from relabel.export.file_names import check_names
+from relabel.export.bundles import check_names, open_bundle, read_manifest, seal_bundle
 from relabel.manifests.errors import ManifestError
 from tests.publish.conftest import change_json
 

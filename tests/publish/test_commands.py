@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from relabel.export.addresses import object_name
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.export.store import object_name
+from relabel.manifests.bundle_store import open_bundle_store
+from relabel.manifests.files import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text, write_bundle
 

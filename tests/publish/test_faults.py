@@ -15,12 +15,10 @@ from typing import Any, Literal
 
 import pytest
 
-from relabel.export.channels import load_channel
-from relabel.export.versions import check_whole, load_version
+from relabel.export.store import check_whole, load_channel, load_version
+from relabel.manifests.bundle_store import BundleStore, Entry, Held, OnProgress, Tagged, open_bundle_store
 from relabel.manifests.errors import InputError, RelabelError, StoreUnreachableError
-from relabel.manifests.storage.bundle_store_ports import BundleStore, Entry, Held, OnProgress, Tagged
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
@@ -207,7 +205,7 @@ def test_each_put_of_a_publish_in_turn_loses_its_reply(
 def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    from relabel.manifests.storage.s3_bundle_store import S3BundleStore
+    from relabel.manifests.bundle_store import S3BundleStore
 
     bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage(), part_bytes=5 << 20)
     for verdict in ("drop", "503"):

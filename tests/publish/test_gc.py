@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 
-from relabel.export.addresses import object_name, version_name
-from relabel.export.channels import load_channel
-from relabel.export.gc import TAKE_OVER_S, Collected, collect
-from relabel.export.gc_marks import Claim, GcMarks, change_gc_marks, load_gc_marks
-from relabel.export.publishing import roll_back, set_channel
-from relabel.export.versions import check_whole, find_version, load_version
+from relabel.export.publishing import (
+    TAKE_OVER_S,
+    Claim,
+    Collected,
+    GcMarks,
+    change_gc_marks,
+    collect,
+    load_gc_marks,
+    roll_back,
+    set_channel,
+)
+from relabel.export.store import check_whole, find_version, load_channel, load_version, object_name, version_name
+from relabel.manifests.bundle_store import BundleStore, LocalBundleStore, open_bundle_store
 from relabel.manifests.errors import GateError, InputError, LockHeldError, ManifestError
-from relabel.manifests.storage.bundle_store_ports import BundleStore
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_bundle_store import LocalBundleStore
+from relabel.manifests.files import Storage
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
 DAY_S = 86400.0
@@ -235,7 +239,7 @@ def test_leavings_of_killed_uploads_are_swept(local_bundle_store: BundleStore, b
 def test_gc_on_s3_goes_by_the_stores_clock_and_ends_abandoned_uploads(
     s3_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    from relabel.manifests.storage.s3_bundle_store import S3BundleStore
+    from relabel.manifests.bundle_store import S3BundleStore
 
     lead_to(s3_server.environment, monkeypatch)
     bundle_store = open_bundle_store(f"s3://labels/{tmp_path.name}", Storage())

@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from relabel.export import channels
+from relabel.export import store
 from relabel.export.destinations import Destination
 from relabel.export.publishing import roll_back, set_channel
+from relabel.manifests.bundle_store import open_bundle_store
 from relabel.manifests.errors import GateError, InputError
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.faults.conftest import count
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
@@ -196,17 +196,17 @@ def test_where_only_the_bad_one_is_kept_the_rollback_is_refused_and_names_it(
 def test_what_a_pointer_forgot_the_destination_remembers(
     bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "HISTORY_KEPT", 2)
+    monkeypatch.setattr(store, "HISTORY_KEPT", 2)
     bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     bad = ""
     for step in ("one", "two", "back", "three", "four"):
         if step == "back":
-            bad = channels.load_channel(bundle_store, "ecom", "stable").head.version
+            bad = store.load_channel(bundle_store, "ecom", "stable").head.version
             roll_back(bundle_store, "ecom", "stable", None)
         else:
             publish_to(bundle_store, bundles[step])
         pull_from(bundle_store, dest, keep=9)
-    assert len(channels.load_channel(bundle_store, "ecom", "stable").moves) == 2
+    assert len(store.load_channel(bundle_store, "ecom", "stable").moves) == 2
     for text in ("three", "one"):
         Destination(dest).roll_back()
         assert served_text(dest) == text

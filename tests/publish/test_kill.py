@@ -18,16 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from relabel.export.addresses import object_name
-from relabel.export.channels import load_channel
 from relabel.export.destinations import Destination
-from relabel.export.versions import check_whole, load_version
+from relabel.export.store import check_whole, load_channel, load_version, object_name
 from relabel.manifests import failpoints
+from relabel.manifests.bundle_store import BundleStore, open_bundle_store
 from relabel.manifests.errors import InputError
 from relabel.manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
-from relabel.manifests.storage.bundle_store_ports import BundleStore
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 WRITE_FAILPOINTS = ("before_temp_sync", "before_temp_rename")

@@ -12,15 +12,22 @@ from typing import Any
 
 import pytest
 
-from relabel.export.addresses import object_name, parse_address, version_name
-from relabel.export.channels import Channel, find_channel, load_channel, move_channel
 from relabel.export.publishing import roll_back, set_channel
 from relabel.export.signatures import SigningKey
-from relabel.export.versions import check_whole, load_version
+from relabel.export.store import (
+    Channel,
+    check_whole,
+    find_channel,
+    load_channel,
+    load_version,
+    move_channel,
+    object_name,
+    parse_address,
+    version_name,
+)
+from relabel.manifests.bundle_store import BundleStore, Held, open_bundle_store
 from relabel.manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
-from relabel.manifests.storage.bundle_store_ports import BundleStore, Held
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, write_bundle
 
@@ -132,7 +139,7 @@ def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for
 
     file = open_bundle(bundle("one")).files[1]
     (tmp_path / "wrong").write_bytes(b"x" * file.size_bytes)
-    from relabel.manifests.digests import sha256_bytes
+    from relabel.manifests.records import sha256_bytes
 
     bundle_store.upload(
         object_name(file.sha256),
@@ -451,7 +458,7 @@ def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, 
                 assert b"another process moved it" in error
         tries += 1
         assert tries <= 3, "each round has a winner"
-    from relabel.manifests.storage.bundle_stores import open_bundle_store
+    from relabel.manifests.bundle_store import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     moves = load_channel(bundle_store, "ecom", "stable").moves

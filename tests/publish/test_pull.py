@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from relabel.export.addresses import object_name, version_name
-from relabel.export.channels import channel_name, load_channel, move_channel
 from relabel.export.destinations import Destination
 from relabel.export.publishing import roll_back, set_channel
 from relabel.export.signatures import SigningKey, TrustedKeys
-from relabel.export.versions import load_version
-from relabel.manifests.digests import sha256_bytes
+from relabel.export.store import channel_name, load_channel, load_version, move_channel, object_name, version_name
+from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import (
     DiskFullError,
     GateError,
@@ -28,8 +26,8 @@ from relabel.manifests.errors import (
     ManifestError,
     StoreUnreachableError,
 )
-from relabel.manifests.storage.bundle_store_ports import BundleStore
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.records import sha256_bytes
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 MIB = 1 << 20
@@ -658,7 +656,7 @@ def test_concurrent_pulls_into_one_destination_end_with_one_whole_version(url: s
     import subprocess
     import sys
 
-    from relabel.manifests.storage.bundle_stores import open_bundle_store
+    from relabel.manifests.bundle_store import open_bundle_store
 
     publish_to(open_bundle_store(url, Storage()), write_bundle(tmp_path / "b", "one", size=9 * MIB))
     command = [sys.executable, "-m", "relabel", "pull", f"{url}/ecom", str(tmp_path / "dest")]

@@ -25,14 +25,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from relabel.export import puller
-from relabel.export.addresses import OBJECTS
 from relabel.export.bundles import MANIFEST_NAME, seal_bundle
 from relabel.export.destinations import Destination
 from relabel.export.publishing import roll_back
 from relabel.export.signatures import SigningKey
-from relabel.manifests.storage import retries
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
+from relabel.export.store import OBJECTS
+from relabel.manifests import objects
+from relabel.manifests.bundle_store import open_bundle_store
+from relabel.manifests.files import Storage
 from tests import seaweed
 from tests.faults.conftest import IS_FULL
 from tests.publish.conftest import change_json, lead_to, publish_to, pull_from, served_text, write_bundle
@@ -824,7 +824,7 @@ def test_over_every_fault_of_an_s3_server_both_end_alike(
     bundle_store = open_bundle_store(url, Storage())
     publish_to(bundle_store, bundles["one"], version="v1")
     publish_to(bundle_store, bundles["two"], version="v2")
-    for module in (retries, puller):
+    for module in (objects, puller):
         monkeypatch.setattr(module.time, "sleep", lambda _: None)
     tools: dict[str, Callable[..., int]] = {
         "relabel": lambda *arguments: int(relabel("pull", *arguments).code),

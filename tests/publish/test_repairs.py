@@ -16,17 +16,14 @@ from typing import Any
 
 import pytest
 
-from relabel.export.addresses import version_name
 from relabel.export.bundles import seal_bundle
-from relabel.export.destinations import Destination
+from relabel.export.destinations import YOUNG_NS, Destination
 from relabel.export.publishing import roll_back
-from relabel.export.wholeness import YOUNG_NS
+from relabel.export.store import version_name
+from relabel.manifests.bundle_store import BundleStore, LocalBundleStore, open_bundle_store
 from relabel.manifests.errors import DiskFullError, ManifestError
 from relabel.manifests.failpoints import PULL_FAILPOINTS
-from relabel.manifests.storage.bundle_store_ports import BundleStore
-from relabel.manifests.storage.bundle_stores import open_bundle_store
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.local_bundle_store import LocalBundleStore
+from relabel.manifests.files import Storage
 from tests.faults.conftest import IS_FULL
 from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 from tests.publish.test_kill import WRITE_FAILPOINTS, killed
@@ -263,10 +260,10 @@ def test_a_file_whose_stamp_stays_is_not_read_again_and_check_reads_it(
     dest = tmp_path / "dest"
     settled(dest, store)
     read: list[str] = []
-    from relabel.export import wholeness
+    from relabel.export import destinations
 
-    real = wholeness._digest
-    monkeypatch.setattr(wholeness, "_digest", lambda path: (read.append(path.name), real(path))[1])
+    real = destinations._digest
+    monkeypatch.setattr(destinations, "_digest", lambda path: (read.append(path.name), real(path))[1])
     pull_from(store, dest)
     assert read == []
     os.utime((dest / "current").resolve() / "README.md")

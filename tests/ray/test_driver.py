@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.pool.done import Done
-from relabel.jobs.pool.events import Fails
+from relabel.jobs.pool.messages import Done, Fails
 from relabel.jobs.pool.ray_backend import Actor, Driver, Look, Work
-from relabel.jobs.pool.results import Results
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.pool.supervisor import Results
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.stop import Stop
 from relabel.manifests.errors import StoreUnreachableError
 
 FAULT = Fails("RuntimeError", "worker r0: its engine went down 3 times", is_terminal=False, is_ours=False)

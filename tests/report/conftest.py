@@ -17,20 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.labelers.graph_grpo import GraphGrpo
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.runs.chunk_commits import ChunkFacts, commit_chunk
-from relabel.manifests.runs.fingerprints import fingerprint_parts
-from relabel.manifests.runs.label_files import file_schema
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.plans import shard_row_ids, write_plan
-from relabel.manifests.runs.receipts import ChunkId
-from relabel.manifests.runs.rows import read_chunks
-from relabel.manifests.runs.run_folder import RunFolder, build_manifest
-from relabel.manifests.runs.run_manifest import write_manifest
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.manifest import write_manifest
+from relabel.manifests.plan import fingerprint_parts, shard_row_ids, write_plan
+from relabel.manifests.receipts import ChunkFacts, ChunkId, commit_chunk
+from relabel.manifests.rows import read_chunks
+from relabel.manifests.run import RunFolder, build_manifest, file_schema
 from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import Columns, InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.store import open_run_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}

@@ -13,17 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.training.curves import CURVE_SCHEMA
-from relabel.export.bench.latency_comparison import Finding
-from relabel.export.bench.latency_facts import BoundedRate
+from relabel.export.bench.records import BoundedRate, Finding
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.jobs.report.artifacts import open_artifacts
-from relabel.jobs.report.building import build_report
-from relabel.jobs.report.bundle_page import REPORT_NAME, put_report
+from relabel.jobs.report.build import REPORT_NAME, build_report, put_report
 from relabel.jobs.report.lineage import trace
-from relabel.manifests.digests import digest_of, sha256_file
 from relabel.manifests.errors import InputError, ManifestError
-from relabel.manifests.records import plain, unsealed
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.records import digest_of, plain, sha256_file, unsealed
 from tests.bench.made_up import bench_facts, compared, latency_row, model_facts
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 from tests.report.test_sections import csv_of

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.report.blocks import Cell, Section, Table
-from relabel.jobs.report.building import build_report
-from relabel.jobs.report.gold import GoldChoice
-from relabel.jobs.report.page import Page, render_page
-from relabel.manifests.storage.context import Storage
+from relabel.jobs.report.build import build_report
+from relabel.jobs.report.gold_sections import GoldChoice
+from relabel.jobs.report.page import Cell, Page, Section, Table, render_page
+from relabel.manifests.files import Storage
 from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
 
 EMOJI = "👟🔥 a réd shoe 𝒳 — light"

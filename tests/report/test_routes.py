@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.report.blocks import Paragraph
-from relabel.jobs.report.sections_routes import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, _lines, _walk
+from relabel.jobs.report.page import Paragraph
+from relabel.jobs.report.run_sections import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, _lines, _walk
 from relabel.labelers.route import Route
-from relabel.labelers.steps import RouteStep
+from relabel.labelers.route_steps import RouteStep
 from relabel.manifests.labels import Pair
 from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 from tests.report.conftest import BAITS

@@ -15,21 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.jobs.report.artifacts import open_artifact
-from relabel.jobs.report.blocks import title_over
-from relabel.jobs.report.browser import DOCUMENT_CHARS, BrowserData
-from relabel.jobs.report.building import build_report
-from relabel.jobs.report.downloads import csv_download
-from relabel.jobs.report.gold import GoldChoice
-from relabel.jobs.report.plots import draw_bars
-from relabel.jobs.report.plotted import Bars
-from relabel.jobs.report.row_samples import hash_rows, shares
-from relabel.jobs.report.run_artifact import RunArtifact
-from relabel.jobs.report.tallies import tally_labels
-from relabel.jobs.running.canary import CanaryResult, keep_result
+from relabel.jobs.report.artifacts import RunArtifact, open_artifact
+from relabel.jobs.report.build import build_report
+from relabel.jobs.report.gold_sections import GoldChoice
+from relabel.jobs.report.page import DOCUMENT_CHARS, BrowserData, csv_download, title_over
+from relabel.jobs.report.plots import Bars, draw_bars
+from relabel.jobs.report.tallies import hash_rows, shares, tally_labels
+from relabel.jobs.run.canary import CanaryResult, keep_result
 from relabel.manifests.errors import InputError, UsageError
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.files import Storage
+from relabel.manifests.store import open_run_store
 from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
 
 

@@ -13,25 +13,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.data_facts import LearnedGold, LearnedLabels, SplitSide
-from relabel.distill.teachers.rollout_files import NODES, ROLLOUT_SCHEMA, ROLLOUTS_NAME
-from relabel.distill.teachers.teacher_manifest import (
+from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
+from relabel.distill.teachers.manifest import (
+    NODES,
+    ROLLOUT_SCHEMA,
+    ROLLOUTS_NAME,
     TEACHER_MANIFEST_VERSION,
     TeacherData,
     TeacherManifest,
     TeacherTrainingFacts,
 )
 from relabel.distill.training.curves import CURVE_SCHEMA
-from relabel.distill.training.model_manifests import BaseModelUsed
-from relabel.jobs.report.artifacts import open_artifacts
-from relabel.jobs.report.building import build_report
-from relabel.jobs.report.lineage import trace
-from relabel.jobs.report.sections_lineage import changes
-from relabel.jobs.report.teachers import TeacherArtifact
-from relabel.manifests.digests import sha256_file
+from relabel.distill.training.locations import BaseModelUsed
+from relabel.jobs.report.artifacts import TeacherArtifact, open_artifacts
+from relabel.jobs.report.build import build_report
+from relabel.jobs.report.lineage import changes, trace
 from relabel.manifests.errors import ManifestError
-from relabel.manifests.records import plain
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.records import plain, sha256_file
 from tests.report.conftest import BAITS, Judgment, assert_baits_are_text, forge_run, plain_pairs, write_table
 from tests.report.test_sections import csv_of
 

@@ -12,18 +12,13 @@ from typing import Any
 
 import pytest
 
-from relabel.distill.teachers.rollout_log import RolloutLog
-from relabel.distill.training import unfinished
-from relabel.distill.training.checkpoint_folders import DIGESTS, STATE
-from relabel.distill.training.model_manifests import BaseModelUsed
-from relabel.distill.training.output_locations import CHECKPOINTS
-from relabel.distill.training.ownership import note_claim
-from relabel.distill.training.training_place import TrainingPlace
-from relabel.distill.training.unfinished import RECORD_NAME, TrainingRecord, note_record
-from relabel.jobs.report.building import build_report
+from relabel.distill.teachers.rewards import RolloutLog
+from relabel.distill.training import output
+from relabel.distill.training.locations import CHECKPOINTS, DIGESTS, STATE, BaseModelUsed, TrainingPlace
+from relabel.distill.training.output import RECORD_NAME, TrainingRecord, note_claim, note_record
+from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import ManifestError
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.file_locks import FileLock
+from relabel.manifests.files import FileLock, Storage
 from tests.report.conftest import BAITS, assert_baits_are_text
 from tests.report.test_sections import csv_of
 from tests.report.test_teachers import forge_teacher, rollout
@@ -43,7 +38,7 @@ def forge_training(
     is_replacing: bool = False,
 ) -> Path:
     """An output whose training wrote checkpoints behind these steps, by the code that writes them, and goes on."""
-    from relabel.distill.training.step_state import StepState, write_checkpoint
+    from relabel.distill.training.checkpoints import StepState, write_checkpoint
 
     checkpoints = folder / CHECKPOINTS
     checkpoints.mkdir(parents=True)
@@ -183,13 +178,13 @@ def test_a_checkpoint_that_goes_while_it_is_read_leaves_the_next_one(
 ) -> None:
     """The training writes on: an old checkpoint is removed once there are newer ones."""
     out = forge_training(folder / "out")
-    whole, lists = unfinished.list_checkpoints, []
+    whole, lists = output.list_checkpoints, []
 
     def listed(place: Path) -> list[Path]:
         lists.append(place)
         return [place / "checkpoint-000001"] if len(lists) == 1 else whole(place)
 
-    monkeypatch.setattr(unfinished, "list_checkpoints", listed)
+    monkeypatch.setattr(output, "list_checkpoints", listed)
     assert "step 4" in build_report([str(out)], Storage()).html
     assert len(lists) == 2
 

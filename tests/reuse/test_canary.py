@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.running import canary as canary_module
-from relabel.jobs.running.canary import Drawn, compare
-from relabel.jobs.running.stops import DRAIN_S, END_S
+from relabel.jobs.run import canary as canary_module
+from relabel.jobs.run.canary import Drawn, compare
+from relabel.jobs.run.stop import DRAIN_S, END_S
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Request
 from relabel.manifests.labels import Pair
 from relabel.manifests.records import unsealed
 from relabel.manifests.schemas import LabelRow, QuarantineRow
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.store import LocalRunStore
 from tests.reuse.conftest import Days, Row, rows_of
 
 ENGINE = {"family": "fake", "version": "1", "model_digest": "m", "dtype": "", "device": "cpu"}
@@ -303,9 +303,9 @@ def test_a_deadline_ends_the_drawing_of_a_canary(days: Days, no_engine: Any, mon
     rows = rows_of(8, 5)
     days.run("monday", rows)
     no_engine()
-    monkeypatch.setattr("relabel.jobs.running.canary.DRAIN_S", 0.2)
-    monkeypatch.setattr("relabel.jobs.running.labeling.DRAIN_S", 0.2)
-    monkeypatch.setattr("relabel.jobs.running.stops.DRAIN_S", 0.2)
+    monkeypatch.setattr("relabel.jobs.run.canary.DRAIN_S", 0.2)
+    monkeypatch.setattr("relabel.jobs.run.execution.DRAIN_S", 0.2)
+    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 0.2)
     read = canary_module.read_chunks
 
     def slowly(*arguments: Any, **options: Any) -> Any:

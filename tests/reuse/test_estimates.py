@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relabel.jobs.cli import relabel
-from relabel.manifests.runs.estimates import PrefixHit, common_prefix
-from relabel.manifests.runs.ranges import Range, ratio_range
+from relabel.manifests.costs import PrefixHit, Range, common_prefix, ratio_range
 from tests.reuse.conftest import Days, Row, rows_of
 from tests.reuse.test_tree_column import treed_rows
 
@@ -162,7 +161,7 @@ def test_a_file_that_did_not_change_is_counted_as_reused_without_reading_it(
     assert found["seconds"] == [0, 0, 0]
     found = plan(days, "wednesday", changed(rows, 1), reuse=["monday"])
     assert found["rows_reused"] == [19, 19, 19], "the rows' keys are counted: they are cheap"
-    monkeypatch.setattr("relabel.jobs.estimating.estimating.CHEAP_BYTES", 0)
+    monkeypatch.setattr("relabel.jobs.run.estimate.CHEAP_BYTES", 0)
     low, value, high = plan(days, "thursday", changed(rows, 1), reuse=["monday"])["rows_reused"]
     assert (low, high) == (0, 20)
     assert low < value < high

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from relabel.labelers.variants import Variants
 from relabel.manifests.asks import Ask, Message
-from relabel.manifests.digests import digest_of
 from relabel.manifests.labels import Pair, Reads
-from relabel.manifests.records import unsealed
-from relabel.manifests.runs.label_keys import AnswerKeys, LabelKeys, normalise_query
-from relabel.manifests.runs.reuse import KeyIndex
+from relabel.manifests.records import digest_of, unsealed
+from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query
 from tests.reuse.conftest import Days, rows_of
 from tests.strategies import pairs, texts
 

@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from relabel.distill.students.label_tables import load_labels
-from relabel.distill.students.sources import LabelSource
+from relabel.distill.students.labels import load_labels
+from relabel.distill.students.spec import LabelSource
 from relabel.jobs.cli import relabel
 from relabel.labelers.engines.fake import Fake
+from relabel.manifests.files import Storage
+from relabel.manifests.plan import load_plan
 from relabel.manifests.records import unsealed
-from relabel.manifests.runs.plans import load_plan
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.store import open_run_store
 from tests.reuse.conftest import Days, rows_of, said
 
 SUMS = ("labelled", "reused", "quarantined")

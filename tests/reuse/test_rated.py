@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.jobs.estimating.rated import first_asks_a_row, output_tokens, prefix_hit, repeats, seconds_of
-from relabel.jobs.running.live import StageSeen
-from relabel.jobs.running.rates import Rates
+from relabel.jobs.run.chunks import StageSeen
+from relabel.jobs.run.rates import Rates, first_asks_a_row, output_tokens, prefix_hit, repeats, seconds_of
 from relabel.manifests.asks import Answer
-from relabel.manifests.runs.estimates import StageEstimate
-from relabel.manifests.runs.ranges import Range
+from relabel.manifests.costs import Range, StageEstimate
 
 LENGTHS = st.lists(st.integers(0, 500), min_size=1, max_size=40)
 

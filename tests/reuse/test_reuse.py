@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.manifests.runs.engine_identity import engine_identity
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.manifests.manifest import engine_identity
 from tests.reuse.conftest import Days, rows_of, said
 
 

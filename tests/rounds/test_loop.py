@@ -20,24 +20,22 @@ pytest.importorskip("bm25s")
 
 from relabel.jobs.commands.label import execute, session_of
 from relabel.jobs.exits import Exit
-from relabel.jobs.pairs.token_counts import count_pieces
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.jobs import Job
+from relabel.jobs.job import Job, load_job
+from relabel.jobs.pairs.chunks import count_pieces
 from relabel.jobs.rounds.loop import run_rounds
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.conclusions import RunReport
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.results import RunReport
+from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import labeler_class
+from relabel.manifests.costs import last_entry
 from relabel.manifests.labels import Pair
-from relabel.manifests.runs.budgets import last_entry
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import LabelRow
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.specs import EngineSpec
-from relabel.manifests.storage.local_run_store import LocalRunStore
+from relabel.manifests.specs import EngineSpec, validate_spec
+from relabel.manifests.store import LocalRunStore
 from tests.killing import killed_at
 
 WORDS = ["prune", "rose", "winter", "iron", "pan", "cast", "oil", "river", "bridge", "stone", "arch", "tax", "law"]

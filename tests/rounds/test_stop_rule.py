@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from relabel.jobs.rounds.stop_rule import stop_reason
+from relabel.jobs.rounds.searches import stop_reason
 from relabel.manifests.specs import RoundsSpec
 
 LIMITS = RoundsSpec(corpus="docs.parquet")

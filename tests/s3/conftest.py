@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.manifests.storage.context import LEASE_S, Storage
-from relabel.manifests.storage.object_run_store import ObjectRunStore, open_object_run_store
+from relabel.manifests.files import LEASE_S, Storage
+from relabel.manifests.store import ObjectRunStore, open_object_run_store
 from tests import seaweed
 from tests.faults import forks
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from relabel.manifests.errors import LockHeldError, StoreError
-from relabel.manifests.storage.object_run_store import ObjectRunStore
+from relabel.manifests.store import ObjectRunStore
 from tests import seaweed
 from tests.s3.conftest import Outcome, command, labels
 

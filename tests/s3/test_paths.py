@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.jobs.fetching.models import fetch_model
+from relabel.jobs.downloads import fetch_model
 from relabel.manifests.errors import ModelError
-from relabel.manifests.models.references import resolve_model
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.object_run_store import open_object_run_store
+from relabel.manifests.files import Storage
+from relabel.manifests.models import resolve_model
+from relabel.manifests.store import open_object_run_store
 from tests import seaweed
 from tests.engines.conftest import model_dir  # noqa: F401
 from tests.s3.conftest import ROWS, Outcome, call, put_parquet
@@ -189,7 +189,7 @@ def test_doctor_says_whether_commits_hold_there(
 
 
 def test_a_spec_shows_nothing_of_its_storage_options(write_job: Callable[..., Path]) -> None:
-    from relabel.jobs.planning.job_files import load_job
+    from relabel.jobs.job import load_job
 
     job = load_job(str(write_job({"storage_options": {"s3": {"secret": "hidden-3c1"}}})))
     for text in (repr(job), repr(job.storage), str(job.spec), repr(job.spec.model_dump()), job.spec.model_dump_json()):

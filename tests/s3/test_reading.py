@@ -12,17 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.label_tables import load_labels
-from relabel.distill.students.sources import LabelSource
+from relabel.distill.students.labels import load_labels
+from relabel.distill.students.spec import LabelSource
 from relabel.manifests.errors import InputError, StoreUnreachableError
-from relabel.manifests.inputs.dataset import Dataset, open_dataset
-from relabel.manifests.runs.plan_making import make_plan
-from relabel.manifests.runs.plans import Plan
-from relabel.manifests.runs.rows import read_chunks
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.plan import Plan
+from relabel.manifests.rows import read_chunks
+from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.object_run_store import open_object_run_store
-from relabel.manifests.storage.url_files import TAIL_BYTES, UrlFile, read_url
+from relabel.manifests.store import TAIL_BYTES, UrlFile, open_object_run_store, read_url
 from tests import seaweed
 from tests.s3.conftest import Outcome, put_parquet
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.object_run_store import open_object_run_store
+from relabel.manifests.files import Storage
+from relabel.manifests.store import open_object_run_store
 from tests.s3.conftest import ROWS, Outcome
 
 

@@ -12,8 +12,8 @@ import yaml
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.run_stores import open_run_store
+from relabel.manifests.files import Storage
+from relabel.manifests.store import open_run_store
 from tests.s3.conftest import Outcome, put_parquet
 
 

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.distill.students.distilling import STUDENT
-from relabel.distill.training import output_locations as homes
-from relabel.distill.training.output_locations import output_location_of
+from relabel.distill.students.distillation import STUDENT
+from relabel.distill.training import locations as homes
+from relabel.distill.training.locations import output_location_of
 from relabel.manifests.errors import LockHeldError
 from relabel.manifests.failpoints import DELIVERY_FAILPOINTS
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.leases import LeaseKeeper
-from relabel.manifests.storage.object_run_store import open_object_run_store
+from relabel.manifests.files import Storage
+from relabel.manifests.leases import LeaseKeeper
+from relabel.manifests.store import open_object_run_store
 from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
 from tests.s3.conftest import Outcome, forked, put_parquet
 from tests.score.conftest import write_tiny_student

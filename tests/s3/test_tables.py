@@ -14,10 +14,9 @@ import yaml
 from deltalake import DeltaTable
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.inputs.table_input import open_table
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import open_dataset, open_table
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
 from tests import seaweed
 from tests.jobs.conftest import relabel  # noqa: F401
 from tests.real_tables import Delta, Iceberg, pairs

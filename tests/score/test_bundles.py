@@ -15,20 +15,19 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.students import student_digest
-from relabel.export.bench.fastest import choose_precision
+from relabel.distill.students.model import student_digest
+from relabel.export.bench.records import choose_precision
+from relabel.export.bundle_facts import read_parity
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student
-from relabel.export.parity_records import read_parity
-from relabel.export.reference_pairs import PairsFile
+from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
 from relabel.jobs.report.artifacts import open_artifacts
 from relabel.jobs.report.lineage import trace
-from relabel.manifests.digests import readable_json
 from relabel.manifests.errors import UsageError
-from relabel.manifests.records import plain
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.records import plain, readable_json
 from tests.bench.made_up import bench_facts, latency_row, model_facts
 from tests.score.test_kill import command, run, write_scattered_pairs
 from tests.score.test_kill import committed as files_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relabel.export.loader import AMX, AVX512, Checked
-from relabel.jobs.score import bundle_scorer
+from relabel.jobs.score import students
 from relabel.manifests.errors import MissingExtraError
 from tests.score.test_bundles import Rows, Score, bundle  # noqa: F401
 
@@ -22,7 +22,7 @@ Flags = Callable[..., None]
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> Flags:
     """`flags("amx_bf16")`: of the CPU, as the choice sees them."""
-    return lambda *names: monkeypatch.setattr(bundle_scorer, "cpu_flags", lambda: frozenset(names))
+    return lambda *names: monkeypatch.setattr(students, "cpu_flags", lambda: frozenset(names))
 
 
 def test_labels_are_those_of_fp32_and_name_runtime_version_and_hint(
@@ -103,7 +103,7 @@ def test_where_it_is_absent_the_extra_is_named(
     def absent(module: str, *, extra: str, purpose: str) -> None:
         raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`.")
 
-    monkeypatch.setattr("relabel.export.sessions.require", absent)
+    monkeypatch.setattr("relabel.export.reference_answers.require", absent)
     write_pairs()
     line = ("--device", "openvino", "--precision", "fp32")
     score(*line, student=bundle).refused(4, "--device openvino needs the package openvino", "relabel-ir[openvino]")
@@ -117,7 +117,7 @@ def test_a_machine_that_answers_otherwise_labels_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("openvino")
-    monkeypatch.setattr(bundle_scorer, "check_answers", lambda _: Checked("tiny, fp32 on openvino", 1e-4, [0.0, 0.5]))
+    monkeypatch.setattr(students, "check_answers", lambda _: Checked("tiny, fp32 on openvino", 1e-4, [0.0, 0.5]))
     write_pairs()
     line = ("--device", "openvino", "--precision", "fp32")
     score(*line, student=bundle).refused(5, "tiny, fp32 on openvino: 1 of 2 reference pairs", "pair 1 by 0.5")

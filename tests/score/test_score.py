@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.students import load_student, student_digest
-from relabel.manifests.phi import DEFAULT_PHI
+from relabel.distill.students.model import load_student, student_digest
+from relabel.manifests.labels import DEFAULT_PHI
 from tests.score.conftest import write_tiny_student
 
 Rows = list[dict[str, Any]]
@@ -88,7 +88,7 @@ def test_done_means_done_and_starts_no_student(
     def never(*_: Any) -> None:
         raise AssertionError("nothing to do, and the student was loaded")
 
-    monkeypatch.setattr("relabel.jobs.score.score_loop.start_student", never)
+    monkeypatch.setattr("relabel.jobs.score.loop.start_student", never)
     again = score("--output", "json")
     assert (again.code, again.json["labelled"], again.json["this_run"]["pairs"]) == (10, 24, 0)
     assert score("--done-ok").code == 0
@@ -203,7 +203,7 @@ def test_rows_whose_probabilities_are_nan_are_quarantined_and_never_grade_zero(
     import torch
     from safetensors.torch import load_file, save_file
 
-    from relabel.distill.students.students import student_files
+    from relabel.distill.students.model import student_files
 
     broken = write_tiny_student(tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.distill.students.score import Scorer
-from relabel.distill.students.student_record import StudentRecord
-from relabel.distill.students.students import StudentModel, load_student, write_student
+from relabel.distill.students.manifest import StudentRecord
+from relabel.distill.students.model import Scorer, StudentModel, load_student, write_student
 from relabel.manifests.errors import ModelError
 from tests.engines.conftest import make_tokenizer
 
@@ -28,8 +27,8 @@ def decoder(folder: Path, *, packs: bool) -> StudentModel:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from relabel.distill.students.decoder import DecoderStudent
-    from relabel.distill.students.grade_prompts import grade_token_ids
+    from relabel.distill.students.model import grade_token_ids
+    from relabel.distill.students.networks import DecoderStudent
 
     tokenizer = make_tokenizer()
     torch.manual_seed(2)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sklearn import metrics
 
-from relabel.distill.students.splits import SIDES, split_queries
+from relabel.distill.students.examples import SIDES, split_queries
 from tests.score.conftest import write_tiny_student
 
 JSON = ("--output", "json")

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from relabel.jobs.planning.job_files import load_job
-from relabel.jobs.planning.opening import open_run
-from relabel.jobs.pool.assignments import Assignment, assign
+from relabel.jobs.job import load_job, open_run
+from relabel.jobs.pool.messages import Assignment, assign
 from relabel.jobs.pool.workers import Reporter, _ended
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.isolation import ChunkCase
-from relabel.jobs.running.sessions import Session
-from relabel.jobs.running.stops import Stop
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.jobs.run.chunks import ChunkCase
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.stop import Stop
+from relabel.manifests.receipts import ChunkId
 from tests.supervise.pool_jobs import write_job
 
 WHEN = re.compile(r'("engine_start_s":)[0-9.e-]+')

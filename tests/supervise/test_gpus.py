@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relabel.jobs.pool import gpus
-from relabel.jobs.pool.gpus import choose_gpus, gpu_groups, visible_gpus
+from relabel.jobs.pool import processes
+from relabel.jobs.pool.processes import choose_gpus, gpu_groups, visible_gpus
 from relabel.manifests.errors import MissingExtraError, UsageError
 
 
@@ -24,7 +24,7 @@ def test_what_a_scheduler_made_visible_is_what_counts(said: str, names: list[str
 def test_the_driver_is_asked_first_then_the_tool_then_the_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpus, "_by_driver", lambda: 0)
+    monkeypatch.setattr(processes, "_by_driver", lambda: 0)
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
     tool.chmod(0o755)
@@ -32,7 +32,7 @@ def test_the_driver_is_asked_first_then_the_tool_then_the_folder(
     assert visible_gpus({}) == ["0", "1"]
     tool.unlink()
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path / "gpus")
+    monkeypatch.setattr(processes, "DRIVER_FOLDER", tmp_path / "gpus")
     assert visible_gpus({}) == ["0"]
 
 
@@ -57,7 +57,7 @@ def test_an_engine_that_spreads_over_two_gets_two_and_a_spare_one_belongs_to_nob
 
 def test_a_supervisor_loads_no_model_library() -> None:
     code = (
-        "import sys, relabel.jobs.pool.supervise, relabel.jobs.pool.backends, relabel.jobs.pool.gpus; "
+        "import sys, relabel.jobs.pool.supervisor, relabel.jobs.pool.backends, relabel.jobs.pool.processes; "
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.jobs.running.isolation import PIECES, TIMES_CAUGHT, Isolation
-from relabel.manifests.runs.receipts import ChunkId
+from relabel.jobs.run.chunks import PIECES, TIMES_CAUGHT, Isolation
+from relabel.manifests.receipts import ChunkId
 
 
 def drive(chunks: dict[ChunkId, list[int]], poison: set[int], *, width: int) -> tuple[Isolation, dict[int, str], int]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.running.chunks import ChunkWork
-from relabel.jobs.running.counts import Progress
-from relabel.jobs.running.loop import RunLoop
-from relabel.jobs.running.stops import Stop
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.stop import Stop
 from relabel.manifests.asks import Answer, Ask, Message, Request
 from relabel.manifests.errors import EngineCrashError
 from relabel.manifests.schemas import QuarantineRow
@@ -164,7 +164,7 @@ def test_a_slow_engine_that_answers_each_request_in_time_is_none() -> None:
 def test_time_that_the_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is paused for an hour in the middle of a poll goes on where it was."""
     clock = [0.0]
-    monkeypatch.setattr("relabel.jobs.running.loop.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("relabel.jobs.run.loop.time.perf_counter", lambda: clock[0])
 
     class Paused(Scripted):
         def poll(self) -> list[Answer]:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.jobs.cli import main
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.distill.conftest import make_pairs
 from tests.engines.conftest import make_model, make_tokenizer
 from tests.reuse.test_tree_column import treed_rows

@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from relabel.distill.teachers.answer_tokens import AnswerTokens
-from relabel.distill.teachers.grpo_arguments import grpo_arguments
-from relabel.distill.teachers.grpo_credit_trainer import CreditTrainer
-from relabel.distill.teachers.grpo_spec import RolloutSection
-from relabel.distill.teachers.grpo_trainer import RolloutTrainer
-from relabel.distill.teachers.rollouts import Dialogues, Rollout
-from relabel.distill.teachers.scores import GoldRow, Score, each
-from relabel.distill.training.sections import TrainingSection
-from relabel.distill.training.training_place import TrainingPlace
+from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer, grpo_arguments
+from relabel.distill.teachers.rewards import GoldRow, Score, each
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
+from relabel.distill.teachers.spec import RolloutSection
+from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.spec import TrainingSection
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.labels import Pair
 from tests.labelers.driving import labeler

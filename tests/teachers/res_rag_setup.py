@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from relabel.distill.teachers.answer_tokens import AnswerTokens
-from relabel.distill.teachers.evidence_queries import EvidenceQuery, EvidenceRow, row_of
-from relabel.distill.teachers.evidence_scores import chosen_of
-from relabel.distill.teachers.grammar_masks import GrammarMasks
-from relabel.distill.teachers.grpo_arguments import grpo_arguments
-from relabel.distill.teachers.res_rag_spec import EvidenceRollouts
-from relabel.distill.teachers.res_rag_trainer import HeldTrainer
-from relabel.distill.teachers.rollouts import Dialogues, Rollout
-from relabel.distill.teachers.scores import GoldRow, Score
-from relabel.distill.training.sections import TrainingSection
-from relabel.distill.training.training_place import TrainingPlace
+from relabel.distill.teachers.evidence import EvidenceQuery, EvidenceRow, chosen_of, row_of
+from relabel.distill.teachers.grpo_trainer import grpo_arguments
+from relabel.distill.teachers.res_rag_trainer import GrammarMasks, HeldTrainer
+from relabel.distill.teachers.rewards import GoldRow, Score
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
+from relabel.distill.teachers.spec import EvidenceRollouts
+from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.spec import TrainingSection
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.labels import Pair

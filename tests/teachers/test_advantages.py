@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.advantages import group_advantages
-from relabel.distill.teachers.grpo_credit import (
+from relabel.distill.teachers.credit import (
     EDGES,
     NODES,
     ROUNDINGS,
     TEMPLATE,
     Credit,
     effective_ratios,
+    group_advantages,
     node_average_weights,
     token_advantages,
 )

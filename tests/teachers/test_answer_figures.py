@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from relabel.distill.teachers.answer_tokens import AnswerTokens
-from relabel.distill.teachers.rollouts import Dialogues
-from relabel.distill.teachers.scores import GoldRow, answer_figures, grade_score
+from relabel.distill.teachers.rewards import GoldRow, answer_figures, grade_score
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
 from relabel.labelers.engines.checkpoints import end_ids
 from relabel.labelers.engines.tokens import PromptEncoder
 from tests.labelers.driving import ROSES, labeler

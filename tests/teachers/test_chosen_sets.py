@@ -14,10 +14,10 @@ import yaml
 
 from relabel.distill.teachers.bases import check_teacher_base
 from relabel.distill.teachers.sft import SftTrainer
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.manifests.errors import ConfigError, InputError
-from relabel.manifests.models.references import resolve_model
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.models import resolve_model
 from tests.teachers.chunked import NUM_QUERIES, question_rows
 from tests.teachers.conftest import relabel
 

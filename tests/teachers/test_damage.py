@@ -17,17 +17,15 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers import attempts
-from relabel.distill.teachers.rollout_log import PARTS, RolloutLog
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers import bases
+from relabel.distill.teachers.rewards import PARTS, RolloutLog
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 from relabel.distill.training import checkpoints
-from relabel.distill.training.checkpoint_folders import DIGESTS, list_checkpoints
-from relabel.distill.training.checkpointed import run_to_end
-from relabel.distill.training.looks import Looks
-from relabel.distill.training.output_locations import CLAIM_NAME
+from relabel.distill.training.locations import CLAIM_NAME, DIGESTS, list_checkpoints
+from relabel.distill.training.trainer import Looks, run_to_end
 from relabel.manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError, StaleRunError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.killing import killed_at
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
 
@@ -325,7 +323,7 @@ def test_a_training_has_a_thread_less_than_the_cores_and_says_what_to_do_without
         data={"gold": {"path": str(pairs_path)}}, labeler={"name": "direct", "grades": 3}, train={"max_steps": 1}
     )
     spec = read_teacher_spec(held, where="teacher.yaml")
-    monkeypatch.setattr(attempts, "usable_cores", lambda: 4)
+    monkeypatch.setattr(bases, "usable_cores", lambda: 4)
     torch.set_num_threads(8)
     try:
         train_teacher(spec, Storage())

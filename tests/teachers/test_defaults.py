@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.spec import read_teacher_spec
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 GOLD: dict[str, Any] = {"data": {"gold": {"path": "pairs.parquet"}}}

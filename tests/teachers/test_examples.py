@@ -13,17 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.distill.teachers.answered_rows import AnsweredRow, load_answered_rows
+from relabel.distill.teachers.answers import (
+    AnsweredRow,
+    UnlearnableError,
+    check_learnable,
+    load_answered_rows,
+    turns_of,
+)
 from relabel.distill.teachers.bases import TeacherBase, check_teacher_base
-from relabel.distill.teachers.sft_examples import AnswerExamples, make_examples
-from relabel.distill.teachers.sft_spec import SftSpec
-from relabel.distill.teachers.spec_files import read_teacher_spec
-from relabel.distill.teachers.turns import UnlearnableError, check_learnable, turns_of
+from relabel.distill.teachers.sft import AnswerExamples, make_examples
+from relabel.distill.teachers.spec import SftSpec, read_teacher_spec
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.errors import ConfigError, InputError, ManifestError
-from relabel.manifests.models.references import resolve_model
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.models import resolve_model
 from tests.teachers.chunked import write_questions
 from tests.teachers.conftest import relabel, write_treed_pairs
 

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from relabel.distill.teachers import generators
-from relabel.distill.teachers.evidence_queries import EvidenceRow
-from relabel.distill.teachers.evidence_scores import EvidenceJudge, evidence_of
-from relabel.distill.teachers.generators import Evidence, Generated, Generator
-from relabel.distill.teachers.res_rag_spec import GeneratorSpec
+from relabel.distill.teachers import evidence
+from relabel.distill.teachers.evidence import Evidence, EvidenceJudge, EvidenceRow, Generated, Generator, evidence_of
 from relabel.distill.teachers.rollouts import FirstPrompt, Rollout, WrittenTurn
+from relabel.distill.teachers.spec import GeneratorSpec
 from relabel.labelers.engines.fake import FakeArgs
 from relabel.manifests.asks import Answer, Ask
 from relabel.manifests.errors import EngineCrashError
@@ -132,7 +130,7 @@ def test_an_engine_that_goes_down_loses_what_was_open_and_is_started_again(tmp_p
 
 
 def test_an_engine_that_hangs_has_gone_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generators, "ANSWER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(evidence, "ANSWER_TIMEOUT_S", 0.0)
     generator, engine = generator_of(tmp_path, lambda _: '["Ada"]')
     monkeypatch.setattr(engine, "poll", list)
     assert generator.answer([ROSES])[0].fault == "engine"

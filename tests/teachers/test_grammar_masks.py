@@ -1,5 +1,6 @@
 """Answers under a grammar: what is written is admitted, and probabilities are those of what is admitted alone."""
 
+# ruff: noqa: E402 — trl may be missing
 from __future__ import annotations
 
 import copy
@@ -13,14 +14,18 @@ import torch
 
 trl = pytest.importorskip("trl")
 
-from relabel.distill.teachers.answer_tokens import AnswerTokens  # noqa: E402
-from relabel.distill.teachers.evidence_queries import EvidenceRow  # noqa: E402
-from relabel.distill.teachers.grammar_masks import FREE, GrammarHold, GrammarMasks  # noqa: E402
-from relabel.distill.teachers.res_rag_trainer import masked_log_probs  # noqa: E402
-from relabel.labelers.engines.grammars import GrammarCompiler  # noqa: E402
-from tests.engines.conftest import make_model  # noqa: E402
-from tests.labelers.test_evidence_set import query_of  # noqa: E402
-from tests.teachers.res_rag_setup import evidence_dialogues, evidence_row, make_held_trainer  # noqa: E402
+from relabel.distill.teachers.evidence import EvidenceRow
+from relabel.distill.teachers.res_rag_trainer import (
+    FREE,
+    GrammarHold,
+    GrammarMasks,
+    masked_log_probs,
+)
+from relabel.distill.teachers.rollouts import AnswerTokens
+from relabel.labelers.engines.grammars import GrammarCompiler
+from tests.engines.conftest import make_model
+from tests.labelers.test_evidence_set import query_of
+from tests.teachers.res_rag_setup import evidence_dialogues, evidence_row, make_held_trainer
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_schema
+from relabel.distill.teachers.spec import read_teacher_spec, teacher_schema
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 from relabel.manifests.errors import ConfigError, InputError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.teachers.conftest import NUM_PAIRS
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
@@ -113,8 +113,8 @@ def test_rows_without_a_grade_are_left_out_and_no_node_gold_is_remarked(
     table = pq.read_table(pairs_path)
     grades = [None, *table["grade"].to_pylist()[1:]]
     table = table.set_column(table.column_names.index("grade"), "grade", pa.array(grades, pa.int64()))
-    scores = pa.array([None, *[number % 5 for number in range(1, NUM_PAIRS)]], pa.int64())
-    pq.write_table(table.append_column("subject_gold", scores), tmp_path / "pairs.parquet")
+    rewards = pa.array([None, *[number % 5 for number in range(1, NUM_PAIRS)]], pa.int64())
+    pq.write_table(table.append_column("subject_gold", rewards), tmp_path / "pairs.parquet")
     graph = {"method": "graph-grpo", "labeler": {"name": "graph-grpo", "max_text_tokens": 8}}
     bare = {"data": {"gold": {"path": str(tmp_path / "pairs.parquet")}}}
     found, said = estimate(**graph, **bare)
@@ -150,9 +150,9 @@ def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
     values: Callable[..., dict[str, Any]], pairs_path: Path, monkeypatch: pytest.MonkeyPatch, is_first_right: bool
 ) -> None:
     """Made-up answers; with the first one of a step right, there is something to learn."""
-    from relabel.distill.teachers import scores
+    from relabel.distill.teachers import rewards
 
-    whole = scores.grade_score
+    whole = rewards.grade_score
 
     def scored(near: float) -> Any:
         worth, calls = whole(near), [0]

@@ -13,14 +13,13 @@ import pytest
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.rewards import ROLLOUTS_NAME, RolloutLog
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
-from relabel.distill.training.checkpoint_folders import WEIGHTS
-from relabel.distill.training.checkpointed import run_to_end
-from relabel.distill.training.looks import Looks
+from relabel.distill.training.locations import WEIGHTS
+from relabel.distill.training.trainer import Looks, run_to_end
 from relabel.manifests.errors import ConfigError, InputError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.killing import killed_at
 from tests.teachers.conftest import plain_values
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer, score_by_tokens
@@ -124,7 +123,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
     def made_up(self: Any, generate: Any) -> dict[str, float]:
         return {"reward": {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.9}[generate.__self__.state.global_step]}
 
-    monkeypatch.setattr("relabel.distill.teachers.held_out.HeldOut.figures", made_up)
+    monkeypatch.setattr("relabel.distill.teachers.grpo_trainer.HeldOut.figures", made_up)
     monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
 
     def train(folder: Path, start: Any = "new") -> Any:
@@ -139,7 +138,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
         scratch.rename(final)
 
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.distill.training.checkpointed.checkpoints.commit", remember)
+        patch.setattr("relabel.distill.training.trainer.checkpoints.commit", remember)
         report = train(tmp_path / "whole")
     assert (report.manifest.training.steps, report.manifest.training.best_step) == (8, 4)
     assert report.manifest.data.held_out.rows + report.manifest.data.rows == 12

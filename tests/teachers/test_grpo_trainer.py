@@ -1,5 +1,6 @@
 """The contract with TRL's private hooks: the trainer is plain GRPO where it should be, bit for bit."""
 
+# ruff: noqa: E402 — trl may be missing
 from __future__ import annotations
 
 import copy
@@ -15,25 +16,43 @@ import yaml
 
 trl = pytest.importorskip("trl")
 
-from datasets import Dataset  # noqa: E402
+from datasets import Dataset
 
-from relabel.distill.teachers.advantages import group_advantages  # noqa: E402
-from relabel.distill.teachers.grpo_arguments import EpochSampler, grpo_arguments  # noqa: E402
-from relabel.distill.teachers.grpo_credit import EDGES, TEMPLATE, Credit, CreditPlan  # noqa: E402
-from relabel.distill.teachers.grpo_spec import RolloutSection, VllmSection  # noqa: E402
-from relabel.distill.teachers.rollout_files import NODES  # noqa: E402
-from relabel.distill.teachers.rollout_log import EDGES_NAME, ROLLOUTS_NAME, RolloutLog  # noqa: E402
-from relabel.distill.teachers.rollouts import Rollout  # noqa: E402
-from relabel.distill.teachers.scores import GoldRow, Score  # noqa: E402
-from relabel.distill.teachers.spec_files import read_teacher_spec  # noqa: E402
-from relabel.distill.teachers.teaching import train_teacher  # noqa: E402
-from relabel.distill.teachers.vllm_rollouts import vllm_arguments  # noqa: E402
-from relabel.distill.training.checkpointed import run_to_end  # noqa: E402
-from relabel.distill.training.sections import TrainingSection  # noqa: E402
-from relabel.manifests.storage.context import Storage  # noqa: E402
-from tests.killing import Killed, killed_at  # noqa: E402
-from tests.teachers.conftest import plain_values, relabel  # noqa: E402
-from tests.teachers.grpo_setup import (  # noqa: E402
+from relabel.distill.teachers.credit import (
+    EDGES,
+    TEMPLATE,
+    Credit,
+    CreditPlan,
+    group_advantages,
+)
+from relabel.distill.teachers.grpo_trainer import (
+    EpochSampler,
+    grpo_arguments,
+)
+from relabel.distill.teachers.manifest import NODES
+from relabel.distill.teachers.rewards import (
+    EDGES_NAME,
+    ROLLOUTS_NAME,
+    GoldRow,
+    RolloutLog,
+    Score,
+)
+from relabel.distill.teachers.rollouts import (
+    Rollout,
+    vllm_arguments,
+)
+from relabel.distill.teachers.spec import (
+    RolloutSection,
+    VllmSection,
+    read_teacher_spec,
+)
+from relabel.distill.teachers.teaching import train_teacher
+from relabel.distill.training.spec import TrainingSection
+from relabel.distill.training.trainer import run_to_end
+from relabel.manifests.files import Storage
+from tests.killing import Killed, killed_at
+from tests.teachers.conftest import plain_values, relabel
+from tests.teachers.grpo_setup import (
     GOLD_ROWS,
     arguments,
     first_ids,
@@ -231,10 +250,10 @@ def test_answers_of_like_length_are_written_together_and_come_back_in_their_orde
 
 def graph_options(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
     """Options that let a random model's rollouts have nodes and node rewards."""
-    from relabel.distill.teachers import grpo_credit_trainer
+    from relabel.distill.teachers import grpo_trainer
 
     monkeypatch.setattr(
-        grpo_credit_trainer,
+        grpo_trainer,
         "segments_of",
         lambda rollout, *_, **__: [one % 8 - 1 for one in range(len(rollout.completion_ids))],
     )
@@ -291,7 +310,7 @@ def test_tokens_take_their_nodes_advantage_by_the_average_and_the_tags_that_the_
         named.append(template)
         return next(left)
 
-    monkeypatch.setattr("relabel.distill.teachers.grpo_credit_trainer.segments_of", segments_of)
+    monkeypatch.setattr("relabel.distill.teachers.grpo_trainer.segments_of", segments_of)
     monkeypatch.setattr(trainer, "_generate_single_turn", lambda contexts, *_: ([[5, 6, 7, 8]] * len(contexts), None))
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(
@@ -499,13 +518,11 @@ def test_a_signal_waits_for_the_last_update_on_the_same_rollouts(
 ) -> None:
     hits = []
     monkeypatch.setattr("relabel.manifests.failpoints.hit", hits.append)
-    wished = "relabel.distill.training.measured.is_stop_wished"
+    wished = "relabel.distill.training.trainer.is_stop_wished"
     with monkeypatch.context() as patch:
         patch.setattr(wished, lambda: hits.count("after_training_step") >= 5)
-        patch.setattr(
-            "relabel.distill.training.checkpointed.checkpoints.commit", lambda *found: found[0].rename(found[1])
-        )
-        patch.setattr("relabel.distill.training.making.check_interrupted", _stop)
+        patch.setattr("relabel.distill.training.trainer.checkpoints.commit", lambda *found: found[0].rename(found[1]))
+        patch.setattr("relabel.distill.training.output.check_interrupted", _stop)
         with pytest.raises(Killed):
             train_graph(tmp_path)
     assert hits.count("after_training_step") == 6

@@ -13,10 +13,10 @@ import torch
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.rewards import ROLLOUTS_NAME, RolloutLog
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.killing import killed_at
 from tests.teachers.conftest import plain_values
 from tests.teachers.res_rag_setup import FakeJudge, make_held_trainer

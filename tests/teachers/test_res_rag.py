@@ -13,11 +13,11 @@ import yaml
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.rollout_log import ROLLOUTS_NAME
-from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_schema
+from relabel.distill.teachers.rewards import ROLLOUTS_NAME
+from relabel.distill.teachers.spec import read_teacher_spec, teacher_schema
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 from relabel.manifests.errors import ConfigError, InputError, ModelError
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.teachers.chunked import NUM_QUERIES
 from tests.teachers.conftest import relabel
 

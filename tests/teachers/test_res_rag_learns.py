@@ -12,12 +12,11 @@ import pytest
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.evidence_scores import EvidenceJudge
-from relabel.distill.teachers.generators import Generator
-from relabel.distill.teachers.res_rag_spec import GeneratorSpec
+from relabel.distill.teachers.evidence import EvidenceJudge, Generator
+from relabel.distill.teachers.spec import GeneratorSpec
 from relabel.labelers.engines.fake import FakeArgs
 from relabel.manifests.asks import Ask
-from relabel.manifests.metrics.evidence_sets import RewardWeights
+from relabel.manifests.labels import RewardWeights
 from tests.engines.conftest import make_model, make_tokenizer
 from tests.labelers.test_evidence_set import query_of
 from tests.teachers.grpo_setup import first_ids

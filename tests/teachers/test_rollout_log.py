@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relabel.distill.teachers.rollout_log import ROLLOUTS_NAME, RolloutLog
+from relabel.distill.teachers.rewards import ROLLOUTS_NAME, RolloutLog, Score
 from relabel.distill.teachers.rollouts import Rollout, WrittenTurn
-from relabel.distill.teachers.scores import Score
 from relabel.manifests.asks import Ask
 from relabel.manifests.labels import Pair
 

@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.answer_tokens import AnswerTokens
-from relabel.distill.teachers.grpo_credit import TEMPLATE
-from relabel.distill.teachers.grpo_nodes import segments_of
-from relabel.distill.teachers.rollout_files import NODES
-from relabel.distill.teachers.rollouts import Dialogues, Generate
+from relabel.distill.teachers.credit import TEMPLATE, segments_of
+from relabel.distill.teachers.manifest import NODES
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Generate
 from relabel.labelers.engines.checkpoints import end_ids
-from relabel.labelers.engines.sequences import TokenSequence
-from relabel.labelers.engines.stages import DecisionPlaces, admit
+from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Request

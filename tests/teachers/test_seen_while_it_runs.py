@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.rollout_files import ROLLOUTS_NAME
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.manifest import ROLLOUTS_NAME
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
 from tests.killing import killed_at
 from tests.teachers.conftest import plain_values, relabel
 from tests.watching import steps_of, watched

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.segments import NO_PART, token_parts, token_spans
+from relabel.distill.teachers.rollouts import NO_PART, token_parts, token_spans
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer
 from relabel.manifests.formats import AnswerFormat, Choice, Text

@@ -17,23 +17,20 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from relabel.distill.students.pair_texts import read_pairs
-from relabel.distill.teachers.answer_tokens import AnswerTokens
-from relabel.distill.teachers.rollouts import Dialogues
-from relabel.distill.teachers.sft_examples import Example
-from relabel.distill.teachers.sft_trainer import IGNORED, MaskedCollator, answer_loss
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.students.labels import read_pairs
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
+from relabel.distill.teachers.sft import IGNORED, Example, MaskedCollator, answer_loss
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
-from relabel.distill.training.checkpoint_folders import list_checkpoints, step_of
+from relabel.distill.training.locations import list_checkpoints, step_of
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.errors import ConfigError, DiskFullError, LockHeldError, ModelError, StaleRunError, TrainingError
 from relabel.manifests.failpoints import TRAINING_FAILPOINTS
-from relabel.manifests.inputs.dataset import open_dataset
-from relabel.manifests.interruptions import on_signal
+from relabel.manifests.files import FileLock, Storage
+from relabel.manifests.inputs import open_dataset
+from relabel.manifests.process import on_signal
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.storage.context import Storage
-from relabel.manifests.storage.file_locks import FileLock
 from tests.killing import killed_at
 from tests.teachers.conftest import plain_values, relabel
 
@@ -214,7 +211,7 @@ def test_a_signal_ends_a_training_behind_its_step_with_a_checkpoint(
                 umbrela(train={"epochs": 2})
     finally:
         signal.signal(signal.SIGTERM, earlier)
-    from relabel.manifests.interruptions import forget_interruptions
+    from relabel.manifests.process import forget_interruptions
 
     forget_interruptions()
     (left,) = list_checkpoints(tmp_path / "out" / "checkpoints")
@@ -299,7 +296,7 @@ def test_a_loss_that_is_no_number_names_the_rows_and_a_full_disk_and_a_lack_of_m
         return whole(model, batch) * (float("nan") if 7 in batch["rows"] else 1.0)
 
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.distill.teachers.sft_trainer.answer_loss", nowhere)
+        patch.setattr("relabel.distill.teachers.sft.answer_loss", nowhere)
         with pytest.raises(TrainingError, match=rf"the loss is not finite.*{answers}:7.*No checkpoint"):
             umbrela()
 
@@ -317,7 +314,7 @@ def test_a_loss_that_is_no_number_names_the_rows_and_a_full_disk_and_a_lack_of_m
         return whole(model, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.distill.teachers.sft_trainer.answer_loss", large)
+        patch.setattr("relabel.distill.teachers.sft.answer_loss", large)
         limit = 1
         with pytest.raises(TrainingError, match=r"also with half the batch \(2 examples\).*train\.batch_size"):
             umbrela()

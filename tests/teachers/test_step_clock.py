@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.training.step_clock import SECONDS_NAME, StepClock
+from relabel.distill.training.curves import SECONDS_NAME, StepClock
 
 
 class Hands:
@@ -22,7 +22,7 @@ class Hands:
 @pytest.fixture
 def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     found = Hands()
-    monkeypatch.setattr("relabel.distill.training.step_clock.time", found)
+    monkeypatch.setattr("relabel.distill.training.curves.time", found)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relabel.distill.teachers import step_times
+from relabel.distill.teachers import teaching
 
 
 class Stepping:
@@ -30,9 +30,9 @@ class Stepping:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, trainer: Any, **options: Any) -> tuple[Any, list[str]]:
-    monkeypatch.setattr(step_times.time, "perf_counter", lambda: trainer.now)
+    monkeypatch.setattr(teaching.time, "perf_counter", lambda: trainer.now)
     said: list[str] = []
-    return step_times.measure(trainer, say=said.append, **options), said
+    return teaching.measure(trainer, say=said.append, **options), said
 
 
 def test_steps_on_the_same_rollouts_are_timed_together_and_the_first_ones_left_out(

@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.distill.teachers.spec_files import read_teacher_spec, teacher_schema
-from relabel.distill.teachers.teacher_manifest import read_teacher_manifest
+from relabel.distill.teachers.manifest import read_teacher_manifest
+from relabel.distill.teachers.spec import read_teacher_spec, teacher_schema
 from relabel.distill.teachers.teaching import train_teacher
-from relabel.manifests.digests import readable_json
 from relabel.manifests.errors import StaleRunError
-from relabel.manifests.records import plain
-from relabel.manifests.storage.context import Storage
+from relabel.manifests.files import Storage
+from relabel.manifests.records import plain, readable_json
 from tests.distill.test_reporting import events_of
 from tests.killing import killed_at
 from tests.teachers.conftest import NUM_PAIRS, relabel

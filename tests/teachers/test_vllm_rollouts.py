@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from relabel.distill.teachers.grpo_spec import VllmSection
-from relabel.distill.teachers.rollouts import Rollout, WrittenTurn
-from relabel.distill.teachers.spec_files import read_teacher_spec
+from relabel.distill.teachers.rollouts import Rollout, WrittenTurn, sampling_logprobs, vllm_arguments
+from relabel.distill.teachers.spec import VllmSection, read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher
-from relabel.distill.teachers.vllm_rollouts import sampling_logprobs, vllm_arguments
 from relabel.manifests.asks import Ask
 from relabel.manifests.errors import ConfigError, MissingExtraError
+from relabel.manifests.files import Storage
 from relabel.manifests.labels import Pair
-from relabel.manifests.storage.context import Storage
 
 PAIR = Pair(0, "q", "query", "d", "document")
 ASK = Ask("one", (), None, 8)

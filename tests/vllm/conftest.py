@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.sequences import TokenSequence
+from relabel.labelers.engines.decisions import TokenSequence
 from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import make_tokenizer
 

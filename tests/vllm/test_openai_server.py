@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.labelers.engines.sequences import TokenSequence
+from relabel.labelers.engines.decisions import TokenSequence
 from relabel.manifests.asks import Decision, Request, Sampling
 from relabel.manifests.errors import ModelError
 from relabel.manifests.specs import EngineSpec

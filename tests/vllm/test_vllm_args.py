@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from relabel.labelers.engines.registry import engine_class
-from relabel.labelers.engines.vllm_args import OURS, VllmArgs, plan_engine_args
+from relabel.labelers.engines.vllm import OURS, VllmArgs, plan_engine_args
 from relabel.manifests.errors import ConfigError, MissingExtraError, ModelError
-from relabel.manifests.spec_faults import validate_spec
-from relabel.manifests.specs import EngineSpec
+from relabel.manifests.specs import EngineSpec, validate_spec
 
 MODEL = Path("models/m")
 

@@ -1,0 +1,384 @@
+"""A distillation from spec to student folder: check, read, train, calibrate, evaluate, write the model card and the
+manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relabel.distill.students.bases import Trainer, TrainingInputs, check_base, make_record, texts_of
+from relabel.distill.students.evaluation import (
+    check_gates,
+    check_stopping,
+    dev_figures,
+    fitted_temperatures,
+    judged_gates,
+    judged_logits,
+    side_figures,
+)
+from relabel.distill.students.examples import DEV, TEST, Examples, load_examples
+from relabel.distill.students.manifest import (
+    STUDENT_MANIFEST_VERSION,
+    JudgedGates,
+    LearnedGold,
+    LearnedLabels,
+    SideFigures,
+    SplitFacts,
+    StudentFigures,
+    StudentManifest,
+    StudentRecord,
+    TrainingFacts,
+    read_student_manifest,
+)
+from relabel.distill.students.model import softmax, student_files, write_student
+from relabel.distill.students.spec import KINDS, DistillSpec
+from relabel.distill.training.curves import Curve, check_services, write_curves
+from relabel.distill.training.locations import BaseModelUsed, OutputLocation, Product, output_location_of
+from relabel.distill.training.output import (
+    CARD_NAME,
+    Start,
+    TrainingRecord,
+    conclude,
+    finish,
+    look,
+    making,
+    refuse_own_base,
+    spec_section,
+    training_record,
+)
+from relabel.manifests.files import Storage
+from relabel.manifests.models import ResolvedModel, default_cache_dir, resolve_model
+from relabel.manifests.process import installed_versions
+from relabel.manifests.records import canonical_json, digest_of
+from relabel.manifests.specs import imported
+
+# ------------------------------------------------------------------------------
+# What a distillation is known by: the digest of all that its student follows from.
+
+
+SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy", "report_to")
+NOT_IN_FINGERPRINT: dict[str, Any] = {
+    **dict.fromkeys(("name", "output", "labels", "gold", "require"), True),
+    "student": {"model"},
+    "train": set(SPEED_ONLY),
+}
+
+
+def record_of(spec: DistillSpec, examples: Examples, model: ResolvedModel) -> TrainingRecord:
+    """All that the student follows from: the spec's choices, the data itself, the model; and the digest of that."""
+    plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
+    if spec.train.head_learning_rate is None:  # students of versions without the key are this spec's, too
+        del plain["train"]["head_learning_rate"]
+    data = _data_digest(examples)
+    fingerprint = digest_of({"spec": plain, "data": data, "model": model.digest, "version": STUDENT_MANIFEST_VERSION})
+    return training_record("student", spec, fingerprint, model, data)
+
+
+def _data_digest(examples: Examples) -> str:
+    total = hashlib.sha256()
+    for query, document in examples.texts:
+        for text in (query, document):
+            data = text.encode("utf-8", "surrogatepass")
+            total.update(len(data).to_bytes(8, "big") + data)
+    arrays = [
+        *examples.targets.values(),
+        *examples.weights.values(),
+        examples.row_weight,
+        examples.gold,
+        examples.teacher,
+        examples.side,
+    ]
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).tobytes())
+    total.update(canonical_json({"heads": examples.heads, "phi": examples.phi}))
+    return total.hexdigest()
+
+
+# ------------------------------------------------------------------------------
+# The model card: what a student is, what it learned from and how well, for a person who finds the folder.
+
+
+_SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll")
+
+
+def render_card(manifest: StudentManifest, spec: DistillSpec) -> str:
+    """Markdown from a student's manifest, and the spec that is in it."""
+    heads = ", ".join(f"{name} ({grades} grades)" for name, grades in manifest.heads.items())
+    lines = [
+        f"# {manifest.name}",
+        "",
+        (
+            f"{KINDS[spec.student.kind].title} that {KINDS[spec.student.kind].does}, by `relabel "
+            f"distill` {manifest.relabel}."
+        ),
+        "",
+        f"- Starts from: `{manifest.model.reference}` (digest `{manifest.model.digest[:16]}`)",
+        f"- Heads: {heads}",
+        f"- Reads at most {spec.train.max_tokens} tokens of a pair; what is longer is cut.",
+        (
+            f"- Trained: {manifest.training.steps} steps, {manifest.training.epochs} epochs, on "
+            f"{manifest.training.device}."
+        ),
+        f"- Temperatures (logits are divided by them): {_pairs(manifest.temperature)}",
+        *(f"- Note: {note}" for note in manifest.notes),
+        "",
+        "## Learned from",
+        "",
+        *(_source(source) for source in manifest.labels),
+        *([_gold(manifest.gold, spec.loss.gold_weight)] if manifest.gold else []),
+        "",
+        *_split(manifest.split),
+        "",
+        "## Figures on the test split",
+        "",
+        *_figures(manifest.metrics.test),
+        "",
+        *_gate(manifest.gate),
+        "![training curve](curves.svg)",
+        "",
+        "## Use",
+        "",
+        "    relabel score THIS_FOLDER --input pairs.parquet --to scores",
+        "",
+        (
+            "It answers for texts like those it saw: other languages, longer documents or another notion of "
+            "relevance want labels of their"
+        ),
+        (
+            "own. It inherits its teacher's mistakes; judge it with trusted grades (`relabel evaluate`) before it "
+            "decides anything."
+        ),
+        "",
+        *spec_section(manifest.spec),
+    ]
+    return "\n".join(lines)
+
+
+def _source(source: LearnedLabels) -> str:
+    made = (
+        f"labeler {source.labeler}, fingerprint `{source.fingerprint[:12]}`" if source.fingerprint else "a label file"
+    )
+    quarantined = (source.rows and source.rows.quarantined) or 0
+    return (
+        f"- `{source.path}`: {source.labels:,} labels ({made}; {quarantined:,} rows in quarantine; weight "
+        f"{source.weight:g})"
+    )
+
+
+def _gold(gold: LearnedGold, share: float) -> str:
+    role = f"learned from with weight {share:g}, and judged by" if share else "judged by, not learned from"
+    return f"- `{gold.path}`, column `{gold.grade}`: trusted grades of {gold.graded_rows:,} rows, {role}"
+
+
+def _split(split: SplitFacts) -> list[str]:
+    rows = [f"| {name} | {side.rows:,} | {side.queries:,} |" for name, side in split.sides().items()]
+    return [f"Split by {split.by} (seed {split.seed}):", "", "| split | rows | queries |", "|---|---|---|", *rows]
+
+
+def _figures(test: SideFigures) -> list[str]:
+    student, teacher = test.student, test.teacher
+    if not student.get("rows"):
+        return ["No test row has a grade to judge by."]
+    head = f"| judged by {test.judged_by} | student |" + (" teacher |" if teacher else "")
+    rows = [
+        f"| {name} | {_number(student.get(name))} |" + (f" {_number(teacher.get(name))} |" if teacher else "")
+        for name in _SHOWN
+        if name in student
+    ]
+    return [head, "|---|---|" + ("---|" if teacher else ""), *rows]
+
+
+def _gate(gate: JudgedGates) -> list[str]:
+    if not gate.checks:
+        return []
+    return [
+        f"Gate: {'passed' if gate.has_passed else 'FAILED'}",
+        "",
+        *(f"- {check.text}" for check in gate.checks),
+        "",
+    ]
+
+
+def _pairs(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+
+
+def _number(value: int | float | None) -> str:
+    return "undefined" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+# ------------------------------------------------------------------------------
+# A distillation from spec to student folder: check, read, train, calibrate, judge, write.
+#
+# What costs nothing is checked first (spec, model config, labels, split, gate names), so that no hour of training ends
+# in a typo. `manifest.json` is written last: a folder without one holds no finished student.
+
+
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
+
+STUDENT = Product("student", "distill", "student.model", ("labels", "gold"), NOT_IN_FINGERPRINT)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How `distill` ended.
+
+    Args:
+        output: the folder that it was trained in, and lies in unless its output location is a URL.
+        was_done: the student was there already.
+        place: where the student is, as the spec names it.
+        gate: the spec's gates held against the manifest's figures: those of a finished student may have changed since.
+    """
+
+    manifest: StudentManifest
+    output: Path
+    was_done: bool
+    place: str
+    gate: JudgedGates
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether no gate refused it."""
+        return self.gate.has_passed
+
+
+@dataclass
+class _Work(TrainingInputs):
+    """What all steps share."""
+
+    notes: list[str]
+
+
+@dataclass
+class _Trained:
+    """What training left: the module, what it is called now, and what there is to say."""
+
+    module: Any
+    record: StudentRecord
+    metrics: StudentFigures
+    training: TrainingFacts
+    curve: Curve
+
+
+def distill(
+    spec: DistillSpec,
+    storage: Storage,
+    *,
+    start: Start = "new",
+    cache_dir: Path | None = None,
+    say: Say = lambda _: None,
+    is_writer: bool = True,
+) -> Report:
+    """Train the student of a spec.
+
+    Args:
+        storage: how labels, gold and output are reached. The model is looked up in the cache alone
+            (`jobs/downloads.py` brings it there).
+        say: called with progress and remarks, a line each.
+        is_writer: False in all but the first of several processes that train together: they write nothing.
+    Raises:
+        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
+        StaleRunError: the output holds a student or checkpoints of another spec.
+        LockHeldError: another process trains there.
+        TrainingError: the loss is not finite, or memory runs out twice.
+    """
+    location = _location(spec, storage, cache_dir)
+    check_services(spec.train.report_to, output=spec.output)
+    resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
+    if is_writer:  # of several processes the others may come when the first one has begun to write
+        location.check_free()
+        refuse_own_base(location, resolved, key="student.model")
+    examples = load_examples(spec, storage)
+    training = record_of(spec, examples, resolved)
+    fingerprint = training.fingerprint
+    left = look(location, training, start)
+    if left.found is not None:
+        left = conclude(location, left, training, start, is_writer=is_writer)
+        assert left.found is not None
+        manifest = read_student_manifest(left.found.data, left.found.where)
+        return _report(spec, location, manifest, was_done=left.done is not None)
+    base = check_base(spec, resolved)
+    check_gates(spec, examples)
+    check_stopping(spec, examples)
+    record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
+    texts = texts_of(base, record)
+    if location.url is not None:
+        say(f"training in {location.folder}; the student goes to {location.output} when it is finished")
+    notes = list(examples.notes)
+    for note in notes:
+        say(note)
+    tokens = texts.encode(examples.texts)
+    work = _Work(spec, base, record, examples, tokens, texts, location.checkpoints, say, notes)
+    if not is_writer:
+        return _report(spec, location, _manifest(work, _train(work), fingerprint), was_done=False)
+    with making(location, training, start):
+        trained = _train(work)
+        manifest = finish(location, fingerprint, lambda folder: _write(work, trained, folder, fingerprint))
+    return _report(spec, location, manifest, was_done=False)
+
+
+def _location(spec: DistillSpec, storage: Storage, cache_dir: Path | None) -> OutputLocation:
+    cache = cache_dir if cache_dir is not None else default_cache_dir()
+    return output_location_of(STUDENT, spec.output, storage, cache_dir=cache)
+
+
+def _report(spec: DistillSpec, location: OutputLocation, manifest: StudentManifest, *, was_done: bool) -> Report:
+    return Report(manifest, location.folder, was_done, location.output, judged_gates(spec, manifest.metrics.test))
+
+
+def _train(work: _Work) -> _Trained:
+    """Train, calibrate, judge."""
+    trainer: Trainer = imported(KINDS[work.spec.student.kind].trainer)
+    module, training, outcome = trainer(work, lambda found: dev_figures(work, found))
+    work.notes += outcome.notes
+    merge = getattr(module, "merge", None)
+    if merge is not None:
+        merge()
+    module.eval()
+    logits = judged_logits(work, module)
+    temperature = fitted_temperatures(work, logits, work.notes)
+    probs = {name: softmax(values / temperature[name]) for name, values in logits.items()}
+    trained = softmax(logits["relevance"])
+    metrics = StudentFigures(*(side_figures(work, probs, trained, side) for side in (DEV, TEST)))
+    return _Trained(module, replace(work.record, temperature=temperature), metrics, training, outcome.curve)
+
+
+def _write(work: _Work, trained: _Trained, folder: Path, fingerprint: str) -> StudentManifest:
+    """Write all files but the manifest."""
+    write_student(folder, trained.record, trained.module, work.base.tokenizer)
+    write_curves(folder, trained.curve, title=work.spec.name)
+    manifest = replace(_manifest(work, trained, fingerprint), files=student_files(folder))
+    (folder / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
+    return manifest
+
+
+def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> StudentManifest:
+    """All that there is to say about a student but its files' digests."""
+    spec, record, base = work.spec, trained.record, work.base
+    return StudentManifest(
+        version=STUDENT_MANIFEST_VERSION,
+        kind="student",
+        relabel=importlib.metadata.version("relabel-ir"),
+        name=spec.name,
+        fingerprint=fingerprint,
+        model=BaseModelUsed(base.resolved.reference, base.resolved.digest, base.config.model_type),
+        heads=record.heads,
+        temperature=record.temperature,
+        phi=record.phi if len(record.heads) > 1 else None,
+        **vars(work.examples.about),
+        training=trained.training,
+        metrics=trained.metrics,
+        gate=judged_gates(spec, trained.metrics.test),
+        notes=work.notes,
+        versions=installed_versions(LIBRARIES),
+        spec=spec.model_dump(mode="json"),
+        student=asdict(record),
+    )

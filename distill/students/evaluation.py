@@ -1,0 +1,349 @@
+"""Evaluation of a student on dev and test rows against gold, labels and its teacher, temperature calibration, and the
+gates of a spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from relabel.distill.students.bases import TrainingInputs
+from relabel.distill.students.examples import DEV, NO_GRADE, TEST, TRAIN, Examples
+from relabel.distill.students.manifest import Figures, GateCheck, JudgedGates, SideFigures
+from relabel.distill.students.model import logits_of_rows, softmax
+from relabel.distill.students.spec import DistillSpec
+from relabel.manifests.errors import InputError
+from relabel.manifests.metrics.evaluation import MOST_LEXICAL, Baselines, baselines, bm25
+from relabel.manifests.metrics.gates import judge_gate, judge_gates
+from relabel.manifests.metrics.measures import (
+    DEPTH,
+    TINY,
+    auc,
+    brier_rows,
+    confusion_by_group,
+    cut_names,
+    ece,
+    fit_temperature,
+    rank_queries,
+)
+from relabel.manifests.metrics.metric import finite
+from relabel.manifests.metrics.registry import count_metrics
+from relabel.manifests.secrets import counted
+
+# ------------------------------------------------------------------------------
+# Figures of a student on some rows: by trusted grades, by the labels, and how far it lies from its teacher.
+#
+# From counts and sums alone (`count_metrics`), so that they cost nothing while training; `relabel evaluate` gives more
+# of them, with intervals.
+
+
+# N rows, K grades
+
+
+def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float | None]:
+    """Figures of distributions against grades; None where one is not defined.
+
+    Args:
+        probs_NK: rows sum to 1; the label is the most probable grade, the lower of equals.
+        gold_N: grades 0..K-1.
+    Returns:
+        Those of `count_metrics`, `auc_<cut>` with their mean `auc`, `ece`, `brier`, `nll` (mean negative
+        log-likelihood, nats), `rows`.
+    """
+    grades = probs_NK.shape[1]
+    found: dict[str, float | None] = graded_counts(probs_NK.argmax(1), gold_N, grades=grades)
+    if len(gold_N):
+        probs_NK = probs_NK.astype(np.float64)
+        probs_NK /= probs_NK.sum(1, keepdims=True)
+        found |= _aucs(probs_NK, gold_N)
+        found |= {
+            "ece": ece(probs_NK, gold_N),
+            "brier": float(brier_rows(probs_NK, gold_N).mean()),
+            "nll": float(-np.log(np.maximum(probs_NK[np.arange(len(gold_N)), gold_N], TINY)).mean()),
+        }
+    return found
+
+
+def graded_counts(label_N: np.ndarray, gold_N: np.ndarray, *, grades: int) -> dict[str, float | None]:
+    """Figures of bare labels against grades, and the number of rows."""
+    found: dict[str, float | None] = {"rows": len(gold_N)}
+    if len(gold_N):
+        counts_KK = confusion_by_group(
+            gold_N, label_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1, grades=grades
+        )[0]
+        found |= {name: finite(float(value)) for name, value in count_metrics(counts_KK).items()}
+    return found
+
+
+def _aucs(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float | None]:
+    """AUC of P(k ≥ j) against [gold ≥ j] by cut, and the mean of those that are defined."""
+    found = {
+        f"auc_{name}": finite(auc(probs_NK[:, cut:].sum(1), gold_N >= cut))
+        for cut, name in enumerate(cut_names(probs_NK.shape[1]), start=1)
+    }
+    defined = [value for value in found.values() if value is not None]
+    return {**found, "auc": float(np.mean(defined)) if defined else None}
+
+
+def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.ndarray) -> dict[str, float | None]:
+    """How far the student lies from its teacher.
+
+    Args:
+        teacher_NK: the teacher's distributions, NaN where it gave none.
+        teacher_N: the teacher's grades.
+    Returns:
+        `agreement` (share of equal grades), `f1_macro` by the teacher's grades, `kl` (mean KL(teacher ‖ student) over
+        rows with a distribution, nats), `rows`.
+    """
+    if not len(teacher_N):
+        return {"rows": 0, "agreement": None, "f1_macro": None, "kl": None}
+    has_N = ~np.isnan(teacher_NK).any(1)
+    kl = None
+    if has_N.any():
+        p_NK = teacher_NK[has_N].astype(np.float64)
+        p_NK /= p_NK.sum(1, keepdims=True)
+        q_NK = np.maximum(probs_NK[has_N].astype(np.float64), TINY)
+        kl = float((p_NK * (np.log(np.maximum(p_NK, TINY)) - np.log(q_NK))).sum(1).mean())
+    counts = graded_counts(probs_NK.argmax(1), teacher_N, grades=probs_NK.shape[1])
+    return {"rows": len(teacher_N), "agreement": counts["accuracy"], "f1_macro": counts["f1_macro"], "kl": kl}
+
+
+# ------------------------------------------------------------------------------
+# How good a student is on rows that it did not learn from, beside its teacher: by gold, or where there is none by what
+# the teacher said.
+
+
+NDCG = f"ndcg@{DEPTH}"
+
+
+def judge(examples: Examples) -> tuple[np.ndarray, str]:
+    """The grades that a student is judged by, -1 where there is none, and what they are."""
+    if (examples.gold != NO_GRADE).any():
+        return examples.gold, "gold"
+    return examples.teacher, "labels"
+
+
+def dev_figures(work: TrainingInputs, module: Any) -> dict[str, float]:
+    """Figures on dev while training."""
+    rows = work.examples.rows_of(DEV)
+    logits = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
+    found = {"loss": dev_loss(work.spec, work.examples, logits, rows)}
+    judge_N, _ = judge(work.examples)
+    graded = judge_N[rows] != NO_GRADE
+    figures = graded_figures(softmax(logits["relevance"][graded]), judge_N[rows][graded])
+    names = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc")
+    return found | {name: float(value) for name in names if (value := figures.get(name)) is not None}
+
+
+def dev_loss(spec: DistillSpec, examples: Examples, logits: dict[str, np.ndarray], rows: np.ndarray) -> float:
+    """The training loss of these rows."""
+    import torch
+
+    from relabel.distill.students.losses import Objective
+
+    objective = Objective(spec.loss, examples.heads, examples.phi)
+    batch = {
+        "targets": {name: torch.from_numpy(values[rows]) for name, values in examples.targets.items()},
+        "weights": {name: torch.from_numpy(values[rows]) for name, values in examples.weights.items()},
+        "row_weight": torch.from_numpy(examples.row_weight[rows]),
+    }
+    sums = objective.sums({name: torch.from_numpy(values) for name, values in logits.items()}, batch)
+    return float(objective.loss(sums, {name: weight.sum() for name, weight in objective.row_weights(batch).items()}))
+
+
+def head_grades(examples: Examples, name: str) -> np.ndarray:
+    """The most probable grade of each row's target for a head, -1 where it has none: int64 [N]."""
+    return np.where(examples.weights[name] > 0, examples.targets[name].argmax(1), NO_GRADE)
+
+
+def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> SideFigures:
+    """All figures of one side: student and teacher by the judge, student by teacher, nodes by the labels.
+
+    Args:
+        probs: calibrated.
+        trained_NK: the relevance head's before calibration, which may have moved it away from its teacher and towards
+            trusted grades.
+    """
+    examples = work.examples
+    rows = examples.rows_of(side)
+    judge_N, by = judge(examples)
+    judged = rows[judge_N[rows] != NO_GRADE]
+    taught = rows[examples.teacher[rows] != NO_GRADE]
+    both = judged[examples.teacher[judged] != NO_GRADE]
+    is_beside = by == "gold" and len(both) > 0
+    by_node = {}
+    for name in set(examples.heads) - {"relevance"}:
+        grade_N = head_grades(examples, name)
+        by_node[name] = _graded(probs[name], grade_N, rows[grade_N[rows] != NO_GRADE])
+    relevance_NK = probs["relevance"]
+    taught_sets = (trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
+    return SideFigures(
+        rows=len(rows),
+        judged_by=by,
+        baselines=_baselines(examples, judge_N, judged) if len(judged) else None,
+        student=_graded(relevance_NK, judge_N, judged) | _ranked(examples, relevance_NK, judge_N, judged),
+        teacher=_teacher_against(examples, both) if is_beside else None,
+        student_where_teacher=(
+            _graded(relevance_NK, judge_N, both) | _ranked(examples, relevance_NK, judge_N, both)
+            if is_beside and len(both) != len(judged)
+            else None
+        ),
+        to_teacher=teacher_figures(*taught_sets) if len(taught) else None,
+        **by_node,
+    )
+
+
+def _ranked(examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
+    """nDCG@10 of the expected grade, over queries that have a relevant row; equal ones in the order of the rows."""
+    if not len(rows):
+        return {}
+    query_N, names = np.unique([examples.queries[row] for row in rows.tolist()], return_inverse=True)[::-1]
+    score_N = np.round(probs_NK[rows].astype(np.float64) @ np.arange(probs_NK.shape[1]), 6)
+    found = rank_queries(query_N, np.arange(len(rows)), score_N, grade_N[rows], num_queries=len(names))
+    return {NDCG: None if np.isnan(found.ndcg).all() else float(np.nanmean(found.ndcg))}
+
+
+def _baselines(examples: Examples, grade_N: np.ndarray, rows: np.ndarray) -> Baselines:
+    query_N, names = np.unique([examples.queries[row] for row in rows.tolist()], return_inverse=True)[::-1]
+    few = len(rows) <= MOST_LEXICAL
+    lexical_N = bm25([examples.texts[row] for row in rows.tolist()]) if few else None
+    return baselines(
+        grade_N[rows],
+        query_N,
+        np.arange(len(rows)),
+        grades=examples.grades,
+        num_queries=len(names),
+        lexical_N=lexical_N,
+    )
+
+
+def _graded(probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
+    return graded_figures(probs_NK[rows], grade_N[rows]) if len(rows) else {"rows": 0}
+
+
+def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:
+    """The teacher's own figures by gold: of the grades that it wrote, with those of its distributions where it gave
+    them.
+    """
+    gold_N = examples.gold[rows]
+    found = graded_counts(examples.teacher[rows], gold_N, grades=examples.grades)
+    probs_NK = examples.teacher_probs[rows]
+    if not np.isnan(probs_NK).any():
+        of_probs = graded_figures(probs_NK, gold_N)
+        found |= {name: value for name, value in of_probs.items() if name not in found}
+    scores_NK = np.where(np.isnan(probs_NK), np.eye(examples.grades)[examples.teacher[rows]], probs_NK)
+    whole_NK = np.zeros((len(examples.gold), examples.grades))
+    whole_NK[rows] = scores_NK
+    return found | _ranked(examples, whole_NK, examples.gold, rows)
+
+
+# ------------------------------------------------------------------------------
+# A spec's gates and the rule of early stopping: whether they can be judged, before anything is trained, and how they
+# came out.
+
+
+def check_gates(spec: DistillSpec, examples: Examples) -> None:
+    """Every gate names a figure that there is, and there will be rows to judge by.
+
+    Raises:
+        ConfigError: no such figure.
+        InputError: the test split has nothing to judge by.
+    """
+    if not spec.gates:
+        return
+    grades = examples.grades
+    names = graded_figures(np.eye(grades), np.arange(grades)) | {NDCG: 1.0}
+    judge_gates(spec.gates, names, names)
+    judge_N, by = judge(examples)
+    rows = examples.rows_of(TEST)
+    judged = rows[judge_N[rows] != NO_GRADE]
+    if not len(judged):
+        raise InputError(
+            f"`require` is judged on the test split, and none of its rows has a grade ({by}). Raise split.test."
+        )
+    if any(gate.is_of_teacher for gate in spec.gates) and not (examples.teacher[judged] != NO_GRADE).any():
+        raise InputError(
+            "`require` has a gate against the teacher, and no row of the test split has both a label and a trusted "
+            "grade. Raise split.test, or bring gold for labelled pairs."
+        )
+
+
+def check_stopping(spec: DistillSpec, examples: Examples) -> None:
+    """Early stopping looks at a figure that dev will have at every look.
+
+    Raises:
+        InputError: dev has rows, and too few grades among them.
+    """
+    stopping = spec.train.early_stopping
+    rows = examples.rows_of(DEV)
+    if stopping is None or stopping.metric == "loss" or not len(rows):
+        return
+    judge_N, by = judge(examples)
+    num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
+    wanted = 1 if stopping.metric in ("accuracy", "macro_f1") else 2
+    if num_grades < wanted:
+        raise InputError(
+            f"train.early_stopping looks at {stopping.metric}, which wants {counted(wanted, 'grade')} on dev; its "
+            f"{len(rows)} rows have {num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
+        )
+
+
+def judged_gates(spec: DistillSpec, test: SideFigures) -> JudgedGates:
+    """The spec's gates on the figures of the test split: against the teacher over the rows that both have, else over
+    all.
+    """
+    where_teacher = test.student if test.student_where_teacher is None else test.student_where_teacher
+    verdicts = [
+        judge_gate(gate, where_teacher if gate.is_of_teacher else test.student, test.teacher) for gate in spec.gates
+    ]
+    checks = [GateCheck(**vars(verdict), text=str(verdict)) for verdict in verdicts]
+    return JudgedGates(all(verdict.has_passed for verdict in verdicts), checks)
+
+
+# ------------------------------------------------------------------------------
+# One temperature a head, so that a student's probabilities are as sure as they are right.
+
+
+TEMPERATURES = (0.25, 4.0)
+"""Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
+
+
+def judged_logits(work: TrainingInputs, module: Any) -> dict[str, np.ndarray]:
+    """Logits by head, float32 [N, K], of the rows that judge; rows that trained keep zeros, which nobody looks at."""
+    rows = np.flatnonzero(work.examples.side != TRAIN)
+    found = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
+    whole = {name: np.zeros((len(work.tokens), values.shape[1]), dtype=np.float32) for name, values in found.items()}
+    for name, values in found.items():
+        whole[name][rows] = values
+    return whole
+
+
+def fitted_temperatures(work: TrainingInputs, logits: dict[str, np.ndarray], notes: list[str]) -> dict[str, float]:
+    """One temperature a head, fitted on dev against gold, or where there is none, and for nodes, against what the head
+    learned from: distributions where the labels have them, for the most probable grade alone would ask for certainty
+    that the teacher never had. 1 where dev has neither.
+
+    Args:
+        notes: what there is to say of it is added.
+    """
+    found = dict.fromkeys(work.record.heads, 1.0)
+    rows = work.examples.rows_of(DEV)
+    if not work.spec.calibrate:
+        return found
+    if not len(rows):
+        notes.append("no dev rows, so the student is not calibrated: its temperatures are 1")
+        return found
+    for name in found:
+        target_NK = work.examples.targets[name]
+        kept = rows[work.examples.weights[name][rows] > 0]
+        if name == "relevance" and (work.examples.gold != NO_GRADE).any():
+            kept = rows[work.examples.gold[rows] != NO_GRADE]
+            target_NK = np.eye(target_NK.shape[1])[work.examples.gold]
+        if not len(kept):
+            notes.append(f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by")
+        else:
+            wished = fit_temperature(softmax(logits[name][kept].astype(np.float64)), target_NK[kept])
+            found[name] = min(max(wished, TEMPERATURES[0]), TEMPERATURES[1])
+            if found[name] != wished:
+                notes.append(f"head {name}: dev asks for temperature {wished:.3g}; {found[name]:g} is the limit")
+    return found

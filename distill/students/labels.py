@@ -1,0 +1,538 @@
+"""Labels to learn from: rows of finished runs or of Parquet files, the texts of their pairs, and trusted grades joined
+to them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SourceRows
+from relabel.distill.students.spec import NODE_HEADS, GoldSource, LabelSource
+from relabel.manifests.errors import ConfigError, InputError, ManifestError
+from relabel.manifests.files import Storage, is_url
+from relabel.manifests.gold import PairGrades, grades_by_pair, load_gold_by_row, load_qrels, mapped, own_input
+from relabel.manifests.input_files import PARQUET_SUFFIXES, reading
+from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.labels import NODE_SCORES, Pair, PhiTable
+from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, load_manifest
+from relabel.manifests.plan import PLAN_NAME, Plan, ShardPlan
+from relabel.manifests.readings import Readings
+from relabel.manifests.records import digest_of, plain, sha256_bytes
+from relabel.manifests.rows import open_run_input, read_chunks
+from relabel.manifests.run import RunFolder, open_planned, read_labels
+from relabel.manifests.schemas import KINDS, LABELS, table_of
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.store import RunStore, read_whole
+from relabel.manifests.tables import Column, read_grades
+
+# ------------------------------------------------------------------------------
+# Which columns of a label file are read, and whether they are of the types that they should be.
+
+
+COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass"]
+"""What is read of a label file, beside `NODE_COLUMNS`."""
+NODE_COLUMNS = dict.fromkeys(NODE_HEADS, KINDS["int8"]) | {
+    f"{name}_probs": KINDS["list<float32>"] for name in NODE_HEADS
+}
+
+
+def check_schema(schema: pa.Schema, path: str) -> None:
+    """A label file has the columns of the label schema, or those of them that matter, in their types.
+
+    Raises:
+        InputError: it is another schema, or another version.
+    """
+    ours = (LABELS.metadata or {}).get(b"relabel.schema", b"").decode()
+    theirs = (schema.metadata or {}).get(b"relabel.schema", b"").decode()
+    if theirs and theirs.partition("-")[0] != ours.partition("-")[0]:
+        raise InputError(f"{path}: holds {theirs}, labels are wanted ({ours}).")
+    missing = [name for name in ("row_id", "query_id", "doc_id", "grade") if name not in schema.names]
+    if missing:
+        raise InputError(
+            f"{path}: no label file: no column {', '.join(missing)}; it has {', '.join(schema.names)}. `relabel "
+            "schema labels` shows them."
+        )
+    wanted = {"grade": pa.types.is_integer, "row_id": pa.types.is_integer, "probs": _is_float_list}
+    for name, test in wanted.items():
+        if name in schema.names and not test(schema.field(name).type):
+            raise InputError(
+                f"{path}: column `{name}` holds {schema.field(name).type}, label files hold {LABELS.field(name).type}."
+            )
+
+
+def file_columns(schema: pa.Schema) -> list[str]:
+    """What to read of a label file: node columns only if they are of our types. A column that only has such a name, as
+    a product's subject, is none.
+    """
+    wanted = [name for name in COLUMNS if name in schema.names]
+    return wanted + [
+        name for name, kind in NODE_COLUMNS.items() if name in schema.names and schema.field(name).type.equals(kind)
+    ]
+
+
+def _is_float_list(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_null(kind) or (is_list and pa.types.is_floating(kind.value_type)))
+
+
+# ------------------------------------------------------------------------------
+# What a row's label says to a head: a grade, and a distribution where the teacher gave one.
+
+
+SUM_TOLERANCE = 1e-3
+"""How far a distribution's sum may lie from 1: probabilities are stored as float32."""
+
+
+class Target(NamedTuple):
+    """What one label says about one head: a grade, and a distribution where the teacher gave one."""
+
+    grade: int
+    probs: list[float] | None
+
+
+def targets_of(
+    values: Sequence[int | None], probs: Sequence[list[float] | None], grades: int | None, where: str, column: str
+) -> list[Target | None]:
+    """Grades and distributions as targets, each checked: one bad number would be learned without a word."""
+    found: list[Target | None] = []
+    for row, (value, given) in enumerate(zip(values, probs, strict=True)):
+        if value is None:
+            found.append(None)
+            continue
+        if value < 0 or (grades is not None and value >= grades):
+            raise InputError(f"{where}: label {row} has `{column}` {value}, off the scale 0 to {(grades or 11) - 1}.")
+        if given is not None:
+            numbers = np.asarray(given, dtype=np.float64)
+            is_off = (
+                len(given) != grades
+                or not np.isfinite(numbers).all()
+                or numbers.min() < 0
+                or abs(numbers.sum() - 1) > SUM_TOLERANCE
+            )
+            if is_off:
+                raise InputError(
+                    f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum to "
+                    "1 are wanted."
+                )
+        found.append(Target(value, given))
+    return found
+
+
+def check_outside(masses: Sequence[float | None], where: str) -> None:
+    """A mass outside the grades is a share: rows are weighted by what it leaves."""
+    for row, mass in enumerate(masses):
+        if mass is not None and not -SUM_TOLERANCE <= mass <= 1 + SUM_TOLERANCE:
+            raise InputError(f"{where}: label {row} has the outside mass {mass}; a share from 0 to 1 is wanted.")
+
+
+# ------------------------------------------------------------------------------
+# Texts of labelled rows, read from the pairs that were labelled.
+
+
+READ_ROWS = 4096
+
+
+def rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings | None, where: str) -> list[Pair]:
+    """The pair that each label is of.
+
+    Args:
+        columns: `row_id`, `query_id` and `doc_id` of the labels.
+        where: they are, for errors.
+    Raises:
+        InputError: the pairs have other rows than the labels name.
+    """
+    rows = np.array(columns["row_id"], dtype=np.int64)
+    total = sum(file.rows for file in dataset.files)
+    beyond = rows[(rows < 0) | (rows >= total)]
+    if len(beyond):
+        raise InputError(
+            f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the right "
+            "pairs?"
+        )
+    pairs = read_pairs(dataset, rows, readings=readings)
+    for number, pair in enumerate(pairs):
+        ids = str(columns["query_id"][number]), str(columns["doc_id"][number])
+        if ids != (pair.query_id, pair.doc_id):
+            raise InputError(
+                f"{where}: the label of row {pair.row_id} is of query {ids[0]}, document {ids[1]}; that row of the "
+                f"pairs is query {pair.query_id}, document {pair.doc_id}. Are they the right pairs, in the right "
+                "order?"
+            )
+    return pairs
+
+
+def read_pairs(dataset: Dataset, rows: np.ndarray, *, readings: Readings | None) -> list[Pair]:
+    """The rows with these ids, in their order; row groups without one are not read.
+
+    Args:
+        readings: of the run that labelled them (`read_chunks`); None for pairs that no run has read.
+    """
+    if not len(rows):
+        return []
+    distinct = np.unique(rows)
+    sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
+    is_range = len(distinct) == distinct[-1] - distinct[0] + 1
+    shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
+    found = {pair.row_id: pair for pair in _chunked(dataset, readings, shard, None if is_range else distinct)}
+    return [found[row] for row in rows.tolist()]
+
+
+def _chunked(dataset: Dataset, readings: Readings | None, shard: ShardPlan, rows: np.ndarray | None) -> Iterator[Pair]:
+    for chunk in read_chunks(dataset, shard, rows, range(len(shard.chunks)), readings=readings):
+        yield from chunk.pairs
+
+
+# ------------------------------------------------------------------------------
+# A finished run as whoever trains on its labels opens it: proven row by row and byte by byte (what `relabel verify`
+# does), and within its quarantine limit.
+
+
+class ProvenRun(NamedTuple):
+    """A run that is finished and proves itself.
+
+    Args:
+        root: its output.
+    """
+
+    root: str
+    store: RunStore
+    plan: Plan
+    folder: RunFolder
+    manifest: RunManifest
+
+    @property
+    def manifest_sha256(self) -> str:
+        """Digest of its manifest: two runs of one digest are the same labels."""
+        return sha256_bytes(self.store.read(MANIFEST_NAME))
+
+
+def open_proven_run(root: str, storage: Storage, *, allow_over_limit: bool, then: str) -> ProvenRun:
+    """Open a run's output.
+
+    Args:
+        allow_over_limit: take it with more quarantined rows than its limit.
+        then: the command that the run is opened for.
+    Raises:
+        InputError: there is no run.
+        ManifestError: it is unfinished, over its limit or damaged.
+    """
+    no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder" + (
+        ", or a Parquet file." if then == "distill" else "."
+    )
+    folder = open_planned(root, storage, InputError(no_run))
+    store, plan = folder.store, folder.plan
+    manifest = load_manifest(store)
+    found = folder.snapshot()
+    if manifest is None or manifest.receipts_sha256 != found.digest:
+        state = (
+            f"{found.tally.rows:,} of {plan.rows:,} rows are done"
+            if manifest is None
+            else "its manifest is older than its receipts"
+        )
+        raise ManifestError(f"{root}: not finished ({state}). Run the job again until it exits 0, then {then}.")
+    rows, limit = manifest.rows, manifest.max_failed_fraction
+    if manifest.over_limit and not allow_over_limit:
+        raise ManifestError(
+            f"{root}: over its limit ({rows.quarantined:,} of {rows.in_:,} rows quarantined, {limit:.0%} "
+            "allowed). What is missing is seldom a fair sample: fix it with `relabel retry`, or set "
+            "allow_over_limit: true to take what is there."
+        )
+    fates = folder.prove(found, check_bytes=True)
+    if fates.by_kind() != rows:
+        raise ManifestError(
+            f"{root}: its manifest says {plain(rows)}, its files hold {plain(fates.by_kind())}. `relabel verify` says "
+            "more."
+        )
+    return ProvenRun(root, store, plan, folder, manifest)
+
+
+# ------------------------------------------------------------------------------
+# Labels to learn from: of finished runs, through their manifest alone, or of Parquet files with the label schema;
+# texts rejoined by row.
+#
+# A run is read only if it is finished, proves itself row by row and byte by byte (what `relabel verify` does), and lies
+# within its quarantine limit. A label's text is the row of the input that it names; query and document id must agree,
+# else somebody changed one of the two.
+
+
+@dataclass
+class LabelTable:
+    """The usable labels of one source, a list entry a row, with their texts.
+
+    Args:
+        grades: K of the relevance grade, where the source says; None for a file of bare grades.
+        targets: by head, what each row says; None where it says nothing.
+        outside_mass: None where the teacher gave no distribution.
+        plan: of a run.
+        phi: of a run whose labeler has a rule map.
+        columns: of the pairs.
+        about: what made the labels, for the manifest; None for rows that have gold grades alone.
+    """
+
+    where: str
+    kind: Literal["run", "file"]
+    grades: int | None
+    pairs: list[Pair]
+    targets: dict[str, list[Target | None]]
+    outside_mass: list[float | None]
+    plan: Plan | None
+    phi: PhiTable | None
+    columns: Columns
+    about: LearnedLabels | None
+
+    @property
+    def relevance(self) -> list[Target | None]:
+        """What each row says of the relevance head."""
+        return self.targets["relevance"]
+
+    def head_grades(self, name: str) -> int | None:
+        """Number of grades of a head."""
+        return self.grades if name == "relevance" else NODE_SCORES
+
+
+def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
+    """Read one source.
+
+    Raises:
+        InputError: there is nothing, it is not a label file, its texts do not fit, or it holds no usable label.
+        ManifestError: a run is unfinished, over its limit, damaged, or its inputs changed.
+        ConfigError: a label file without `pairs`.
+    """
+    is_run = not source.path.endswith(PARQUET_SUFFIXES) if is_url(source.path) else Path(source.path).is_dir()
+    if is_run:
+        return _load_run(source, storage, allow_over_limit=allow_over_limit or source.allow_over_limit)
+    return _load_file(source, storage)
+
+
+def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
+    run = open_proven_run(source.path, storage, allow_over_limit=allow_over_limit, then="distill")
+    root, plan, manifest = run.root, run.plan, run.manifest
+    labeler = plan.facts.labeler
+    tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in manifest.labels]
+    dataset, readings = open_run_input(root, run.store, plan, storage)
+    held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
+    table = _usable(held, dataset, root, labeler.grades, readings)
+    about = LearnedLabels(
+        path=root,
+        kind="run",
+        name=plan.name,
+        labeler=labeler.name,
+        model=plan.facts.model,
+        fingerprint=plan.fingerprint,
+        manifest_sha256=run.manifest_sha256,
+        rows=SourceRows(**vars(manifest.rows)),
+        quarantined_by_status=manifest.quarantined_by_status,
+        over_limit=manifest.over_limit,
+        weight=source.weight,
+        labels=len(table.pairs),
+    )
+    return replace(table, kind="run", plan=plan, phi=labeler.phi or None, about=about)
+
+
+def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
+    path = source.path
+    try:
+        data = read_whole(path, storage)
+    except FileNotFoundError as exc:
+        raise InputError(
+            f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet "
+            "files."
+        ) from exc
+    with reading(path):
+        schema = pq.read_schema(io.BytesIO(data))
+        check_schema(schema, path)
+        held = table_of(data, file_columns(schema))
+    if source.pairs is None:
+        raise ConfigError(
+            f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
+        )
+    dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
+    statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
+    table = _usable(held, dataset, path, None, None)
+    about = LearnedLabels(
+        path=path,
+        kind="file",
+        sha256=sha256_bytes(data),
+        rows=SourceRows(held.num_rows),
+        rows_by_status=dict(sorted(statuses.items())),
+        weight=source.weight,
+        labels=len(table.pairs),
+    )
+    return replace(table, about=about)
+
+
+def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None, readings: Readings | None) -> LabelTable:
+    """The labels that can be learned from, as of a file; what made them is not known yet."""
+    columns = {name: held[name].to_pylist() for name in held.column_names}
+    size = held.num_rows
+    statuses = columns.get("status") or ["ok"] * size
+    usable = [row for row in range(size) if statuses[row] == "ok" and columns["grade"][row] is not None]
+    if not usable:
+        raise InputError(f"{where}: no row with status ok and a grade, of {size}. There is nothing to learn from.")
+    columns = {name: [values[row] for row in usable] for name, values in columns.items()}
+    probs = columns.get("probs") or [None] * len(usable)
+    widths = {len(row) for row in probs if row is not None}
+    if len(widths) > 1:
+        raise InputError(
+            f"{where}: distributions over {' and '.join(map(str, sorted(widths)))} grades in one source; one scale is "
+            "wanted."
+        )
+    width = widths.pop() if widths else None
+    if grades is not None and width is not None and width != grades:
+        raise InputError(f"{where}: distributions over {width} grades of a labeler with {grades}.")
+    grades = grades or width
+    targets = {"relevance": targets_of(columns["grade"], probs, grades, where, "grade")}
+    nothing = [None] * len(usable)
+    for name in NODE_HEADS:
+        targets[name] = targets_of(
+            columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name
+        )
+    pairs = rejoin(columns, dataset, readings, where)
+    outside = columns.get("outside_mass") or [None] * len(usable)
+    check_outside(outside, where)
+    return LabelTable(where, "file", grades, pairs, targets, outside, None, None, dataset.columns, None)
+
+
+# ------------------------------------------------------------------------------
+# Trusted grades: joined to labels by row or by pair, and as rows of their own to learn from.
+
+
+_KEYS = {
+    "input.path": "path",
+    "input.columns.gold": "grade",
+    "input.columns": "columns",
+    "--grade": "grade",
+    "--duplicates mean": "duplicates: mean",
+    "--duplicates first": "duplicates: first",
+    "--by": "columns.query_id",
+    "--doc": "columns.doc_id",
+    "--map": "map",
+}
+
+
+class Joined(Protocol):
+    """Rows that grades are joined to: where they are, the run's plan if they are one's, and their texts."""
+
+    @property
+    def where(self) -> str: ...
+    @property
+    def plan(self) -> Plan | None: ...
+    @property
+    def pairs(self) -> list[Pair]: ...
+
+
+@dataclass
+class GoldGrades:
+    """All grades of a gold source.
+
+    Args:
+        pairs: its rows with texts, where they are learned from; else empty.
+        grades: of those rows, None where there is none.
+        key: where the source stands in its spec.
+        by_pair: by (query_id, doc_id), filled on first use.
+    """
+
+    source: GoldSource
+    storage: Storage
+    pairs: list[Pair]
+    grades: list[int | None]
+    columns: Columns | None
+    about: LearnedGold
+    key: str = "gold"
+    by_pair: PairGrades | None = field(default=None)
+
+    def of(self, table: Joined) -> list[int | None]:
+        """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id,
+        doc_id).
+
+        Raises:
+            InputError: grades can't be joined, or a pair has several.
+        """
+        with in_words_of_the_spec(self.key):
+            return self._of(table)
+
+    def _of(self, table: Joined) -> list[int | None]:
+        own = (
+            None
+            if table.plan is None
+            else own_input(table.where, table.plan, self.source.path, self.source.grade, self.storage)
+        )
+        if own is not None:
+            files, column = own
+            grades = _grades(load_gold_by_row(files, column, self.storage), self.source)
+            self.about = replace(self.about, joined_by="row of the labels' own input")
+            return list(grades.take(pa.array([pair.row_id for pair in table.pairs], pa.int64())).to_pylist())
+        if self.by_pair is None:
+            self.by_pair = self._read_by_pair()
+        self.about = replace(self.about, joined_by="query_id and doc_id")
+        return self.by_pair.grades_of([(pair.query_id, pair.doc_id) for pair in table.pairs])
+
+    def _read_by_pair(self) -> PairGrades:
+        source = self.source
+        qrels = load_qrels(
+            source.path,
+            self.storage,
+            grade=source.grade,
+            by=source.columns.query_id,
+            doc=source.columns.doc_id,
+            is_by_row=False,
+            grade_map=source.map,
+        )
+        return grades_by_pair(qrels, source.duplicates)
+
+
+def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: str = "gold") -> GoldGrades:
+    """Open a gold source; texts are read only where they are learned from.
+
+    Args:
+        key: where it stands in its spec, for errors.
+    Raises:
+        InputError: it can't be read, has no texts while it is learned from, or its grades are off.
+    """
+    about = LearnedGold(path=source.path, grade=source.grade, map=source.map)
+    if not is_learned:
+        return GoldGrades(source, storage, [], [], None, about, key)
+    is_folder = not is_url(source.path) and Path(source.path).is_dir()
+    if not is_folder and not source.path.endswith(PARQUET_SUFFIXES):
+        raise InputError(
+            f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
+        )
+    columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
+    with in_words_of_the_spec(key):
+        dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
+        column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
+        grades = _grades(column, source).to_pylist()
+    pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    about = replace(
+        about,
+        rows=len(grades),
+        without_grade=grades.count(None),
+        inputs_sha256=digest_of([list(file.identity) for file in dataset.files]),
+    )
+    return GoldGrades(source, storage, pairs, grades, dataset.columns, about, key)
+
+
+@contextlib.contextmanager
+def in_words_of_the_spec(spec_key: str) -> Iterator[None]:
+    """Readers are those of `relabel evaluate` and of a job's input, and name their flags and keys."""
+    try:
+        yield
+    except InputError as exc:
+        text = str(exc).replace("nothing to label", "nothing to learn from")
+        for flag, key in _KEYS.items():
+            text = text.replace(flag, f"`{spec_key}.{key}`")
+        raise InputError(text) from exc
+
+
+def _grades(column: Column, source: GoldSource) -> pa.Int64Array:
+    found = read_grades(column).readable(source.path, source.grade)
+    return mapped(found, source.map, where=f"{source.path}, column `{source.grade}`", option="gold.map")

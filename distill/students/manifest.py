@@ -1,0 +1,328 @@
+"""A student's manifest, the record of its training data, and the record next to its weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from relabel.distill.students.spec import KindName
+from relabel.distill.training.locations import BaseModelUsed, read_manifest
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.labels import DEFAULT_PHI, PhiTable
+from relabel.manifests.metrics.evaluation import Baselines
+from relabel.manifests.metrics.gates import GateVerdict
+from relabel.manifests.records import LEFT_OUT, checked, fault_of
+
+# ------------------------------------------------------------------------------
+# What a student learns from, as records: the part of its manifest that is known before it is trained. Fields are in
+# the order of the JSON; those that JSON may do without are None there.
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Rows of a source of labels; of a file all that it holds, of a run also by what became of them."""
+
+    in_: Annotated[int, Field(alias="in")]
+    labelled: int | None = field(default=None, metadata=LEFT_OUT)
+    reused: int | None = field(default=None, metadata=LEFT_OUT)
+    quarantined: int | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedLabels:
+    """A source of labels: a run, or a file, which has no name, labeler, model and fingerprint.
+
+    Args:
+        manifest_sha256, sha256: of a run's manifest, of a file.
+        rows_by_status: of a file.
+        labels: those that could be used.
+    """
+
+    path: str
+    kind: Literal["run", "file"]
+    name: str | None = field(default=None, metadata=LEFT_OUT)
+    labeler: str | None = field(default=None, metadata=LEFT_OUT)
+    model: str | None = field(default=None, metadata=LEFT_OUT)
+    fingerprint: str | None = field(default=None, metadata=LEFT_OUT)
+    manifest_sha256: str | None = field(default=None, metadata=LEFT_OUT)
+    sha256: str | None = field(default=None, metadata=LEFT_OUT)
+    rows: SourceRows | None = field(default=None, metadata=LEFT_OUT)
+    quarantined_by_status: dict[str, int] | None = field(default=None, metadata=LEFT_OUT)
+    rows_by_status: dict[str, int] | None = field(default=None, metadata=LEFT_OUT)
+    over_limit: bool | None = field(default=None, metadata=LEFT_OUT)
+    weight: float
+    labels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedGold:
+    """Where gold comes from.
+
+    Args:
+        grade: column of the grades; None where gold says other things.
+        sets, answers: columns of the chunks and of the answers that are wanted.
+        rows, without_grade, inputs_sha256: of gold that was learned from.
+        graded_rows: rows of the distillation that have a grade.
+    """
+
+    path: str
+    grade: str | None
+    map: dict[int, int] | None = None
+    sets: str | None = field(default=None, metadata=LEFT_OUT)
+    answers: str | None = field(default=None, metadata=LEFT_OUT)
+    rows: int | None = field(default=None, metadata=LEFT_OUT)
+    without_grade: int | None = field(default=None, metadata=LEFT_OUT)
+    inputs_sha256: str | None = field(default=None, metadata=LEFT_OUT)
+    joined_by: str | None = field(default=None, metadata=LEFT_OUT)
+    graded_rows: int = 0
+
+
+@dataclass(frozen=True)
+class ExampleCounts:
+    """Rows of a distillation."""
+
+    all: int
+    labelled: int
+    gold_alone: int
+
+
+@dataclass(frozen=True)
+class SplitSide:
+    """One side; `texts_seen_in_train` counts its queries whose text a training query has under another id."""
+
+    rows: int
+    queries: int
+    texts_seen_in_train: int | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True)
+class SplitShares:
+    """Expected shares of the queries."""
+
+    dev: float
+    test: float
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """How rows were split; `sha256` says which query lies where."""
+
+    by: str
+    seed: int
+    shares: SplitShares
+    train: SplitSide
+    dev: SplitSide
+    test: SplitSide
+    sha256: str
+
+    def sides(self) -> dict[str, SplitSide]:
+        """Train, dev and test, by name."""
+        return {"train": self.train, "dev": self.dev, "test": self.test}
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """All of it.
+
+    Args:
+        rows_by_head: rows that train each head.
+    """
+
+    labels: list[LearnedLabels]
+    gold: LearnedGold | None
+    rows: ExampleCounts
+    rows_by_head: dict[str, int]
+    split: SplitFacts
+
+
+# ------------------------------------------------------------------------------
+# A student's `manifest.json` as records: all that there is to say of how it was made. Fields are in the order of the
+# JSON; those that JSON may do without are None there.
+
+
+STUDENT_MANIFEST_VERSION = 1
+
+Figures: TypeAlias = dict[str, int | float | None]
+"""Figures by name, as `distill/students/evaluation.py` gives them, with `rows`; None where one is not defined."""
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """How a training went; the first five as in `training.Outcome`, the rest as it was batched in the end."""
+
+    steps: int
+    epochs: int | float
+    best_step: int | None
+    device: str
+    rows_per_s: int | float | None
+    batch_size: int | None
+    tokens_per_batch: int | None
+    accumulation: int
+    was_batch_halved: bool
+    padding_share: int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideFigures:
+    """All figures of one side of the split.
+
+    Args:
+        judged_by: `gold` or `labels`.
+        teacher: by gold, over rows that have a label; `student_where_teacher` is the student over the same rows, where
+            these are not all.
+        to_teacher: the student against its teacher, before calibration.
+        subject, attribute: of these heads, by their labels.
+        baselines: of the rows that `student` is over; None in students of earlier days, and without such a row.
+    """
+
+    rows: int
+    judged_by: str
+    student: Figures
+    teacher: Figures | None = field(default=None, metadata=LEFT_OUT)
+    student_where_teacher: Figures | None = field(default=None, metadata=LEFT_OUT)
+    to_teacher: Figures | None = field(default=None, metadata=LEFT_OUT)
+    subject: Figures | None = field(default=None, metadata=LEFT_OUT)
+    attribute: Figures | None = field(default=None, metadata=LEFT_OUT)
+    baselines: Baselines | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True)
+class StudentFigures:
+    """A student's figures on both sides that did not train it."""
+
+    dev: SideFigures
+    test: SideFigures
+
+
+@dataclass(frozen=True)
+class GateCheck(GateVerdict):
+    """A verdict, with its words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class JudgedGates:
+    """The gates of a spec, held against figures."""
+
+    has_passed: bool
+    checks: list[GateCheck]
+
+
+@dataclass(frozen=True)
+class StudentManifest:
+    """All that there is to say about a student.
+
+    Args:
+        phi: its rule map, where it has more than one head.
+        spec: the resolved spec.
+        student: its record, as `student.json` has it.
+        files: sha256 by name, of all files but the manifest.
+    """
+
+    version: int
+    kind: Literal["student"]
+    relabel: str
+    name: str
+    fingerprint: str
+    model: BaseModelUsed
+    heads: dict[str, int]
+    temperature: dict[str, float]
+    phi: PhiTable | None
+    labels: list[LearnedLabels]
+    gold: LearnedGold | None
+    rows: ExampleCounts
+    rows_by_head: dict[str, int]
+    split: SplitFacts
+    training: TrainingFacts
+    metrics: StudentFigures
+    gate: JudgedGates
+    notes: list[str]
+    versions: dict[str, str]
+    spec: dict[str, Any]
+    student: dict[str, Any]
+    files: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True)
+class StudentFiles:
+    """The part of a manifest that says what the student's files are."""
+
+    files: dict[str, str]
+
+
+def read_student_manifest(data: bytes, where: str) -> StudentManifest:
+    """
+    Raises:
+        ManifestError: it is damaged, or of another version.
+    """
+    return read_manifest(data, where, StudentManifest, kind="student")
+
+
+# ------------------------------------------------------------------------------
+# What a student's folder says of the student beside its weights.
+
+
+STUDENT_NAME = "student.json"
+STUDENT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StudentRecord:
+    """What a student is, as `student.json` says it.
+
+    Args:
+        heads: number of grades by head; `relevance` is always there.
+        max_tokens: longest row in tokens; longer pairs are cut.
+        columns: the input's columns that it was trained on, as `manifests.specs.Columns` takes them.
+        temperature: by head, above 0; logits are divided by it.
+        phi: the rule map of a student with subject and attribute heads.
+        pooling: of an encoder.
+        prompt: of a decoder, the text before the query, between query and document, and after the document; of a
+            logistic student the first alone.
+        grade_ids: of a decoder, the tokens of grades 0..K-1.
+        packs: whether a decoder's batches are packed instead of padded.
+    """
+
+    version: int
+    kind: KindName
+    name: str
+    heads: dict[str, int]
+    max_tokens: int
+    columns: dict[str, Any]
+    temperature: dict[str, float]
+    phi: PhiTable = DEFAULT_PHI
+    pooling: Literal["mean", "cls"] = "mean"
+    prompt: tuple[str, str, str] = ("", "", "")
+    grade_ids: list[int] = field(default_factory=list)
+    packs: bool = False
+
+    @property
+    def grades(self) -> int:
+        """K of the relevance head."""
+        return self.heads["relevance"]
+
+
+def read_student(path: str | Path) -> StudentRecord:
+    """What the student in a folder is, without loading it.
+
+    Raises:
+        ManifestError: the folder holds no student, or one that this version can't read.
+    """
+    file = Path(path) / STUDENT_NAME
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+        version = held.get("version")
+        if version == STUDENT_VERSION:
+            return checked(StudentRecord, held)
+    except FileNotFoundError as exc:
+        raise ManifestError(
+            f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`."
+        ) from exc
+    except (OSError, ValueError, AttributeError) as exc:
+        raise ManifestError(f"{file}: not a student's record ({fault_of(exc)}). Restore it, or train again.") from exc
+    raise ManifestError(f"{file}: written as version {version}; this relabel reads {STUDENT_VERSION}.")

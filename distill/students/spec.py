@@ -1,0 +1,494 @@
+"""The student spec: what a user writes in `student.yaml`, checked key by key. No environment, network or disk access,
+and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+
+from relabel.distill.training.spec import DevSplit, EarlyStop, LoraSpec, TrainingSection
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.labels import PhiTable, check_phi
+from relabel.manifests.metrics.gates import Gate, parse_gates
+from relabel.manifests.specs import (
+    DRAFT,
+    Columns,
+    ModelText,
+    ObjectSchema,
+    PathText,
+    PatternText,
+    Schema,
+    Spec,
+    of_model,
+    one_or_many,
+    path_or_each,
+)
+
+# ------------------------------------------------------------------------------
+# Which kinds of student there are. Adding one is one file with a `StudentModule` and one entry here.
+#
+# What a kind's module can do is said by `StudentModule` in `students.py`; here is what is known of it before its
+# file, and torch with it, is loaded.
+
+
+BaseKind = Literal["encoder", "decoder"]
+
+
+@dataclass(frozen=True)
+class StudentKind:
+    """A kind of student.
+
+    Args:
+        module: import path of its `StudentModule`.
+        title: what its card calls it.
+        does: and what it says that it does.
+        reads_query: whether it reads the query alone.
+        trainer: import path of its `Trainer` (`trainers.py`).
+        base: the model of transformers that it starts from.
+        has_nodes: whether it can have heads beside relevance.
+        refuses: keys of the spec that are for other kinds.
+        pads_left: whether its batches are padded on the left.
+        int8_narrows: whether dynamic int8 takes the matrices that narrow as well (see `export/quantization.py`).
+    """
+
+    module: str
+    title: str
+    base: BaseKind
+    has_nodes: bool = False
+    refuses: tuple[str, ...] = ()
+    pads_left: bool = False
+    int8_narrows: bool = True
+    does: str = "grades how relevant a document is to a query"
+    reads_query: bool = False
+    trainer: str = "relabel.distill.students.train:train_student"
+
+
+_STEPWISE = (
+    "epochs", "max_steps", "batch_size", "tokens_per_batch", "group_by_length", "accumulation", "learning_rate",
+    "head_learning_rate", "schedule", "warmup", "max_grad_norm", "early_stopping", "eval_every", "save_every",
+    "keep_checkpoints", "precision", "compile", "strategy", "gradient_checkpointing", "report_to",
+)  # fmt: skip
+"""Keys of `train` for kinds that take one batch after the other."""
+KINDS = {
+    "encoder": StudentKind(
+        "relabel.distill.students.networks:EncoderStudent",
+        "An encoder",
+        "encoder",
+        has_nodes=True,
+        refuses=("student.lora", "student.batching"),
+    ),
+    "decoder": StudentKind(
+        "relabel.distill.students.networks:DecoderStudent",
+        "A decoder",
+        "decoder",
+        refuses=("train.head_learning_rate",),
+        pads_left=True,
+        int8_narrows=False,
+    ),
+    "logistic": StudentKind(
+        "relabel.distill.students.logistic:LogisticStudent",
+        "A logistic regression",
+        "encoder",
+        refuses=(
+            *(f"student.{name}" for name in ("lora", "batching", "prompt", "pooling", "dropout")),
+            *(f"train.{name}" for name in _STEPWISE),
+        ),
+        does="grades a query by its own text",
+        reads_query=True,
+        trainer="relabel.distill.students.logistic:fit_student",
+    ),
+}
+
+
+def takers(key: str) -> list[str]:
+    """The kinds that take a key of the spec."""
+    return [name for name, kind in KINDS.items() if key not in kind.refuses]
+
+
+# ------------------------------------------------------------------------------
+# Heads that a student can have.
+
+
+NODE_HEADS = ("subject", "attribute")
+HEADS = ("relevance", *NODE_HEADS)
+"""Heads that a student can have, in the order in which they are built."""
+
+NODE_HEADS_REACH = 0.84
+"""Steps times the heads' peak rate from which heads for nodes were seen not to cost the grade: 168 steps at 5e-3
+(benchmarks/heads_vs_label_cpu_2026-11-23.md). A weight moves by no more than the rate in a step of AdamW.
+"""
+
+
+def remark_on_nodes(heads: Collection[str], *, steps: int, learning_rate: float) -> list[str]:
+    """What there is to say of a training too short for its heads for nodes.
+
+    Args:
+        steps: of the whole training.
+        learning_rate: peak of the heads.
+    """
+    if not set(NODE_HEADS) & set(heads) or steps * learning_rate >= NODE_HEADS_REACH:
+        return []
+    return [
+        f"heads for subject and attribute have {steps:,} steps at a rate of {learning_rate:g}, which may be too few: "
+        "under-trained, they cost the grade. Set train.head_learning_rate: 5e-3 and more train.epochs (168 steps were "
+        "enough), or leave them out: loss.subject, loss.attribute and loss.consistency: 0"
+    ]
+
+
+# ------------------------------------------------------------------------------
+# The section `student` of a spec: the model that learns.
+
+
+def _known_kind(name: str) -> str:
+    if name not in KINDS:
+        raise ValueError(f"there are {', '.join(KINDS)}, not {name!r}")
+    return name
+
+
+KindName = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"enum": list(KINDS), "type": "string"})]
+"""Of a kind of student that is registered."""
+
+
+class PromptSpec(Spec):
+    """What a decoder reads around a pair. `{top}` in a text is the highest grade."""
+
+    style: Literal["auto", "chat", "plain"] = "auto"
+    """`auto` takes the tokenizer's chat template if it has one."""
+    system: str = "You grade how relevant a document is to a search query."
+    """Opening text; empty for none."""
+    user: str = (
+        "Query: {query}\n\nDocument: {document}\n\nHow relevant is the document? Answer with a digit from 0 (not at "
+        "all) to {top}."
+    )
+    """The pair's place; holds {query} and then {document}."""
+    ending: str = "Grade:\n"
+    """What a plain prompt ends with; the grade token follows."""
+
+
+class StudentSection(Spec):
+    """The model that learns."""
+
+    kind: KindName
+    """`encoder`: one representation, a head for each node. `decoder`: the grade tokens of the language model's own
+    head.
+    """
+    model: ModelText = Field(min_length=1)
+    """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an
+    earlier distillation, whose heads are then kept: two stages are two specs.
+    """
+    heads: Literal["auto"] | dict[str, int] = "auto"
+    """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or numbers of grades by head.
+    """
+    pooling: Literal["mean", "cls"] = "mean"
+    """How an encoder's token vectors become one."""
+    dropout: float = Field(0.1, ge=0.0, lt=1.0)
+    """Before an encoder's heads, in training; the backbone has its own in its config."""
+    lora: LoraSpec | None = None
+    """Train low-rank adapters of a decoder instead of all its weights."""
+    prompt: PromptSpec = PromptSpec()
+    """What a decoder reads."""
+    batching: Literal["padded", "packed"] = "padded"
+    """A decoder's batches: padded on the left, or rows packed behind each other without padding."""
+
+    @field_validator("heads")
+    @classmethod
+    def _known_heads(cls, value: Any) -> Any:
+        if value == "auto":
+            return value
+        for name, grades in value.items():
+            if name not in HEADS:
+                raise ValueError(f"no head is called {name!r}; there are {', '.join(HEADS)}")
+            if not 2 <= grades <= 10:
+                raise ValueError(f"head {name} with {grades} grades; from 2 to 10 are possible")
+        if "relevance" not in value:
+            raise ValueError("a student needs the head relevance")
+        return {name: value[name] for name in HEADS if name in value}
+
+    @model_validator(mode="after")
+    def _heads_fit_the_kind(self) -> StudentSection:
+        kind = KINDS[self.kind]
+        if not kind.has_nodes and self.heads != "auto" and set(self.heads) != {"relevance"}:
+            raise ValueError(f"{kind.title.lower()} has the head relevance alone")
+        return self
+
+
+# ------------------------------------------------------------------------------
+# The section `loss` of a spec: what is minimised.
+
+
+TargetKind = Literal["soft", "hard"]
+Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
+
+
+class LossSection(Spec):
+    """What is minimised: Σ weight · loss, each a weighted mean over the rows that have the label."""
+
+    relevance: Weight = 1.0
+    """Cross-entropy of the relevance head (R3A eq. 3; Graph-GRPO's L_r)."""
+    subject: Weight = 0.5
+    """λ_s: cross-entropy of the subject score."""
+    attribute: Weight = 0.5
+    """λ_a: cross-entropy of the attribute score."""
+    consistency: Weight = 0.2
+    """λ_c: KL(p_ind ‖ p_r), where p_ind is induced from both node heads through φ."""
+    consistency_direction: Literal["induced_to_direct", "direct_to_induced"] = "induced_to_direct"
+    """The other direction is KL(p_r ‖ p_ind), and wants a φ that reaches every grade."""
+    temperature: float = Field(1.0, gt=0.0, le=100.0)
+    """T of distillation: teacher p^(1/T), student softmax(z/T), loss times T²."""
+    gold_weight: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the gold grade in the target of a row that has both: (1-g)·teacher + g·gold. Above 0, rows with gold
+    alone are learned from as well, with weight g; at 0 gold only judges.
+    """
+    targets: TargetKind | dict[str, TargetKind] = "soft"
+    """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote. One for all heads, or by
+    head, say {subject: hard, attribute: hard}; a head that is not named is soft.
+    """
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+    """ε: the relevance head's target becomes (1-ε)·target + ε/K (Graph-GRPO, eq. 17). The node heads learn theirs as
+    they are.
+    """
+    weight_by: tuple[Literal["confidence", "outside_mass"], ...] = ()
+    """Further weights of a row: the teacher's largest probability, and 1 - the mass that it put outside the grades."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _known_targets(cls, value: Any) -> Any:
+        by_head = value if isinstance(value, dict) else {"relevance": value}
+        for name, kind in by_head.items():
+            if name not in HEADS:
+                raise ValueError(f"no head is called {name!r}; there are {', '.join(HEADS)}")
+            if kind not in ("soft", "hard"):
+                raise ValueError(f"want soft or hard, or a mapping of heads to them, and not {kind!r}")
+        return value
+
+    def target_kind(self, head: str) -> TargetKind:
+        """Whether a head learns distributions or grades."""
+        return self.targets.get(head, "soft") if isinstance(self.targets, dict) else self.targets
+
+    @model_validator(mode="after")
+    def _something_is_learned(self) -> LossSection:
+        if self.relevance == 0 and self.consistency == 0:
+            raise ValueError("`relevance` and `consistency` are both 0, so nothing trains the relevance head")
+        return self
+
+
+# ------------------------------------------------------------------------------
+# What a student learns from, and is judged by: labels with the texts of their pairs, and gold.
+
+
+class PairsSource(Spec):
+    """Where the texts of a label file's rows are."""
+
+    path: tuple[PatternText, ...]
+    """Parquet file, folder, glob or a list; a label's `row_id` is a row's place in them."""
+    columns: Columns = Columns()
+    """Their columns."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_path_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class LabelSource(Spec):
+    """One set of labels."""
+
+    path: PathText = Field(min_length=1)
+    """Output folder of a finished run, or a Parquet file with the label schema."""
+    weight: float = Field(1.0, gt=0.0, le=1000.0)
+    """Weight of each of its rows in the loss."""
+    pairs: PairsSource | None = None
+    """Texts of a label file's rows; a run knows its own."""
+    allow_over_limit: bool = False
+    """Take a run with more quarantined rows than its limit allows: what is missing is seldom a fair sample."""
+
+
+class GoldSource(Spec):
+    """Gold: to judge by, and with `loss.gold_weight` above 0 to learn from."""
+
+    path: PathText = Field(min_length=1)
+    """Parquet with texts and grades, or with grades alone (then also TREC qrels, CSV, TSV or JSONL); may be a label
+    run's own input. A folder of Parquet where it is learned from.
+    """
+    grade: str = "grade"
+    """Column of the grade."""
+    map: dict[int, int] | None = None
+    """Brings grades to the labels' scale, say {0: 0, 1: 1, 2: 1, 3: 2}."""
+    columns: Columns = Columns()
+    """Columns of the texts and ids."""
+    duplicates: Literal["error", "mean", "first"] = "error"
+    """A pair whose grades differ, where grades are joined by (query_id, doc_id)."""
+
+
+# ------------------------------------------------------------------------------
+# The student spec: what a user writes in `student.yaml`, checked key by key. Pure: no environment, no network, no
+# disk.
+
+
+class EarlyStopping(EarlyStop):
+    """Stop when the dev split gets no better, and keep the best step instead of the last."""
+
+    metric: Literal["loss", "accuracy", "macro_f1", "kappa", "kappa_quadratic", "auc"] = "macro_f1"
+    """Judged by gold where there is gold, else by the labels; `loss` is the training loss on dev."""
+
+
+class TrainSection(TrainingSection):
+    """How it is trained."""
+
+    tokens_per_batch: int | None = Field(None, ge=1)
+    """Instead of `batch_size`: as many rows of like length as fit into this many tokens, padding included; rows are
+    then always grouped by length, over the whole epoch.
+    """
+    head_learning_rate: float | None = Field(None, gt=0.0)
+    """Peak rate of an encoder's heads, which begin at nothing. Default: `learning_rate`."""
+    class_balance: Literal["none", "weights", "sampler"] = "none"
+    """Against rare grades: weigh rows by 1 / frequency of their grade, or sample them so, with replacement."""
+    early_stopping: EarlyStopping | None = None
+    """Default: train to the end and keep the last step. The best step's checkpoint is kept beside the others."""
+    eval_every: int | None = Field(None, ge=1)
+    """Steps between looks at dev. Default: once an epoch."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the layers one by one; `auto` does so on a GPU."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the
+    optimizer's moments as well.
+    """
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> TrainSection:
+        if self.strategy == "fsdp" and self.precision == "fp16":
+            raise ValueError(
+                "`strategy: fsdp` with `precision: fp16`: a process sees overflow in its own shards alone. Take bf16"
+            )
+        if self.class_balance == "sampler" and self.tokens_per_batch:
+            raise ValueError(
+                "`class_balance: sampler` samples other rows every epoch and cannot go with a budget of tokens; "
+                "use weights"
+            )
+        return self
+
+
+class SplitSection(DevSplit):
+    """Which rows train, choose and judge; all rows of one query fall on the same side."""
+
+    dev: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of queries for early stopping and calibration."""
+    test: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of queries for the figures that are reported."""
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> SplitSection:
+        if self.dev + self.test >= 1.0:
+            raise ValueError(f"dev {self.dev} and test {self.test} leave nothing to train on")
+        return self
+
+
+class DistillSpec(Spec):
+    """One student."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Name of the student: letters, digits, dot, dash and underscore."""
+    labels: tuple[LabelSource, ...]
+    """What to learn from: paths, or mappings with a path and a weight. May be empty if there is gold."""
+    gold: GoldSource | None = None
+    """Trusted grades."""
+    student: StudentSection
+    """The model."""
+    loss: LossSection = LossSection()
+    """What is minimised."""
+    train: TrainSection = TrainSection()
+    """How."""
+    split: SplitSection = SplitSection()
+    """On what."""
+    phi: PhiTable | None = None
+    """Rule map of the consistency loss. Default: the one of the label runs, else the built-in."""
+    calibrate: bool = True
+    """Fit one temperature a head on dev and store it with the student."""
+    require: dict[str, str] = Field(default_factory=dict)
+    """Gates on the test split, say {macro_f1: ">=0.9*teacher", kappa: ">=0.4"}. A student that fails one is kept; the
+    command exits 5.
+    """
+    allow_over_limit: bool = False
+    """Take label runs over their quarantine limit."""
+    output: PathText = Field(min_length=1)
+    """Folder that the student owns, or `s3://bucket/folder`, where it is copied once it is finished."""
+    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
+    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
+    written.
+    """
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _paths_are_sources(cls, value: Any) -> Any:
+        value = [value] if isinstance(value, str | dict) else value
+        return (
+            [{"path": one} if isinstance(one, str) else one for one in value]
+            if isinstance(value, list | tuple)
+            else value
+        )
+
+    @field_validator("require")
+    @classmethod
+    def _gates_are_readable(cls, value: dict[str, str]) -> dict[str, str]:
+        try:
+            parse_gates(value)
+        except ConfigError as exc:
+            raise ValueError(str(exc)) from exc
+        return value
+
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> DistillSpec:
+        for key in KINDS[self.student.kind].refuses:
+            section, _, name = key.partition(".")
+            held = getattr(self, section)
+            if getattr(held, name) != type(held).model_fields[name].get_default():
+                others = " and ".join(f"{kind}s" for kind in takers(key))
+                raise ValueError(f"keys like `{key}` are for {others}, and `student.kind` is {self.student.kind}")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> DistillSpec:
+        if not self.labels and (self.gold is None or self.loss.gold_weight == 0):
+            raise ValueError("nothing to learn from: name `labels`, or `gold` with `loss.gold_weight` above 0")
+        if not self.labels and self.loss.gold_weight != 1.0:
+            raise ValueError("without labels gold is all there is: set `loss.gold_weight` to 1.0")
+        if self.loss.gold_weight and self.gold is None:
+            raise ValueError("`loss.gold_weight` is set without `gold`")
+        if any(gate.is_of_teacher for gate in self.gates) and (self.gold is None or not self.labels):
+            raise ValueError("a gate against the teacher needs `labels` and `gold`: both are judged by trusted grades")
+        if self.require and self.split.test == 0:
+            raise ValueError("`require` is judged on the test split, and `split.test` is 0")
+        if self.train.early_stopping is not None and self.split.dev == 0:
+            raise ValueError("`train.early_stopping` looks at the dev split, and `split.dev` is 0")
+        if self.student.heads != "auto":
+            self._named_heads_are_trained(self.student.heads)
+        return self
+
+    def _named_heads_are_trained(self, heads: dict[str, int]) -> None:
+        for name in NODE_HEADS:
+            if name in heads and getattr(self.loss, name) == 0 and self.loss.consistency == 0:
+                raise ValueError(
+                    f"head {name} is named, and with `loss.{name}` and `loss.consistency` at 0 nothing trains it"
+                )
+            if name in heads and heads[name] != 5:
+                raise ValueError(f"head {name} has five scores, 0 to 4, not {heads[name]}")
+        if self.phi is not None:
+            check_phi(self.phi, grades=heads["relevance"])
+
+    @property
+    def gates(self) -> list[Gate]:
+        """`require`, parsed."""
+        return parse_gates(self.require)
+
+
+def student_schema() -> Schema:
+    """JSON Schema (draft 2020-12) that accepts the keys and short forms that the spec accepts."""
+    definitions: dict[str, Schema] = {}
+    student = ObjectSchema(DistillSpec, definitions)
+    path_or_each(student.keys["labels"])
+    one_or_many(of_model(definitions, PairsSource, "path"))
+    one_or_many(of_model(definitions, Columns, "document"))
+    return {"$schema": DRAFT, "$defs": definitions, **student.values, "title": "relabel student"}

@@ -1,0 +1,528 @@
+"""RES-RAG's data and reward: questions with their chunks, the frozen generator with its cache, and the joint reward of
+a choice of evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+
+from relabel.distill.students.labels import in_words_of_the_spec, read_pairs
+from relabel.distill.students.manifest import LearnedGold
+from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
+from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
+from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec
+from relabel.distill.training.locations import writing
+from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.evidence_set import EVIDENCE_SET, ShortAnswers
+from relabel.labelers.query_inputs import CHUNKS, chunk_texts
+from relabel.labelers.registry import Labeler, declared_reads
+from relabel.labelers.verdicts import index_lists_of
+from relabel.manifests.asks import Answer, Ask, Engine, Request
+from relabel.manifests.errors import EngineCrashError, InputError, RelabelError, VerdictError
+from relabel.manifests.files import Storage
+from relabel.manifests.formats import JsonIndices
+from relabel.manifests.gold import GOLD_CHUNKS, further_of_input
+from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.labels import (
+    PAPER_WEIGHTS,
+    EvidenceReward,
+    InputColumn,
+    Pair,
+    RewardWeights,
+    evidence_reward,
+    token_f1,
+)
+from relabel.manifests.records import digest_of
+from relabel.manifests.specs import Columns, InputSpec
+
+# ------------------------------------------------------------------------------
+# Questions with all their documents' chunks, the chunks that are wanted of each, and the answers that are wanted: what
+# a chooser of evidence learns from.
+
+
+JSONLD = InputColumn("jsonld", "list<string>", "What the page says of itself.")
+
+
+class EvidenceQuery(NamedTuple):
+    """One question.
+
+    Args:
+        pair: its first row, with all rows as siblings.
+        sets: of each row the numbers of the wanted chunks, most important first; None where no row has any said.
+        answers: all that are wanted.
+    """
+
+    pair: Pair
+    sets: tuple[tuple[int, ...], ...] | None
+    answers: tuple[str, ...] = ()
+
+
+class EvidenceQueries(NamedTuple):
+    """All questions of a source, in the order of their first rows; and what was read."""
+
+    queries: list[EvidenceQuery]
+    dataset: Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceRow(GoldRow):
+    """A question to train on.
+
+    Args:
+        sets: wanted chunks of each document that is shown.
+        answers: wanted answers.
+    """
+
+    sets: tuple[tuple[int, ...], ...] = ()
+    answers: tuple[str, ...] = ()
+
+    @property
+    def ask(self) -> Ask:
+        """What is asked of it, as far as the prompt has room."""
+        assert self.first is not None
+        return self.first.ask
+
+    @property
+    def shown(self) -> JsonIndices:
+        """Which documents are shown, and how many chunks of each."""
+        assert self.ask.format is not None
+        (section,) = self.ask.format.sections
+        assert isinstance(section, JsonIndices)
+        return section
+
+
+def load_evidence_queries(
+    path: str, columns: Columns, sets: str, labeler: Labeler, storage: Storage, *, answers: str | None = None
+) -> EvidenceQueries:
+    """Read whole queries, wherever their rows lie.
+
+    Args:
+        sets, answers: columns.
+    Raises:
+        InputError: the file can't be read, lacks a column, or a set names a chunk that its document does not have.
+    """
+    reads = declared_reads(labeler, name=EVIDENCE_SET)
+    wanted = () if answers is None else (InputColumn(answers, "list<string>", "The answers wanted.", True),)
+    reads = reads._replace(
+        columns=(*reads.columns, JSONLD, *wanted), siblings=False
+    )  # whole queries are put together here
+    with in_words_of_the_spec("data.gold"):
+        dataset = open_dataset(InputSpec(path=(path,), columns=columns), storage, reads=reads)
+    column = GOLD_CHUNKS._replace(name=sets)
+    held = further_of_input([file.path for file in dataset.files], [column], storage, where=path)
+    if sets not in held:
+        raise InputError(
+            f"{path}: no column `{sets}` with the chunks that are wanted. `relabel pairs similar` writes `similar`; "
+            "name another as `data.gold.sets`."
+        )
+    pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    found = [_query(pair, held[sets], path=path, column=sets, answers=answers) for pair in whole_queries(pairs)]
+    return EvidenceQueries(found, dataset)
+
+
+def whole_queries(pairs: Sequence[Pair]) -> list[Pair]:
+    """The first row of each query, with all its rows as siblings, wherever they lie."""
+    by_query: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_query.setdefault(pair.query_id, []).append(pair._replace(siblings=()))
+    return [rows[0]._replace(siblings=tuple(rows)) for rows in by_query.values()]
+
+
+def _query(first: Pair, numbers: pa.Array, *, path: str, column: str, answers: str | None) -> EvidenceQuery:
+    rows = first.siblings
+    said = [numbers[pair.row_id].as_py() for pair in rows]
+    for pair, wanted in zip(rows, said, strict=True):
+        most = len(pair.columns.get(CHUNKS.name, ()))
+        off = [number for number in wanted or () if not 1 <= number <= most]
+        if off:
+            raise InputError(
+                f"{path}: row {pair.row_id}: column `{column}` names chunk {off[0]} of document {pair.doc_id}, which "
+                f"has {most} chunks, numbered from 1. Both columns must come from the same chunks."
+            )
+    sets = None if all(one is None for one in said) else tuple(tuple(one or ()) for one in said)
+    named = () if answers is None else (tuple(pair.columns.get(answers, ())) for pair in rows)
+    return EvidenceQuery(first, sets, next(filter(None, named), ()))
+
+
+def chosen_in(chosen: Mapping[int, Sequence[int] | None], pairs: Sequence[Pair]) -> list[EvidenceQuery]:
+    """Questions with the choices that a run made, those that have any; a row without a label gave nothing.
+
+    Args:
+        chosen: numbers of chunks by row id, of the rows with a label.
+        pairs: of whole queries, as the run asked them.
+    """
+    found = []
+    for pair in whole_queries(pairs):
+        rows = [sibling.row_id for sibling in pair.siblings]
+        if not chosen.keys().isdisjoint(rows):
+            found.append(EvidenceQuery(pair, tuple(tuple(chosen.get(row) or ()) for row in rows)))
+    return found
+
+
+def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialogues, storage: Storage) -> GoldRows:
+    """Read the questions, and leave out those that can't be rewarded or asked.
+
+    Raises:
+        InputError: as `load_evidence_queries`, or no question is left.
+    """
+    loaded = load_evidence_queries(source.path, source.columns, source.sets, labeler, storage, answers=source.answers)
+    about = LearnedGold(
+        path=source.path, grade=None, sets=source.sets, answers=source.answers, rows=loaded.dataset.rows
+    )
+    found = GoldRows(about, dropped=Counter())
+    for query in loaded.queries:
+        if not query.answers:
+            found.dropped["queries without an answer wanted"] += 1
+        elif query.sets is None:
+            found.dropped["queries without chunks wanted"] += 1
+        elif (first := dialogues.first_prompt(query.pair)) is None:
+            found.dropped["queries whose prompt does not fit"] += 1
+        elif (row := row_of(query, query.sets, first, source.path)) is None:
+            found.dropped["queries without a chunk to choose"] += 1
+        else:
+            found.rows.append(row)
+    if not found.rows:
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
+        raise InputError(f"{source.path}: no question to learn from: {listed}.")
+    found.about = replace(about, graded_rows=len(found.rows))
+    return found
+
+
+def row_of(
+    query: EvidenceQuery, sets: tuple[tuple[int, ...], ...], first: FirstPrompt, source: str
+) -> EvidenceRow | None:
+    """The question as it is asked; None where no chunk is shown. Its label is that of the first document with chunks:
+    one of which nothing is shown has none.
+    """
+    row = EvidenceRow(query.pair, {"grade": None}, source, first, answers=query.answers)
+    mosts = row.shown.mosts
+    place = next((place for place, most in enumerate(mosts) if most), None)
+    if place is None:
+        return None
+    pair = query.pair.siblings[place]._replace(siblings=query.pair.siblings)
+    wanted = tuple(tuple(n for n in one if n <= most) for one, most in zip(sets, mosts, strict=False))
+    return replace(row, pair=pair, sets=wanted)
+
+
+# ------------------------------------------------------------------------------
+# RES-RAG's frozen generator: any engine, asked greedily, its answers kept on disk by what was asked.
+#
+# A kept answer is the engine's own text, and is read anew: a hit says what asking again would. What the engine fails at
+# is not kept.
+
+
+MOST_CRASHES = 3
+"""Times in a row that the engine may go down without an answer before the training ends."""
+ANSWER_TIMEOUT_S = 1800.0
+"""An engine that gives no answer for so many seconds has gone down."""
+
+logger = logging.getLogger(__name__)
+
+
+class Evidence(NamedTuple):
+    """What the generator is given: a question, chosen chunks' texts, and what the pages say of themselves."""
+
+    query: str
+    texts: tuple[str, ...]
+    jsonld: tuple[str, ...] = ()
+
+
+class Generated(NamedTuple):
+    """What it made of it.
+
+    Args:
+        answers: best first; none where the evidence does not suffice or the answer could not be read.
+        fault: `""`, or why there is nothing to read: `engine` is the generator's failure, all else (`format`,
+            `truncated`, `overlong`, `refused`) is an answer that can't be used.
+        detail: for a person.
+    """
+
+    answers: tuple[str, ...]
+    fault: str = ""
+    detail: str = ""
+
+
+@contextlib.contextmanager
+def own_keys() -> Iterator[None]:
+    """Errors within name keys of `generator`, where an engine says those of a job's `engine`."""
+    try:
+        yield
+    except RelabelError as exc:
+        said = re.sub(r"\bengine\.(?=[a-z])", "generator.", str(exc))
+        if said == str(exc):
+            raise
+        raise type(exc)(said) from exc
+
+
+class Generator:
+    """A generator with its kept answers. The engine starts with `start`, or with the first question that is not kept.
+
+    Args:
+        folder: where answers are kept.
+        secrets: what the engine's options name, by option.
+        start: makes the engine; the spec's own by default.
+    """
+
+    def __init__(
+        self,
+        spec: GeneratorSpec,
+        folder: Path,
+        *,
+        secrets: Mapping[str, Any] | None = None,
+        start: Callable[[], Engine] | None = None,
+    ) -> None:
+        self._spec, self._folder, self._secrets = spec, folder, dict(secrets or {})
+        self._start = start or self._started
+        self._answers = ShortAnswers()
+        self._identity = identity_of(spec, self._answers)
+        self._engine: Engine | None = None
+        self._crashes = 0
+        self._ids = 0
+
+    def start(self) -> list[str]:
+        """Start the engine; its remarks.
+
+        Raises:
+            ModelError, MissingExtraError, ConfigError: it can't start here.
+        """
+        if self._engine is not None:
+            return []
+        with own_keys():
+            engine = self._start()
+            try:
+                remarks = engine.prepare(self._answers.probe())
+            except BaseException:
+                engine.close()
+                raise
+        self._engine = engine
+        return remarks
+
+    def answer(self, asked: Sequence[Evidence]) -> list[Generated]:
+        """What it answers to each; equal ones are asked once.
+
+        Raises:
+            EngineCrashError: the engine goes down time after time.
+        """
+        keys = {one: digest_of([self._identity, list(one)]) for one in asked}
+        known = {one: self._kept(key) for one, key in keys.items()}
+        missing = {one: key for one, key in keys.items() if known[one] is None}
+        if missing:
+            asks = {key: self._answers.ask(*one) for one, key in missing.items()}
+            answers = self._ask(asks)
+            for one, key in missing.items():
+                known[one] = answers.get(key)
+                self._keep(key, answers.get(key))
+        return [self._read(known[one]) for one in asked]
+
+    def close(self) -> None:
+        """Free the engine's device and memory."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _started(self) -> Engine:
+        named = {"secrets": self._secrets} if self._secrets else {}  # only engines that name some take them
+        return engine_class(self._spec.name)(self._spec, overlong="quarantine", **named)
+
+    def _ask(self, asks: Mapping[str, Ask]) -> dict[str, Answer]:
+        """Answers by key, those that came."""
+        found: dict[str, Answer] = {}
+        try:
+            self.start()
+            with own_keys():
+                for key, answer in self._polled(asks):
+                    found[key] = answer
+        except EngineCrashError as exc:
+            self._crashes = 0 if found else self._crashes + 1
+            with contextlib.suppress(EngineCrashError):
+                self.close()
+            self._engine = None
+            if self._crashes >= MOST_CRASHES:
+                raise EngineCrashError(
+                    f"the generator went down {MOST_CRASHES} times in a row without an answer: {exc} The last whole "
+                    "checkpoint is kept: mend `generator`, and continue with --resume."
+                ) from exc
+            logger.warning("the generator went down; %d rollouts are dropped: %s", len(asks) - len(found), exc)
+        else:
+            self._crashes = 0
+        return found
+
+    def _polled(self, asks: Mapping[str, Ask]) -> Iterable[tuple[str, Answer]]:
+        assert self._engine is not None
+        waiting, open_keys = list(asks), dict[int, str]()
+        last_s = time.monotonic()
+        while waiting or open_keys:
+            while waiting and self._engine.capacity:
+                key = waiting.pop(0)
+                self._ids += 1
+                open_keys[self._ids] = key
+                # of what is asked alone: the order in which rollouts come does not shift it
+                self._engine.submit(Request(self._ids, asks[key], self._spec.seed ^ int(key[:15], 16)))
+            for answer in self._engine.poll():
+                last_s = time.monotonic()
+                yield open_keys.pop(answer.request_id), answer
+            if time.monotonic() - last_s > ANSWER_TIMEOUT_S:
+                raise EngineCrashError(f"the generator gave no answer for {ANSWER_TIMEOUT_S:.0f} s.")
+
+    def _read(self, answer: Answer | None) -> Generated:
+        if answer is None:
+            return Generated((), "engine", "the engine went down")
+        try:
+            return Generated(tuple(self._answers.read(answer)))
+        except VerdictError as exc:
+            return Generated((), exc.status, exc.reason)
+
+    def _kept(self, key: str) -> Answer | None:
+        """A kept answer; None where there is none, or its file is damaged: it is then asked again."""
+        try:
+            held = json.loads((self._folder / key[:2] / f"{key}.json").read_bytes())
+            return Answer(0, held["text"], held["finish"], detail=held["detail"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _keep(self, key: str, answer: Answer | None) -> None:
+        if answer is None or answer.finish == "error":
+            return
+        folder = self._folder / key[:2]
+        held = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
+        scratch = folder / f".{key}.{secrets.token_hex(8)}"
+        with writing(folder, None):
+            folder.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(json.dumps(held), encoding="utf-8")
+            scratch.replace(folder / f"{key}.json")
+
+
+def identity_of(spec: GeneratorSpec, answers: ShortAnswers) -> str:
+    """Digest of all that decides its answers beside what is asked: engine, options, model, prompt."""
+    return digest_of(
+        {
+            "engine": spec.model_dump(
+                mode="json", exclude={"model": True, "cache": True, "args": set(spec.args.speed_only)}
+            ),
+            "model": engine_class(spec.name).model_digest(spec),
+            "templates": answers.template_digests,
+        }
+    )
+
+
+# ------------------------------------------------------------------------------
+# What a choice of evidence earns: the generator's answer from it, its agreement with the wanted sets, and its cost.
+#
+# Source: RES-RAG (papers, equations 8 to 14).
+
+
+EVIDENCE_COLUMNS = (
+    pa.field("answers", pa.list_(pa.string())),
+    pa.field("usefulness", pa.float64()),
+    pa.field("f1_ans", pa.float64()),
+    pa.field("f1_ret", pa.float64()),
+    pa.field("penalty", pa.float64()),
+    pa.field("generator_fault", pa.string()),
+)
+"""What rollouts.parquet also has: the generator's answers, U, F1_ans, F1_ret, P, and why there is no answer."""
+
+Chosen = list[list[int]]
+
+
+class EvidenceJudge:
+    """Scores choices of chunks.
+
+    Args:
+        generator: answers the questions.
+        weights: of the reward's parts.
+    """
+
+    def __init__(self, generator: Generator, weights: RewardWeights = PAPER_WEIGHTS) -> None:
+        self._generator, self._weights = generator, weights
+
+    @property
+    def lowest(self) -> float:
+        """The least reward."""
+        return self._weights.lowest
+
+    def scores(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
+        """What each earned, all asked together; NaN where the generator failed. An answer that is cut off has chosen
+        nothing and counts as one that exceeds every document's budget. Labels lose their grade, which is one document's
+        where the answer is about all.
+        """
+        asked = cast("Sequence[EvidenceRow]", rows)
+        chosen = [chosen_of(rollout, row) for rollout, row in zip(rollouts, asked, strict=True)]
+        wanted = [evidence_of(one, row) for one, row in zip(chosen, asked, strict=True) if one is not None]
+        answers = iter(self._generator.answer(wanted))
+        for rollout in rollouts:
+            if rollout.label is not None:
+                rollout.label.grade = None
+        return [
+            self._cut_off(rollout) if one is None else self._score(rollout, row, one, next(answers))
+            for rollout, row, one in zip(rollouts, asked, chosen, strict=True)
+        ]
+
+    def _score(self, rollout: Rollout, row: EvidenceRow, chosen: Chosen, said: Generated) -> Score:
+        f1_ans = token_f1(said.answers, row.answers) if said.answers else None
+        found = evidence_reward(chosen, row.shown.mosts, row.sets, f1_ans, self._weights)
+        is_lost = said.fault == "engine"
+        num_chosen = sum(len(set(one)) for one in chosen)
+        parts = {
+            **_lengths(rollout),
+            "f1_ret": found.agreement,
+            "penalty": found.penalty,
+            "chunks": float(num_chosen),
+            "no_evidence_rate": float(not num_chosen),
+            "generator_failed_rate": float(is_lost),
+        }
+        columns: dict[str, Any] = {
+            "f1_ret": found.agreement,
+            "penalty": found.penalty,
+            "generator_fault": said.fault or None,
+        }
+        if is_lost:
+            return Score(math.nan, parts=parts, columns=columns)
+        parts |= {
+            "usefulness": found.usefulness,
+            "f1_ans": f1_ans or 0.0,
+            "no_answer_rate": float(not said.answers and not said.fault),
+            "unreadable_answer_rate": float(bool(said.fault)),
+        }
+        columns |= {"answers": list(said.answers), "usefulness": found.usefulness, "f1_ans": f1_ans}
+        return Score(found.reward, parts=parts, columns=columns)
+
+    def _cut_off(self, rollout: Rollout) -> Score:
+        weights = self._weights
+        found = EvidenceReward(
+            min(weights.highest, max(weights.lowest, weights.empty_answer - weights.cost)),
+            weights.empty_answer,
+            0.0,
+            weights.cost,
+        )
+        parts = {"usefulness": found.usefulness, "f1_ret": 0.0, "penalty": found.penalty}
+        return Score(found.reward, parts={**_lengths(rollout), **parts}, columns=parts)
+
+
+def chosen_of(rollout: Rollout, row: EvidenceRow) -> Chosen | None:
+    """The chunks chosen of each document, as written; None where the answer could not be read."""
+    return None if rollout.label is None else index_lists_of(rollout.turns[0].text.strip(), row.shown)
+
+
+def evidence_of(chosen: Chosen, row: EvidenceRow) -> Evidence:
+    """What the generator is given for a choice: chunks by document, in the order chosen, each once."""
+    documents = row.pair.siblings[: len(chosen)]
+    texts = [text for one, document in zip(chosen, documents, strict=True) for text in chunk_texts(document, one)]
+    jsonld = [text for document in documents for text in document.columns.get(JSONLD.name, ())]
+    return Evidence(row.pair.query, tuple(texts), tuple(jsonld))
+
+
+def _lengths(rollout: Rollout) -> dict[str, float]:
+    return {"format_rate": float(rollout.label is not None), "response_tokens": float(rollout.num_own)}

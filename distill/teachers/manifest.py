@@ -1,0 +1,172 @@
+"""A teacher's `manifest.json` as records, and the names and columns of the rollout tables that training writes.
+Importing it does not load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
+from relabel.distill.training.locations import BaseModelUsed, read_manifest
+from relabel.manifests.records import LEFT_OUT
+
+# ------------------------------------------------------------------------------
+# A teacher's `manifest.json` as records: all that there is to say of how it was made. Fields are in the order of the
+# JSON.
+
+
+TEACHER_MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TeacherData:
+    """What a teacher learned from.
+
+    Args:
+        rows: pairs that it learned from.
+        dropped: rows left out, by reason.
+        examples: prompts with an answer: a row of a labeler that asks twice has two, and rows of a query may share one.
+        tokens, answer_tokens: of one pass over them; where answers are the model's own, all that it wrote in training.
+        held_out: rows that it was looked at with, where the method has such looks.
+    """
+
+    runs: list[LearnedLabels]
+    gold: LearnedGold | None
+    rows: int
+    dropped: dict[str, int]
+    examples: int
+    tokens: int
+    answer_tokens: int
+    held_out: SplitSide | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True)
+class TeacherTrainingFacts:
+    """How a training went.
+
+    Args:
+        best_step: the one that was kept, by the reward on held-out rows.
+        stopped_by: `early_stopping` or `watch` where one of them ended it.
+        step_seconds: what a step of the last call took, by part, where the method tells.
+    """
+
+    steps: int
+    epochs: int | float
+    device: str
+    rows_per_s: int | float | None
+    batch_size: int
+    accumulation: int
+    was_batch_halved: bool
+    best_step: int | None = None
+    stopped_by: str | None = None
+    step_seconds: dict[str, float] | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True)
+class TeacherManifest:
+    """All that there is to say about a teacher.
+
+    Args:
+        labeler: its options, by name.
+        templates: sha256 of its prompt templates, by file name.
+        spec: the resolved spec.
+        files: sha256 by name, of all files but the manifest and the card.
+    """
+
+    version: int
+    kind: Literal["teacher"]
+    relabel: str
+    name: str
+    method: str
+    fingerprint: str
+    model: BaseModelUsed
+    labeler: dict[str, Any]
+    templates: dict[str, str]
+    data: TeacherData
+    training: TeacherTrainingFacts
+    notes: list[str]
+    versions: dict[str, str]
+    spec: dict[str, Any]
+    files: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
+
+
+def read_teacher_manifest(data: bytes, where: str) -> TeacherManifest:
+    """
+    Raises:
+        ManifestError: it is damaged, or of another version.
+    """
+    return read_manifest(data, where, TeacherManifest, kind="teacher")
+
+
+# ------------------------------------------------------------------------------
+# What a training by reinforcement leaves beside the model, as Parquet: names and columns, for whoever reads it without
+# torch.
+
+
+NODES = ("r", "s", "a", "q_s", "q_a", "p_s", "p_a")
+"""Grade, subject score, attribute score, and the four texts: of query and product, on subject and attribute."""
+ROLLOUTS_NAME = "rollouts.parquet"
+EDGES_NAME = "edges.parquet"
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("row_id", pa.int64()),
+        ("sample", pa.int32()),
+        ("texts", pa.list_(pa.string())),
+        ("grade", pa.int8()),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),
+        ("format_ok", pa.bool_()),
+        ("fault", pa.string()),
+        ("detail", pa.string()),
+        ("tokens", pa.int32()),
+        ("node_rewards", pa.list_(pa.float64())),
+        ("node_advantages", pa.list_(pa.float64())),
+    ]
+)
+EDGE_SCHEMA = pa.schema(
+    [("step", pa.int64()), ("edge", pa.string()), ("logit", pa.float64()), ("coefficient", pa.float64())]
+)
+
+
+PARTS = "rollouts"
+"""Folder beside the checkpoints, with all rollouts up to each of them."""
+
+
+def parts_of(held: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts that a checkpoint names, by name their sha256; None in what relabel 0.1 wrote.
+
+    Args:
+        held: what it keeps of the rollouts.
+    """
+    parts = held.get("parts", {})
+    digests = parts if isinstance(parts, dict) else held.get("digests", {})  # older ones kept a list beside them
+    return {name: digests.get(name) for name in parts}
+
+
+class RolloutRow(NamedTuple):
+    """One row of `ROLLOUTS_NAME`, in the order of `ROLLOUT_SCHEMA`, and the columns of the training's method."""
+
+    step: int
+    row_id: int
+    sample: int
+    texts: list[str] | None
+    grade: int | None
+    reward: float | None
+    advantage: float
+    format_ok: bool
+    fault: str | None
+    detail: str | None
+    tokens: int
+    node_rewards: list[float] | None
+    node_advantages: list[float] | None
+    further: Mapping[str, Any]
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> RolloutRow:
+        """Plain values by column."""
+        own = {name: values.pop(name) for name in ROLLOUT_SCHEMA.names}
+        return RolloutRow(**own, further=values)

@@ -1,0 +1,683 @@
+"""The teacher spec: the methods (sft, grpo, graph-grpo, res-rag), what a user writes in `teacher.yaml` for each, and
+the JSON Schema of all of them. Importing it does not load torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from relabel.distill.students.spec import GoldSource
+from relabel.distill.teachers.watch import WatchSection
+from relabel.distill.training.spec import DevSplit, EarlyStop, LoraSpec, TrainingSection
+from relabel.labelers.engines.registry import engine_class, engine_names, engine_schemas
+from relabel.labelers.evidence_set import EVIDENCE_SET
+from relabel.labelers.registry import labeler_class, labeler_names, labeler_schemas
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.specs import (
+    DRAFT,
+    Columns,
+    EngineSpec,
+    LabelerOptions,
+    ModelText,
+    ObjectSchema,
+    PathText,
+    Schema,
+    Spec,
+    imported,
+    of_model,
+    one_or_many,
+    path_or_each,
+    referred,
+    unknown_name,
+    validate_spec,
+)
+
+# ------------------------------------------------------------------------------
+# The teacher spec, as far as all methods share it: what a user writes in `teacher.yaml`, checked key by key. Pure: no
+# environment, no network, no disk.
+
+
+class TeacherGold(GoldSource):
+    """Trusted grades: with runs, only answers whose grade is the trusted one are learned; alone, the grades are."""
+
+
+class RunSource(Spec):
+    """The answers of one run."""
+
+    path: PathText = Field(min_length=1)
+    """Output folder of a finished run."""
+    allow_over_limit: bool = False
+    """Take a run with more quarantined rows than its limit allows: what is missing is seldom a fair sample."""
+
+
+class TeacherTraining(TrainingSection):
+    """How it is trained; transformers' Trainer does it."""
+
+    epochs: float = Field(1, gt=0)
+    """Passes over the examples."""
+    batch_size: int = Field(8, ge=1)
+    """Examples of one forward pass on one device."""
+    learning_rate: float = Field(1e-5, gt=0.0)
+    """Peak of the schedule."""
+    max_tokens: int = Field(2048, ge=64)
+    """Longest example in tokens, prompt and answer. Where it is longer, the document is cut as `relabel run` does."""
+
+
+class TeacherSpec(Spec):
+    """One teacher, whatever the method; each method's spec adds to it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Name of the teacher: letters, digits, dot, dash and underscore."""
+    method: str
+    """How it is trained."""
+    init: ModelText = Field(min_length=1)
+    """The model that it starts from: a reference as everywhere (a folder, `hf:…`, `s3://…`,
+    `pypi:PACKAGE==VERSION`), also another teacher's folder.
+    """
+    labeler: SerializeAsAny[LabelerOptions] | None = None
+    """Whose prompts it is trained on and whose answers it learns to write, with the options of a job's `labeler`.
+    Default: the one of the runs.
+    """
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    """Passed to the tokenizer's chat template, as a job's `engine.chat_template_kwargs`."""
+    train: TeacherTraining = TeacherTraining()
+    """How."""
+    lora: LoraSpec | None = None
+    """Train low-rank adapters instead of all weights; they are merged into the weights that are written."""
+    output: PathText = Field(min_length=1)
+    """Folder that the teacher owns, or `s3://bucket/folder`, where it is copied once it is finished."""
+    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
+    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
+    written.
+    """
+
+
+def as_sources(value: Any) -> Any:
+    """A path, a mapping or a list of either as a list of mappings with a path: the short form of `data.runs`."""
+    value = [value] if isinstance(value, str | dict) else value
+    if not isinstance(value, list | tuple):
+        return value
+    return [{"path": one} if isinstance(one, str) else one for one in value]
+
+
+class RunData(Spec):
+    """What is learned from, for methods that learn answers of runs."""
+
+    runs: tuple[RunSource, ...] = ()
+    """Finished runs of one labeler: paths, or mappings with a path."""
+    gold: TeacherGold | None = None
+    """Trusted grades."""
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _paths_are_sources(cls, value: Any) -> Any:
+        return as_sources(value)
+
+
+# ------------------------------------------------------------------------------
+# The spec of `method: sft`: supervised fine-tuning on answers, with the reasoning masked at random.
+#
+# Source: Graph-GRPO, equation 1 (label-first chain of thought, its two stages); the default of `mask` is ours.
+
+
+class SftGold(TeacherGold):
+    """Trusted grades; or, for `evidence-set`, the chunks that are wanted."""
+
+    sets: str | None = None
+    """Column with the numbers of each document's wanted chunks, a list of integers, instead of grades: `similar` of
+    `relabel pairs similar`, or gold. Whole questions are learned, without runs.
+    """
+
+
+class SftData(RunData):
+    """What is learned from: answers of runs, or gold alone."""
+
+    gold: SftGold | None = None
+    """Trusted grades, or sets of chunks."""
+    answer: Literal["whole", "preliminary"] = "whole"
+    """`whole`: the answer as the labeler reads it. `preliminary`: its first grade alone (Graph-GRPO's first stage)."""
+
+    @model_validator(mode="after")
+    def _there_is_something(self) -> SftData:
+        if not self.runs and self.gold is None:
+            raise ValueError("nothing to learn from: name `runs`, or `gold`")
+        if self.gold is not None and self.gold.sets is not None and (self.runs or self.answer != "whole"):
+            raise ValueError("`gold.sets` is learned alone and whole: leave out `runs` and `answer`, or `gold.sets`")
+        return self
+
+
+class SftTraining(TeacherTraining):
+    """How it is trained; transformers' Trainer does it."""
+
+    mask: float = Field(0.5, ge=0.0, le=1.0)
+    """ρ: chance of each token of the reasoning to be left out of the loss, drawn anew in each epoch. The grades, their
+    tags and the answer's end are always learned.
+    """
+
+
+class SftSpec(TeacherSpec):
+    """One teacher, by supervised fine-tuning."""
+
+    method: Literal["sft"] = "sft"
+    """How it is trained."""
+    data: SftData
+    """What it learns from."""
+    train: SftTraining = SftTraining()
+    """How."""
+
+    @model_validator(mode="after")
+    def _gold_alone_names_its_labeler(self) -> SftSpec:
+        if not self.data.runs and self.labeler is None:
+            raise ValueError("gold grades without runs do not say whose prompts they answer: name `labeler`")
+        return self
+
+
+# ------------------------------------------------------------------------------
+# The specs of `method: grpo` and `method: graph-grpo`: what is rolled out, what it earns, and how credit flows.
+#
+# Sources: R3A, section 2 and its training settings (16 rollouts, learning rate 5e-7, 32 prompts a step, 360 steps, λ
+# 0); Graph-GRPO, section 3. What is said to be ours the papers do not tell.
+
+
+class VllmSection(Spec):
+    """Answers written by vLLM on GPUs, through TRL. What goes on after a kill is no longer equal bit for bit then."""
+
+    mode: Literal["colocate", "server"] = "colocate"
+    """`colocate`: in the training's process, on its GPU. `server`: on other GPUs, by a server started for it."""
+    url: str | None = None
+    """Of the server, http://host:port."""
+    gpu_memory_utilization: float = Field(0.3, gt=0.0, lt=1.0)
+    """Share of the GPU's memory for vLLM's weights and cache (colocate)."""
+    sleep: bool = False
+    """Both leave the GPU while the model learns (colocate): less memory, and time to bring them back."""
+    timeout_s: float = Field(240.0, gt=0.0)
+    """How long a server is waited for."""
+
+    @model_validator(mode="after")
+    def _has_the_keys_of_its_mode(self) -> VllmSection:
+        if (self.mode == "server") != (self.url is not None):
+            raise ValueError("url is of mode: server, which needs it; leave both out, or name both")
+        if self.mode == "server" and {"gpu_memory_utilization", "sleep"} & self.model_fields_set:
+            raise ValueError("gpu_memory_utilization and sleep are options of the server itself: give them to it")
+        return self
+
+
+class RolloutSection(Spec):
+    """How answers are sampled and learned from."""
+
+    group: int = Field(16, ge=2, le=1024)
+    """Rollouts of one prompt; their rewards are compared with each other."""
+    temperature: float = Field(1.0, gt=0.0)
+    """At which answers are sampled, and at which their probabilities are taken (ours)."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Smallest set of tokens, by probability, that is sampled from. Below 1, samples are not quite the policy's own."""
+    updates: int = Field(1, ge=1, le=64)
+    """Optimizer steps on the same rollouts. From 2 on, the ratio of probabilities leaves 1 and is clipped."""
+    at_once: int | None = Field(None, ge=1)
+    """Answers written together, those of like length; fewer need less memory. Default: all of a step. Halved when
+    memory ends.
+    """
+    clip: float = Field(0.2, gt=0.0, lt=1.0)
+    """ε: the ratio counts within 1 ± ε (ours)."""
+    beta: float = Field(0.0, ge=0.0)
+    """Weight of the divergence (k3) from the model that training starts from; the reference costs its memory."""
+    vllm: VllmSection | None = None
+    """Who writes the answers. Default: transformers, in the training's process."""
+
+
+class RewardGold(TeacherGold):
+    """The pairs, and the trusted grades that rewards are measured by."""
+
+
+class RewardData(Spec):
+    """What is learned from."""
+
+    gold: RewardGold
+    """Pairs with their texts, and trusted grades; rows without a grade are left out."""
+
+
+class RolloutTraining(TeacherTraining):
+    """How it is trained; TRL's GRPOTrainer does it."""
+
+    epochs: float = Field(1, gt=0)
+    """Passes over the prompts."""
+    batch_size: int = Field(8, ge=1)
+    """Rollouts of one forward pass on one device; `batch_size` · `accumulation` / `rollouts.group` prompts make a
+    step.
+    """
+    accumulation: int = Field(64, ge=1)
+    """Batches for one optimizer step; the default makes 32 prompts of 16 rollouts."""
+    learning_rate: float = Field(5e-7, gt=0.0)
+    """Peak of the schedule."""
+    schedule: Literal["linear", "cosine", "constant"] = "constant"
+    """After the warm-up."""
+    max_tokens: int = Field(4096, ge=64)
+    """Longest rollout in tokens: prompt and answers. Where it is longer, the document is cut as `relabel run` does."""
+    early_stopping: EarlyStop | None = None
+    """Default: train to the end. With a dev split the step with the best reward on dev is kept in any case."""
+    eval_every: int | None = Field(None, ge=1)
+    """Steps between looks at dev; there is one behind the last step as well. Default: `save_every`, else once an epoch.
+    """
+
+
+class RolloutSpec(TeacherSpec):
+    """One teacher that learns from what its own answers earn, whatever they earn."""
+
+    labeler: SerializeAsAny[LabelerOptions]
+    """Whose prompts it answers, with the options of a job's `labeler`."""
+    rollouts: RolloutSection = RolloutSection()
+    """How answers are sampled."""
+    train: RolloutTraining = RolloutTraining()
+    """How."""
+    split: DevSplit = DevSplit()
+    """On what. Rows of dev are not trained on; they are answered at every look, without sampling."""
+    watch: WatchSection = WatchSection()
+    """When it is warned of, and ended, for earning its reward without the work."""
+
+    @model_validator(mode="after")
+    def _steps_are_whole(self) -> RolloutSpec:
+        rollouts, train = self.rollouts, self.train
+        together = train.batch_size * train.accumulation
+        if together % rollouts.group:
+            raise ValueError(
+                f"train.batch_size · train.accumulation is {together} rollouts a step, which is no multiple of "
+                f"rollouts.group ({rollouts.group})"
+            )
+        for key in ("save_every", "eval_every"):
+            steps = getattr(train, key)
+            if steps is not None and steps % rollouts.updates:
+                raise ValueError(
+                    f"train.{key} is {steps}, which is no multiple of rollouts.updates "
+                    f"({rollouts.updates}): rollouts are not kept in checkpoints"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _looks_have_rows(self) -> RolloutSpec:
+        for key in ("early_stopping", "eval_every"):
+            if getattr(self.train, key) is not None and self.split.dev == 0:
+                raise ValueError(f"`train.{key}` looks at the dev split, and `split.dev` is 0")
+        return self
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Different prompts of one optimizer step."""
+        return self.train.batch_size * self.train.accumulation // self.rollouts.group
+
+
+class GrpoSpec(RolloutSpec):
+    """One teacher, by GRPO on trusted grades."""
+
+    method: Literal["grpo"] = "grpo"
+    """How it is trained."""
+    labeler: SerializeAsAny[LabelerOptions]
+    """Whose prompts it answers, with the options of a job's `labeler`; one whose teacher reasons (`r1`, `umbrela`,
+    `r3a`).
+    """
+    data: RewardData
+    """What it learns from."""
+    near: float = Field(0.0, ge=0.0, le=1.0)
+    """λ: reward of a grade next to the trusted one. A wrong format is worth 0, the right grade 1."""
+
+
+# ------------------------------------------------------------------------------
+# The spec of `method: graph-grpo`: what GRPO's has, and how credit flows along the graph.
+
+
+class GraphGold(RewardGold):
+    """The pairs, and the trusted grades and scores that rewards are measured by."""
+
+    subject: str | None = None
+    """Column of the subject's trusted score, 0 to 4; null where a row has none."""
+    attribute: str | None = None
+    """Column of the attribute's, likewise."""
+
+
+class GraphData(RewardData):
+    """What is learned from."""
+
+    gold: GraphGold
+    """Pairs with their texts, trusted grades and scores."""
+
+
+class CreditSection(Spec):
+    """How credit flows from grade and scores to what they rest on."""
+
+    learn: bool = True
+    """Learn the edges' coefficients with the model; off, they stay as they begin."""
+    learning_rate: float = Field(1e-3, gt=0.0)
+    """The coefficients' own (ours)."""
+    decay: float = Field(0.01, ge=0.0)
+    """λ_w: weight of their squared distance from where they begin (ours)."""
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    """Their gradient is clipped to this norm."""
+    average: Literal["auto", "node", "token"] = "auto"
+    """`node` weighs every node of a rollout alike, `token` every token. `auto`: `node` where coefficients are learned;
+    by token, their gradient would be driven by the lengths of spans.
+    """
+    consistency: bool = True
+    """Subject and attribute share credit, on the query's side and on the product's."""
+    tags: Literal["none", "grade"] = "none"
+    """Whose advantage the tags take: nobody's, as the paper has it, or the grade's. With `none`, tags are made less
+    probable by answers in a wrong format and never more probable by right ones, so the format can be lost.
+    """
+    match: float = 1.0
+    """Base reward of a node that equals gold's."""
+    miss: float = -1.0
+    """Base reward of one that does not, and of all three where the format is wrong."""
+    epsilon: float = Field(1e-6, ge=0.0)
+    """Added to the standard deviation of a node's rewards (ours)."""
+
+    @model_validator(mode="after")
+    def _right_earns_more(self) -> CreditSection:
+        if self.match <= self.miss:
+            raise ValueError(f"match is {self.match:g} and miss {self.miss:g}; want match above miss")
+        return self
+
+
+class GraphRollouts(RolloutSection):
+    """How answers are sampled and learned from."""
+
+    group: int = Field(8, ge=2, le=1024)
+    """Rollouts of one prompt (ours)."""
+    updates: int = Field(2, ge=1, le=64)
+    """Optimizer steps on the same rollouts. Coefficients learn from the second on."""
+    beta: float = Field(0.01, ge=0.0)
+    """Weight of the divergence (k3) from the model that training starts from (ours)."""
+
+
+class GraphGrpoSpec(GrpoSpec):
+    """One teacher, by GRPO with credit by node."""
+
+    method: Literal["graph-grpo"] = "graph-grpo"  # type: ignore[assignment]
+    """How it is trained."""
+    data: GraphData
+    """What it learns from."""
+    rollouts: GraphRollouts = GraphRollouts()
+    """How answers are sampled."""
+    credit: CreditSection = CreditSection()
+    """How credit flows."""
+
+    @model_validator(mode="after")
+    def _the_graph_is_there(self) -> GraphGrpoSpec:
+        if self.labeler.name != "graph-grpo":
+            raise ValueError(f"labeler {self.labeler.name} writes no graph; want graph-grpo")
+        if self.credit.learn and self.rollouts.updates < 2:
+            raise ValueError(
+                "credit.learn wants rollouts.updates of 2 or more: on the first update the coefficients' gradient is 0"
+            )
+        return self
+
+
+# ------------------------------------------------------------------------------
+# The spec of `method: res-rag`: a chooser of evidence, rewarded by what a frozen generator answers from its choice.
+#
+# Source: RES-RAG (papers, section 3.3 and table 4). What is said to be ours the paper does not tell.
+
+
+class EvidenceGold(Spec):
+    """Questions with their documents, the answers wanted, and the chunks wanted."""
+
+    path: PathText = Field(min_length=1)
+    """Parquet or a folder of it: pairs with `chunks`, as `relabel pairs chunk` writes them; `jsonld` is shown to the
+    generator where it is there. Rows of one query are one question.
+    """
+    sets: str = "similar"
+    """Column with the numbers of each document's wanted chunks, a list of integers: `similar` of `relabel pairs
+    similar`, or gold.
+    """
+    answers: str = "gold_answers"
+    """Column with all answers that are wanted, a list of strings, in any row of a query; a query without is left out.
+    """
+    columns: Columns = Columns()
+    """Columns of the texts and ids."""
+
+
+class EvidenceData(Spec):
+    """What is learned from."""
+
+    gold: EvidenceGold
+    """Questions, chunks, answers and sets of chunks."""
+
+
+class GeneratorSpec(EngineSpec):
+    """The frozen generator: an engine with its model, as a job's `engine`; asked greedily, at any engine's speed."""
+
+    cache: PathText | None = None
+    """Folder where its answers are kept, for several trainings to share. Default: with the checkpoints, and gone with
+    them.
+    """
+
+
+class RewardSection(Spec):
+    """R = clip(U + α_ret · F1_ret - η · mean φ, r_min, r_max), where U = α_ans · F1_ans, or γ without an answer."""
+
+    eta: float = Field(2.0, ge=0.0)
+    """η: weight of the cost φ of a document's chunks: 0 up to the root of those shown, 0.5 up to all, else 1."""
+    alpha_ans: float = Field(2.0, ge=0.0)
+    """α_ans: weight of the answer's F1."""
+    alpha_ret: float = Field(1.0, ge=0.0)
+    """α_ret: weight of the F1 with the sets of `data.gold.sets`."""
+    gamma: float = Field(-1.0, le=0.0)
+    """γ: worth of no answer, or of one that can't be read (ours)."""
+    r_min: float = -5.0
+    """Least reward."""
+    r_max: float = 5.0
+    """Most reward."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> RewardSection:
+        if self.r_min >= self.r_max:
+            raise ValueError(f"r_min is {self.r_min:g} and r_max {self.r_max:g}; want r_min below r_max")
+        return self
+
+
+class EvidenceRollouts(RolloutSection):
+    """How choices are sampled and learned from."""
+
+    group: int = Field(4, ge=2, le=1024)
+    """W: rollouts of one prompt; their rewards are compared with each other."""
+    top_p: float = Field(0.8, gt=0.0, le=1.0)
+    """Smallest set of the tokens that the grammar admits, by probability, that is sampled from. Below 1, samples are
+    not quite the policy's own.
+    """
+    beta: float = Field(0.05, ge=0.0)
+    """Weight of the divergence (k3) from the model that training starts from; the reference costs its memory."""
+    max_answer_tokens: int = Field(1024, ge=8)
+    """Longest answer in tokens; one that is cut off has chosen nothing."""
+
+
+class EvidenceTraining(RolloutTraining):
+    """How it is trained; TRL's GRPOTrainer does it."""
+
+    batch_size: int = Field(1, ge=1)
+    """Rollouts of one forward pass on one device; `batch_size` · `accumulation` / `rollouts.group` prompts make a
+    step.
+    """
+    accumulation: int = Field(4, ge=1)
+    """Batches for one optimizer step; the default makes one prompt of 4 rollouts."""
+    learning_rate: float = Field(1e-5, gt=0.0)
+    """Peak of the schedule."""
+    max_tokens: int = Field(9216, ge=64)
+    """Longest rollout in tokens, prompt and answer. Where it is longer, fewer chunks are shown, as `relabel run` does.
+    """
+
+
+class ResRagSpec(RolloutSpec):
+    """One chooser of evidence, by GRPO with a joint reward."""
+
+    method: Literal["res-rag"] = "res-rag"
+    """How it is trained."""
+    labeler: SerializeAsAny[LabelerOptions]
+    """Whose prompts it answers: `evidence-set`, with the options of a job's `labeler`."""
+    data: EvidenceData
+    """What it learns from."""
+    generator: SerializeAsAny[GeneratorSpec]
+    """What answers the questions from the chunks chosen."""
+    reward: RewardSection = RewardSection()
+    """What a choice earns."""
+    rollouts: EvidenceRollouts = EvidenceRollouts()
+    """How answers are sampled."""
+    train: EvidenceTraining = EvidenceTraining()
+    """How."""
+    watch: WatchSection = WatchSection(length=None)
+    """When it is warned of, and ended, for earning its reward without the work. Shorter answers are the aim here, so
+    length is not watched; `no_evidence_rate` is the share of questions for which nothing was chosen.
+    """
+
+    @model_validator(mode="after")
+    def _it_chooses_evidence(self) -> ResRagSpec:
+        if self.labeler.name != EVIDENCE_SET:
+            raise ValueError(f"labeler {self.labeler.name} chooses no chunks; want {EVIDENCE_SET}")
+        if self.rollouts.vllm is not None:
+            raise ValueError("rollouts.vllm writes no answers under a grammar yet; leave it out")
+        if self.rollouts.max_answer_tokens >= self.train.max_tokens:
+            raise ValueError(
+                f"train.max_tokens is {self.train.max_tokens} and rollouts.max_answer_tokens "
+                f"{self.rollouts.max_answer_tokens}: no room for a prompt"
+            )
+        return self
+
+
+# ------------------------------------------------------------------------------
+# Which ways of training a teacher there are. Adding one is one file with a `TeacherTrainer`, one with its spec, and
+# one entry here.
+
+
+@dataclass(frozen=True)
+class TeacherMethod:
+    """A way of training a teacher.
+
+    Args:
+        title: what its card calls it.
+        spec: import path of its spec, a `TeacherSpec`.
+        trainer: import path of its `TeacherTrainer` (`trainers.py`).
+    """
+
+    title: str
+    spec: str
+    trainer: str
+
+
+METHODS = {
+    "sft": TeacherMethod(
+        "supervised fine-tuning on answers",
+        "relabel.distill.teachers.spec:SftSpec",
+        "relabel.distill.teachers.sft:SftTrainer",
+    ),
+    "grpo": TeacherMethod(
+        "GRPO on trusted grades",
+        "relabel.distill.teachers.spec:GrpoSpec",
+        "relabel.distill.teachers.grpo:GrpoTeacher",
+    ),
+    "graph-grpo": TeacherMethod(
+        "GRPO with credit by node",
+        "relabel.distill.teachers.spec:GraphGrpoSpec",
+        "relabel.distill.teachers.grpo:GrpoTeacher",
+    ),
+    "res-rag": TeacherMethod(
+        "GRPO on a frozen generator's answers (RES-RAG)",
+        "relabel.distill.teachers.spec:ResRagSpec",
+        "relabel.distill.teachers.grpo:ResRagTeacher",
+    ),
+}
+
+
+def method_of(name: object) -> TeacherMethod:
+    """The method behind a spec's `method`.
+
+    Raises:
+        ConfigError: there is none of that name; names those there are, and the nearest.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(f"`method` = {name!r}: want one of {', '.join(METHODS)}")
+    if name not in METHODS:
+        raise ConfigError(unknown_name("method", name, list(METHODS)))
+    return METHODS[name]
+
+
+# ------------------------------------------------------------------------------
+# A teacher spec's plain values become its method's spec, with the labeler's own options in it; and the JSON Schema of
+# all of them.
+
+
+def spec_class(method: object) -> type[TeacherSpec]:
+    """The spec of a method.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    found: type[TeacherSpec] = imported(method_of(method).spec)
+    return found
+
+
+def teacher_keys() -> tuple[str, ...]:
+    """The first keys of all methods' specs."""
+    return tuple(dict.fromkeys(key for name in METHODS for key in spec_class(name).model_fields))
+
+
+def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
+    """Check plain values.
+
+    Args:
+        where: what to call their source in an error.
+    Raises:
+        ConfigError: a key or value is off; one sentence a fault.
+    """
+    if "method" not in values:
+        raise ConfigError(f"{where}: `method` is missing; want one of {', '.join(METHODS)}")
+    found: dict[str, object] = {}
+    try:
+        model = spec_class(values.get("method"))
+        labeler: Any = values.get("labeler")
+        if isinstance(labeler, str):
+            labeler = {"name": labeler}
+        match labeler:
+            case {"name": str(name)} as section:
+                found |= {"labeler": validate_spec(labeler_class(name).Options, section, where=f"{where}, labeler")}
+            case dict():
+                raise ConfigError(f"`labeler.name` is missing; there are {', '.join(labeler_names())}")
+        if isinstance(generator := values.get("generator"), dict):
+            found |= {"generator": _with_engine_options(generator, where=f"{where}, generator")}
+    except ConfigError as exc:
+        raise exc if str(exc).startswith(where) else ConfigError(f"{where}: {exc}") from exc
+    return validate_spec(model, {**values, **found}, where=where)
+
+
+def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpec:
+    """A section that names an engine, with the engine's own options in it."""
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: `name` is missing; there are {', '.join(engine_names())}")
+    args = section.get("args") or {}
+    if not isinstance(args, dict):
+        raise ConfigError(f"{where}: `args` = {args!r}: want a mapping of options")
+    options = validate_spec(engine_class(name).Args, args, where=f"{where}.args")
+    return validate_spec(GeneratorSpec, {**section, "args": options}, where=where)
+
+
+def teacher_schema() -> Schema:
+    """JSON Schema (draft 2020-12) that accepts the keys and short forms that `read_teacher_spec` accepts."""
+    definitions: dict[str, Schema] = {}
+    labelers = [{"enum": labeler_names()}, *referred(definitions, "labeler", labeler_schemas(definitions))]
+    methods = []
+    for name in METHODS:
+        spec = ObjectSchema(spec_class(name), definitions)
+        spec.offer("labeler", anyOf=[*labelers, {"type": "null"}])
+        spec.fix("method", name)
+        if "generator" in spec.keys:
+            generators = engine_schemas(GeneratorSpec, definitions)
+            spec.offer("generator", oneOf=referred(definitions, "generator", generators))
+        spec.require("method")
+        methods.append(spec.values)
+    for unused in ("LabelerOptions", "GeneratorSpec", "EngineArgs"):
+        definitions.pop(unused, None)
+    for runs in (model["properties"].get("runs") for model in definitions.values() if "properties" in model):
+        if runs is not None:  # a source stands for a list of one
+            source = path_or_each(runs)
+            runs.update(anyOf=[*source["anyOf"], {name: runs.pop(name) for name in ("type", "items")}])
+    one_or_many(of_model(definitions, Columns, "document"))
+    return {"$schema": DRAFT, "title": "relabel teacher", "oneOf": methods, "$defs": definitions}

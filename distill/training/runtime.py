@@ -1,0 +1,322 @@
+"""The device runtime of a training: accelerator, precision, planned batches, halving the batch when memory runs out,
+and stopping all ranks if one fails."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from relabel.distill.training.locations import how_it_goes_on
+from relabel.distill.training.spec import TrainingSection
+from relabel.manifests.errors import ConfigError, PeerLostError, SaidElsewhereError, TrainingError
+from relabel.manifests.process import cpu_flags
+
+# ------------------------------------------------------------------------------
+# What a training computes in.
+
+
+AMX = "amx_bf16"
+"""The flag of CPUs that multiply bfloat16 in tiles; `auto` does not go by `avx512_bf16` alone."""
+Precision = Literal["no", "bf16", "fp16"]
+"""As accelerate calls it: `no` is float32 throughout; the others are for matrix products alone, by autocast."""
+
+
+def is_on_cpu(settings: TrainingSection) -> bool:
+    """Whether there is no GPU, or none is wanted."""
+    return settings.device == "cpu" or not torch.cuda.is_available()
+
+
+def precision_of(settings: TrainingSection, flags: Set[str] | None = None) -> Precision:
+    """The spec's `train.precision` on this machine.
+
+    Args:
+        flags: of the CPU, for tests.
+    Raises:
+        ConfigError: fp16 without a GPU.
+    """
+    on_cpu = is_on_cpu(settings)
+    if settings.precision == "auto":
+        is_fast = AMX in (cpu_flags() if flags is None else flags) if on_cpu else torch.cuda.is_bf16_supported()
+        return "bf16" if is_fast else "no"
+    if settings.precision == "fp16" and on_cpu:  # accelerate would compute in float32 and say nothing
+        raise ConfigError(
+            "train.precision: fp16 is for GPUs, and this training has none. Take bf16 or fp32, or a machine with a GPU."
+        )
+    return "no" if settings.precision == "fp32" else settings.precision
+
+
+# ------------------------------------------------------------------------------
+# accelerate, as a training's spec has it.
+
+
+def make_accelerator(settings: TrainingSection) -> Accelerator:
+    """Device, processes and precision of a training.
+
+    Raises:
+        ConfigError: fp16 without a GPU.
+    """
+    # accelerate keeps one state a process, and refuses a second training in another precision
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Accelerator(mixed_precision=precision_of(settings), cpu=is_on_cpu(settings))
+
+
+# ------------------------------------------------------------------------------
+# When memory ends: the batch is halved once and accumulated twice as often, then the training is refused.
+
+
+logger = logging.getLogger(__name__)
+
+_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+
+Found = TypeVar("Found")
+
+
+class Halved(NamedTuple):
+    """How often the batch was halved, and the remark on it."""
+
+    times: int
+    notes: list[str]
+
+
+def halving(
+    attempt: Callable[[int], Found],
+    *,
+    batch_size: int | None,
+    say: Callable[[str], None],
+    refusal: Callable[[str], TrainingError],
+) -> tuple[Found, Halved]:
+    """Train, with half the batch if memory ends.
+
+    Args:
+        attempt: trains, with the batch halved so often.
+        batch_size: rows; None where it can't be halved.
+        refusal: the error for when that does not help, given the machine's own words.
+    Raises:
+        TrainingError: what `refusal` makes.
+    """
+    notes: list[str] = []
+    for halvings in (0, 1):
+        try:
+            return attempt(halvings), Halved(halvings, notes)
+        except (RuntimeError, MemoryError) as exc:
+            if not is_out_of_memory(exc):
+                raise
+            if halvings or batch_size is None or batch_size < 2:
+                raise refusal(first_line(exc)) from exc
+            notes.append(
+                f"out of memory with batches of {batch_size} rows: going on with {batch_size // 2}, accumulating "
+                "twice as many"
+            )
+            say(notes[-1])
+            logger.warning(notes[-1])
+            exc.__traceback__ = None  # its frames hold the activations that did not fit
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    raise AssertionError("the second attempt returns or raises")
+
+
+def first_line(exc: BaseException) -> str:
+    """An error's own words, as far as a message has room for them."""
+    return (str(exc).splitlines() or [type(exc).__name__])[0][:150]
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Whether an error says that memory ended, on a device or on the host."""
+    return isinstance(exc, torch.OutOfMemoryError | MemoryError) or any(
+        word in str(exc).lower() for word in _MEMORY_WORDS
+    )
+
+
+# ------------------------------------------------------------------------------
+# Processes that train together end together, and one of them says why.
+
+
+MARK_NAME = "ended"
+_LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "broken pipe", "remote process exit")
+
+
+@contextmanager
+def ending_together(
+    accelerator: Accelerator, folder: Path, *, refusal: Callable[[str, str], TrainingError]
+) -> Iterator[None]:
+    """Where one of several processes ends, the others wait for it in vain until its connections break or the launcher
+    stops them. If memory ended there, what they meet then is nothing to report; else the first that meets it says so.
+    One process alone passes everything on.
+
+    Args:
+        folder: of the checkpoints, which all processes see.
+        refusal: the error, given the machine's own words and which process it was.
+    Raises:
+        TrainingError: memory ended here first.
+        PeerLostError: another process ended, and none has said so.
+        SaidElsewhereError: one has.
+    """
+    if accelerator.num_processes == 1:
+        yield
+        return
+    mark = folder / MARK_NAME
+    if accelerator.is_main_process:
+        mark.unlink(missing_ok=True)
+    accelerator.wait_for_everyone()  # the first process has claimed the output
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as exc:
+        if is_out_of_memory(exc) and _is_first(mark):
+            who = f"in process {accelerator.process_index + 1} of {accelerator.num_processes}"
+            raise refusal(first_line(exc), who) from exc
+        if is_lost_connection(exc) and _is_first(mark):
+            raise PeerLostError(
+                f"another of the {accelerator.num_processes} processes that train together ended: it says why, or was "
+                f"killed (process {accelerator.process_index + 1} met: {first_line(exc)}). {how_it_goes_on(folder)}"
+            ) from exc
+        if mark.exists():
+            raise SaidElsewhereError(f"another process ended: {mark}") from exc
+        raise
+
+
+def is_lost_connection(exc: BaseException) -> bool:
+    """Whether gloo or NCCL says that a process at the other end is gone; both raise errors that say so in words."""
+    return isinstance(exc, RuntimeError) and any(word in str(exc).lower() for word in _LOST_WORDS)
+
+
+def _is_first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------
+# Which rows make a batch, epoch by epoch.
+#
+# An epoch's batches follow from (seed, epoch) alone, so that a resumed training meets the same ones, and their number
+# is the same in every epoch. Batches of like length are cut from rows sorted by length within stretches of a shuffled
+# epoch, so that who shares a batch with whom stays mostly chance; with a budget of tokens the whole epoch is one
+# stretch, since batches cut elsewhere would differ in number.
+
+
+STRETCH_BATCHES = 50
+"""Batches of a stretch. On crowdflower's pairs, 32 rows a batch, padding falls from 47 to 4.1 % of the tokens with
+titles alone, and from 31 to 1.4 % with bodies cut at 96 tokens.
+"""
+FEWEST_STRETCHES = 4
+"""Fewer rows make shorter stretches, so that batches still differ from epoch to epoch."""
+
+
+class BatchPlan:
+    """A batch sampler: yields lists of row numbers.
+
+    Args:
+        lengths: tokens of each row.
+        rows: the row numbers to draw from.
+        groups: rows of like length share a batch; always so with `tokens_per_batch`.
+        draw_weight: of each entry of `rows`, to draw with replacement; None takes each row once an epoch.
+        num_shards: processes that share the batches; their number is made a multiple of it by repeating the first ones.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        rows: np.ndarray,
+        *,
+        seed: int,
+        batch_size: int,
+        tokens_per_batch: int | None = None,
+        groups: bool = False,
+        draw_weight: np.ndarray | None = None,
+        num_shards: int = 1,
+    ) -> None:
+        self._rows = rows
+        self._lengths = np.asarray(lengths, dtype=np.int64)[rows]
+        self._seed = seed
+        self._epoch = 0
+        self._groups = groups or tokens_per_batch is not None
+        self._stretch = (
+            len(rows) if tokens_per_batch is not None else batch_size * stretch_batches(len(rows), batch_size)
+        )
+        self._sizes = batch_sizes(
+            np.sort(self._lengths)[::-1], batch_size=batch_size, tokens_per_batch=tokens_per_batch
+        )
+        self._draw = None if draw_weight is None else draw_weight / draw_weight.sum()
+        self._surplus = -len(self._sizes) % num_shards
+
+    def __len__(self) -> int:
+        return len(self._sizes) + self._surplus
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose batches come next."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from islice(cycle(self.batches(self._epoch)), len(self))
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch."""
+        chance = np.random.default_rng([self._seed, epoch])
+        if self._draw is not None:
+            order = chance.choice(len(self._rows), size=len(self._rows), p=self._draw)
+        else:
+            order = chance.permutation(len(self._rows))
+        if self._groups:
+            stretches = [order[start : start + self._stretch] for start in range(0, len(order), self._stretch)]
+            # longest first; who ties with whom is drawn
+            order = np.concatenate(
+                [stretch[np.argsort(-self._lengths[stretch], kind="stable")] for stretch in stretches]
+            )
+        found = np.split(self._rows[order], np.cumsum(self._sizes)[:-1])
+        if self._groups:
+            found = [found[place] for place in chance.permutation(len(found))]
+        return [batch.tolist() for batch in found]
+
+    def padding_share(self, epoch: int = 0) -> float:
+        """Share of padding among the tokens of an epoch's batches, each padded to its longest row."""
+        where = {int(row): int(length) for row, length in zip(self._rows, self._lengths, strict=True)}
+        lengths = [[where[row] for row in batch] for batch in self.batches(epoch)]
+        padded = sum(len(batch) * max(batch) for batch in lengths)
+        return 1.0 - sum(map(sum, lengths)) / padded if padded else 0.0
+
+
+def batch_sizes(longest_first: np.ndarray, *, batch_size: int, tokens_per_batch: int | None) -> list[int]:
+    """How many rows each batch takes of rows sorted by falling length.
+
+    With `tokens_per_batch` as many as fit, padding included, and at least one; else `batch_size`.
+    """
+    if tokens_per_batch is None:
+        whole, rest = divmod(len(longest_first), batch_size)
+        return [batch_size] * whole + ([rest] if rest else [])
+    sizes, start = [], 0
+    while start < len(longest_first):
+        size = min(max(1, tokens_per_batch // int(longest_first[start])), len(longest_first) - start)
+        sizes.append(size)
+        start += size
+    return sizes
+
+
+def stretch_batches(num_rows: int, batch_size: int) -> int:
+    """How many batches are cut from one stretch of sorted rows."""
+    return min(max(1, num_rows // (FEWEST_STRETCHES * batch_size)), STRETCH_BATCHES)
+
+
+class TokenRows(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Row numbers; the collator fetches what belongs to them."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, row: int) -> int:
+        return row

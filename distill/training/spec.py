@@ -1,0 +1,165 @@
+"""Spec sections shared by students and teachers: training settings, the dev split, early stopping and LoRA, and the
+LoRA adapters built from them. Importing it does not load torch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+from pydantic import Field
+
+from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.process import require
+from relabel.manifests.specs import Spec
+
+# ------------------------------------------------------------------------------
+# Keys that the specs of students and teachers share.
+
+
+class LoraSpec(Spec):
+    """Low-rank adapters instead of all weights, through peft; merged into the weights when the model is written."""
+
+    r: int = Field(8, ge=1, le=1024)
+    """Rank."""
+    alpha: float = Field(16.0, gt=0.0)
+    """Scale; the update is multiplied by alpha / r."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """On the adapters' input, in training."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers to adapt. Default: every linear layer but the output matrix."""
+
+
+class EarlyStop(Spec):
+    """Stop when the dev split gets no better."""
+
+    patience: int = Field(3, ge=1)
+    """Evaluations without a new best before training stops."""
+
+
+class DevSplit(Spec):
+    """Which rows train and which choose; all rows of one query fall on the same side."""
+
+    by: Literal["query_id", "query"] = "query_id"
+    """What must not fall apart: the query's id, or its text (case and white space folded) where ids are not to be
+    trusted.
+    """
+    dev: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of queries that training is looked at with."""
+    seed: int = Field(0, ge=0)
+    """A query's side is a hash of this seed and the query alone: it stays where it is when data is added."""
+
+
+class TrainingSection(Spec):
+    """How a model is trained."""
+
+    epochs: float = Field(2, gt=0)
+    """Passes over the training rows."""
+    max_steps: int | None = Field(None, ge=1)
+    """Stop after this many optimizer steps, whatever `epochs` says."""
+    batch_size: int = Field(32, ge=1)
+    """Rows of one forward pass on one device."""
+    group_by_length: bool = True
+    """Rows of like length share a batch, sorted within stretches of fifty batches: little padding, and still mostly
+    chance.
+    """
+    accumulation: int = Field(1, ge=1)
+    """Batches for one optimizer step; the loss is the same as of one large batch."""
+    learning_rate: float = Field(2e-4, gt=0.0)
+    """Peak of the schedule."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """After the warm-up."""
+    warmup: float = Field(0.1, ge=0.0, lt=1.0)
+    """Share of the steps in which the rate rises from 0."""
+    weight_decay: float = Field(0.01, ge=0.0)
+    """AdamW's, on weight matrices alone."""
+    max_grad_norm: float = Field(1.0, ge=0.0)
+    """Clip gradients to this norm; 0 is off."""
+    max_tokens: int = Field(256, ge=8)
+    """Longest row in tokens; longer ones are cut."""
+    seed: int = Field(7, ge=0, lt=2**31)
+    """Of all that is drawn: fresh weights, dropout, the order of rows."""
+    save_every: int | None = Field(None, ge=1)
+    """Steps between checkpoints. Default: once an epoch."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints kept while training; all are removed when the model is written."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """`auto`: bf16 on a GPU that has it and on a CPU with AMX, else fp32."""
+    device: Literal["auto", "cpu"] = "auto"
+    """`auto` takes a GPU where torch finds one."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, about a third slower."""
+    report_to: tuple[Literal["tensorboard", "trackio", "mlflow", "wandb"], ...] = ()
+    """Services that the curve is sent to as it grows; each finds its server and its key in its own way."""
+
+
+# ------------------------------------------------------------------------------
+# Low-rank adapters beside a language model's linear layers, through peft.
+
+
+def check_targets(config: Any, lora: LoraSpec, *, key: str, reference: str) -> None:
+    """Look whether the model has the layers that are to be adapted; its config says it, no weights are loaded. peft
+    itself refuses only where none is found.
+
+    Args:
+        key: the spec's, for errors.
+        reference: the model's, for errors.
+    Raises:
+        ConfigError: one of them is no layer of the model, or shares its weights with another layer.
+        ModelError: the config describes no model.
+    """
+    if not lora.targets:
+        return
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            modules = dict(AutoModelForCausalLM.from_config(copy.deepcopy(config)).named_modules())
+    except (ValueError, TypeError, RuntimeError) as exc:
+        raise ModelError(f"model {reference!r}: its config.json describes no model that can be built.") from exc
+    layers = {name for name, module in modules.items() if getattr(getattr(module, "weight", None), "ndim", 0) > 1}
+    for target in lora.targets:
+        found = {name for name in modules if name == target or name.endswith(f".{target}")}
+        own = [modules[name].weight for name in found & layers]
+        if shared := sorted(name for name in layers - found if any(modules[name].weight is one for one in own)):
+            raise ConfigError(
+                f"{key}.targets: {target} of {reference!r} has its weights in common with {shared[0]}; what one of "
+                "them learns would be added to both. Leave it out."
+            )
+        if found and found <= layers:
+            continue
+        fault = f"{target} of {reference!r} is no single layer of weights"
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+        raise ConfigError(
+            f"{key}.targets: {fault if found else f'no layer of {reference!r} is called {target}'}; there are {known}. "
+            "Name some of these, or leave `targets` out to adapt every linear layer but the output matrix."
+        )
+
+
+def adapted(lm: Any, lora: LoraSpec, *, seed: int, key: str, extra: str) -> Any:
+    """The model behind peft's wrapper, all but the adapters frozen; `merge_and_unload` gives it back with them added.
+
+    Args:
+        seed: what the adapters are drawn from; the process's own generator is left alone.
+        key: the spec's, for errors.
+        extra: the one that brings peft.
+    Raises:
+        MissingExtraError: peft is absent.
+        ModelError: it finds no such layers.
+    """
+    import torch
+
+    peft = require("peft", extra=extra, purpose=key)
+    config = peft.LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return peft.get_peft_model(lm, config)
+    except ValueError as exc:
+        raise ModelError(f"{key}: {str(exc).splitlines()[0]}") from exc

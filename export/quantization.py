@@ -1,0 +1,333 @@
+"""Smaller precisions of an ONNX graph: fusion and fp16, dynamic and static int8, and int8 embedding tables with a scale
+for each row."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relabel.manifests.errors import ModelError
+from relabel.manifests.process import require
+
+# ------------------------------------------------------------------------------
+# Graph fusion and fp16, by onnxruntime's transformers optimizer; and the graph's facts that others need.
+#
+# The fp32 file stays as it was exported, free of onnxruntime's own operators, since TensorRT builds from it
+# (onnxruntime fuses it when it is loaded). fp16 is fused first: onnxruntime's loading-time fusions look for float32.
+
+
+BIG_BYTES = 1_800_000_000
+"""From here on weights lie beside the graph: protobuf ends at 2 GB."""
+LAYER_OPERATORS = {
+    "LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization",
+    "RMSNormalization", "MatMul", "Attention",
+}  # fmt: skip
+"""A layer of a transformer ends in one of these."""
+
+
+def write_fp16(source: Path, target: Path, *, num_heads: int, hidden_size: int) -> dict[str, Any]:
+    """Fuse a float32 graph and halve it; inputs, outputs, and what comes after the last layer stay float32.
+
+    Args:
+        num_heads, hidden_size: of the attention, which fusion needs.
+    Returns:
+        Which fusions were found, by name.
+    Raises:
+        ModelError: the graph can't be converted.
+    """
+    optimizer = require("onnxruntime.transformers.optimizer", extra="cpu", purpose="fp16")
+    with quiet():
+        try:
+            model = optimizer.optimize_model(
+                str(source), model_type="bert", num_heads=num_heads, hidden_size=hidden_size, opt_level=0
+            )
+            fused = {name: int(count) for name, count in sorted(model.get_fused_operator_statistics().items()) if count}
+            model.convert_float_to_float16(keep_io_types=True, node_block_list=_head_nodes(model.model.graph))
+            _drop_twins(model.model.graph)
+            model.topological_sort()
+            model.save_model_to_file(str(target), use_external_data_format=is_big(source))
+        except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as exc:
+            raise ModelError(
+                f"{source}: onnxruntime's optimizer can't halve this graph ({type(exc).__name__}: {exc})."
+            ) from exc
+    return {"fused": fused}
+
+
+def drop_notes(path: Path) -> None:
+    """Take out of a model file what nobody needs who runs it: where in whose code each node was traced, with paths of
+    the machine that exported, so that the same student gives the same bytes anywhere; and the shapes between inputs and
+    outputs, which are inferred.
+
+    With shapes onnxruntime plans before the first run which result shall lie where another was, of symbols (batch,
+    sequence) and not of sizes. For a MiniLM in float32 on a CPU that plan costs 5 to 6 % of the time from batches of 8
+    on and 160 MB more at its peak (onnxruntime 1.31, 2026-11-20).
+    """
+    onnx = require("onnx", extra="cpu", purpose="An export")
+    model = onnx.load(str(path), load_external_data=False)
+    del model.graph.value_info[:]
+    for part in (model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output, *model.functions):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    for tensor in model.graph.initializer:
+        del tensor.metadata_props[:]
+    path.write_bytes(model.SerializeToString())
+
+
+def is_big(path: Path) -> bool:
+    """Whether a model with its data passes what one protobuf file holds."""
+    data = path.with_name(path.name + ".data")
+    return path.stat().st_size + (data.stat().st_size if data.is_file() else 0) > BIG_BYTES
+
+
+def _head_nodes(graph: Any) -> list[str]:
+    """Names of the nodes between the last layer and the outputs: pooling (a sum over a row's tokens, which halves can
+    overflow), heads and softmax. They are few multiplications.
+    """
+    made_by = {name: node for node in graph.node for name in node.output}
+    found: dict[str, None] = {}
+    pending = [output.name for output in graph.output]
+    while pending:
+        node = made_by.get(pending.pop())
+        if node is None or node.op_type in LAYER_OPERATORS or node.name in found:
+            continue
+        found[node.name] = None
+        pending += list(node.input)
+    return list(found)
+
+
+def _drop_twins(graph: Any) -> None:
+    """The converter casts a value once for each float32 node that reads it, under one name; one cast is enough."""
+    seen: set[str] = set()
+    kept = []
+    for number, node in enumerate(graph.node):
+        if node.output and node.output[0] in seen:
+            continue
+        seen.update(node.output)
+        node.name = f"{node.op_type}_{number}"
+        kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """onnxruntime's tools tell each fusion that they tried, and give advice through warnings."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+# ------------------------------------------------------------------------------
+# Tables of embeddings in int8, with a scale for each row: a value is off by at most a 254th of the largest in its row.
+#
+# onnxruntime's quantization has one scale for a whole table, or none; most of a small encoder's bytes are in this table
+# (MiniLM: 47 of the 59 MB that int8 left).
+
+
+# V rows, H columns
+
+
+LEAST_VALUES = 1 << 14
+"""A smaller table is not worth the operators."""
+STEPS = 127
+
+
+def quantize_embeddings(path: Path, *, is_big: bool) -> int:
+    """Quantize, in place, the float tables that a graph looks rows up in and uses for nothing else.
+
+    Args:
+        is_big: its weights lie in a file beside it.
+    Returns:
+        How many there were.
+    """
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    model = onnx.load(str(path))
+    graph = model.graph
+    tables = {one.name: one for one in graph.initializer if _is_table(onnx, one)}
+    readers: dict[str, list[Any]] = {name: [] for name in tables}
+    for node in graph.node:
+        for name in node.input:
+            if name in readers:
+                readers[name].append(node)
+    nodes, found = [], 0
+    for node in graph.node:
+        table = tables.get(node.input[0]) if node.op_type == "Gather" else None
+        if table is None or readers[table.name] != [node] or any(one.i for one in node.attribute):  # of another axis
+            nodes.append(node)
+            continue
+        nodes += _looked_up(onnx, graph, node, table)
+        found += 1
+    if found:
+        del graph.node[:]
+        graph.node.extend(nodes)
+        beside = path.with_name(path.name + ".data")
+        if is_big:
+            beside.unlink()  # it is held in memory, and onnx appends
+        onnx.save_model(model, str(path), save_as_external_data=is_big, location=beside.name)
+    return found
+
+
+def _is_table(onnx: Any, one: Any) -> bool:
+    return one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2 and one.dims[0] * one.dims[1] >= LEAST_VALUES
+
+
+def _looked_up(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:
+    """The nodes in place of one look-up: rows in int8, their scales, and the product. Puts the two tables in place of
+    the one.
+    """
+    values_VH = onnx.numpy_helper.to_array(table)
+    largest_V1 = np.abs(values_VH).max(axis=1, keepdims=True)
+    scales_V1 = np.where(largest_V1 > 0, largest_V1 / STEPS, 1.0).astype(np.float32)
+    rows_VH = np.clip(np.rint(values_VH / scales_V1), -STEPS, STEPS).astype(np.int8)
+    graph.initializer.remove(table)
+    for name, held in ((f"{table.name}_int8", rows_VH), (f"{table.name}_scales", scales_V1)):
+        graph.initializer.append(onnx.numpy_helper.from_array(held, name))
+    out, make = node.output[0], onnx.helper.make_node
+    return [
+        make("Gather", [f"{table.name}_int8", node.input[1]], [f"{out}_int8"], name=f"{node.name}_int8"),
+        make("Cast", [f"{out}_int8"], [f"{out}_steps"], name=f"{node.name}_steps", to=onnx.TensorProto.FLOAT),
+        make("Gather", [f"{table.name}_scales", node.input[1]], [f"{out}_scales"], name=f"{node.name}_scales"),
+        make("Mul", [f"{out}_steps", f"{out}_scales"], [out], name=node.name),
+    ]
+
+
+# ------------------------------------------------------------------------------
+# int8 by onnxruntime's quantization: weights of matrix products by channel, activations by batch (dynamic) or by
+# calibration (static). Tables of embeddings, most of a small encoder's bytes, get a scale for each row
+# (`embeddings.py`).
+#
+# Heads stay float: they are a thousandth of the work. The exported graph's own shape notes are dropped first;
+# `quantize_dynamic` infers them anew and trips over those that torch wrote for shapes that are symbols (a 384 against a
+# 3).
+
+
+CALIBRATION_BATCH = 8
+
+
+def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]:
+    """Dynamic int8: activations are scaled anew in every batch, over all of its rows.
+
+    Args:
+        narrowing: also the matrices that narrow. Not for decoders: the token that all others attend to, their first,
+            brings values into the second matrix of a feed-forward layer that are far outside the others' (Sun et al.
+            2024, arXiv:2402.17762), in every batch, and the scale of them all leaves the others no digits.
+            SmolLM2-135M: what the layers give is off by 19 % with these matrices, by 4 % without (2026-11-20). Of an
+            encoder's answers they cost little.
+    Raises:
+        ModelError: the graph can't be quantized.
+    """
+    quantization = require("onnxruntime.quantization", extra="cpu", purpose="int8")
+    with tempfile.TemporaryDirectory(dir=target.parent) as work, _translate_errors(source):
+        bare = _without_shapes(source, Path(work) / "bare.onnx")
+        quantization.quantize_dynamic(
+            bare,
+            target,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=[*_heads(bare), *([] if narrowing else _narrowing(bare))],
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            use_external_data_format=is_big(source),
+            extra_options={"MatMulConstBOnly": True},
+        )
+    matrices = _count(target, "MatMulInteger", "DynamicQuantizeMatMul")
+    return {"kind": "dynamic", "quantized": matrices, "tables": quantize_embeddings(target, is_big=is_big(source))}
+
+
+def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
+    """Static int8 as QuantizeLinear and DequantizeLinear around the matrix products, scales from real batches.
+
+    Matrices that narrow stay float: what goes into the second of a feed-forward layer has a few values far outside the
+    others, and one scale for all of them leaves the others no digits. MiniLM on 2,023 real pairs: 9.4 % of grades
+    flipped with them, 3.0 % without (2026-11-20). A dynamic scale, of one batch, suffers less.
+
+    Args:
+        batches: what the model is fed to see its activations.
+    Raises:
+        ModelError: the graph can't be quantized.
+    """
+    quantization = require("onnxruntime.quantization", extra="cpu", purpose="int8-static")
+    with tempfile.TemporaryDirectory(dir=target.parent) as work, _translate_errors(source):
+        bare = _without_shapes(source, Path(work) / "bare.onnx")
+        quantization.quantize_static(
+            bare,
+            target,
+            _reader(quantization, batches),
+            quant_format=quantization.QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_exclude=[*_heads(bare), *_narrowing(bare)],
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            activation_type=quantization.QuantType.QUInt8,
+            use_external_data_format=is_big(source),
+            extra_options={"MatMulConstBOnly": True},
+        )
+    found = {"quantized": _count(target, "QuantizeLinear"), "calibration_batches": len(batches)}
+    return {"kind": "static", **found, "tables": quantize_embeddings(target, is_big=is_big(source))}
+
+
+def _reader(quantization: Any, batches: Sequence[dict[str, np.ndarray]]) -> Any:
+    class Batches(quantization.CalibrationDataReader):  # type: ignore[misc]
+        """Hands out one batch after the other."""
+
+        def __init__(self) -> None:
+            self.left: Iterator[dict[str, np.ndarray]] = iter(batches)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.left, None)
+
+    return Batches()
+
+
+def _without_shapes(source: Path, target: Path) -> Path:
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    model = onnx.load(str(source))
+    del model.graph.value_info[:]
+    onnx.save_model(model, str(target), save_as_external_data=is_big(source), location=target.name + ".data")
+    return target
+
+
+def _heads(path: Path) -> list[str]:
+    """The heads' nodes; the library turns a Gemm into a MatMul of another name before it looks at them."""
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    return [name for node in nodes if node.op_type == "Gemm" for name in (node.name, node.name + "_MatMul")]
+
+
+def _narrowing(path: Path) -> list[str]:
+    """Matrix products with a constant of more rows than columns."""
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    graph = onnx.load(str(path), load_external_data=False).graph
+    shapes = {constant.name: list(constant.dims) for constant in graph.initializer}
+    matrices = ((node.name, shapes.get(node.input[1], [])) for node in graph.node if node.op_type == "MatMul")
+    return [name for name, shape in matrices if len(shape) == 2 and shape[0] > shape[1]]
+
+
+def _count(path: Path, *operators: str) -> int:
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    return sum(node.op_type in operators for node in onnx.load(str(path), load_external_data=False).graph.node)
+
+
+@contextlib.contextmanager
+def _translate_errors(source: Path) -> Iterator[None]:
+    """Quiets the library's advice, and turns its errors into ours.
+
+    Raises:
+        ModelError: the library gave up.
+    """
+    try:
+        with quiet():
+            yield
+    except (ValueError, RuntimeError, KeyError, AttributeError) as exc:
+        raise ModelError(f"{source}: onnxruntime can't quantize this graph ({type(exc).__name__}: {exc}).") from exc

@@ -1,0 +1,280 @@
+"""Terminal and JSON output of `relabel ask`, and the watcher that asks again when a prompt template changes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from relabel.jobs.ask import AskedRows, HeardAsk
+from relabel.jobs.output import note, shown
+from relabel.jobs.run.chunks import RefusedAnswer
+from relabel.manifests.asks import Answer, Ask, Message
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.labels import Pair
+from relabel.manifests.records import plain
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.secrets import one_line
+
+# ------------------------------------------------------------------------------
+# What was asked and answered, for people and for programs.
+
+
+LEGEND = "⟦ ⟧ holds what the data says; all else is the template."
+_MARKS = {ord(mark): mark.encode("unicode_escape").decode() for mark in "⟦⟧"}
+"""In the data they are spelled, so that no document ends where it does not."""
+_CUT = "the end of the document above was cut off before it was asked: too long for model or max_prompt_tokens"
+"""What is on the screen is the whole ask; an engine cuts its tokens."""
+_LEFT_OUT = {"row_id", "query_id", "doc_id", "key", "origin", "reused", "columns", "prompt_tokens", "output_tokens"}
+"""Columns of a label that say nothing of what the model wrote."""
+
+
+def head_of(pair: Pair) -> str:
+    """The row, in a line."""
+    return click.style(f"row {pair.row_id} · query {shown(pair.query_id)} · document {shown(pair.doc_id)}", bold=True)
+
+
+def ask_text(exchange: HeardAsk, above: str = "") -> str:
+    """The prompt as the model reads it; where a server makes that, turn by turn as it is asked.
+
+    Args:
+        above: the prompt that is on the screen already; one that begins with it goes on from there.
+    """
+    ask, prompt = exchange.ask, prompt_text(exchange)
+    lines = [ruler(f"{ask.stage}: asked")]
+    if above and prompt.startswith(above):
+        lines.append(
+            click.style("the prompt above, with another seed" if prompt == above else "the turns above, then", dim=True)
+        )
+        prompt = prompt[len(above) :].removeprefix("\n")
+    lines += [prompt] if prompt else []
+    if ask.prefill and exchange.prompt is None:
+        lines += [click.style("the answer begins with", dim=True), shown(ask.prefill)]
+    return "\n".join(lines)
+
+
+def prompt_text(exchange: HeardAsk) -> str:
+    """The whole prompt, with its data marked."""
+    if exchange.prompt is not None:
+        return _marked(exchange.prompt)
+    return "\n".join(f"{click.style(one.role, dim=True)}\n{_marked(one.parts)}" for one in exchange.ask.messages)
+
+
+def answer_text(exchange: HeardAsk) -> str:
+    """What the model said, how sure it was at each decision, and what that took."""
+    answer = exchange.answer
+    assert answer is not None
+    tokens = f"{answer.prompt_tokens:,} + {answer.output_tokens:,} tokens"
+    lines = [ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds or 0:.1f} s)")]
+    if "document_truncated" in answer.flags:
+        lines.append(_CUT)
+    if answer.text:
+        lines.append(shown(answer.text))
+    if answer.detail:
+        lines.append(shown(answer.detail))
+    if answer.raw:
+        lines += [click.style("as it came", dim=True), shown(answer.raw)]
+    return "\n".join([*lines, *_distributions(exchange.ask, answer)])
+
+
+def refused_text(answer: RefusedAnswer) -> str:
+    """An answer that a run could not read, and why."""
+    head = f"row {answer.row_id} · {answer.stage}, attempt {answer.attempt} · refused as {answer.status}"
+    return "\n".join([ruler(f"{head} ({answer.finish})"), shown(answer.text) or "(no text)", shown(answer.reason)])
+
+
+def outcome_text(row: LabelRow | QuarantineRow) -> str:
+    """The label, or why there is none."""
+    if isinstance(row, QuarantineRow):
+        lines = [ruler(f"row {row.row_id}: no label, quarantined as {row.status}"), shown(row.reason)]
+        for one in row.tries:
+            lines.append(f"  {one['stage']}, attempt {one['attempt']}: {shown(one['reason'] or one['finish'])}")
+        return "\n".join(lines)
+    held = {name: value for name, value in _label(row).items() if value not in (None, [], {})}
+    width = max(map(len, held))
+    values = (f"  {name.ljust(width)}  {shown(_value_text(value))}" for name, value in held.items())
+    return "\n".join([ruler(f"row {row.row_id}: label"), *values])
+
+
+def rows_json(asked: AskedRows, stage: str | None) -> dict[str, Any]:
+    """The same as one JSON object."""
+    return {
+        "rows": [
+            {"row_id": pair.row_id, "query_id": pair.query_id, "doc_id": pair.doc_id, **_outcome(row)}
+            for pair, row in zip(asked.pairs, asked.rows, strict=True)
+        ],
+        "asks": [_exchange(one) for one in asked.exchanges if stage in (None, one.ask.stage)],
+        "remarks": asked.remarks,
+    }
+
+
+def _outcome(row: LabelRow | QuarantineRow | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    if isinstance(row, LabelRow):
+        return {"label": _label(row)}
+    return {"refused": {"status": row.status, "reason": row.reason, "tries": row.tries}}
+
+
+def _label(row: LabelRow) -> dict[str, Any]:
+    held = {name: value for name, value in row._asdict().items() if name not in _LEFT_OUT}
+    found: dict[str, Any] = plain({**held, **row.columns})
+    return found
+
+
+def _exchange(exchange: HeardAsk) -> dict[str, Any]:
+    ask, answer = exchange.ask, exchange.answer
+    said = None
+    if answer is not None:
+        distributions = {name: plain(one._asdict()) for name, one in answer.distributions.items()}
+        said = {
+            "text": answer.text,
+            "raw": answer.raw or answer.text,
+            "finish": answer.finish,
+            "detail": answer.detail,
+            "flags": list(answer.flags),
+            "distributions": distributions,
+            "prompt_tokens": answer.prompt_tokens,
+            "output_tokens": answer.output_tokens,
+            "seconds": round(exchange.seconds or 0.0, 3),
+        }
+    turns = [{"role": one.role, "parts": [*_parts(one)]} for one in ask.messages]
+    return {
+        "stage": ask.stage,
+        "messages": turns,
+        "prefill": ask.prefill,
+        "rendered": None if exchange.prompt is None else "".join(exchange.prompt),
+        "max_tokens": ask.max_tokens,
+        "answer": said,
+    }
+
+
+def _parts(message: Message) -> Iterator[dict[str, str | None]]:
+    fields = iter(message.fields)
+    for place, text in enumerate(message.parts):
+        field = next(fields) if place % 2 else None
+        if text or field:
+            yield {"field": field, "text": text}
+
+
+def _marked(parts: Sequence[str]) -> str:
+    return "".join(
+        click.style(f"⟦{shown(text).translate(_MARKS)}⟧", fg="cyan") if place % 2 else shown(text)
+        for place, text in enumerate(parts)
+    )
+
+
+def _distributions(ask: Ask, answer: Answer) -> Iterator[str]:
+    for decision in ask.decisions:
+        found = answer.distributions.get(decision.name)
+        if found is None:
+            yield f"  {decision.name}: no distribution"
+            continue
+        pairs = zip(decision.labels, found.probs, strict=True)
+        probs = " · ".join(f"{shown(label)} {prob:.3f}" for label, prob in pairs)
+        yield f"  {decision.name}: {probs} · outside these {found.outside_mass:.3f}"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"[{', '.join(map(_value_text, value))}]" if isinstance(value, list) else str(value)
+
+
+def ruler(title: str) -> str:
+    """A line with a title."""
+    return click.style(f"── {title} ".ljust(80, "─"), dim=True)
+
+
+# ------------------------------------------------------------------------------
+# What is asked and answered as lines on stdout.
+
+
+class AskScreen:
+    """Shows exchanges in the order in which they come.
+
+    Args:
+        stage: the only one that is shown; None shows all.
+    """
+
+    def __init__(self, stage: str | None) -> None:
+        self._stage = stage
+        self._is_first = True
+        self._above = ""
+        """The prompt that was shown last, of the same rows."""
+
+    def begins(self, pairs: list[Pair]) -> None:
+        """Rows are asked from here on."""
+        if self._is_first:
+            click.echo(LEGEND)
+        self._is_first = False
+        self._above = ""
+        for pair in pairs:
+            click.echo(head_of(pair))
+
+    def heard(self, exchange: HeardAsk) -> None:
+        """Something was asked, or answered."""
+        if self._stage not in (None, exchange.ask.stage):
+            return
+        if exchange.answer is not None:
+            click.echo(answer_text(exchange))
+            return
+        click.echo(ask_text(exchange, self._above))
+        self._above = prompt_text(exchange)
+
+    def ends(self, asked: AskedRows) -> None:
+        """All is answered."""
+        for row in asked.rows:
+            if row is not None:
+                click.echo(outcome_text(row) + "\n")
+
+
+# ------------------------------------------------------------------------------
+# A folder of prompt templates that somebody edits: whenever a file there has another content, something is done
+# again.
+
+
+LOOK_EVERY_S = 0.25
+"""Between two looks at the files, seconds; a change counts when two looks in a row see the same."""
+
+
+def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[float], None] = time.sleep) -> NoReturn:
+    """Do it, wait until a file is changed, added or removed, do it again, until Ctrl-C.
+
+    Args:
+        do: what a template makes impossible it raises as ConfigError, which is said; then the next change is waited
+            for.
+    """
+    seen = _contents(folder)
+    while True:
+        try:
+            do()
+        except ConfigError as exc:
+            click.echo(one_line(f"relabel: {exc}"), err=True)
+        note(f"{folder} is watched: a change there asks again, Ctrl-C ends.")
+        found = _next_contents(folder, seen, pause)
+        names = sorted(name for name in {*seen, *found} if seen.get(name) != found.get(name))
+        note(f"changed: {', '.join(names)}")
+        seen = found
+
+
+def _next_contents(folder: Path, seen: dict[str, bytes], pause: Callable[[float], None]) -> dict[str, bytes]:
+    before, found = seen, seen
+    while found == seen or found != before:  # an editor may write a file in several steps
+        pause(LOOK_EVERY_S)
+        before, found = found, _contents(folder)
+    return found
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    found = {}
+    with contextlib.suppress(OSError):  # a folder that is gone holds nothing, and the job says so
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                if path.suffix == ".j2" and not path.name.startswith("."):
+                    found[path.name] = path.read_bytes()
+    return found

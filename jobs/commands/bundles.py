@@ -1,0 +1,350 @@
+"""The commands `publish`, `channel`, `rollback`, `list`, `show` and `gc` over a bundle store."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from relabel.jobs.commands.options import _signing_key, local_folder, output_option, sign_key_option
+from relabel.jobs.commands.pull import is_destination, show_destination
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit, table
+from relabel.manifests.errors import UsageError
+from relabel.manifests.files import Storage
+
+if TYPE_CHECKING:
+    from relabel.export.catalog import ShownBundle, VersionContents
+    from relabel.manifests.bundle_store import BundleStore
+
+# ------------------------------------------------------------------------------
+# `publish`, `channel`, `rollback`, `list`, `show` and `gc`: bundles in a store. `pull` has a file of its own.
+
+
+@click.command(epilog="Example: relabel publish out/bundle s3://bucket/models --channel candidate")
+@click.argument("bundle", metavar="BUNDLE")
+@click.argument("url", metavar="URL")
+@click.option("--channel", metavar="NAME", help="Point this channel at the version afterwards.")
+@click.option("--name", metavar="NAME", help="Publish under this name.  [default: the bundle's own]")
+@click.option("--version", metavar="ID", help="Call the version this.  [default: 16 digits of its manifest's sha256]")
+@click.option(
+    "--reread", is_flag=True, help="Read every object back, known ones too, and repair what is damaged in the store."
+)
+@click.option("--anyway", is_flag=True, help="Point the channel at a student that is no better than a baseline, too.")
+@sign_key_option
+@output_option
+def publish(
+    bundle: str,
+    url: str,
+    channel: str | None,
+    name: str | None,
+    version: str | None,
+    reread: bool,
+    anyway: bool,
+    sign_key: str | None,
+    output: str,
+) -> int:
+    """Publish a bundle: its files, each once, then its version, then the channel's pointer.
+
+    Every file's digest is checked before and after it is uploaded. The same bundle again uploads nothing and exits 10.
+    If it is killed or cut off, the same command does what is left. If another process moved the channel meanwhile, it
+    exits 20. A channel is not pointed at a student that is no better than a baseline on its test split (a constant
+    grade, BM25), unless --anyway is given: exit 5.
+    """
+    from relabel.export.bundles import open_bundle
+    from relabel.export.publishing import PublishOptions
+    from relabel.export.publishing import publish as publish_bundle
+    from relabel.jobs.delivery import TransferDisplay, files_text
+    from relabel.manifests.bundle_store import open_bundle_store
+
+    bundle_store = open_bundle_store(url, Storage())
+    options = PublishOptions(name, version, channel, _signing_key(sign_key), reread, anyway)
+    with TransferDisplay() as display:
+        display("checking the bundle", 0)
+        done = publish_bundle(open_bundle(local_folder(bundle, "BUNDLE")), bundle_store, options, display)
+    code = Exit.DONE if done.has_changed else Exit.NOTHING_TO_DO
+    result = {
+        "url": bundle_store.url,
+        "name": done.version.name,
+        "version": done.version.version,
+        "sha256": done.version.sha256,
+        "objects": done.objects,
+        "uploaded": done.uploaded,
+        "uploaded_bytes": done.uploaded_bytes,
+        "channel": channel,
+        "sequence": done.channel.head.sequence if done.channel else None,
+        "exit_code": int(code),
+    }
+    rows = [
+        ("version", f"{done.version.version}, {files_text(done.version.files)}"),
+        ("uploaded", _uploaded_text(done)),
+    ]
+    if done.channel is not None:
+        rows.append(("channel", f"{channel} points to it (sequence {done.channel.head.sequence})"))
+    state = "published" if done.has_changed else "nothing to do, all of it is there"
+    return emit(result, f"{bundle_store.url}/{done.version.name}: {state}\n" + table(rows), output, code)
+
+
+def _uploaded_text(done: Any) -> str:
+    from relabel.jobs.delivery import size_text
+
+    if not done.uploaded:
+        return f"nothing, all {done.objects} objects were there"
+    moved = f"{done.uploaded} of {done.objects} objects, {size_text(done.uploaded_bytes)}"
+    return moved if done.uploaded == done.objects else f"{moved}; the rest was there"
+
+
+# ------------------------------------------------------------------------------
+# `channel` and `rollback`: which version a channel points to.
+
+
+@click.group(epilog="Example: relabel channel set s3://bucket/models/ecom stable 4f2a9c01b7d3e855")
+def channel() -> None:
+    """Move a channel by hand."""
+
+
+@channel.command("set", epilog="Example: relabel channel set s3://bucket/models/ecom stable 4f2a9c01b7d3e855")
+@click.argument("bundle", metavar="URL/NAME")
+@click.argument("name", metavar="CHANNEL")
+@click.argument("version", metavar="VERSION")
+@sign_key_option
+@output_option
+def channel_set(bundle: str, name: str, version: str, sign_key: str | None, output: str) -> int:
+    """Point a channel at a version that is published and whole.
+
+    Exits 10 if it points there already, 20 if another process moved it meanwhile.
+    """
+    from relabel.export.publishing import set_channel
+
+    bundle_store, bundle_name = _bundle_at(bundle)
+    moved, has_moved = set_channel(bundle_store, bundle_name, name, version, _signing_key(sign_key))
+    return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
+
+
+@click.command(epilog="Example: relabel rollback s3://bucket/models/ecom stable")
+@click.argument("bundle", metavar="URL/NAME")
+@click.argument("name", metavar="CHANNEL")
+@sign_key_option
+@output_option
+def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
+    """Point a channel at the version that it pointed to before; again: one further back.
+
+    Its sequence still rises, so all who follow it change too. To go back on one machine alone: relabel pull
+    --rollback DEST.
+    """
+    from relabel.export.publishing import roll_back
+
+    bundle_store, bundle_name = _bundle_at(bundle)
+    return _emit_move(
+        bundle_store, roll_back(bundle_store, bundle_name, name, _signing_key(sign_key)), output, Exit.DONE
+    )
+
+
+def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -> int:
+    head = moved.head
+    result = {
+        "url": bundle_store.url,
+        "name": moved.name,
+        "channel": moved.channel,
+        "version": head.version,
+        "sequence": head.sequence,
+        "reason": head.reason,
+        "exit_code": int(code),
+    }
+    verb = "points to" if code == Exit.DONE else "points already to"
+    return emit(
+        result,
+        f"{bundle_store.url}/{moved.name}@{moved.channel}: {verb} {head.version} (sequence {head.sequence}).",
+        output,
+        code,
+    )
+
+
+def _bundle_at(text: str) -> tuple[BundleStore, str]:
+    from relabel.export.store import parse_address
+    from relabel.manifests.bundle_store import open_bundle_store
+
+    address = parse_address(text)
+    if address.at is not None:
+        raise click.UsageError(f"{text}: give URL/NAME without @{address.at} here.")
+    return open_bundle_store(address.url, Storage()), address.name
+
+
+# ------------------------------------------------------------------------------
+# `list` and `show`: what a bundle store holds, and what serves in a folder.
+
+
+VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100
+"""What fits into eight lines for a person; JSON has the rest."""
+
+
+@click.command("list", epilog="Example: relabel list s3://bucket/models")
+@click.argument("url", metavar="URL")
+@output_option
+def list_bundles(url: str, output: str) -> int:
+    """List the bundles that are published at a place, and where their channels point."""
+    from relabel.export.catalog import bundles_in
+    from relabel.manifests.bundle_store import open_bundle_store
+    from relabel.manifests.records import plain
+
+    bundle_store = open_bundle_store(url, Storage())
+    found = bundles_in(bundle_store)
+    lines = [f"{bundle_store.url}: {len(found)} bundles"]
+    for bundle in found:
+        channels = ", ".join(f"{one.channel} → {one.version} (sequence {one.sequence})" for one in bundle.channels)
+        lines.append(f"  {bundle.name}  {bundle.versions} versions  {channels or 'no channel'}")
+    return emit({"url": bundle_store.url, "bundles": plain(found)}, "\n".join(lines), output)
+
+
+@click.command(epilog="Example: relabel show s3://bucket/models/ecom@stable")
+@click.argument("bundle", metavar="URL/NAME[@CHANNEL|@VERSION]|DEST")
+@output_option
+def show(bundle: str, output: str) -> int:
+    """Show a bundle's versions and the history of its channels; with @, one version's files and facts; of a folder that
+    was pulled to, what serves there.
+
+    Of DEST, files that changed since they were last proven are read; exits 3 and names them where they are not what was
+    pulled. Writes nothing and needs no network. The text is eight lines at most; --output json has all there is.
+    """
+    if is_destination(bundle):
+        return show_destination(Path(bundle), output)
+    from relabel.export.bundles import MANIFEST_NAME
+    from relabel.export.catalog import bundle_in, version_in
+    from relabel.export.store import parse_address
+    from relabel.manifests.bundle_store import open_bundle_store
+    from relabel.manifests.records import plain
+
+    if (Path(bundle) / MANIFEST_NAME).is_file():
+        raise UsageError(
+            f"{bundle}: an output, which is in no bundle store. See it: relabel report {shlex.quote(bundle)}"
+        )
+    address = parse_address(bundle)
+    bundle_store = open_bundle_store(address.url, Storage())
+    if address.at is None:
+        shown = bundle_in(bundle_store, address.name)
+        return emit({"url": bundle_store.url, **plain(shown)}, _bundle_text(bundle_store.url, shown), output)
+    found = version_in(bundle_store, address)
+    text = _version_text(f"{bundle_store.url}/{address.name}", found)
+    return emit({"url": bundle_store.url, "name": address.name, **plain(found)}, text, output)
+
+
+def _bundle_text(url: str, found: ShownBundle) -> str:
+    from relabel.jobs.delivery import size_text
+
+    lines = [f"{url}/{found.name}: {len(found.versions)} versions, newest first"]
+    for one in found.versions[:VERSIONS_SHOWN]:
+        marks = [*one.channels, *(f"signed by {key}" for key in one.signed_by)]
+        lines.append(f"  {one.version}  {one.files} files, {size_text(one.size_bytes)}  {', '.join(marks)}".rstrip())
+    channels = sorted(found.channels, key=lambda channel: channel.moved, reverse=True)
+    for channel in channels[:CHANNELS_SHOWN]:
+        signed = "".join(f", signed by {key}" for key in channel.signed_by)
+        lines.append(
+            f"channel {channel.channel}: {channel.version}, move {channel.sequence} ({channel.reason}) of "
+            f"{channel.moved}{signed}"
+        )
+    left = [f"{len(found.versions) - VERSIONS_SHOWN} older versions"] if found.versions[VERSIONS_SHOWN:] else []
+    left += [f"channels {', '.join(one.channel for one in more)}"] if (more := channels[CHANNELS_SHOWN:]) else []
+    return "\n".join([*lines, f"{_line(', '.join([*left, 'all moves']))}: --output json"])
+
+
+def _version_text(where: str, found: VersionContents) -> str:
+    from relabel.jobs.delivery import size_text
+
+    rows = [("sha256", found.sha256), ("signed by", ", ".join(found.signed_by) or "nobody")]
+    if found.channel:
+        rows.append(("channel", f"{found.channel.channel}, sequence {found.channel.sequence}"))
+    short = {key: value for key, value in found.facts.items() if not isinstance(value, dict | list)}
+    rows.append(("facts", _cut(", ".join(f"{_line(key)} {_line(value)}" for key, value in short.items()))))
+    largest = sorted(found.list, key=lambda file: -file.size_bytes)[:FILES_SHOWN]
+    shown = [f"{_line(file.path)} {size_text(file.size_bytes)}" for file in largest]
+    rest = len(found.list) - len(largest)
+    rows.append(("files", ", ".join([*shown, *([f"and {rest} more"] if rest > 0 else [])])))
+    rows.append(
+        ("more", _cut(", ".join([*(_line(key) for key in found.facts if key not in short), "digests of files"])))
+    )
+    return f"{where}: version {found.version}\n{table(rows)}\nAll of it: --output json"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…"
+
+
+def _line(value: Any) -> str:
+    """A fact of a bundle's author on one line; nothing in it reaches the terminal as a command."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
+
+
+# ------------------------------------------------------------------------------
+# `gc`: versions and files that nothing points to.
+
+
+KEEP_MOVES = 10
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+
+
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@click.command(epilog="Example: relabel gc s3://bucket/models --delete")
+@click.argument("url", metavar="URL")
+@click.option("--delete", "deletes", is_flag=True, help="Do it; without, only say what would be done.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=KEEP_MOVES,
+    show_default=True,
+    help="Last moves of a channel whose versions stay.",
+)
+@click.option(
+    "--grace", default="7d", show_default=True, metavar="TIME", help="What is younger stays, for instance 12h or 30d."
+)
+@output_option
+def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
+    """Remove versions that no channel points to any more, and objects that no version names.
+
+    In two steps: what is found gets a gc mark, and a gc that runs a day later deletes it, so that no publisher loses
+    what it is about to rely on.
+    Never touched: what a channel or its last moves point to, and what is younger than the grace time.
+    """
+    from relabel.export.publishing import collect
+    from relabel.jobs.delivery import size_text
+    from relabel.manifests.bundle_store import open_bundle_store
+
+    bundle_store = open_bundle_store(url, Storage())
+    found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, on_progress=lambda _count: None)
+    code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
+    would = "" if deletes else "would be "
+    rows = [
+        ("kept", f"{found.garbage.kept_versions} versions, {found.garbage.kept_objects} objects"),
+        (f"{would}deleted", f"{len(found.deleted)} versions and objects, {size_text(found.deleted_bytes)}"),
+        (f"{would}marked", f"{len(found.marked)}, for a gc a day later to delete"),
+    ]
+    if deletes:
+        rows.append(("swept", f"{found.swept} leavings of killed uploads"))
+    result = {
+        "url": bundle_store.url,
+        "dry_run": not deletes,
+        "kept_versions": found.garbage.kept_versions,
+        "kept_objects": found.garbage.kept_objects,
+        "marked": found.marked,
+        "deleted": found.deleted,
+        "deleted_bytes": found.deleted_bytes,
+        "swept": found.swept,
+        "exit_code": int(code),
+    }
+    tail = "" if deletes else "\nNothing was touched. To do it: --delete"
+    return emit(result, f"{bundle_store.url}\n" + table(rows) + tail, output, code)
+
+
+def _seconds(text: str) -> float:
+    matched = _DURATION.fullmatch(text.strip())
+    if matched is None:
+        raise click.UsageError(f"--grace {text}: write a number and s, m, h or d, for instance 12h.")
+    return float(matched[1]) * _UNIT_S[matched[2] or "s"]

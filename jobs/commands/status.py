@@ -1,0 +1,476 @@
+"""The commands `status` and `verify`: the state of an output and its workers, read without changing it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from relabel.jobs.commands.options import date_option, log_option, output_option
+from relabel.jobs.commands.pull import is_destination, verify_destination
+from relabel.jobs.exits import Exit
+from relabel.jobs.job import output_of, priced_args
+from relabel.jobs.output import emit, table
+from relabel.jobs.run.canary import load_results
+from relabel.jobs.run.chunks import Live
+from relabel.jobs.run.counts import WorkerState, live_states
+from relabel.jobs.run.rates import DoneSoFar, expected_of, left_s, left_text, read_auto
+from relabel.manifests.asks import Charge
+from relabel.manifests.costs import BudgetState, ByReceipts, PlannedFigure, Range, budget_of, check_entries
+from relabel.manifests.errors import ManifestError, UsageError
+from relabel.manifests.files import Storage
+from relabel.manifests.manifest import check_readings, load_estimate, load_manifest, plan_against_actual
+from relabel.manifests.plan import PLAN_NAME, template_name
+from relabel.manifests.receipts import FileRef
+from relabel.manifests.records import plain, sha256_bytes
+from relabel.manifests.run import RunFolder, open_planned
+from relabel.manifests.schemas import ANSWERS, LABELS
+from relabel.manifests.secrets import redacted
+from relabel.manifests.specs import EngineArgs, price_of
+from relabel.manifests.store import read_if_there, shard_lock_name
+
+# ------------------------------------------------------------------------------
+# How far a run has come: what `status` says of it.
+
+
+SHARDS_SHOWN = 20
+SHOWN_OUTSIDE = 4
+
+
+@dataclass(frozen=True)
+class ShardStatus:
+    """How far one shard has come; `running` while a worker holds it."""
+
+    shard: int
+    rows: int
+    chunks: int
+    chunks_done: int
+    state: Literal["done", "running", "open"]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far a run has come, the fields of the JSON of `status` in their order.
+
+    Args:
+        is_finished: a manifest says what the receipts say now.
+        over_limit: more rows in quarantine than the job allows; None before there is a manifest.
+        stages: asks and tokens of each stage.
+        plan_against_actual: None if nothing was estimated.
+        budget: None where the job has none.
+        cost: of the tokens of what is committed, in the currency of the prices; None unless both are known.
+    """
+
+    name: str
+    output: str
+    fingerprint: str
+    rows: int
+    rows_done: int
+    labelled: int
+    reused: int
+    quarantined: int
+    quarantined_by_status: dict[str, int]
+    chunks: int
+    chunks_done: int
+    is_finished: bool
+    over_limit: bool | None
+    stages: dict[str, dict[str, int]]
+    plan_against_actual: list[PlannedFigure] | None
+    budget: BudgetState | None
+    cost: float | None
+    shards: list[ShardStatus]
+
+
+def status_of(folder: RunFolder, engine: Any = None) -> RunStatus:
+    """Read from receipts and locks.
+
+    Args:
+        engine: plain values of the job's engine, for its prices; without them those of the manifest count.
+    Raises:
+        ManifestError: one of a run's files is damaged.
+    """
+    plan, manifest = folder.plan, load_manifest(folder.store)
+    found = folder.snapshot(manifest=manifest)
+    tally = found.tally
+    args = priced_args(engine or (manifest.spec.get("engine") if manifest else None))
+    return RunStatus(
+        name=plan.name,
+        output=folder.store.root,
+        fingerprint=plan.fingerprint,
+        rows=plan.rows,
+        rows_done=tally.rows,
+        labelled=tally.labelled,
+        reused=tally.reused,
+        quarantined=tally.num_quarantined,
+        quarantined_by_status=tally.quarantined,
+        chunks=plan.num_chunks,
+        chunks_done=tally.chunks_done,
+        is_finished=manifest is not None and manifest.receipts_sha256 == found.digest,
+        over_limit=manifest.over_limit if manifest else None,
+        stages=tally.stages,
+        plan_against_actual=plan_against_actual(folder.store, tally),
+        budget=budget_of(
+            folder.store, ByReceipts(_charge(args, tally.tokens), _charge(args, tally.tokens_beyond_budget))
+        ),
+        cost=None if args is None else price_of(args, *tally.tokens),
+        shards=_shards(folder, folder.attempts_in(found.etags)),
+    )
+
+
+def _charge(args: EngineArgs | None, tokens: tuple[int, int]) -> Charge:
+    return Charge(sum(tokens), 0.0 if args is None else price_of(args, *tokens) or 0.0)
+
+
+def _shards(folder: RunFolder, attempts: Mapping[int, Mapping[int, list[int]]]) -> list[ShardStatus]:
+    shards = []
+    for number, shard in enumerate(folder.plan.shards):
+        done = len(attempts.get(number, ()))
+        state: Literal["done", "running", "open"] = "open"
+        if done == len(shard.chunks):
+            state = "done"
+        elif folder.store.is_locked(shard_lock_name(number)):
+            state = "running"
+        shards.append(ShardStatus(number, shard.rows, len(shard.chunks), done, state))
+    return shards
+
+
+def status_text(run: RunStatus) -> str:
+    """For people: figures of the whole run, and the shards that are open."""
+    by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(run.quarantined_by_status.items()))
+    state = "over the quarantine limit" if run.over_limit else "finished" if run.is_finished else "not finished"
+    rows = [
+        ("rows", f"{run.rows_done:,} of {run.rows:,} done"),
+        ("labelled", f"{run.labelled:,}"),
+        ("reused", f"{run.reused:,}"),
+        ("quarantined", f"{run.quarantined:,}" + (f" ({by_status})" if by_status else "")),
+        ("chunks", f"{run.chunks_done:,} of {run.chunks:,}"),
+    ]
+    if run.plan_against_actual and run.is_finished:
+        rows.append(("against plan", _against_text(run.plan_against_actual)))
+    if run.budget is not None:
+        rows.append(("budget", run.budget.text))
+    if run.cost is not None and (run.budget is None or run.budget.max_cost is None):
+        rows.append(("cost", f"{run.cost:,.4f} in money for the tokens of what is committed"))
+    open_shards = [shard for shard in run.shards if shard.state != "done"]
+    rows.append(("shards", f"{len(run.shards) - len(open_shards):,} of {len(run.shards):,} done"))
+    rows += [
+        (f"  shard {shard.shard}", f"{shard.state}, {shard.chunks_done:,} of {shard.chunks:,} chunks")
+        for shard in open_shards[:SHARDS_SHOWN]
+    ]
+    if len(open_shards) > SHARDS_SHOWN:
+        rows.append(("  …", f"{len(open_shards) - SHARDS_SHOWN:,} more open"))
+    return f"{run.name}: {state}, {run.output}\n" + table(rows)
+
+
+def _against_text(figures: list[PlannedFigure]) -> str:
+    outside = [one for one in figures if not one.is_within]
+    named = "".join(
+        f"; {one.figure} {one.actual:,.6g}, planned {one.planned[1]:,.6g}" for one in outside[:SHOWN_OUTSIDE]
+    )
+    return f"{len(figures) - len(outside):,} of {len(figures):,} figures within their intervals{named}"
+
+
+# ------------------------------------------------------------------------------
+# `status --live`: follows a run by its receipts and by what its workers say of themselves.
+
+
+LOOK_EVERY_S = 2.0
+LINE_EVERY_S = 10.0
+"""Between two looks where nothing is drawn over: in a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    """A worker's state as it is shown; `age_s` since it was written."""
+
+    age_s: float
+    is_stale: bool
+    state: WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStatus:
+    """One look at a run; the fields of the JSON of `status --live` in their order.
+
+    Args:
+        chunks_done: committed.
+        rows_done: of them.
+        is_held: a worker is at a shard, whether it has said anything yet or not.
+        left_s: seconds until all rows are done, at the workers' rate: low, middle, high; None while nothing tells.
+    """
+
+    name: str
+    output: str
+    rows: int
+    rows_done: int
+    chunks: int
+    chunks_done: int
+    is_held: bool
+    workers: list[WorkerLine]
+    left_s: Range | None
+
+    @property
+    def is_done(self) -> bool:
+        return self.chunks_done == self.chunks
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.is_done and self.is_held
+
+    @property
+    def exit(self) -> Exit:
+        """`PARTIAL` where rows are open and nobody works on them."""
+        return Exit.DONE if self.is_done or self.is_held else Exit.PARTIAL
+
+
+def look(folder: RunFolder) -> LiveStatus:
+    """From one listing of receipts, the live files, and locks where these prove no worker."""
+    plan, attempts = folder.plan, folder.attempts_of_all()
+    rows_done = sum(plan.shards[shard].chunks[chunk] for shard, done in attempts.items() for chunk in done)
+    states = [WorkerLine(round(one.age_s, 1), one.is_stale, one) for one in live_states(folder.store)]
+    heard = [line.state for line in states if not line.is_stale]
+    is_open = (number for number, shard in enumerate(plan.shards) if len(attempts.get(number, ())) < len(shard.chunks))
+    return LiveStatus(
+        name=plan.name,
+        output=folder.store.root,
+        rows=plan.rows,
+        rows_done=rows_done,
+        chunks=plan.num_chunks,
+        chunks_done=sum(map(len, attempts.values())),
+        is_held=not all(state.tells_nothing for state in heard)
+        or any(folder.store.is_locked(shard_lock_name(number)) for number in is_open),
+        workers=states,
+        left_s=_left_s(folder, heard, plan.rows - rows_done) if heard else None,
+    )
+
+
+def _left_s(folder: RunFolder, heard: list[WorkerState], rows_open: int) -> Range | None:
+    expected, live = None, Live()
+    with contextlib.suppress(ManifestError):
+        estimate = load_estimate(folder.store)
+        expected = None if estimate is None else expected_of(estimate)
+    for state in heard:
+        live.add(state.live)
+    work = live.work._replace(prefill_s=live.work.prefill_s / len(heard), decode_s=live.work.decode_s / len(heard))
+    done = DoneSoFar(
+        seconds=max(state.seconds for state in heard),
+        rows=sum(state.pairs for state in heard),
+        in_flight=live.in_flight,
+        answers=sum(state.requests for state in heard),
+        refused=live.refused.total(),
+        answered_tokens=sum(state.prompt_tokens + state.output_tokens for state in heard),
+        work=work,
+    )
+    return left_s(done.rows + rows_open, done, expected)
+
+
+def live_text(found: LiveStatus) -> str:
+    """A look, for people."""
+    if found.is_done:
+        state = "every chunk is committed"
+    elif found.is_held:
+        state = f"ETA {left_text(found.left_s)}"
+    else:
+        state = "no worker: run the same command again"
+    lines = [
+        f"{found.name}: {found.rows_done:,} of {found.rows:,} rows committed, {found.chunks_done:,} of "
+        f"{found.chunks:,} chunks · {state} · {found.output}"
+    ]
+    for line in found.workers:
+        live, seconds = line.state.live, max(line.state.seconds, 1e-9)
+        prompt = max(live.work.prefilled_tokens, line.state.prompt_tokens) / seconds
+        output = max(live.work.decoded_tokens, line.state.output_tokens) / seconds
+        age = f"{line.age_s:,.0f} s ago"
+        if line.is_stale:
+            age = f"stale, last heard of {age}: it is gone, or its engine has been at one step since"
+        lines.append(
+            f"  {line.state.worker} ({age}): {line.state.pairs:,} pairs, {live.in_flight:,} in flight, "
+            f"{live.answers_text()} · {prompt:,.0f} prompt + {output:,.0f} output tokens/s"
+        )
+        if live.last_refused is not None:
+            lines.append(f"    last refused: {live.last_refused.line()}")
+    if found.is_held and not found.workers:
+        lines.append("  a worker holds shards and has said nothing yet: its engine is starting")
+    return "\n".join(lines)
+
+
+def follow(folder: RunFolder, show: Callable[[LiveStatus], None]) -> LiveStatus:
+    """Look again and again, until nobody is at the run any more; returns the last look."""
+    every_s = LOOK_EVERY_S if sys.stdout.isatty() else LINE_EVERY_S
+    while (found := look(folder)).goes_on:
+        show(found)
+        time.sleep(every_s)
+    show(found)
+    return found
+
+
+# ------------------------------------------------------------------------------
+# `status` and `verify`: look at an output without touching it.
+
+
+@dataclass(frozen=True)
+class VerifiedRun:
+    """What `verify` proved of a run: rows by what became of them, and the files that hold them."""
+
+    output: str
+    labelled: int
+    reused: int
+    quarantined: int
+    files: int
+    rows: int
+
+
+@click.command(epilog="Example: relabel status out/ecom")
+@click.argument("target", metavar="JOB.YAML|OUTPUT")
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Follow the run while anybody works on it: what each worker has in flight, was answered and refused, its "
+    "tokens/s, and when the run should be done. Exit 20: rows are open and nobody works on them. With --output json: "
+    "one look.",
+)
+@date_option
+@log_option
+@output_option
+def status(target: str, live: bool, day: str | None, output: str) -> int:
+    """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
+    folder, engine = _opened(target, day)
+    if live:
+        return _follow(folder, output)
+    found = status_of(folder, engine)
+    return emit(plain(found), status_text(found), output)
+
+
+@click.command(epilog="Example: relabel verify out/ecom")
+@click.argument("target", metavar="JOB.YAML|OUTPUT|DEST")
+@date_option
+@log_option
+@output_option
+def verify(target: str, day: str | None, output: str) -> int:
+    """Prove that no row is lost or doubled, that no committed file changed, and that every label is one.
+
+    Compares multisets of row ids with the plan, each file's sha256 with its receipt, each record (receipts, manifest,
+    budget, canary) with its own sha256, each label with its own distribution, and what was kept of the input's first
+    reading (`inputs/`) with the manifest.
+    Of a folder that bundles are pulled to, proves that what serves is what was pulled, byte for byte, without network.
+    Exits 3 at the first thing that does not hold.
+    """
+    if is_destination(target):
+        return verify_destination(Path(target), output)
+    folder, _ = _opened(target, day)
+    found = folder.snapshot(believes_manifest=False)
+    fates = folder.prove(found, check_bytes=True)
+    for labels in found.labels:
+        _check_labels(folder, labels)
+    for answers in found.answers:
+        folder.table(answers, ANSWERS)
+    manifest = load_manifest(folder.store)
+    if manifest is None:
+        raise ManifestError(
+            f"{folder.store.root}: every chunk is committed but the manifest is missing. Run the job again to write it."
+        )
+    if manifest.plan_sha256 != sha256_bytes(folder.store.read(PLAN_NAME)):
+        raise ManifestError(
+            f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy."
+        )
+    check_readings(folder.store, folder.plan, manifest)
+    _check_records(folder)
+    counted = fates.by_kind()
+    said = (manifest.fingerprint, manifest.rows, manifest.quarantined_by_status, manifest.receipts_sha256)
+    holds = (folder.plan.fingerprint, counted, fates.quarantined, found.digest)
+    if said != holds or (manifest.labels, manifest.quarantine) != (found.labels, found.quarantine):
+        raise ManifestError(
+            f"{folder.store.root}/manifest.json: does not say what the files hold (rows {plain(manifest.rows)}, in the "
+            f"files {plain(counted)}). Move it away and run the same command as before (run, retry, score or merge) to "
+            "write it anew."
+        )
+    files = len(found.labels) + len(found.quarantine) + len(found.answers)
+    result = VerifiedRun(
+        folder.store.root, counted.labelled, counted.reused, counted.quarantined, files, rows=counted.in_
+    )
+    sums = (
+        f"{fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused + "
+        f"{fates.num_quarantined:,} quarantined"
+    )
+    text = f"{folder.plan.name}: verified. {sums}, {files:,} files unchanged."
+    return emit(plain(result), text, output)
+
+
+def _check_records(folder: RunFolder) -> None:
+    """Read the records that no row hangs on: what was spent, lost, estimated, compared and chosen.
+
+    Raises:
+        ManifestError: one is damaged.
+    """
+    for digest in folder.plan.parts.get("templates", {}).values():
+        kept = read_if_there(folder.store, template_name(digest))
+        if kept is not None and sha256_bytes(kept) != digest:
+            raise ManifestError(
+                f"{folder.store.root}/{template_name(digest)}: not the template that was planned. Restore it from a "
+                "copy, or remove it: only messages show it."
+            )
+    check_entries(folder.store)
+    load_results(folder.store)
+    load_estimate(folder.store)
+    collections.deque(folder.lost_receipts(), maxlen=0)
+    with contextlib.suppress(FileNotFoundError):
+        read_auto(folder.store)
+
+
+def _follow(folder: RunFolder, output: str) -> Exit:
+    if output == "json":
+        found = look(folder)
+        emit(plain(found), "", output)
+        return found.exit
+    is_terminal = sys.stdout.isatty()
+
+    def show(found: LiveStatus) -> None:
+        if is_terminal:
+            click.clear()
+        emit({}, redacted(live_text(found)), output)
+
+    return follow(folder, show).exit
+
+
+def _check_labels(folder: RunFolder, file: FileRef) -> None:
+    """Raise if a row of a label file is not a label: no grade, off the scale, probabilities that are none; a grade of a
+    labeler that gives none.
+    """
+    import numpy as np
+
+    grades = folder.plan.facts.labeler.grades
+    given, distributions = folder.table(file, LABELS, ["grade", "probs"], check_bytes=False).columns
+    where = f"{folder.store.root}/{file.path}"
+    values = given.to_numpy()
+    if not grades:
+        if given.null_count < len(values) or distributions.null_count < len(values):
+            raise ManifestError(f"{where}: holds a grade, of a labeler that gives none.")
+        return
+    is_on_scale = not given.null_count and values.min() >= 0 and values.max() < grades
+    if not is_on_scale:
+        raise ManifestError(f"{where}: holds a label without a grade of 0 to {grades - 1}.")
+    probs = [row for row in distributions.to_pylist() if row is not None]
+    if any(len(row) != grades for row in probs):
+        raise ManifestError(f"{where}: holds a distribution that is not over {grades} grades.")
+    if probs:
+        matrix = np.array(probs)
+        if not (np.isfinite(matrix).all() and (matrix >= 0).all() and np.allclose(matrix.sum(axis=1), 1, atol=1e-3)):
+            raise ManifestError(f"{where}: holds a distribution that does not sum to 1.")
+
+
+def _opened(target: str, day: str | None) -> tuple[RunFolder, Any]:
+    """A run's folder, and the plain values of its engine if a job file was given."""
+    root, storage, engine = target, Storage(), None
+    if target.endswith((".yaml", ".yml")) or Path(target).is_file():
+        root, storage, engine = output_of(target, day=day)
+    elif day is not None:
+        raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
+    no_plan = f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
+    return open_planned(root, storage, ManifestError(no_plan)), engine

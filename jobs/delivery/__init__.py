@@ -1,1 +1,0 @@
-"""Delivery: progress of transfers, and looks at a channel again and again."""

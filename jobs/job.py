@@ -1,0 +1,501 @@
+"""Jobs: a job file read and validated, and the output that is opened for it with its plan."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from itertools import count
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from pydantic import SecretStr
+
+from relabel.jobs.downloads import fetch_model, local_templates
+from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
+from relabel.labelers.engines.checkpoints import TokenizerFolder, prompt_encoder, tokenizer_folder
+from relabel.labelers.engines.registry import EngineClass, engine_class
+from relabel.labelers.prompts import TEMPLATES_READ
+from relabel.labelers.registry import Labeler, declared_columns, declared_reads, labeler_class
+from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
+from relabel.manifests.files import Storage, is_url, place_of
+from relabel.manifests.inputs import Dataset, Known, open_dataset
+from relabel.manifests.labels import Reads
+from relabel.manifests.manifest import MANIFEST_NAME
+from relabel.manifests.models import DAY, day_of, may_say_day
+from relabel.manifests.plan import (
+    BY_CONTENT,
+    PLAN_NAME,
+    KnownInputs,
+    Plan,
+    check_plan,
+    files_written_since,
+    fingerprint_parts,
+    known_dataset,
+    known_file,
+    load_known,
+    load_plan,
+    template_name,
+    write_plan,
+)
+from relabel.manifests.readings import Readings
+from relabel.manifests.reuse import stage_digests
+from relabel.manifests.run import RunFolder
+from relabel.manifests.secrets import STORAGE_KEY
+from relabel.manifests.shards import make_plan
+from relabel.manifests.specs import (
+    EngineArgs,
+    EngineSpec,
+    JobSpec,
+    KeepsModels,
+    PaidByToken,
+    PathMark,
+    names_prices,
+    validate_spec,
+)
+from relabel.manifests.store import RunStore, open_run_store, read_if_there
+
+# ------------------------------------------------------------------------------
+# A job as it was read: its spec with the labeler's and the engine's own options, and where its output is.
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked spec with what it names."""
+
+    spec: JobSpec
+    labeler: Labeler
+    engine_class: EngineClass
+    where: str
+    storage: Storage
+    """How input, output, templates and models are reached."""
+    secrets: Mapping[str, SecretStr] = field(default_factory=dict, repr=False, compare=False)
+    """What the engine alone is given: by option, the value of the variable that the option names.
+    No part of the spec.
+    """
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the spec's variables were resolved to, by name as written (`date`, `env.REGION`)."""
+    ledger: str | None = None
+    """Where its budget is counted, if not in its own output: rounds of a search share one."""
+
+    @property
+    def reads(self) -> Reads:
+        """What its labeler looks at."""
+        return declared_reads(self.labeler, name=self.spec.labeler.name)
+
+    def open_dataset(self, known: Known | None = None) -> Dataset:
+        """Find the input and check its columns.
+
+        Args:
+            known: see `open_dataset`.
+        Raises:
+            ConfigError: the output lies inside the input, where the labels would be read as more input.
+            InputError: see `open_dataset`.
+        """
+        for path in self.spec.input.path:
+            self.refuse_output_inside(path, "input.path")
+        return open_dataset(self.spec.input, self.storage, reads=self.reads, known=known)
+
+    def refuse_output_inside(self, path: str, key: str) -> None:
+        """Raise where the labels would be read as input.
+
+        Raises:
+            ConfigError: the output is inside this path.
+        """
+        inside = _steps_below(path, self.spec.output)
+        if inside is not None and not any(step.startswith((".", "_")) for step in inside):
+            raise ConfigError(
+                f"{self.where}: `output` {self.spec.output} is inside {key} {path}, where its labels would be read as "
+                "input. Give an output elsewhere."
+            )
+
+    def model_digest(self) -> str:
+        """The digest of the engine's model, which is fetched before if an engine that keeps a cache names one
+        elsewhere.
+
+        Raises:
+            ModelError: there is no such model, or it can't be fetched.
+        """
+        engine = self.spec.engine
+        if engine.model is not None and isinstance(engine.args, KeepsModels):
+            cache = engine.args.cache_dir
+            fetch_model(engine.model, self.storage, cache_dir=Path(cache) if cache else None)
+        return self.engine_class.model_digest(engine)
+
+    def template_folder(self) -> TokenizerFolder | None:
+        """The tokenizer whose chat template makes the prompts; None where a server makes them.
+
+        Raises:
+            ModelError: the model is not here.
+        """
+        engine = self.spec.engine
+        if (
+            engine.model is None
+            or not isinstance(engine.args, KeepsModels)
+            or getattr(engine.args, "mode", "") == "chat"
+        ):
+            return None
+        return tokenizer_folder(engine.model, engine.args.cache_dir)
+
+    def at_day_of(self, plan: Plan | None) -> Job:
+        """The job with the day that its chat template says, if it says one: the plan's, or today where there is none.
+
+        Raises:
+            ModelError: the model is not here.
+        """
+        engine = self.spec.engine
+        kwargs = engine.chat_template_kwargs
+        if plan is not None:
+            kwargs = day_of(plan.parts.get("engine", {}).get("chat_template_kwargs")) | kwargs
+        elif (
+            (folder := self.template_folder()) is not None
+            and may_say_day(folder.path, kwargs)
+            and self._says_day(folder)
+        ):
+            kwargs = {DAY: date.today().isoformat()} | kwargs
+        engine = engine.model_copy(update={"chat_template_kwargs": kwargs})
+        return replace(self, spec=self.spec.model_copy(update={"engine": engine}))
+
+    def _says_day(self, folder: TokenizerFolder) -> bool:
+        """Whether the day is in the prompts: many templates say it only where there is no system turn."""
+        asks, engine = self.labeler.probe(), self.spec.engine
+        several = ({**engine.chat_template_kwargs, DAY: day} for day in ("1999-12-31", "2026-01-01"))
+        specs = (engine.model_copy(update={"chat_template_kwargs": kwargs}) for kwargs in several)
+        with contextlib.suppress(MissingExtraError):  # then it may be
+            one, other = (list(map(prompt_encoder(spec, folder).shown, asks)) for spec in specs)
+            return one != other
+        return True
+
+    def parts(self, dataset: Dataset) -> dict[str, Any]:
+        """What the fingerprint is made of. May fetch a model, never loads one."""
+        engine = self.spec.engine
+        args = engine.args.model_dump(mode="json")
+        args |= {
+            key: BY_CONTENT
+            for key, info in type(engine.args).model_fields.items()
+            if mark_of(info) and args[key] is not None
+        }
+        return fingerprint_parts(
+            dataset,
+            limit=self.spec.input.limit,
+            overlong=self.spec.input.overlong,
+            labeler=self.spec.labeler.model_dump(mode="json", exclude={"templates"}),
+            label_columns={
+                column.name: column.kind for column in declared_columns(self.labeler, name=self.spec.labeler.name)
+            },
+            templates=self.labeler.template_digests,
+            stages=stage_digests(self.labeler.probe()),
+            engine={
+                "name": engine.name,
+                "seed": engine.seed,
+                "max_prompt_tokens": engine.max_prompt_tokens,
+                "args": {key: value for key, value in args.items() if key not in engine.args.speed_only},
+                "chat_template_kwargs": engine.chat_template_kwargs,
+            },
+            model_digest=self.model_digest(),
+            cut={"shards": self.spec.shards, "chunk_rows": self.spec.run.chunk_rows},
+        )
+
+
+def _steps_below(folder: str, path: str) -> tuple[str, ...] | None:
+    """The steps from a folder down to a path, local or by URL; None if the path is not below it."""
+    folder, path = place_of(folder), place_of(path)
+    if is_url(folder) or is_url(path):
+        outer, inner = f"{folder}/", f"{path}/"
+        return tuple(inner[len(outer) :].strip("/").split("/")) if inner.startswith(outer) else None
+    outer_path, inner_path = Path(folder), Path(path)
+    return (
+        inner_path.relative_to(outer_path).parts
+        if outer_path.is_dir() and inner_path.is_relative_to(outer_path)
+        else None
+    )
+
+
+# ------------------------------------------------------------------------------
+# A job file becomes a checked job: YAML, `RELABEL_*` variables and `--set` flags, resolved through the registries of
+# labelers and engines.
+#
+# Precedence: flag, variable, job file, default. `RELABEL_ENGINE__SEED=3` sets `engine.seed`; a value is read as YAML.
+# Then `${date}` and `${env.NAME}` are resolved in whatever string is there.
+
+
+CACHE_VARIABLE = "RELABEL_CACHE"
+"""Folder for fetched models; default `~/.cache/relabel`."""
+
+
+def load_job(
+    spec: str | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+    day: str | None = None,
+) -> Job:
+    """Read and check a job file, or values as one would hold them.
+
+    Args:
+        spec: path or URL of the file, or its values; then relative paths count from the working directory.
+        overrides: `key.path=value` strings from the command line.
+        day: what `${date}` means, as 2026-11-19; today if nothing says.
+    Raises:
+        ConfigError: the file can't be read, or a key, value or variable is off; one sentence a fault.
+        UsageError: an override without `=`, or a day that is none.
+    """
+    settings = read_settings(spec, overrides=overrides, environment=environment, day=day)
+    path = settings.places.where
+    try:
+        job = build_job(settings.values, where=path, cache_dir=environment.get(CACHE_VARIABLE), places=settings.places)
+    except ConfigError as exc:
+        if not settings.beside:
+            raise
+        raise ConfigError(f"{exc} (set beside the file: {', '.join(settings.beside)})") from exc
+    return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
+
+
+class JobPlace(NamedTuple):
+    """Where a job lives, how that is reached, and the plain values of its engine."""
+
+    output: str
+    storage: Storage
+    engine: Any
+
+
+def output_of(path: str, *, day: str | None = None) -> JobPlace:
+    """What commands need that look at a job's output alone.
+
+    Raises:
+        ConfigError, UsageError: see `load_job`.
+    """
+    settings = read_settings(path, day=day)
+    storage = storage_of(settings.values, where=path)
+    output = settings.values.get("output", "")
+    if not isinstance(output, str) or not output:
+        raise ConfigError(f"{path}: `output` is missing")
+    where = path_of(output, PathMark.PATH, settings.places, ("output",))
+    return JobPlace(where, storage, settings.values.get("engine"))
+
+
+def priced_args(engine: Any) -> EngineArgs | None:
+    """An engine's options by its plain values, of a job file or a manifest; None where they do not name both prices, or
+    can't be read here.
+    """
+    with contextlib.suppress(RelabelError, AttributeError, KeyError, TypeError):
+        if all(engine["args"].get(name) is not None for name in PaidByToken.__annotations__):
+            return validate_spec(engine_class(engine["name"]).Args, engine["args"], where="engine.args")
+    return None
+
+
+def storage_of(values: Mapping[str, Any], *, where: str) -> Storage:
+    """How a job's plain values say that storage is reached, for commands that need no more of the job than where things
+    lie.
+
+    Raises:
+        ConfigError: they are not options by scheme.
+    """
+    options = values.get(STORAGE_KEY) or {}
+    if not isinstance(options, dict) or not all(isinstance(inner, dict) for inner in options.values()):
+        raise ConfigError(f"{where}: `{STORAGE_KEY}`: want a mapping of options for each URL scheme")
+    return Storage.of(options)
+
+
+def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = None, places: Places | None = None) -> Job:
+    """Check plain values and resolve the labeler and engine that they name, and where relative paths lead.
+
+    Args:
+        where: what to call the values' source in an error.
+        cache_dir: where engines keep fetched models, unless the values say.
+        places: what relative paths count from; the working directory by default.
+    """
+    values, here = dict(values), str(Path.cwd())
+    places = places or Places(where, here, here)
+    labeler = _section(values, "labeler", where)
+    engine = _section(values, "engine", where)
+    try:
+        found_labeler = labeler_class(_name(labeler, "labeler", where))
+        found_engine = engine_class(_name(engine, "engine", where))
+    except ConfigError as exc:
+        raise exc if str(exc).startswith(where) else ConfigError(f"{where}: {exc}") from exc
+    values["labeler"] = validate_spec(found_labeler.Options, labeler, where=f"{where}, labeler")
+    args = engine.get("args") or {}
+    if not isinstance(args, dict):
+        raise ConfigError(f"{where}: `engine.args` = {args!r}: want a mapping of options")
+    if cache_dir and "cache_dir" in found_engine.Args.model_fields:
+        args = {"cache_dir": placed(cache_dir, places.here), **args}
+    args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
+    values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
+    spec = resolved(validate_spec(JobSpec, values, where=where), places)
+    if spec.run.max_cost is not None and not names_prices(spec.engine.args):
+        raise ConfigError(
+            f"{where}: `run.max_cost` = {spec.run.max_cost:g}: what an ask costs is known of an engine that is paid by "
+            "the token alone. Set engine.args.price_per_million_input and price_per_million_output (engine openai), or "
+            "limit run.max_tokens, or the time by --for."
+        )
+    storage = Storage.of(spec.storage_options, retry_s=spec.run.store_retry_s, lease_s=spec.run.lease_s)
+    with local_templates(spec.labeler, storage) as options:
+        return Job(spec, found_labeler(options), found_engine, where, storage)
+
+
+def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    section = values.get(key)
+    if section is None:
+        raise ConfigError(f"{where}: `{key}` is missing; it needs at least `{key}: {{name: …}}`")
+    if not isinstance(section, dict):
+        example = section if isinstance(section, str) else "…"
+        raise ConfigError(f"{where}: `{key}` = {section!r}: want a mapping, at least `{key}: {{name: {example}}}`")
+    return section
+
+
+def _name(section: dict[str, Any], key: str, where: str) -> str:
+    name = section.get("name")
+    if name is None:
+        raise ConfigError(f"{where}: `{key}.name` is missing")
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: `{key}.name` = {name!r}: want the name of a registered {key}")
+    return name
+
+
+# ------------------------------------------------------------------------------
+# An output that was opened for a job.
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A job's output with a plan that fits the job."""
+
+    job: Job
+    dataset: Dataset
+    store: RunStore
+    plan: Plan
+    folder: RunFolder
+    readings: Readings
+    was_planned_now: bool
+
+
+def other_rounds(job: Job) -> Iterator[RunFolder]:
+    """The rounds of a search beside the one whose job this is, as far as they were planned; none for other jobs."""
+    if job.ledger is None:
+        return
+    for name in map("round-{}".format, count(1)):
+        store = open_run_store(f"{job.ledger}/{name}", job.storage, single_writer=job.spec.run.single_writer)
+        if (plan := load_plan(store)) is None:
+            return
+        if PurePosixPath(job.spec.output).name != name:  # the folder before it may be written in two ways
+            yield RunFolder(store, plan)
+
+
+# ------------------------------------------------------------------------------
+# Opening an output for a job: its plan, made if nobody has, checked against the job, and the input that it was made
+# for.
+
+
+def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
+    """Open the output of a job, planning it if nobody has.
+
+    Args:
+        may_plan: make a plan where there is none.
+        may_write: write that plan down; off for a look at what would be done.
+    Raises:
+        ConfigError: the job is a search in several rounds, each of which is a run of its own.
+        StaleRunError: the output has a plan for another job or other inputs, or belongs to something that is not a run.
+        ManifestError: there is no plan and `may_plan` is off.
+    """
+    if job.spec.rounds is not None:
+        raise ConfigError(
+            f"{job.where}: has `rounds`, so that it is no single run. Give it to `relabel rounds`; each of its rounds "
+            f"is a run: {job.spec.output}/round-1 and so on."
+        )
+    run, job_as_given = job.spec.run, job
+    store = open_run_store(job.spec.output, job.storage, single_writer=run.single_writer)
+    plan = load_plan(store)
+    known = None if plan is None else load_known(store, plan)
+    if plan is not None:
+        job = _at_planned_snapshot(job, plan)
+    else:
+        job.model_digest()  # which fetches the model
+    job = job.at_day_of(plan)
+    dataset = _open_dataset(job, plan, known)
+    if dataset.table is not None:
+        job = _at_snapshot(job, dataset.table.snapshot)
+    parts = job.parts(dataset)
+    was_planned_now = False
+    if plan is None:
+        if not may_plan:
+            raise ManifestError(
+                f"{job.spec.output}: no plan there yet. Run the job first, with the --set and --date that this command "
+                f"had, if any: relabel run {shlex.quote(job.where)}"
+            )
+        if _holds_manifest(store) and load_plan(store) is None:  # again: another worker may have come between
+            raise StaleRunError(
+                f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "
+                "say to a student. Name another `output`."
+            )
+        if may_write:
+            # a store that can't keep commits single is refused before anything is read or written
+            store.check_conditional_writes()
+        plan, beside = make_plan(
+            dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
+        )
+        beside.add(known_file(dataset, plan, job.spec.input, job.reads))
+        templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
+        beside.add({template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)})
+        if may_write:
+            for folder in ("", "plan"):
+                store.sweep(folder)
+            was_planned_now = write_plan(store, plan, beside)
+            plan = load_plan(store) or plan
+            if not was_planned_now and plan.parts != parts:
+                # the table or the day moved on between this worker's look and that of the one who planned
+                return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
+    check_plan(
+        plan,
+        dataset,
+        parts,
+        output=job.spec.output,
+        template=lambda digest: TEMPLATES_READ.get(digest) or read_if_there(store, template_name(digest)),
+    )
+    readings = Readings(
+        store,
+        where=job.spec.output,
+        block_rows=plan.chunk_rows,
+        keeps=may_write,
+        changed=() if known is None else files_written_since(known, plan, dataset),
+    )
+    return OpenRun(job, dataset, store, plan, RunFolder(store, plan), readings, was_planned_now)
+
+
+def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
+    """A job over the snapshot that its output was planned for, wherever the table is by now.
+
+    Raises:
+        StaleRunError: the job names another one.
+    """
+    asked = job.spec.input
+    planned = None if asked.table is None else plan.facts.table
+    if planned is None or asked.table != planned.format:
+        return job  # `check_plan` says what differs
+    snapshot = planned.snapshot if asked.snapshot is None else str(asked.snapshot)
+    named = replace(planned, snapshot=snapshot, since=None if asked.since is None else str(asked.since))
+    if named != planned:
+        raise StaleRunError(
+            f"{job.spec.output}: was planned for {planned} of the table, and the job names {named}. An output keeps "
+            f"its snapshot. To go on, name {planned} (or no input.snapshot); to label the other, name another `output`."
+        )
+    return _at_snapshot(job, int(planned.snapshot))
+
+
+def _at_snapshot(job: Job, snapshot: int) -> Job:
+    read = job.spec.input.model_copy(update={"snapshot": snapshot})
+    return replace(job, spec=job.spec.model_copy(update={"input": read}))
+
+
+def _holds_manifest(store: RunStore) -> bool:
+    return read_if_there(store, MANIFEST_NAME) is not None
+
+
+def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dataset:
+    """Find the input; where a listing shows it as it was planned, its footers need no further look."""
+    if plan is None or known is None:
+        return job.open_dataset()
+    return job.open_dataset(lambda listed: known_dataset(known, plan, job.spec.input, listed, job.storage, job.reads))

@@ -1,0 +1,503 @@
+"""Merges several run outputs into one: over different inputs, or shards of one plan that were labelled in different
+places."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from relabel.jobs.run.canary import load_results
+from relabel.manifests import failpoints
+from relabel.manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
+from relabel.manifests.files import Storage, place_of
+from relabel.manifests.manifest import (
+    EngineMix,
+    MergedSource,
+    RunManifest,
+    Snapshot,
+    check_readings,
+    copy_readings,
+    engines_differ,
+    load_manifest,
+    manifest_sha256_of,
+    refuse_differing,
+    write_manifest,
+)
+from relabel.manifests.plan import (
+    PLAN_NAME,
+    Plan,
+    ShardPlan,
+    chunk_row_ids,
+    load_plan,
+    recipe_differences,
+    recipe_parts,
+    row_id_file,
+    shard_row_ids,
+    write_plan,
+)
+from relabel.manifests.receipts import FileRef, MergedFrom, Receipt, prove_chunk, put_data
+from relabel.manifests.records import digest_of, sealed_json
+from relabel.manifests.run import RunFolder, build_manifest, conformed, file_schema, joined_form, open_planned
+from relabel.manifests.schemas import ANSWERS, QUARANTINE, table_bytes
+from relabel.manifests.shards import SpilledFiles
+from relabel.manifests.specs import RunSpec
+from relabel.manifests.store import RunStore, map_concurrent, open_run_store
+
+# ------------------------------------------------------------------------------
+# Outputs that are merged: opened, held against each other, and the one plan over all of their inputs.
+
+
+class MergeSource(NamedTuple):
+    """An output that is merged, as it was found."""
+
+    path: str
+    folder: RunFolder
+    found: Snapshot
+    manifest: RunManifest | None
+    manifest_sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRun:
+    """Outputs of one fingerprint, and where in the merged output their rows and shards begin."""
+
+    sources: list[MergeSource]
+    first_row: int
+    first_shard: int
+
+    @property
+    def plan(self) -> Plan:
+        return self.sources[0].folder.plan
+
+    @property
+    def path(self) -> str:
+        return self.sources[0].path
+
+    def facts(self) -> list[MergedSource]:
+        """What it is made of, for the manifest."""
+        return [
+            MergedSource(
+                source.path, self.plan.fingerprint, source.manifest_sha256, source.found.digest, self.first_row
+            )
+            for source in self.sources
+        ]
+
+
+def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
+    """Finished outputs, those of one fingerprint together, in the order in which they are named.
+
+    Raises:
+        ConfigError: one is named twice.
+        ManifestError: one is no output, is not finished, or has other columns or grades than the first.
+        InputError: two of them were made of the same file.
+    """
+    if len({place_of(path) for path in paths}) != len(paths):
+        raise ConfigError("merge: an output is named twice. Name each once.")
+    grouped: dict[str, list[MergeSource]] = {}
+    for path in paths:
+        no_run = f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run."
+        folder = open_planned(path, storage, ManifestError(no_run))
+        manifest_sha256 = manifest_sha256_of(folder.store)
+        source = MergeSource(path, folder, folder.snapshot(), load_manifest(folder.store), manifest_sha256)
+        grouped.setdefault(folder.plan.fingerprint, []).append(source)
+    runs: list[MergedRun] = []
+    first_row = first_shard = 0
+    for sources in grouped.values():
+        run = MergedRun(sources, first_row, first_shard)
+        for shard, chunks in sources[0].folder.open_chunks(*(source.found for source in sources)).items():
+            raise ManifestError(
+                f"merge: {', '.join(source.path for source in sources)}: not finished: shard {shard} lacks "
+                f"{len(chunks)} chunks. Run the "
+                "job to its end, or name the output that has them."
+            )
+        runs.append(run)
+        first_row += sum(file.rows for file in run.plan.files)
+        first_shard += len(run.plan.shards)
+    _check_inputs(runs)
+    return runs
+
+
+def _check_inputs(runs: list[MergedRun]) -> None:
+    first = runs[0]
+    for run in runs[1:]:
+        for part in ("columns", "input_columns"):
+            ours, theirs = run.plan.parts.get(part), first.plan.parts.get(part)
+            if ours != theirs:
+                raise ManifestError(
+                    f"merge: {run.path} has other columns than {first.path}: {ours} and {theirs}. "
+                    "One manifest can't describe both; label one of them again."
+                )
+        grades = [one.plan.facts.labeler.grades for one in (first, run)]
+        if grades[0] != grades[1]:
+            raise ManifestError(
+                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't "
+                "merge."
+            )
+    seen: dict[tuple[int, str], tuple[str, str]] = {}
+    for run in runs:
+        for file in run.plan.files:
+            path, output = seen.setdefault(file.identity, (file.path, run.path))
+            if (path, output) != (file.path, run.path):
+                raise InputError(
+                    f"merge: {file.path} of {run.path} is the same file as {path} of {output}, so its rows would be "
+                    "counted twice. Drop one of the outputs."
+                )
+
+
+def differences_of(runs: list[MergedRun]) -> list[str]:
+    """What keeps these outputs from being one teacher's work, a phrase each."""
+    found = []
+    for run in runs[1:]:
+        for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items():
+            found.append(f"{part} of {run.path} ({', '.join(names)})")
+    engines = [facts for run in runs for source in run.sources for facts in source.found.all_engines]
+    return found + [f"engine {remark}" for remark in engines_differ(engines)]
+
+
+def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Plan, SpilledFiles]:
+    """One plan over all inputs: the runs' shards and chunks as they were cut, rows counted on through the list of
+    files.
+    """
+    shards: list[ShardPlan] = []
+    beside = SpilledFiles()
+    for run in runs:
+        for number, shard in enumerate(run.plan.shards):
+            if shard.row_ids is not None:
+                rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
+                row_ids, data = row_id_file(run.first_shard + number, rows)
+                moved = shard._replace(row_ids=row_ids)
+                beside.add(data)
+            else:
+                moved = shard._replace(first_row=(shard.first_row or 0) + run.first_row)
+            shards.append(moved)
+    files = [file for run in runs for file in run.plan.files]
+    plans = [run.plan for run in runs]
+    parts = {
+        **plans[0].parts,
+        **joined_form([(run.path, run.plan.parts) for run in runs]),
+        "inputs": digest_of([list(file.identity) for file in files]),
+        "limit": None,
+        "cut": {"shards": len(shards), "chunk_rows": max(plan.chunk_rows for plan in plans)},
+        "merged": [plan.fingerprint for plan in plans],
+    }
+    if len(plans) > 1:  # whose tables the plans of its sources say
+        parts.pop("table", None)
+    if is_mixed:
+        parts["merged_recipes"] = [recipe_parts(plan.parts) for plan in plans]
+    return (
+        Plan(
+            name=name,
+            fingerprint=digest_of(parts),
+            parts=parts,
+            rows=sum(plan.rows for plan in plans),
+            queries=sum(plan.queries for plan in plans),
+            is_scattered=any(plan.is_scattered for plan in plans),
+            text_bytes=sum(plan.text_bytes for plan in plans),
+            files=files,
+            shards=shards,
+        ),
+        beside,
+    )
+
+
+# ------------------------------------------------------------------------------
+# What of each output goes into a merged one: its receipts and their files, rebased.
+
+
+@dataclass(frozen=True, slots=True)
+class MergeStep:
+    """A chunk of the merged output, what it holds, and what its source has beyond that.
+
+    Args:
+        held: its receipts, by attempt.
+        todo: receipts of the source to be repeated after them.
+        is_anew: they are all that the source has: what is held came from elsewhere, or was done again there.
+        planned_R: row ids of the chunk.
+    """
+
+    run: MergedRun
+    source: MergeSource
+    merged: RunFolder
+    shard: int
+    held: list[Receipt]
+    todo: list[Receipt]
+    is_anew: bool
+    planned_R: np.ndarray  # noqa: N815
+
+    def stage(self) -> list[Receipt]:
+        """Write the data files, and prove the chunk as it will be with the receipts that are returned, and not yet
+        written.
+        """
+        tables: dict[str, pa.Table] = {}
+        first = self.held[-1].attempt + 1 if self.held else 1
+        receipts = [self._repeated(receipt, number, tables) for number, receipt in enumerate(self.todo, first)]
+
+        def read(file: FileRef, schema: pa.Schema, columns: list[str]) -> pa.Table:
+            if file.path in tables:
+                return tables[file.path].select(columns)
+            return self.merged.table(file, schema, columns, check_bytes=False)
+
+        chain = receipts if self.is_anew else [*self.held, *receipts]
+        try:
+            prove_chunk(chain, self.planned_R, read, root=self.merged.store.root)
+        except ManifestError as exc:
+            where = f"{self.source.path}, shard {self.shard - self.run.first_shard}, chunk {self.todo[0].chunk}"
+            raise ManifestError(
+                f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify "
+                f"{self.source.path}` says more."
+            ) from exc
+        return receipts
+
+    def _repeated(self, receipt: Receipt, attempt: int, tables: dict[str, pa.Table]) -> Receipt:
+        run, target = self.run, receipt.id._replace(shard=self.shard, attempt=attempt)
+
+        def copied(
+            kind: str, file: FileRef | None, schema: pa.Schema, merged: pa.Schema | None = None
+        ) -> FileRef | None:
+            if file is None:
+                return None
+            table = _rebased(self.source.folder.table(file, schema), run.first_row, run.plan.fingerprint)
+            if merged is not None and merged != schema:
+                table = conformed(table, merged)
+            written = put_data(self.merged.store, kind, target, table_bytes(table), file.rows)
+            tables[written.path] = table
+            return written
+
+        return replace(
+            receipt,
+            fingerprint=self.merged.plan.fingerprint,
+            shard=target.shard,
+            attempt=attempt,
+            labels=copied("labels", receipt.labels, file_schema(run.plan.parts), file_schema(self.merged.plan.parts)),
+            quarantine=copied("quarantine", receipt.quarantine, QUARANTINE),
+            answers=copied("answers", receipt.answers, ANSWERS),
+            replaces=self.is_anew and bool(self.held) and receipt is self.todo[0],
+            merged_from=MergedFrom(self.source.path, run.plan.fingerprint, receipt.content_digest),
+        )
+
+
+def steps_of(run: MergedRun, merged: RunFolder) -> Iterator[MergeStep]:
+    """The chunks of a run of which the merged output does not hold what the best of the sources has."""
+
+    def place(one: tuple[MergeSource, list[Receipt]]) -> tuple[int, int]:
+        return one[1][0].shard, one[1][0].chunk
+
+    streams = [
+        zip(itertools.repeat(source), source.folder.receipts_of(source.found), strict=False) for source in run.sources
+    ]
+    chunks = (list(group) for _, group in itertools.groupby(heapq.merge(*streams, key=place), key=place))
+    for shard, offers_by_chunk in itertools.groupby(chunks, key=lambda offers: offers[0][1][0].shard):
+        moved = run.first_shard + shard
+        rows_by_chunk = chunk_row_ids(merged.store, merged.plan.shards[moved])
+        held_by_chunk = {receipts[0].chunk: receipts for receipts in merged.chunk_receipts(moved)}
+        for offers in offers_by_chunk:
+            chunk = offers[0][1][0].chunk
+            held = held_by_chunk.get(chunk, [])
+            done = [receipt.merged_from.sha256 if receipt.merged_from else "" for receipt in held]
+            source, receipts, goes_on = min(
+                ((source, receipts, _begins_with(receipts, done)) for source, receipts in offers),
+                key=lambda offer: (offer[1][-1].quarantine.rows if offer[1][-1].quarantine else 0, not offer[2]),
+            )
+            todo = receipts[len(done) :] if goes_on else receipts
+            if todo:
+                yield MergeStep(run, source, merged, moved, held, todo, not goes_on, rows_by_chunk[chunk])
+
+
+def _begins_with(receipts: list[Receipt], done: list[str]) -> bool:
+    """Whether the first of a chunk's receipts are those that were repeated already."""
+    return len(done) <= len(receipts) and done == [receipt.content_digest for receipt in receipts[: len(done)]]
+
+
+def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
+    """Row ids counted on, and the run that asked a row named where that went without saying."""
+    if "row_id" in table.column_names:
+        rows = pa.array(table["row_id"].to_numpy() + first_row, pa.int64())
+        table = table.set_column(0, table.schema.field("row_id"), rows)
+    if "origin" in table.column_names:
+        at = table.column_names.index("origin")
+        table = table.set_column(at, table.schema.field("origin"), table["origin"].fill_null(fingerprint))
+    return table
+
+
+# ------------------------------------------------------------------------------
+# Several outputs become one: of other inputs, or of one plan whose shards were done in different places.
+#
+# Outputs with one fingerprint are parts of one run: of each chunk the part that has the fewest rows in quarantine is
+# taken. Outputs with different fingerprints but one recipe follow each other: their inputs become one list of files,
+# and a row's id becomes its position in that list, as everywhere. What is written is an output like any other (plan,
+# receipts, manifest), so that `status`, `verify`, `evaluate` and training read it without knowing.
+#
+# Each receipt says what it repeats (`MergedFrom`). So the same merge again goes on where it was stopped, and follows
+# sources that changed since: a retry there is an attempt more here, and a chunk that was done again replaces what was
+# here. Nothing is committed before it is proven, and where the target was whole before, nothing before all of it is.
+
+
+class Merged(NamedTuple):
+    """What a merge came to: the manifest, and whether it was written now."""
+
+    manifest: RunManifest
+    was_written_now: bool
+
+
+def merge_outputs(
+    paths: Sequence[str], to: str, storage: Storage, *, name: str | None = None, allow_mixed: bool = False
+) -> Merged:
+    """Join finished outputs (or the parts of one run) into a new one, or bring one that was made of them up to date.
+
+    Args:
+        name: of the merged output; that of the first by default.
+        allow_mixed: let labels of different engines, models or templates into one output; the manifest says so.
+    Raises:
+        GateError: engines, models, templates or options differ, and `allow_mixed` is off.
+        InputError: one file would be in the merged input twice.
+        ConfigError: an output is named twice, or is to be merged into itself or a folder of its own.
+        ManifestError: an output is not a run or not finished, columns or scales differ, a row is lost, or `to` holds
+            something else.
+        LockHeldError: another merge into `to` is under way.
+    """
+    if place_of(to) in map(place_of, paths):
+        raise ConfigError(
+            f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one."
+        )
+    for path in paths:
+        if place_of(to).startswith(f"{place_of(path)}/"):
+            raise ConfigError(f"merge: --to {to} lies inside {path}, which is merged. Give a folder outside of it.")
+    runs = open_runs(paths, storage)
+    differences = differences_of(runs)
+    if differences and not allow_mixed:
+        raise GateError(
+            f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
+            "teachers under one name. Merge those that agree, label the others again, or allow it with --allow-mixed."
+        )
+    plan, beside = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
+    store = open_run_store(to, storage)
+    if not _holds(store, plan):
+        store.check_conditional_writes()
+        write_plan(store, plan, beside)
+        _holds(store, plan)
+    lock = store.lock("merge", f"the merge into {to}")
+    lock.acquire()
+    try:
+        return _merge(runs, store, differences, allow_mixed=allow_mixed)
+    finally:
+        lock.release()
+
+
+def _holds(store: RunStore, plan: Plan) -> bool:
+    """Whether a folder holds this plan.
+
+    Raises:
+        StaleRunError: it holds another one.
+    """
+    held = load_plan(store)
+    if held is not None and held.fingerprint != plan.fingerprint:
+        raise StaleRunError(f"{store.root}: holds another run's output. Give a folder of its own for the merged one.")
+    return held is not None
+
+
+def _merge(runs: list[MergedRun], store: RunStore, differences: list[str], *, allow_mixed: bool) -> Merged:
+    plan = load_plan(store)
+    assert plan is not None
+    folder = RunFolder(store, plan)
+    held = load_manifest(store)
+    if held is not None and _is_current(held, folder, runs):
+        return Merged(held, False)
+    if held is not None:
+        _refuse_fewer(held, runs, store.root)
+    staged: Iterator[list[Receipt]] | list[list[Receipt]] = (
+        receipts for run in runs for receipts in map_concurrent(store, lambda one: one.stage(), steps_of(run, folder))
+    )
+    if held is not None:  # what is there was whole: it is left alone until all that is to come has been proven
+        staged = list(staged)
+    _bring_readings(runs, store)
+    for receipts in staged:
+        for receipt in receipts:
+            _commit(store, receipt)
+    return _finish(runs, folder, differences, allow_mixed=allow_mixed)
+
+
+def _bring_readings(runs: list[MergedRun], store: RunStore) -> None:
+    """What the sources read of their inputs, for whoever reads them again by the merged output.
+
+    Raises:
+        InputError: two of them read other texts of one file.
+        ManifestError: one of them is not what its source's manifest says.
+    """
+    first_file = 0
+    for run in runs:
+        for source in run.sources:
+            check_readings(source.folder.store, run.plan, source.manifest)
+        stores = [source.folder.store for source in run.sources]
+        for first, second in itertools.combinations([*stores, store] if len(runs) == 1 else stores, 2):
+            refuse_differing(first, second, run.plan)
+        for one in stores:
+            copy_readings(one, store, first_file)
+        first_file += len(run.plan.files)
+
+
+def _is_current(held: RunManifest, folder: RunFolder, runs: list[MergedRun]) -> bool:
+    """Whether a manifest was made of just these sources as they are, and the receipts are still those."""
+
+    def states(facts: list[MergedSource]) -> list[MergedSource]:
+        return [replace(one, output="") for one in facts]
+
+    now = [fact for run in runs for fact in run.facts()]
+    return states(held.merged_from or []) == states(now) and held.receipts_sha256 == folder.snapshot().digest
+
+
+def _refuse_fewer(held: RunManifest, runs: list[MergedRun], root: str) -> None:
+    """Raise if parts of a run are not named now that a merged output was made of: labels that they
+    alone have would go.
+    """
+    was: dict[str, list[str]] = {}
+    for fact in held.merged_from or ():
+        was.setdefault(fact.fingerprint, []).append(fact.output)
+    for run in runs:
+        before = was.get(run.plan.fingerprint, [])
+        if len(run.sources) < len(before):
+            raise ManifestError(
+                f"merge: {root} was made of {', '.join(before)}, and now of these only "
+                f"{', '.join(source.path for source in run.sources)} "
+                "would be left. Name all of them, or merge into another folder."
+            )
+
+
+def _commit(store: RunStore, receipt: Receipt) -> None:
+    name, data = receipt.id.receipt_name, sealed_json(asdict(receipt))
+    failpoints.hit("before_receipt")
+    if not store.create(name, data) and store.read(name) != data:
+        raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")
+    failpoints.hit("after_receipt")
+
+
+def _finish(runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
+    sources = [source for run in runs for source in run.sources]
+    known = [source.manifest for source in sources if source.manifest is not None]
+    limits = [manifest.max_failed_fraction for manifest in known] or [RunSpec().max_failed_fraction]
+    manifest = build_manifest(
+        folder,
+        folder.snapshot(),
+        spec=_merged_spec(known, folder.plan),
+        max_failed_fraction=min(limits),
+        relabel_version=version("relabel-ir"),
+        canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
+        allow_mixed=allow_mixed,
+    )
+    facts = [fact for run in runs for fact in run.facts()]
+    manifest = replace(manifest, mixed=EngineMix(allow_mixed, differences), merged_from=facts)
+    write_manifest(folder.store, manifest)
+    return Merged(manifest, True)
+
+
+def _merged_spec(known: list[RunManifest], plan: Plan) -> dict[str, Any]:
+    if not known:
+        return {}
+    spec = known[0].spec
+    return {**spec, "input": {**spec["input"], "path": [file.path for file in plan.files], "limit": None}}

@@ -1,0 +1,360 @@
+"""The canary: labelled rows asked again and compared before new labels are added to an output."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.crashes import hangs_end
+from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.session import Session
+from relabel.jobs.run.stop import DRAIN_S
+from relabel.manifests.asks import Engine
+from relabel.manifests.errors import GateError
+from relabel.manifests.labels import Pair
+from relabel.manifests.manifest import engine_identity
+from relabel.manifests.plan import shard_row_ids
+from relabel.manifests.receipts import ChunkId, FileRef
+from relabel.manifests.records import digest_of, read_record, sealed_json
+from relabel.manifests.reuse import RowPlace
+from relabel.manifests.rows import read_chunks
+from relabel.manifests.run import read_labels
+from relabel.manifests.schemas import LabelRow, QuarantineRow, label_rows
+from relabel.manifests.specs import is_batched
+from relabel.manifests.store import RunStore
+
+FOLDER = "canary"
+_FLOOR = 1e-6
+"""Least probability in a KL divergence: distributions are kept as float32, and an engine may round a small one to 0."""
+_Z95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryResult:
+    """What asking again came to.
+
+    Args:
+        engine: identity of the engine that was asked now.
+        rows: rows asked again, of which `own` were labelled in this output and the others in reused ones.
+        flips: rows whose grade changed, or for which there is no label now (`unreadable` of them).
+        flip_rate, low, high: share of flips, and its 95 % interval (Wilson).
+        mean_kl: mean of KL(old ‖ new) over rows with both distributions, nats; None where no row has both.
+        wanted: rows that the spec asked for; fewer were known if `rows` is below it.
+    """
+
+    engine: dict[str, str]
+    rows: int
+    own: int
+    flips: int
+    unreadable: int
+    flip_rate: float
+    low: float
+    high: float
+    mean_kl: float | None
+    max_flip_rate: float
+    wanted: int = 0
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether no more grades flipped than may."""
+        return self.flip_rate <= self.max_flip_rate
+
+
+class Drawn(NamedTuple):
+    """A row to ask again: its pair now, and the label it has."""
+
+    pair: Pair
+    label: LabelRow
+    is_own: bool
+
+
+class CanarySample(NamedTuple):
+    """What a look over a session's rows found.
+
+    Args:
+        rows: drawn, in reading order.
+        num_known: rows with a label that could have been drawn.
+        num_to_ask: rows that the session would ask.
+    """
+
+    rows: list[Drawn]
+    num_known: int
+    num_to_ask: int
+
+
+def draw_canary(session: Session) -> CanarySample | None:
+    """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too
+    few.
+
+    From elsewhere are the rows that this session would reuse (its open chunks' texts are read once), those of other
+    shards where these are fewer than wanted (read until there are enough), and the rows that this output has reused
+    already; each is equally likely. Own labels fill what is left: most were made by the very engine that is asked, and
+    would show a change as smaller than it is. None if a stop came.
+    """
+    opened, size = session.opened, session.opened.job.spec.canary
+    rng = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
+    kept, num_known, num_to_ask = _known_rows(session, rng, size)
+    own = _own_files(session, num_to_ask)
+    if session.stop.reason is not None:  # the sample is of some rows alone
+        return None
+    num_taken, num_own = sum(file.reused for file in own), sum(file.ref.rows - file.reused for file in own)
+    num_elsewhere = num_known + num_taken
+    num_drawn = min(size, num_elsewhere)
+    num_drawn_taken = sum(number < num_taken for number in rng.sample(range(num_elsewhere), num_drawn))
+    rng.shuffle(kept)
+    kept = kept[: num_drawn - num_drawn_taken]
+    rows = _own_rows(session, own, sorted(rng.sample(range(num_taken), num_drawn_taken)), num_to_ask, reused=True)
+    rows += _own_rows(
+        session, own, sorted(rng.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False
+    )
+    if session.reuse is not None:
+        labels = session.reuse.take([place for _, place in kept])
+        rows += [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
+    if _must_end(session, num_to_ask):
+        return None
+    rows.sort(key=lambda drawn: drawn.pair.row_id)
+    return CanarySample(rows, num_elsewhere + num_own, num_to_ask)
+
+
+def _must_end(session: Session, num_to_ask: int) -> bool:
+    """Whether a stop was asked for, or a deadline leaves no time for what would come next: asking, or commits alone."""
+    session.stop.mind(DRAIN_S if num_to_ask else 0.0)
+    return session.stop.reason is not None
+
+
+def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[tuple[Pair, RowPlace]], int, int]:
+    """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how
+    many rows of the session's own chunks they do not know, which it would ask. Ends early at a stop.
+    """
+    if session.reuse is None:
+        return [], 0, session.left.rows_to_ask()
+    kept: list[tuple[Pair, RowPlace]] = []
+    num_known = num_to_ask = 0
+    mine = set(session.shards)
+    others = [shard for shard in range(len(session.opened.plan.shards)) if shard not in mine]
+    rng.shuffle(others)
+    for shard in [*session.shards, *others]:
+        if shard not in mine and num_known >= size:
+            break
+        for pairs in _open_chunks(session, shard):
+            if _must_end(session, num_to_ask):
+                return kept, num_known, num_to_ask
+            for pair, place in zip(pairs, session.reuse.find(pairs, session.keys.keys(pairs)), strict=True):
+                if place is None:
+                    num_to_ask += shard in mine
+                    continue
+                num_known += 1
+                if len(kept) < size:
+                    kept.append((pair, place))
+                elif (at := rng.randrange(num_known)) < size:
+                    kept[at] = pair, place
+            if shard not in mine and num_known >= size:
+                break
+    return kept, num_known, num_to_ask
+
+
+def ask_canary(
+    session: Session, engine: Engine, sample: CanarySample, on_progress: Callable[[], None]
+) -> CanaryResult | None:
+    """Ask the drawn rows again; None if a stop came in between. Nothing is committed."""
+    job = session.opened.job
+    asked: list[ChunkWork] = []
+
+    def collect(work: ChunkWork) -> bool:
+        asked.append(work)
+        return True
+
+    loop = RunLoop(
+        job.labeler,
+        job.spec.labeler,
+        engine,
+        collect,
+        seed=job.spec.engine.seed,
+        progress=Progress(),
+        stop=session.stop,
+        on_progress=on_progress,
+        ask_timeout_s=job.spec.run.ask_timeout_s,
+        is_late=is_batched(job.spec.engine.args),
+        allowance=session.allowance,
+    )
+    work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in sample.rows])
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+        # nobody else watches: no row is said to be in flight
+        is_done = loop.run(iter([work]))
+    if not is_done or not asked:
+        return None
+    assert session.facts is not None
+    result = compare(sample.rows, asked[0].rows, asdict(session.facts), job.spec.max_flip_rate)
+    return replace(result, wanted=job.spec.canary)
+
+
+def compare(
+    drawn: list[Drawn], now: list[LabelRow | QuarantineRow | None], engine: dict[str, Any], max_flip_rate: float
+) -> CanaryResult:
+    """Hold new rows against the labels that they had; in the same order, at least one."""
+    flips = unreadable = 0
+    divergences = []
+    for one, row in zip(drawn, now, strict=True):
+        if not isinstance(row, LabelRow):
+            unreadable += 1
+            flips += 1
+            continue
+        flips += row.grade != one.label.grade
+        if row.probs is not None and one.label.probs is not None:
+            divergences.append(_kl(one.label.probs, row.probs))
+    rate = flips / len(drawn)
+    low, high = _wilson(flips, len(drawn))
+    mean_kl = round(math.fsum(divergences) / len(divergences), 6) if divergences else None
+    num_own = sum(one.is_own for one in drawn)
+    return CanaryResult(
+        engine_identity(engine),
+        len(drawn),
+        num_own,
+        flips,
+        unreadable,
+        round(rate, 6),
+        low,
+        high,
+        mean_kl,
+        max_flip_rate,
+    )
+
+
+def keep_result(store: RunStore, result: CanaryResult) -> None:
+    """Write a canary's result beside the labels, in place of an earlier one of the same engine."""
+    store.put(f"{FOLDER}/{digest_of(result.engine)[:16]}.json", sealed_json(asdict(result)))
+
+
+def load_results(store: RunStore) -> list[CanaryResult]:
+    """The canaries of an output, in name order.
+
+    Raises:
+        ManifestError: a result is damaged.
+    """
+    what, advice = "not a canary's result", "Restore it from a copy, or move it away to have it asked again."
+    return [
+        read_record(CanaryResult, store.read(name), f"{store.root}/{name}", what, advice)
+        for name in store.names(FOLDER)
+    ]
+
+
+def has_passed(store: RunStore, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
+    """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted
+    then as are now.
+    """
+    identity = None if engine is None else engine_identity(engine)
+    return any(
+        result.flip_rate <= max_flip_rate and result.wanted >= size and identity in (None, result.engine)
+        for result in load_results(store)
+    )
+
+
+def canary_text(result: CanaryResult) -> str:
+    """A result in a line."""
+    kl = "" if result.mean_kl is None else f", mean KL {result.mean_kl:.4f} nats"
+    return (
+        f"{result.flips:,} of {result.rows:,} grades flipped: {result.flip_rate:.1%} "
+        f"(95 % interval {result.low:.1%} to {result.high:.1%}){kl}; limit {result.max_flip_rate:.1%}"
+    )
+
+
+def refuse(result: CanaryResult, *, output: str) -> GateError:
+    """What a run says that will not mix."""
+    return GateError(
+        f"{output}: the canary says no: {canary_text(result)}. Old and new labels would be two teachers under one "
+        "name, so nothing was committed. Find out what changed in the engine, drop `reuse`, or raise `max_flip_rate`."
+    )
+
+
+def _open_chunks(session: Session, shard: int) -> Iterator[list[Pair]]:
+    opened = session.opened
+    pending, planned = opened.folder.pending(shard), opened.plan.shards[shard]
+    if pending:
+        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
+        for _, pairs in read_chunks(opened.dataset, planned, row_ids, pending, readings=opened.readings):
+            yield pairs
+
+
+class _OwnFile(NamedTuple):
+    """A label file of this output, its shard and chunk, and how many of its rows were reused."""
+
+    shard: int
+    chunk: int
+    ref: FileRef
+    reused: int
+
+
+def _own_files(session: Session, num_to_ask: int) -> list[_OwnFile]:
+    """The label files of this output. Ends early at a stop."""
+    folder, found = session.opened.folder, list[_OwnFile]()
+    for shard in range(len(session.opened.plan.shards)):
+        if _must_end(session, num_to_ask):
+            break
+        found += [
+            _OwnFile(receipt.shard, receipt.chunk, receipt.labels, receipt.rows_reused)
+            for receipts in folder.chunk_receipts(shard)
+            for receipt in receipts
+            if receipt.labels is not None
+        ]
+    return found
+
+
+def _own_rows(
+    session: Session, files: list[_OwnFile], wanted: list[int], num_to_ask: int, *, reused: bool
+) -> list[Drawn]:
+    """Rows of this output, with their pairs. Ends early at a stop.
+
+    Args:
+        wanted: ascending; numbers over all its label files, counting those rows alone that were reused, or that
+            were not.
+    """
+    opened = session.opened
+    labels: dict[int, LabelRow] = {}
+    ids: dict[int, dict[int, set[int]]] = {}
+    first = at = 0
+    for file in files:
+        count = file.reused if reused else file.ref.rows - file.reused
+        inside = []
+        while at < len(wanted) and wanted[at] < first + count:
+            inside.append(wanted[at] - first)
+            at += 1
+        first += count
+        if inside:
+            if _must_end(session, num_to_ask):
+                return []
+            table = read_labels(opened.folder, file.ref)
+            places = np.flatnonzero(table["reused"].to_numpy() == reused)
+            for row in label_rows(table.take(places[inside])):
+                labels[row.row_id] = row
+                ids.setdefault(file.shard, {}).setdefault(file.chunk, set()).add(row.row_id)
+    rows: list[Drawn] = []
+    for shard, chunks in ids.items():
+        planned = opened.plan.shards[shard]
+        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
+        for _, pairs in read_chunks(
+            opened.dataset, planned, row_ids, sorted(chunks), readings=opened.readings, wanted=chunks
+        ):
+            if _must_end(session, num_to_ask):
+                return rows
+            rows += [Drawn(pair, labels[pair.row_id], not reused) for pair in pairs]
+    return rows
+
+
+def _kl(old: Any, new: Any) -> float:
+    return math.fsum(p * math.log(max(p, _FLOOR) / max(q, _FLOOR)) for p, q in zip(old, new, strict=True) if p > 0)
+
+
+def _wilson(count: int, total: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927), rounded; well behaved where no row flips."""
+    share, z2 = count / total, _Z95**2
+    middle = share + z2 / (2 * total)
+    spread = _Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    scale = 1 + z2 / total
+    return round(max(0.0, (middle - spread) / scale), 6), round(min(1.0, (middle + spread) / scale), 6)

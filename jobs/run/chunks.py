@@ -1,0 +1,400 @@
+"""Chunks in progress: their rows, counters of asks in flight, and the isolation of rows that crash the engine."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from relabel.jobs.output import shown
+from relabel.manifests.asks import NO_WORK, Answer, EngineWork
+from relabel.manifests.labels import Pair
+from relabel.manifests.receipts import ChunkId
+from relabel.manifests.schemas import AnswerRow, LabelRow, QuarantineRow
+
+# ------------------------------------------------------------------------------
+# Which rows may have brought an engine down: a group that was in flight at a crash is asked apart, in ever smaller
+# pieces, until one row is caught alone twice. Deciding only: who asks, and who restarts engines, is said elsewhere
+# (`crash_journal.py`, `jobs/pool/supervisor.py`).
+#
+# A group is cut into eighths, not halves. Each crash costs the start of an engine (a minute on a GPU) and each innocent
+# group a few seconds, so that among 512 rows the one is found after 5 crashes instead of 11.
+
+
+PIECES = 8
+"""Into how many groups a group is cut that brought an engine down."""
+TIMES_CAUGHT = 2
+"""How often a row must bring an engine down alone before it is not asked any more."""
+
+
+@dataclass(slots=True)
+class ChunkCase:
+    """What is held against the rows of one chunk.
+
+    Args:
+        groups: row ids to be asked apart, group by group.
+        isolated_rows: rows that are not asked any more, by row id, and why.
+    """
+
+    groups: list[list[int]] = field(default_factory=list)
+    isolated_rows: dict[int, str] = field(default_factory=dict)
+
+
+def plain_cases(cases: dict[ChunkId, ChunkCase]) -> list[Any]:
+    """Cases as JSON holds them."""
+    return [[list(chunk), case.groups, list(case.isolated_rows.items())] for chunk, case in cases.items()]
+
+
+def read_cases(plain: list[Any]) -> dict[ChunkId, ChunkCase]:
+    """The inverse of `plain_cases`."""
+    return {
+        ChunkId(*chunk): ChunkCase(groups, {int(row): why for row, why in isolated_rows})
+        for chunk, groups, isolated_rows in plain
+    }
+
+
+class Isolation:
+    """Every chunk's case. Row ids are unique in a run, so that one count serves all chunks."""
+
+    def __init__(self) -> None:
+        self.cases: dict[ChunkId, ChunkCase] = {}
+        self.num_isolated = 0
+        self._caught: Counter[int] = Counter()
+
+    @classmethod
+    def of(cls, plain: dict[str, Any], still_open: Collection[ChunkId]) -> Isolation:
+        """The inverse of `plain`, without the cases of chunks that are done."""
+        found = cls()
+        found.cases = {chunk: case for chunk, case in read_cases(plain["cases"]).items() if chunk in still_open}
+        found.num_isolated = plain["num_isolated"]
+        found._caught = Counter({int(row): times for row, times in plain["caught"]})
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "cases": plain_cases(self.cases),
+            "num_isolated": self.num_isolated,
+            "caught": list(self._caught.items()),
+        }
+
+    def crashed(self, in_flight: dict[ChunkId, list[int]]) -> None:
+        """An engine went down at its ordinary work: whatever was in flight is isolated, in groups of an eighth of
+        it all.
+        """
+        size = _piece(sum(map(len, in_flight.values())))
+        for chunk, rows in in_flight.items():
+            case = self.cases.setdefault(chunk, ChunkCase())
+            known = {row for group in case.groups for row in group} | set(case.isolated_rows)
+            case.groups += _cut([row for row in rows if row not in known], size)
+
+    def crashed_apart(self, chunk: ChunkId, in_flight: list[int], reason: str) -> int | None:
+        """A working engine went down with these rows of one group in flight and nothing else.
+
+        Args:
+            in_flight: at least one row.
+            reason: how it went down, for the quarantine.
+        Returns:
+            The row that is isolated by this, if one is.
+        """
+        case = self.cases.setdefault(chunk, ChunkCase())
+        self._drop(case, set(in_flight))
+        if len(in_flight) > 1:
+            case.groups[:0] = _cut(in_flight, _piece(len(in_flight)))
+            return None
+        row = in_flight[0]
+        if row in case.isolated_rows:  # by another worker that was at the same chunk
+            return row
+        self._caught[row] += 1
+        if self._caught[row] < TIMES_CAUGHT:
+            case.groups.insert(0, [row])
+            return None
+        case.isolated_rows[row] = (
+            f"the engine went down {self._caught[row]} times while it was asked this row and nothing else: {reason}"
+        )
+        self.num_isolated += 1
+        return row
+
+    def cleared(self, chunk: ChunkId, rows: list[int]) -> None:
+        """Rows that were asked apart were answered: they are as good as any."""
+        if chunk in self.cases:
+            self._drop(self.cases[chunk], set(rows))
+        for row in rows:
+            self._caught.pop(row, None)
+
+    def committed(self, chunk: ChunkId) -> None:
+        """A chunk is durable: its case is closed."""
+        case = self.cases.pop(chunk, None)
+        for row in case.isolated_rows if case is not None else ():
+            self._caught.pop(row, None)
+
+    @staticmethod
+    def _drop(case: ChunkCase, rows: set[int]) -> None:
+        case.groups = [left for group in case.groups if (left := [row for row in group if row not in rows])]
+
+
+def _piece(count: int) -> int:
+    return max(1, -(-count // PIECES))
+
+
+def _cut(rows: list[int], size: int) -> list[list[int]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+# ------------------------------------------------------------------------------
+# What goes on inside the chunks under way: asks in flight, what became of the answers, and the engine's own work.
+
+
+FIRST_ANSWERS = 16
+"""So many answers of which none was accepted are worth a word: chance spoils some, and a wrong prompt all."""
+MOST = 2**53
+"""More of anything than a run counts, and as much as a float holds whole."""
+SHOWN_CHARS = 200
+MOST_CHARS = 1_000
+"""Of an answer's text that is passed on while the run goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedAnswer:
+    """An answer that could not be read.
+
+    Args:
+        attempt: which of the row's attempts at this stage it was, from 1.
+        status: what the row would be quarantined as.
+        finish: how the engine ended it.
+    """
+
+    row_id: int
+    stage: str
+    attempt: int
+    status: str
+    finish: str
+    reason: str
+    text: str
+
+    def line(self) -> str:
+        """Which one it was, and the text's first line that is not empty, as a terminal may show it."""
+        first = next((line for line in self.text.splitlines() if line.strip()), "") or "(no text)"
+        return f"row {self.row_id}, {self.stage}, {self.status}: {_live_cut(self.reason)}: {_live_cut(first)}"
+
+
+@dataclass(slots=True)
+class StageSeen:
+    """Of one stage's answers: how many, those of them to a first attempt, their tokens, and the sum of the squares of
+    the output tokens.
+    """
+
+    answers: int = 0
+    first_attempts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    output_squares: int = 0
+
+    def add(self, answer: Answer, *, is_first: bool) -> None:
+        """Another answer."""
+        self.answers += 1
+        self.first_attempts += is_first
+        self.prompt_tokens += answer.prompt_tokens
+        self.cached_tokens += answer.cached_tokens
+        self.output_tokens += answer.output_tokens
+        self.output_squares += answer.output_tokens**2
+
+    def tokens(self) -> dict[str, int]:
+        """By the names that `Progress` has for them."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+        }
+
+
+@dataclass(slots=True)
+class Live:
+    """Of one worker, or of several together; an answer that several rows share counts once.
+
+    Args:
+        in_flight: asks that the engine has.
+        refused: answers by the status that their rows would be quarantined as.
+        work: what the engine has run, where it tells.
+        begun_chunks, begun_rows, rows_in: chunks that are begun and not done, their rows, and those of these that are
+            in.
+    """
+
+    in_flight: int = 0
+    accepted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    last_refused: RefusedAnswer | None = None
+    work: EngineWork = NO_WORK
+    begun_chunks: int = 0
+    begun_rows: int = 0
+    rows_in: int = 0
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """All of them, for who checks what was read from a file."""
+        rows = self.begun_chunks, self.begun_rows, self.rows_in
+        return self.in_flight, self.accepted, *self.refused.values(), *rows
+
+    def count(self, read_as: Sequence[RefusedAnswer | None]) -> None:
+        """Count an answer.
+
+        Args:
+            read_as: of each row that it is for; None where it could be read, of which one is enough.
+        """
+        failed = [one for one in read_as if one is not None]
+        if failed:
+            self.last_refused = failed[-1]
+        if len(failed) < len(read_as):
+            self.accepted += 1
+        else:
+            self.refused[failed[-1].status] += 1
+
+    def add(self, other: Live) -> None:
+        """Another worker's beside this."""
+        self.in_flight += other.in_flight
+        self.accepted += other.accepted
+        self.refused.update(other.refused)
+        self.last_refused = other.last_refused or self.last_refused
+        self.work = self.work.plus(other.work)
+        self.begun_chunks += other.begun_chunks
+        self.begun_rows += other.begun_rows
+        self.rows_in += other.rows_in
+
+    def in_short(self) -> Live:
+        """The same with no more of the last refused answer than anybody shows."""
+        last = self.last_refused
+        return self if last is None else replace(self, last_refused=replace(last, text=last.text[:MOST_CHARS]))
+
+    def answers_text(self) -> str:
+        """Answers by what became of them: `41 answered: 25 accepted, 16 refused (14 format, 2 truncated)`."""
+        refused = self.refused.total()
+        by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(self.refused.items()))
+        return f"{self.accepted + refused:,} answered: {self.accepted:,} accepted, {refused:,} refused" + (
+            f" ({by_status})" if by_status else ""
+        )
+
+    def warning(self) -> str | None:
+        """What to say where the first answers were all refused."""
+        if self.accepted or self.refused.total() < FIRST_ANSWERS or self.last_refused is None:
+            return None
+        why = "the server or engine does not answer, or refuses"
+        if self.refused.keys() - {"engine", "refused", "overlong"}:
+            why = "the model may be too small for this labeler, or its room to answer too short"
+        return (
+            f"none of the first {self.refused.total():,} answers was accepted ({', '.join(sorted(self.refused))}): "
+            f"{why}. `relabel ask` shows whole answers. The last one: {self.last_refused.line()}"
+        )
+
+
+def _live_cut(text: str) -> str:
+    line = shown(" ".join(text.split()))
+    return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}…"
+
+
+# ------------------------------------------------------------------------------
+# A chunk under way, from its first row read to its commit.
+
+
+class ChunkWork:
+    """A chunk under way: its pairs, the rows that are in, and what its asks cost.
+
+    `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an
+    engine went down while it was at them. `isolated_rows` are places whose rows are not asked any more, and why;
+    `settled_rows` places whose rows stay as an earlier attempt left them.
+    """
+
+    __slots__ = (
+        "answered",
+        "answers",
+        "apart",
+        "asked",
+        "id",
+        "is_dropped",
+        "isolated_rows",
+        "keys",
+        "known",
+        "left",
+        "opened",
+        "pairs",
+        "refused",
+        "reused_answers",
+        "round",
+        "rows",
+        "settled_rows",
+        "sources",
+        "stages",
+        "started_clock",
+        "started_s",
+    )  # fmt: skip
+
+    def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
+        self.id = chunk
+        self.keys = keys if keys is not None else [None] * len(pairs)
+        # mixed into the seeds, so that a retried row draws other answers than it did in the run
+        self.round = chunk.attempt - 1
+        self.pairs = pairs
+        self.rows: list[LabelRow | QuarantineRow | None] = [None] * len(pairs)
+        self.left = len(pairs)
+        self.asked = len(pairs)  # rows that are not reused
+        self.opened = 0
+        self.is_dropped = False  # given up at a stop: nothing more is asked for it
+        self.stages: defaultdict[str, StageSeen] = defaultdict(StageSeen)
+        self.apart: list[list[int]] = []
+        self.isolated_rows: dict[int, str] = {}
+        self.settled_rows: dict[int, QuarantineRow] = {}
+        self.sources: Counter[int] = Counter()  # rows reused, by the number of the earlier output
+        self.answers: list[AnswerRow] = []
+        self.reused_answers = 0
+        self.refused: list[RefusedAnswer] = []
+        self.answered: dict[bytes, Answer] = {}  # by the key of their ask; those that rows share are left out
+        self.known: dict[bytes, Answer] = {}  # likewise, of an execution that was stopped
+        self.started_s = time.perf_counter()
+        self.started_clock = time.time()
+
+    def apply(self, case: ChunkCase) -> None:
+        """Note what is held against the chunk's rows; ids of other rows are passed over."""
+        places = {pair.row_id: index for index, pair in enumerate(self.pairs)}
+        groups = [[places[row] for row in group if row in places] for group in case.groups]
+        self.apart = [group for group in groups if group]
+        self.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
+
+    def isolate_queries(self) -> None:
+        """Spread what is held against a row over its query: all of its rows would be asked the very same."""
+        why = {self.pairs[index].query_id: reason for index, reason in self.isolated_rows.items()}
+        of_pairs = ((index, why.get(pair.query_id)) for index, pair in enumerate(self.pairs))
+        self.isolated_rows = {index: reason for index, reason in of_pairs if reason is not None}
+
+    def row_without_asking(self, index: int) -> QuarantineRow | None:
+        """The row of a pair that is not asked; None for one that is."""
+        if index in self.isolated_rows:
+            pair = self.pairs[index]
+            reason = self.isolated_rows[index]
+            return QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", reason, [], 0, 0)
+        return self.settled_rows.get(index)
+
+    def take_over(self, index: int, row: LabelRow, source: int) -> None:
+        """Settle a row by a label of an earlier output; before the loop sees the chunk."""
+        self.rows[index] = row
+        self.sources[source] += 1
+        self.left -= 1
+        self.asked -= 1
+
+    def counts(self) -> Counter[str]:
+        """Rows asked and what they were asked with, named as in `Progress`; `reused` rows were not."""
+        found = Counter({"pairs": self.asked, "reused": len(self.pairs) - self.asked})
+        for seen in self.stages.values():
+            found.update(requests=seen.answers, **seen.tokens())
+        return found
+
+    def statuses(self) -> Counter[str]:
+        """Rows that were asked and are in, by status; rows that were reused are labels."""
+        found = Counter(row.status for row in self.rows if row is not None)
+        found["ok"] -= self.sources.total()
+        return +found
+
+    def stage_counts(self) -> dict[str, dict[str, int]]:
+        """Asks and tokens by stage, stages in order of name."""
+        return {stage: {"asks": seen.answers, **seen.tokens()} for stage, seen in sorted(self.stages.items())}

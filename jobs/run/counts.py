@@ -1,0 +1,325 @@
+"""Counters of a run: rows done here and by other workers, and the status files of workers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from relabel.jobs.run.chunks import MOST, Live, StageSeen
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.receipts import ChunkId
+from relabel.manifests.records import checked, plain, readable_json, version_of
+from relabel.manifests.secrets import redacted_values
+from relabel.manifests.store import RunStore, read_if_there
+
+if TYPE_CHECKING:
+    from relabel.jobs.run.chunks import ChunkWork
+    from relabel.manifests.receipts import Receipt
+
+# ------------------------------------------------------------------------------
+# What other workers have committed of the work that one worker found open, as far as the listings show that it makes
+# anyway; and their pace of late.
+
+
+KEPT_S = 300.0
+"""How far back their pace looks: over several commits, and soon past those of one of them that was killed."""
+LEAST_NEWS = 4
+"""So many looks that brought news tell the pace, however long ago they were."""
+GONE_AFTER = 2.0
+"""They are gone once nothing came for so many times as long as ever lay between two commits of late."""
+
+
+class Others:
+    """Counts for one worker, from any thread. A chunk that this worker has begun is its own until it is known to be
+    lost, so that a row never counts twice.
+
+    Attributes:
+        rows: that others have committed since this worker's first look.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._begun: set[ChunkId] = set()
+        self._by_shard: dict[int, int] = {}
+        self._guard = threading.Lock()
+        self._looked_s = time.perf_counter()
+        self._news = deque([(self._looked_s, 0)])
+
+    def begins(self, chunk: ChunkId) -> None:
+        """This worker asks a chunk."""
+        with self._guard:
+            self._begun.add(chunk)
+
+    def committed_first(self, chunk: ChunkId, rows: int) -> None:
+        """Another worker had committed a chunk that this one asked."""
+        with self._guard:
+            if chunk in self._begun:
+                self._begun.discard(chunk)
+                self._set(chunk.shard, self._by_shard.get(chunk.shard, 0) + rows)
+
+    def saw(self, shard: int, done: Mapping[ChunkId, int]) -> None:
+        """A look at a shard.
+
+        Args:
+            done: rows of each chunk that is committed by now and was not at the first look.
+        """
+        with self._guard:
+            self._set(shard, sum(rows for chunk, rows in done.items() if chunk not in self._begun))
+
+    def saw_in_all(self, least: int, most: int) -> None:
+        """A look at all shards, instead of those at each: how many rows it can have been."""
+        with self._guard:
+            self._set(0, max(0, min(max(self.rows, least), most)))
+
+    def _set(self, shard: int, rows: int) -> None:
+        self._looked_s = time.perf_counter()
+        self.rows += rows - self._by_shard.get(shard, 0)
+        self._by_shard[shard] = rows
+        if self.rows > self._news[-1][1]:
+            self._news.append((self._looked_s, self.rows))
+        while len(self._news) > LEAST_NEWS and self._news[1][0] < self._looked_s - KEPT_S:
+            self._news.popleft()
+
+    def pairs_per_s(self) -> float | None:
+        """What all of them together commit a second of late, or None while nothing tells: they have not begun, or are
+        silent for so long that they are gone.
+        """
+        with self._guard:
+            (since_s, before), times_s = self._news[0], [when_s for when_s, _ in self._news]
+            rows, seconds = self.rows - before, self._looked_s - since_s
+            silent_s = self._looked_s - times_s[-1]
+        longest_s = max((later - sooner for sooner, later in itertools.pairwise(times_s)), default=0.0)
+        return rows / seconds if rows > 0 and seconds > 0 and silent_s <= GONE_AFTER * longest_s else None
+
+
+# ------------------------------------------------------------------------------
+# What an execution has done so far, in numbers.
+
+
+ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
+"""What asking is counted in."""
+COUNTED = (*ASKED, "reused")
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """Counts since the start, for whoever shows them; written by the loop alone.
+
+    `pairs`, `statuses`, `reused` and what they were asked with count every answer. A chunk that another worker commits
+    first was asked in vain: it counts in `lost` too, and what is shown as done is the difference (`kept`), so that a
+    row counts once whoever asks it again. `rows_committed` counts what workers of a pool have told of.
+    """
+
+    pairs: int = 0
+    reused: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    chunks_committed: int = 0
+    chunks_lost: int = 0
+    rows_committed: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    lost_statuses: Counter[str] = field(default_factory=Counter)
+    engine_starts: int = 0
+    stages_seen: defaultdict[str, StageSeen] = field(default_factory=lambda: defaultdict(StageSeen))
+    live: Live = field(default_factory=Live)
+    others: Others = field(default_factory=Others)
+    started_s: float = field(default_factory=time.perf_counter)
+
+    def lose(self, work: ChunkWork) -> None:
+        """Note a chunk that another worker had committed."""
+        self.chunks_lost += 1
+        self.lost.update(work.counts())
+        self.lost_statuses.update(work.statuses())
+        self.others.committed_first(work.id, len(work.pairs))
+
+    def kept(self, name: str) -> int:
+        """One of the counts without what was asked in vain."""
+        found: int = getattr(self, name) - self.lost[name]
+        return max(0, found)
+
+    @property
+    def kept_statuses(self) -> Counter[str]:
+        """Pairs by status, without those that were asked in vain."""
+        return self.statuses - self.lost_statuses
+
+    def settle(self, receipts: Iterable[Receipt]) -> None:
+        """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given
+        up at a stop or cut off by a kill, was in vain.
+        """
+        done, statuses, reused, chunks = Counter[str](), Counter[str](), 0, 0
+        for receipt in receipts:
+            chunks += 1
+            reused += receipt.rows_reused
+            statuses.update(receipt.statuses)
+            done += asked_for([receipt])
+        statuses["ok"] -= reused
+        for name in ASKED:
+            # a worker that was killed had no time to tell of its last answers
+            answered = max(getattr(self, name), done[name])
+            setattr(self, name, answered)
+            self.lost[name] = answered - done[name]
+        self.statuses, self.lost_statuses = +statuses, Counter()
+        self.reused, self.lost["reused"] = reused, 0
+        self.chunks_committed = chunks
+
+    def in_vain(self) -> dict[str, int]:
+        """What was asked in vain."""
+        return {name: self.lost[name] for name in ASKED}
+
+
+def asked_for(receipts: Iterable[Receipt]) -> Counter[str]:
+    """Rows asked and what they were asked with, named as in `Progress`."""
+    found = Counter[str]()
+    for receipt in receipts:
+        found["pairs"] += receipt.rows - receipt.rows_reused
+        for counts in receipt.stages.values():
+            found["requests"] += counts.get("asks", 0)
+            found.update({name: counts.get(name, 0) for name in ASKED[2:]})
+    return found
+
+
+# ------------------------------------------------------------------------------
+# What each worker says of itself while it runs, for `relabel status --live`: a small file in `live/`, written every
+# few seconds and gone with its worker.
+#
+# Nothing depends on it: no label, no commit and no proof. One that can't be written is warned of once; one that a
+# killed worker left says by its age that nobody writes it any more, and goes when the run is finished.
+
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "live"
+VERSION = 1
+WRITE_EVERY_S = 5.0
+STALE_S = 60.0
+"""A file that was not written for so long is nobody's any more, or its engine has been at one step since."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What one worker has done since its engine was up.
+
+    Args:
+        written: UTC, by the worker's clock.
+        seconds: since then; pairs: that it asked, committed or not; tokens: prompt tokens that no cache held, and
+            output tokens, of all answers.
+    """
+
+    version: int
+    worker: str
+    written: str
+    seconds: float
+    pairs: int
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    statuses: dict[str, int]
+    live: Live
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was written, as far as the clocks of two machines agree."""
+        return max(0.0, self._since_s)
+
+    @property
+    def _since_s(self) -> float:
+        return time.time() - datetime.fromisoformat(self.written).timestamp()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a worker can have written it: no time that is none, no number that is none or below nothing."""
+        counts = self.seconds, self.pairs, self.requests, self.prompt_tokens, self.output_tokens
+        return self.age_s >= 0 and all(
+            0 <= one < MOST for one in (*counts, *self.live.work, *self.live.counts, *self.statuses.values())
+        )
+
+    @property
+    def is_stale(self) -> bool:
+        return self.age_s > STALE_S
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether it proves nobody at work: stale, or so far ahead that its worker may be long gone."""
+        return abs(self._since_s) > STALE_S
+
+
+class LiveFile:
+    """One worker's file, written by a thread of its own, so that no store keeps the engine waiting."""
+
+    def __init__(self, store: RunStore, worker: str, progress: Progress) -> None:
+        self._store = store
+        self._worker = worker
+        self._progress = progress
+        self._next_s = time.perf_counter() + WRITE_EVERY_S
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+
+    @property
+    def _name(self) -> str:
+        return f"{FOLDER}/{self._worker}.json"
+
+    def update(self) -> None:
+        """Write if it is time to; may be called as often as one likes."""
+        now_s = time.perf_counter()
+        if now_s < self._next_s or (self._writing is not None and not self._writing.done()):
+            return
+        self._next_s = now_s + WRITE_EVERY_S
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="live")
+        data = readable_json(redacted_values(plain(state_of(self._worker, self._progress))))
+        self._writing = self._thread.submit(self._write, data)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._store.put(self._name, data)
+        except (OSError, RelabelError) as exc:
+            logger.warning("%s/%s: can't be written (%s); going on without", self._store.root, self._name, exc)
+            self._next_s = float("inf")
+
+    def close(self) -> None:
+        """Take the file away, if there is one."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            with contextlib.suppress(OSError, RelabelError):
+                self._store.remove(self._name)
+
+
+def state_of(worker: str, progress: Progress) -> WorkerState:
+    """A worker's counts as they stand."""
+    return WorkerState(
+        VERSION,
+        worker,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        round(time.perf_counter() - progress.started_s, 1),
+        progress.pairs,
+        progress.requests,
+        progress.prompt_tokens - progress.cached_tokens,
+        progress.output_tokens,
+        dict(progress.statuses),
+        progress.live.in_short(),
+    )
+
+
+def live_states(store: RunStore) -> list[WorkerState]:
+    """What workers have written, by name; files of other versions, damaged, or gone by now, are left out."""
+    found = []
+    for name in store.names(FOLDER):
+        data = read_if_there(store, name)
+        with contextlib.suppress(ValueError, OverflowError):
+            held = json.loads(data or b"{}")
+            if version_of(held) == VERSION and (state := checked(WorkerState, held)).is_possible:
+                found.append(state)
+    return found

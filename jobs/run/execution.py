@@ -1,0 +1,346 @@
+"""One execution of a job over a session's shards: engine start, canary, run loop and conclusion."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from relabel.jobs.job import Job
+from relabel.jobs.run.budget import AT_BUDGET, open_allowance
+from relabel.jobs.run.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import LiveFile, Progress
+from relabel.jobs.run.crashes import hangs_end
+from relabel.jobs.run.loop import IDLE_S, RunLoop
+from relabel.jobs.run.rates import keep_rates, rates_of, with_auto_resolved
+from relabel.jobs.run.results import RunReport, StoredBatches, conclude, refuse_mixing
+from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
+from relabel.jobs.run.stop import DRAIN_S, Stop, start_unless_stopped
+from relabel.manifests.asks import Engine, EngineFacts, KeepsCosts
+from relabel.manifests.errors import EngineCrashError, LockHeldError, RelabelError, ServerGoneError
+from relabel.manifests.labels import Pair
+from relabel.manifests.manifest import engines_differ
+from relabel.manifests.receipts import ChunkId
+from relabel.manifests.records import SendsBatches
+from relabel.manifests.reuse import why_nothing
+from relabel.manifests.specs import is_batched
+from relabel.manifests.store import Lock
+
+LOCK_LOOK_S = 0.5
+"""Pause between two looks at a lock that is waited for, seconds."""
+AFTER_SUPERVISOR_S = 5.0
+"""How much longer than its supervisor a worker waits for an engine that does not come back, seconds."""
+
+
+def start_engine(job: Job) -> tuple[Engine, list[str]]:
+    """Start the job's engine and let it look at what the labeler will ask.
+
+    Raises:
+        ModelError, MissingExtraError: what is missing, and how to get it.
+    """
+    secrets: dict[str, Any] = {"secrets": job.secrets} if job.secrets else {}  # only engines that name some take them
+    engine = job.engine_class(job.spec.engine, overlong=job.spec.input.overlong, **secrets)
+    try:
+        return engine, engine.prepare(job.labeler.probe())
+    except BaseException:
+        engine.close()
+        raise
+
+
+def ask_unwritten(job: Job, engine: Engine, pairs: list[Pair], progress: Progress) -> ChunkWork:
+    """Put pairs to an engine as a run does, with the same seeds, and commit nothing."""
+    asked = ChunkWork(ChunkId(-1, 0), pairs)
+    loop = RunLoop(
+        job.labeler,
+        job.spec.labeler,
+        engine,
+        lambda _: True,
+        seed=job.spec.engine.seed,
+        progress=progress,
+        stop=Stop(),
+        ask_timeout_s=job.spec.run.ask_timeout_s,
+    )
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+        loop.run(iter([asked]))
+    return asked
+
+
+def label(
+    session: Session,
+    *,
+    on_progress: Callable[[], None] = lambda: None,
+    on_engine: Callable[[EngineFacts, list[str]], None] = lambda *_: None,
+) -> RunReport:
+    """Do a session's work and finish the run if it was the last of it.
+
+    Args:
+        on_progress: called often while asks are answered.
+        on_engine: called once, when the engine has started.
+    """
+    started = time.perf_counter()
+    worked = work(session, on_progress=on_progress, on_engine=on_engine)
+    report = conclude(session)
+    report.did.costs = worked.costs
+    if worked.canary is not None:
+        report.did.canary = asdict(worked.canary)
+    report.seconds = time.perf_counter() - started
+    report.engine_start_s = worked.engine_start_s
+    report.remarks = worked.remarks
+    return report
+
+
+@dataclass(slots=True)
+class Worked:
+    """What one engine's life came to, beside what `Session` and `Progress` hold.
+
+    Args:
+        remarks: what the engine said when it started.
+        costs: what an engine that is paid for has spent.
+        canary: what asking labelled rows again came to, where that was asked for.
+    """
+
+    canary: CanaryResult | None = None
+    engine_start_s: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+    costs: dict[str, Any] | None = None
+
+
+def work(
+    session: Session,
+    *,
+    on_progress: Callable[[], None] = lambda: None,
+    on_engine: Callable[[EngineFacts, list[str]], None] = lambda *_: None,
+) -> Worked:
+    """Do a session's work with one engine, without finishing the run."""
+    started = time.perf_counter()
+    worked = Worked()
+    try:
+        if (
+            session.reach()
+            and (begun := _begin(session)) is not None
+            and _may_spend(session)
+            and (opened := start_unless_stopped(session.stop, lambda: _start(session))) is not None
+        ):
+            session.progress.engine_starts += 1
+            engine, worked.remarks = opened
+            worked.remarks = [*begun.remarks, *worked.remarks]
+            worked.engine_start_s = time.perf_counter() - started
+            try:
+                if session.allowance is not None:
+                    session.allowance.uses(engine)
+                session.facts = engine.facts()
+                worked.remarks += _reuse_remarks(session)
+                on_engine(session.facts, worked.remarks)
+                _check_engine(session)
+                worked.canary = _pass_canary(engine, session, begun, on_progress)
+                _drive(engine, session, begun.chunks, on_progress)
+                if not session.is_retry:  # rows that failed before tell nothing of others
+                    keep_rates(session.opened, rates_of(session.opened, session.facts, session.progress, source="run"))
+            finally:
+                engine.close()
+            worked.costs = engine.costs() if isinstance(engine, KeepsCosts) else None
+    except Exception as exc:
+        session.close(is_crash=isinstance(exc, EngineCrashError) or not isinstance(exc, RelabelError))
+        raise
+    finally:
+        if session.allowance is not None:
+            session.allowance.close()
+        session.close()
+    return worked
+
+
+def _start(session: Session) -> tuple[Engine, list[str]]:
+    """Start an engine like the one that began this output."""
+    opened = session.opened
+    engine, remarks = start_engine(
+        with_auto_resolved(opened.job, opened.store, lambda: opened.folder.snapshot().engines)
+    )
+    if isinstance(engine, SendsBatches) and is_batched(opened.job.spec.engine.args):
+        engine.use_records(StoredBatches(opened.store))
+    return engine, remarks
+
+
+class _Begun(NamedTuple):
+    """What was found out before an engine is started: chunks from the first that has something to ask, the canary's
+    rows, remarks.
+    """
+
+    chunks: Iterator[ChunkWork | None]
+    sample: CanarySample | None
+    remarks: list[str]
+
+
+def _begin(session: Session) -> _Begun | None:
+    """Do what needs no engine; None if that was all, or a stop came. Chunks whose rows are all known are committed,
+    unless a canary must speak first.
+    """
+    spec, remarks, sample = session.opened.job.spec, list[str](), None
+    if (
+        spec.canary
+        and not session.is_retry
+        and not has_passed(session.opened.store, None, spec.canary, spec.max_flip_rate)
+    ):
+        sample = draw_canary(session)
+        if sample is None:
+            return None
+        if not sample.rows:
+            remarks.append(
+                "canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not "
+                "asked"
+            )
+    # where nothing is asked, nothing would be beside the old labels, and no canary need speak
+    is_awaited = sample is not None and bool(sample.rows) and sample.num_to_ask > 0
+    chunks = session.chunks()
+    if session.reuse is None or is_awaited:
+        return _Begun(chunks, sample, remarks)
+    first = _commit_known(session, chunks)
+    return None if first is None else _Begun(itertools.chain([first], chunks), sample, remarks)
+
+
+def _may_spend(session: Session) -> bool:
+    """Take a share of the budget, if there is one; a run that finds it used up is drained before an engine starts."""
+    session.allowance = open_allowance(session.opened, session.worker)
+    if session.allowance is None or session.allowance.begin():
+        return True
+    session.stop.drain(AT_BUDGET)
+    return False
+
+
+def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
+    """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop
+    was asked for.
+    """
+    with CommitThreads(session.commit, session.progress, watch=session.watch, threads=COMMITS_IN_FLIGHT) as commits:
+        for work in chunks:
+            session.stop.mind(0.0)  # no answer is waited for: what `END_S` leaves is enough for the commits under way
+            if session.stop.reason is not None:
+                break
+            if work is None:  # too many shards are open
+                commits.settle(wait_for_all=True)
+                time.sleep(IDLE_S)
+            elif work.left:
+                commits.settle(wait_for_all=True)
+                return work
+            else:
+                session.watch.begins(work)
+                commits.add(work)
+                commits.settle(wait_for_all=False)
+        commits.settle(wait_for_all=True)
+    return None
+
+
+def _check_engine(session: Session) -> None:
+    """Refuse to go on with another engine than the one that began this output.
+
+    Raises:
+        GateError: what differs.
+    """
+    opened = session.opened
+    assert session.facts is not None
+    if not opened.job.spec.run.allow_mixed:
+        refuse_mixing(
+            [*opened.folder.snapshot().engines, asdict(session.facts)], output=opened.job.spec.output, is_begun=True
+        )
+
+
+def _reuse_remarks(session: Session) -> list[str]:
+    """A label's key does not know which version of an engine answered: that is known only once one has started."""
+    assert session.facts is not None
+    opened, found = session.opened, []
+    advice = (
+        "the canary tells whether that matters"
+        if opened.job.spec.canary
+        else "`canary: 200` would tell whether that matters"
+    )
+    for earlier in session.reuse.outputs if session.reuse is not None else ():
+        differences = engines_differ([*earlier.found.all_engines, asdict(session.facts)])
+        if differences and not why_nothing(earlier, opened.plan.parts):
+            found.append(
+                f"labels reused from {earlier.path} were made by another engine ({'; '.join(differences)}); {advice}"
+            )
+    return found
+
+
+def _pass_canary(
+    engine: Engine, session: Session, begun: _Begun, on_progress: Callable[[], None]
+) -> CanaryResult | None:
+    """Ask the canary's rows, if this engine has not passed here yet.
+
+    Raises:
+        GateError: too many grades flipped.
+    """
+    opened, spec = session.opened, session.opened.job.spec
+    if not spec.canary or session.is_retry:
+        return None
+    assert session.facts is not None
+    lock = opened.store.lock("canary", "the canary")
+    if not _has_waited_for(lock, session.stop):  # of workers that start together one asks, and the others take its word
+        return None
+    try:
+        if has_passed(opened.store, asdict(session.facts), spec.canary, spec.max_flip_rate):
+            return None
+        sample = begun.sample if begun.sample is not None else draw_canary(session)
+        result = ask_canary(session, engine, sample, on_progress) if sample is not None and sample.rows else None
+        if result is not None:
+            keep_result(opened.store, result)
+    finally:
+        lock.release()
+    if result is not None and not result.has_passed:
+        raise refuse(result, output=spec.output)
+    return result
+
+
+def _has_waited_for(lock: Lock, stop: Stop) -> bool:
+    """Take a lock that another may hold for minutes; False if a stop came first."""
+    while True:
+        try:
+            lock.acquire()
+        except LockHeldError:
+            stop.mind(DRAIN_S)
+            if stop.reason is not None:
+                return False
+            time.sleep(LOCK_LOOK_S)
+        else:
+            return True
+
+
+def _drive(
+    engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], on_progress: Callable[[], None]
+) -> None:
+    job = session.opened.job
+    session.progress.started_s = time.perf_counter()
+    session.helping.rows_in_hand = max(1, engine.capacity)
+    live_file = LiveFile(session.opened.store, session.worker, session.progress)
+
+    def turned() -> None:
+        on_progress()
+        live_file.update()
+
+    loop = RunLoop(
+        job.labeler,
+        job.spec.labeler,
+        engine,
+        session.commit,
+        seed=job.spec.engine.seed,
+        progress=session.progress,
+        stop=session.stop,
+        on_progress=turned,
+        ask_timeout_s=job.spec.run.ask_timeout_s,
+        is_late=is_batched(job.spec.engine.args),
+        watch=session.watch,
+        answer_cache=session.answer_cache,
+        allowance=session.allowance,
+    )
+    # a supervisor is first where rows are in flight; of a made-up pair that proves the engine it knows nothing
+    first_s = 0.0 if session.watch is session.journal else AFTER_SUPERVISOR_S
+    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s), closing(live_file):
+        try:
+            loop.run(chunks)
+        except (EngineCrashError, ServerGoneError):
+            session.keep_answers(loop.unfinished)
+            raise
+        session.keep_answers(loop.unfinished)

@@ -1,0 +1,500 @@
+"""The run loop: thousands of open pairs over one engine, without a barrier between chunks or shards."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from relabel.jobs.run.budget import AT_BUDGET, Allowance
+from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.crashes import StallDetection
+from relabel.jobs.run.reuse import AnswerBook, AskKeys, SharedAsk, SharedAsks
+from relabel.jobs.run.session import CommitThreads, Watch
+from relabel.jobs.run.stop import LOOK_EVERY_S, Pace, Stop, num_fitting
+from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, row_of
+from relabel.labelers.registry import Labeler, declared_columns, declared_reads
+from relabel.manifests.asks import Answer, Ask, Engine, Request, ShowsWork
+from relabel.manifests.errors import EngineCrashError, InputError
+from relabel.manifests.receipts import ChunkId
+from relabel.manifests.reuse import answer_row
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.specs import LabelerOptions
+
+MAX_OPEN_PAIRS = 4096
+"""Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""
+CHUNKS_PASSED = 16
+"""Chunks without an ask that may go by before the engine is looked at again, while it has work."""
+IDLE_S = 0.02
+"""Between two looks for work while there is nothing to ask, seconds."""
+MOST_TOKENS = 100_000_000
+"""More than any model reads or writes at once; a count beyond it is a slip of the server's, and no
+reason to end a run.
+"""
+
+
+NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
+"""Stands for a pair while no chunk can be begun."""
+
+
+class _InFlight(NamedTuple):
+    """`trajectory` is None where rows share the ask: who waits for it is found by its key."""
+
+    work: ChunkWork
+    stage: str
+    trajectory: Trajectory | None
+    key: bytes
+    is_first: bool
+
+
+def _with_possible_counts(answer: Answer) -> Answer:
+    """The answer, without token counts that can't be: negative ones, and such as no label file can hold."""
+    counts = (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens)
+    if min(counts) >= 0 and max(counts) <= MOST_TOKENS:
+        return answer
+    prompt, cached, output = (one if 0 <= one <= MOST_TOKENS else 0 for one in counts)
+    return replace(answer, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
+
+
+class RunLoop:
+    """Feeds one engine until the chunks run out or a stop is asked for.
+
+    Args:
+        commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
+        seed: root of all request seeds.
+        on_progress: called often, for progress display.
+        ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
+            engine.
+        is_late: answers come hours later, so that no request waits too long, and none is waited for at a stop.
+        watch: learns what the engine is doing.
+        answer_cache: answers that rows share, from earlier runs and for later ones.
+        allowance: what may still be asked, where there is a budget.
+    """
+
+    def __init__(
+        self,
+        labeler: Labeler,
+        options: LabelerOptions,
+        engine: Engine,
+        commit: Callable[[ChunkWork], bool],
+        *,
+        seed: int,
+        progress: Progress,
+        stop: Stop,
+        on_progress: Callable[[], None] = lambda: None,
+        ask_timeout_s: float = math.inf,
+        is_late: bool = False,
+        watch: Watch | None = None,
+        answer_cache: AnswerBook | None = None,
+        allowance: Allowance | None = None,
+    ) -> None:
+        self.labeler = labeler
+        self._columns = {column.name: column.kind for column in declared_columns(labeler, name=options.name)}
+        self._is_whole_query = declared_reads(labeler, name=options.name).whole_query
+        self.answer_cache = answer_cache
+        self.options = options
+        self.engine = engine
+        self.progress = progress
+        self.stop = stop
+        self.on_progress = on_progress
+        self._watch = watch
+        self._allowance = allowance
+        self._is_late = is_late
+        self._patience = StallDetection(engine, math.inf if is_late else ask_timeout_s)
+        self._seed = seed
+        self._keys = AskKeys(seed)
+        self._ready: deque[Request] = deque()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._shared = SharedAsks()
+        self._runnable: deque[tuple[Trajectory, Answer]] = deque()
+        self._open_pairs = 0
+        self._next_id = 0
+        self._input_error: InputError | None = None
+        self._commits = CommitThreads(commit, progress, watch=watch)
+        self._begun: dict[ChunkId, ChunkWork] = {}
+        self._dropped: list[ChunkWork] = []
+        self._pace = Pace()
+        self._next_look_s = 0.0
+        self._drains_until_s: float | None = None
+
+    @property
+    def polling_since_s(self) -> float | None:
+        """Since when the engine is at work, on `time.perf_counter`; None between polls."""
+        return self._patience.polling_since_s
+
+    def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
+        """Work through the chunks.
+
+        Args:
+            chunks: what to ask; None means "nothing just now", and is asked again once others were committed.
+        Returns:
+            True if all of them were committed, False if a stop left some undone.
+        Raises:
+            InputError: rows can't be read; raised once the chunks before them are committed.
+            EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed.
+        """
+        with self._commits:
+            try:
+                is_done = self._feed(chunks)
+            finally:
+                self._show_live()
+                self.progress.live.in_flight = 0
+            self._commits.settle(wait_for_all=True)
+        if self._input_error is not None:
+            raise self._input_error
+        return is_done
+
+    def _feed(self, chunks: Iterator[ChunkWork | None]) -> bool:
+        engine, ready = self.engine, self._ready
+        pairs = self._pairs(chunks)
+        exhausted = False
+        while True:
+            if time.perf_counter() >= self._next_look_s:
+                self._look()
+            if self.stop.reason is not None:
+                if self._drains_until_s is None or self.stop.deadline_s < self._drains_until_s:
+                    self._drop_what_does_not_fit()
+                is_over = self.stop.is_now or time.perf_counter() > self.stop.deadline_s
+                if is_over or not self._begun or self._is_spent or self._is_late:
+                    return False
+            room = engine.capacity
+            handed = -1
+            while room > 0:
+                if ready:
+                    if not self._may_ask(ready[0]):
+                        break
+                    handed = ready[0].id
+                    engine.submit(ready.popleft())
+                    room -= 1
+                    continue
+                if exhausted or self._open_pairs >= MAX_OPEN_PAIRS:
+                    break
+                opened = next(pairs, None)
+                if opened is None:
+                    exhausted = True
+                    break
+                if opened is NOT_NOW:
+                    break
+                self._open(*opened)
+            if handed >= 0:
+                self._patience.handed(handed)
+            answers = self._poll()
+            self._patience.idle_poll_s(len(self._in_flight))
+            if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
+                if exhausted:
+                    return self.stop.reason is None
+                # all is answered; the next chunk waits for commits, or for other workers
+                self._commits.settle(wait_for_all=True)
+                time.sleep(IDLE_S)
+                self.on_progress()
+                continue
+            for answer in answers:
+                self._deliver(answer)
+            self._commits.settle(wait_for_all=False)
+            self._patience.look_for_silence(self._in_flight, lambda number: self._in_flight[number].stage)
+            self.on_progress()
+
+    def _poll(self) -> list[Answer]:
+        """Let the engine work."""
+        if self._watch is not None:
+            self._watch.flush()
+        answers = self._patience.poll(len(self._in_flight))
+        if self._allowance is not None:
+            self._allowance.answered(answers)
+        return answers
+
+    def _may_ask(self, request: Request) -> bool:
+        """Whether the budget has room for a request. Where it has none and no answer can make any, the run is
+        drained.
+        """
+        is_idle = len(self._in_flight) <= len(self._ready)
+        together = itertools.islice(self._ready, self.engine.capacity)
+        if self._allowance is None or self._allowance.takes(request, together, is_idle=is_idle):
+            return True
+        self._mind_budget()
+        return False
+
+    @property
+    def _is_spent(self) -> bool:
+        return self._allowance is not None and self._allowance.is_spent
+
+    def _mind_budget(self) -> None:
+        if self._is_spent:
+            self.stop.drain(AT_BUDGET)
+
+    def _has_budget(self, work: ChunkWork) -> Generator[tuple[ChunkWork, int], None, bool]:
+        """Wait until the budget has room for a chunk beside those that were begun; False if a stop came first."""
+        while self._allowance is not None and work.left:
+            begun = sum(one.left for one in self._begun.values())
+            if self._allowance.may_begin(work.left, begun, self.progress.pairs):
+                break
+            self._mind_budget()
+            if self.stop.reason is not None:
+                return False
+            yield NOT_NOW
+        return True
+
+    def _prove_engine(self) -> None:
+        """Have the engine answer asks about a made-up pair, alone, if it has not answered any yet: one that goes down
+        at these is itself to blame, and no row of the input.
+        """
+        if self.progress.requests:
+            return
+        for ask in self.labeler.probe():
+            number = self._next_id
+            self._next_id = number + 1
+            since_s = self._patience.worked_s
+            request = Request(number, ask, self._seed)
+            if not self._may_ask(request):
+                return
+            self.engine.submit(request)
+            while not any(answer.request_id == number for answer in self._poll()):
+                if self.stop.reason is not None:
+                    return
+                self._patience.check(since_s, ask.stage)
+
+    def _look(self) -> None:
+        """Note the pace, and begin to drain if the deadline is as near as the begun chunks need."""
+        now_s = time.perf_counter()
+        self._next_look_s = now_s + LOOK_EVERY_S
+        self._pace.look(now_s, self.progress.pairs)
+        self._show_live()
+        oldest = next(iter(self._begun.values()), None)
+        self.stop.mind(self._pace.drain_s(None if oldest is None else oldest.started_s))
+
+    def _show_live(self) -> None:
+        live, unfinished = self.progress.live, self.unfinished
+        live.in_flight = len(self._in_flight) - len(self._ready)
+        live.begun_chunks = len(unfinished)
+        live.begun_rows = sum(len(work.pairs) for work in unfinished)
+        live.rows_in = live.begun_rows - sum(work.left for work in unfinished)
+        if isinstance(self.engine, ShowsWork):
+            live.work = self.engine.work()
+
+    @property
+    def unfinished(self) -> list[ChunkWork]:
+        """Chunks that were begun and are not done; at the end those that a stop or an error left open."""
+        return [*self._dropped, *self._begun.values()]
+
+    def _drop_what_does_not_fit(self) -> None:
+        """At a stop: keep the begun chunks that can be finished in the time left, ask nothing more for the others."""
+        self._drains_until_s = self.stop.deadline_s
+        begun = sorted(self._begun.values(), key=lambda work: work.left)
+        count = num_fitting(
+            (work.left for work in begun), self._pace.pairs_per_s(), self.stop.deadline_s - time.perf_counter()
+        )
+        for work in begun[count:]:
+            work.is_dropped = True
+            self._dropped.append(work)
+            del self._begun[work.id]
+            self._open_pairs -= work.opened - (work.asked - work.left)
+        for _ in range(len(self._ready)):
+            request = self._ready.popleft()
+            flight = self._in_flight[request.id]
+            waiting = self._shared[flight.key].waiters if flight.trajectory is None else [flight.trajectory]
+            if all(trajectory is None or trajectory.open.work.is_dropped for trajectory in waiting):
+                del self._in_flight[request.id]
+                if flight.trajectory is None:
+                    del self._shared[flight.key]
+            else:
+                self._ready.append(request)
+
+    def _pairs(self, chunks: Iterator[ChunkWork | None]) -> Iterator[tuple[ChunkWork, int]]:
+        passed = 0
+        while self.stop.reason is None:
+            try:
+                work = next(chunks)
+            except InputError as exc:
+                self._input_error = exc
+                return
+            except StopIteration:
+                return
+            if work is None:
+                yield NOT_NOW
+                continue
+            if not (yield from self._has_budget(work)):
+                return
+            if self._watch is not None:
+                self._watch.begins(work)
+                if self._is_whole_query:
+                    work.isolate_queries()
+            if work.left == 0:  # every row was reused
+                if time.perf_counter() >= self._next_look_s:
+                    self._look()
+                self._commits.add(work)
+                self._commits.settle(wait_for_all=False)
+                passed += 1
+                if passed % CHUNKS_PASSED == 0 and self._in_flight:
+                    yield NOT_NOW
+                continue
+            yield from self._apart(work)
+            done = {index for group in work.apart for index in group}
+            for index in range(len(work.pairs)):
+                if work.is_dropped:
+                    break
+                if index not in done and work.rows[index] is None:
+                    yield work, index
+
+    def _apart(self, work: ChunkWork) -> Iterator[tuple[ChunkWork, int]]:
+        """A chunk's groups of poison rows, one after the other, with nothing else in flight and everything before them
+        committed.
+        """
+        # what an earlier run knew is settled, whatever was in flight with it
+        groups = ([index for index in group if work.rows[index] is None] for group in work.apart)
+        work.apart = [group for group in groups if group]
+        for group in work.apart:
+            while self._open_pairs or len(self._commits):
+                yield NOT_NOW
+            self._prove_engine()
+            if self.stop.reason is not None:
+                work.is_dropped = True
+                self._begun.pop(work.id, None)
+                return
+            assert self._watch is not None
+            self._watch.tries(work, group)
+            for index in group:
+                if work.is_dropped:
+                    return
+                yield work, index
+        while work.apart and self._open_pairs:
+            yield NOT_NOW
+
+    def _open(self, work: ChunkWork, index: int) -> None:
+        work.opened += 1
+        self._begun[work.id] = work
+        row = work.row_without_asking(index)
+        if row is not None:
+            self._keep(work, index, row)
+            return
+        open_pair = OpenPair(work, index, work.pairs[index])
+        self._open_pairs += 1
+        if self._watch is not None:
+            self._watch.asks(work, index)
+        for sample in range(self.options.samples):
+            trajectory = Trajectory(open_pair, sample)
+            if trajectory.begin(self.labeler):
+                self._dispatch(trajectory)
+            else:
+                self._end(trajectory)
+        if self._runnable:
+            self._run_answered()
+
+    def _dispatch(self, trajectory: Trajectory) -> None:
+        ask = trajectory.ask
+        assert ask is not None
+        work: ChunkWork = trajectory.open.work
+        is_first = trajectory.attempt == 0
+        key = self._keys.key(ask, work.round, trajectory.sample, trajectory.attempt)
+        if work.known and ask.shared_by is None and (known := work.known.get(key)) is not None:
+            self._runnable.append((trajectory, known))
+            return
+        if ask.shared_by is None:
+            self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, key, is_first))
+            return
+        shared = self._shared.get(key)
+        if shared is None:
+            self._shared[key] = shared = SharedAsk()
+            if self.answer_cache is not None and shared.take_from(self.answer_cache, trajectory):
+                assert shared.answer is not None
+                self._runnable.append((trajectory, shared.answer))
+                self._shared.forget_old()
+                return
+            shared.waiters.append(trajectory)
+            self._enqueue(ask, key, _InFlight(work, ask.stage, None, key, is_first))
+        elif shared.answer is None:
+            shared.waiters.append(trajectory)
+        else:
+            self._runnable.append((trajectory, shared.answer))
+
+    def _enqueue(self, ask: Ask, key: bytes, flight: _InFlight) -> None:
+        number = self._next_id
+        self._next_id = number + 1
+        self._in_flight[number] = flight
+        self._ready.append(Request(number, ask, int.from_bytes(key[:8], "little") >> 1))
+
+    def _deliver(self, answer: Answer) -> None:
+        flight = self._in_flight.pop(answer.request_id, None)
+        if flight is None:
+            raise EngineCrashError(
+                f"the engine answered request {answer.request_id}, which was never asked or is answered already."
+            )
+        answer = _with_possible_counts(answer)
+        flight.work.stages[flight.stage].add(answer, is_first=flight.is_first)
+        progress = self.progress
+        progress.stages_seen[flight.stage].add(answer, is_first=flight.is_first)
+        progress.requests += 1
+        progress.prompt_tokens += answer.prompt_tokens
+        progress.cached_tokens += answer.cached_tokens
+        progress.output_tokens += answer.output_tokens
+        if flight.trajectory is not None:
+            if answer.finish in ("stop", "length"):  # at what the engine failed it is asked again
+                flight.work.answered[flight.key] = answer
+            self._runnable.append((flight.trajectory, answer))
+        else:
+            shared = self._shared[flight.key]
+            shared.answer = answer
+            if shared.kept_as is not None and answer.finish in ("stop", "length"):
+                flight.work.answers.append(answer_row(shared.kept_as, flight.stage, answer))
+            self._runnable.extend((waiter, answer) for waiter in shared.waiters)
+            shared.waiters = []
+            self._shared.move_to_end(flight.key)
+            self._shared.forget_old()
+        self._run_answered(answer)
+
+    def _run_answered(self, delivered: Answer | None = None) -> None:
+        """Take rows on with the answers that they waited for.
+
+        Args:
+            delivered: the one that has just come, which counts once, whatever the number of rows that it is for.
+        """
+        runnable, read_as = self._runnable, list[RefusedAnswer | None]()
+        while runnable:
+            trajectory, answer = runnable.popleft()
+            if trajectory.open.work.is_dropped:
+                continue
+            is_going_on = trajectory.take(answer, self.labeler, self.options)
+            refused = None
+            if trajectory.refused_as is not None:
+                assert trajectory.tries
+                refused = RefusedAnswer(
+                    trajectory.open.pair.row_id, status=trajectory.refused_as, **trajectory.tries[-1]
+                )
+                trajectory.open.work.refused.append(refused)
+            if answer is delivered:
+                read_as.append(refused)
+            if is_going_on:
+                self._dispatch(trajectory)
+            else:
+                self._end(trajectory)
+        if read_as:
+            self.progress.live.count(read_as)
+
+    def _end(self, trajectory: Trajectory) -> None:
+        open_pair = trajectory.open
+        if trajectory.label is not None:
+            check_columns(trajectory.label, self._columns, labeler=self.options.name)
+        open_pair.outcomes.append(trajectory)
+        if len(open_pair.outcomes) < self.options.samples:
+            return
+        row = row_of(open_pair)
+        open_pair.outcomes.clear()  # breaks the one cycle there is: a pair is freed here and not by the collector
+        work: ChunkWork = open_pair.work
+        self._open_pairs -= 1
+        if self._watch is not None:
+            self._watch.ends(work, open_pair.index)
+        self._keep(work, open_pair.index, row)
+
+    def _keep(self, work: ChunkWork, index: int, row: LabelRow | QuarantineRow) -> None:
+        work.rows[index] = row
+        work.left -= 1
+        self.progress.pairs += 1
+        self.progress.statuses[row.status] += 1
+        if work.left == 0:
+            self._begun.pop(work.id, None)
+            self._pace.chunk_done(time.perf_counter() - work.started_s)
+            self._commits.add(work)

@@ -1,0 +1,432 @@
+"""Progress on a terminal, in logs and as a Prometheus text file."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from relabel.jobs import logs
+from relabel.jobs.exits import Exit
+from relabel.jobs.logs import redacted_streams
+from relabel.jobs.run.counts import ASKED, Progress
+from relabel.jobs.run.rates import DoneSoFar, Expected, at_pace, left_s, left_text, together
+from relabel.manifests.costs import Range
+from relabel.manifests.errors import InputError
+from relabel.manifests.records import plain
+from relabel.manifests.secrets import redacted
+
+if TYPE_CHECKING:
+    from relabel.jobs.run.results import RunReport
+
+# ------------------------------------------------------------------------------
+# What is seen of a run while it goes on: bars on a terminal, a line a minute elsewhere (more often until it is known
+# how long the run takes), JSON objects on request. Always on stderr.
+
+
+FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
+DRAW_EVERY_S = 0.25
+LOGGERS = ("relabel",)
+
+
+class _Aloud(logging.Handler):
+    """Says warnings above the bars; may be called from any thread."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.say(record.getMessage(), level=record.levelname.lower(), event=record.name)
+
+
+class _BarAndLines(Bars):
+    """A bar, and below it lines of text, each cut to the terminal's width."""
+
+    lines: tuple[str, ...] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield from (Text(redacted(line), no_wrap=True, overflow="ellipsis", style="dim") for line in self.lines)
+
+
+class Display:
+    """Shows a run's counts and warnings. `update` may be called as often as one likes.
+
+    Args:
+        total: pairs that were open when this execution began; it asks those that no other worker does.
+        before: pairs of the same shards that were committed by then.
+        expected: what a pair takes, for the time before any is done.
+        shows_refused: whether the last refused answer is shown, too.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        total: int,
+        *,
+        before: int = 0,
+        expected: Expected | None = None,
+        shows_refused: bool = False,
+    ) -> None:
+        self._progress = progress
+        self._total = total
+        self._before = before
+        self._expected = expected
+        self._shows_refused = shows_refused
+        self._has_warned = False
+        self._door = contextlib.ExitStack()
+        self._console = Console(file=sys.stderr)
+        self._bars: _BarAndLines | None = None
+        self._next_s = 0.0
+        self._aloud = _Aloud(self)
+        if self._console.is_terminal and not logs.is_json():
+            self._bars = _BarAndLines(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("pairs · {task.fields[rates]}"),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bars.add_task(
+                "labeling", total=before + total, completed=before, rates="the engine is starting"
+            )
+
+    def __enter__(self) -> Display:
+        if self._bars is not None:
+            self._bars.start()
+            self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self._aloud)
+        self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else min(FIRST_LINE_S, LINE_EVERY_S))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._aloud)
+        self._door.close()
+        if self._bars is not None:
+            self._bars.stop()
+
+    def update(self) -> None:
+        """Draw, or say a line, if it is time to; say at once that no answer was accepted."""
+        now = time.perf_counter()
+        if not self._has_warned and (warning := self._progress.live.warning()) is not None:
+            self._has_warned = True
+            self.say(warning, level="warning", event="none_accepted")
+        if now < self._next_s:
+            return
+        left, done = self._left_s(now), self._before + self._rows_done()
+        if self._bars is not None:
+            self._next_s = now + DRAW_EVERY_S
+            self._bars.lines = self._inside(now)
+            rates = " · ".join((*self._by_others(), self._rates(now), f"ETA {left_text(left)}"))
+            self._bars.update(self._task, completed=done, rates=rates)
+        else:
+            self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
+            pairs = ", ".join((f"{done:,} of {self._before + self._total:,} pairs", *self._by_others()))
+            line = " · ".join((pairs, self._rates(now), *self._inside(now), f"ETA {left_text(left)}"))
+            self.say(line, event="progress", **self._counts(now))
+
+    def _rows_done(self) -> int:
+        """A chunk that a pool has in hand may be another's by now, which is not known yet."""
+        done = self._progress.kept("pairs") + self._progress.kept("reused") + self._progress.others.rows
+        return min(done, self._total)
+
+    def _by_others(self) -> tuple[str, ...]:
+        rows = self._progress.others.rows
+        return (f"{rows:,} by other workers",) if rows else ()
+
+    def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
+        """A line above the bars; the fields are in the JSON form alone."""
+        if self._bars is not None:
+            self._bars.console.print(redacted(logs.as_text(line, level)), markup=False, highlight=False)
+        else:
+            logs.say(line, level=level, event=event, **fields)
+
+    def _counts(self, now: float) -> dict[str, Any]:
+        progress, left = self._progress, self._left_s(now)
+        live = plain(progress.live.in_short())
+        return {
+            **{name: progress.kept(name) for name in ASKED if name != "cached_tokens"},
+            "reused": progress.kept("reused"),
+            "by_others": progress.others.rows,
+            "pairs_to_ask": self._total,
+            "statuses": dict(progress.kept_statuses),
+            "in_vain": progress.in_vain(),
+            "chunks_committed": progress.chunks_committed,
+            **{name: value for name, value in live.items() if name != "last_refused" or self._shows_refused},
+            "left_s": None if left is None else plain(left.rounded(1)),
+            "seconds": round(now - progress.started_s, 3),
+        }
+
+    def _rates(self, now: float) -> str:
+        pairs, seconds = self._progress.kept("pairs"), max(now - self._progress.started_s, 1e-9)
+        rate = f"{pairs / seconds:,.{1 if pairs > seconds else 3}f}"
+        return f"{rate} pairs/s · {pairs - self._progress.kept_statuses['ok']} quarantined"
+
+    def _inside(self, now: float) -> tuple[str, ...]:
+        """What goes on inside the chunks: asks and answers, tokens a second, and the last refused answer on request."""
+        live, seconds = self._progress.live, max(now - self._progress.started_s, 1e-9)
+        prompt, output = self._tokens_run()
+        asks = f"{live.in_flight:,} in flight, {live.answers_text()}"
+        tokens = f"{prompt / seconds:,.0f} prompt + {output / seconds:,.0f} output tokens/s"
+        refused = live.last_refused if self._shows_refused else None
+        return (f"{asks} · {tokens}", *([f"last refused: {refused.line()}"] if refused is not None else ()))
+
+    def _tokens_run(self) -> tuple[int, int]:
+        """Prompt tokens that no cache held, and output tokens: of the engine's work where it tells, else of answers."""
+        progress, work = self._progress, self._progress.live.work
+        prompt = max(work.prefilled_tokens, progress.prompt_tokens - progress.cached_tokens)
+        return prompt, max(work.decoded_tokens, progress.output_tokens)
+
+    def _left_s(self, now: float) -> Range | None:
+        others = self._progress.others
+        rows, pairs_per_s = max(0, self._total - self._rows_done()), others.pairs_per_s()
+        theirs = None if pairs_per_s is None else at_pace(rows, pairs_per_s, seen=others.rows)
+        return together(self._left_alone_s(now), theirs)
+
+    def _left_alone_s(self, now: float) -> Range | None:
+        """Where others commit nothing more."""
+        progress, live = self._progress, self._progress.live
+        answered = progress.prompt_tokens - progress.cached_tokens + progress.output_tokens
+        reused = progress.kept("reused")
+        return left_s(
+            max(0, self._total - reused - progress.others.rows),
+            DoneSoFar(
+                now - progress.started_s,
+                progress.kept("pairs"),
+                live.in_flight,
+                progress.requests,
+                live.refused.total(),
+                answered,
+                live.work,
+            ),
+            self._expected,
+        )
+
+
+# ------------------------------------------------------------------------------
+# A run's counts as a Prometheus text file, for node_exporter's textfile collector (`--metrics FILE`).
+#
+# Written at the start, every 15 s and at the end, each time to a file beside it that is then renamed, so that a
+# collector never reads half of one. A file that can't be written is warned of once and ends no run.
+
+
+logger = logging.getLogger(__name__)
+
+WRITE_EVERY_S = 15.0
+LAST_SUCCESS = "relabel_last_success_timestamp_seconds"
+WITHOUT_COMMIT = "relabel_exits_without_commit"
+
+
+class Sample(NamedTuple):
+    """One value of a metric, with the labels it has beside `job` and `shard`."""
+
+    value: float
+    labels: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A metric with its samples. All are gauges: they are counted anew by each execution."""
+
+    name: str
+    help: str
+    samples: list[Sample]
+
+
+class MetricsFile:
+    """The metrics of one execution.
+
+    Args:
+        path: the file; its ending should be `.prom`, which is what the collector reads.
+        job: label; the job file's stem until the job's name is known.
+        shard: label: `--shard` as given, `all` without.
+    """
+
+    def __init__(self, path: str, *, job: str, shard: str) -> None:
+        self._path = Path(path)
+        self.job = job
+        self._shard = shard
+        self._started_clock = time.time()
+        self._started_s = time.perf_counter()
+        self._next_s = 0.0
+        self._has_failed = False
+        _check_target(self._path)
+        self._last_success = _written_before(self._path, LAST_SUCCESS)
+        self._without_commit = _written_before(self._path, WITHOUT_COMMIT) or 0.0
+        self.progress: Progress | None = None
+        self.report: RunReport | None = None
+
+    def update(self) -> None:
+        """Write if it is time to. May be called as often as one likes."""
+        if time.perf_counter() >= self._next_s:
+            self.write()
+
+    def write(self, code: int | None = None, reason: str = "") -> None:
+        """Write the file anew.
+
+        Args:
+            code: the exit code, at the end of the run.
+            reason: why it is that: the kind of the error, or nothing where there was none.
+        """
+        self._next_s = time.perf_counter() + WRITE_EVERY_S
+        if code in (Exit.DONE, Exit.NOTHING_TO_DO):
+            self._last_success = time.time()
+        if code is not None:
+            is_idle = code == Exit.PARTIAL and not (self.progress and self.progress.chunks_committed)
+            self._without_commit = self._without_commit + 1 if is_idle else 0.0
+        # a path without a name (`.`, `/`) fails at the renaming
+        beside = self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}.tmp"
+        try:
+            text = rendered(self._metrics(code, reason), {"job": self.job, "shard": self._shard})
+            beside.write_text(text, encoding="utf-8", errors="replace")  # a file's name need not be text
+            beside.replace(self._path)
+        except OSError as exc:
+            beside.unlink(missing_ok=True) if beside.parent.is_dir() else None
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("--metrics %s: can't be written (%s); going on without", self._path, exc.strerror)
+
+    def _metrics(self, code: int | None, reason: str) -> list[Gauge]:
+        found = [
+            Gauge(
+                "relabel_running", "1 while the execution goes on, 0 once it has ended.", [Sample(float(code is None))]
+            ),
+            Gauge("relabel_run_start_timestamp_seconds", "When the execution started.", [Sample(self._started_clock)]),
+            Gauge(
+                "relabel_run_seconds",
+                "How long the execution has taken.",
+                [Sample(time.perf_counter() - self._started_s)],
+            ),
+        ]
+        if self.progress is not None:
+            found += _of_progress(self.progress)
+        if self.report is not None:
+            found += _of_report(self.report)
+        if code is not None:
+            found.append(
+                Gauge(
+                    "relabel_exit_code",
+                    "Exit code of the execution (see docs/something-broke.md); its reason is the kind of the error.",
+                    [Sample(code, {"reason": reason or Exit(code).name.lower()})],
+                )
+            )
+        found.append(
+            Gauge(
+                WITHOUT_COMMIT,
+                "How many executions in a row, up to the last that ended, exited with 20 and committed nothing.",
+                [Sample(self._without_commit)],
+            )
+        )
+        if self._last_success is not None:
+            found.append(
+                Gauge(LAST_SUCCESS, "When an execution last ended with 0 or 10.", [Sample(self._last_success)])
+            )
+        return found
+
+
+def rendered(metrics: list[Gauge], labels: Mapping[str, str]) -> str:
+    """Metrics in Prometheus's text format.
+
+    Args:
+        labels: on every sample.
+    """
+    lines = []
+    for metric in metrics:
+        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} gauge"]
+        for sample in metric.samples:
+            inner = ",".join(f'{name}="{_escaped(text)}"' for name, text in {**labels, **sample.labels}.items())
+            lines.append(f"{metric.name}{{{inner}}} {float(sample.value)!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _of_progress(progress: Progress) -> list[Gauge]:
+    statuses, pairs = dict(progress.kept_statuses), progress.kept("pairs")
+    quarantined = sum(count for status, count in statuses.items() if status != "ok")
+    tokens = {kind: progress.kept(f"{kind}_tokens") for kind in ("prompt", "cached", "output")}
+    lost_tokens = {kind: progress.lost[f"{kind}_tokens"] for kind in tokens}
+    chunks = {"committed": progress.chunks_committed, "lost": progress.chunks_lost}
+    fraction = quarantined / pairs if pairs else 0.0
+    return [
+        Gauge(
+            "relabel_run_rows", "Rows that the execution has finished, by status.", _by("status", {"ok": 0, **statuses})
+        ),
+        Gauge("relabel_run_quarantine_fraction", "Share of those rows that are quarantined.", [Sample(fraction)]),
+        Gauge("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", _by("outcome", chunks)),
+        Gauge("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", _by("kind", tokens)),
+        Gauge("relabel_run_requests", "Requests that the engine answered.", [Sample(progress.kept("requests"))]),
+        Gauge(
+            "relabel_run_in_vain_rows",
+            "Rows asked in vain: another was first, or the end came.",
+            [Sample(progress.lost["pairs"])],
+        ),
+        Gauge("relabel_run_in_vain_requests", "Requests asked in vain.", [Sample(progress.lost["requests"])]),
+        Gauge("relabel_run_in_vain_tokens", "Tokens asked in vain.", _by("kind", lost_tokens)),
+        Gauge("relabel_run_engine_starts", "How often an engine was started.", [Sample(progress.engine_starts)]),
+    ]
+
+
+def _of_report(report: RunReport) -> list[Gauge]:
+    tally = report.tally
+    rows = {"ok": tally.labelled, **tally.quarantined, "open": report.rows - tally.rows}
+    fraction = tally.num_quarantined / tally.rows if tally.rows else 0.0
+    return [
+        Gauge("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", _by("status", rows)),
+        Gauge(
+            "relabel_quarantine_fraction",
+            "Share of the output's finished rows that are quarantined.",
+            [Sample(fraction)],
+        ),
+        Gauge("relabel_chunks_done", "Chunks of the whole output that are committed.", [Sample(tally.chunks_done)]),
+        Gauge("relabel_engine_start_seconds", "How long the engine took to start.", [Sample(report.engine_start_s)]),
+    ]
+
+
+def _by(label: str, counts: Mapping[str, float]) -> list[Sample]:
+    return [Sample(count, {label: name}) for name, count in counts.items()]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _check_target(path: Path) -> None:
+    """Refuse what is not a file and would be replaced by one; a folder is refused when it is written.
+
+    Raises:
+        InputError: it is a device, a pipe or a socket.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"--metrics {path}: is not a regular file. Name a file.")
+
+
+def _written_before(path: Path, name: str) -> float | None:
+    """What an earlier execution wrote, so that one that fails does not forget it."""
+    try:
+        found = re.search(rf"^{name}\{{.*\}} (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        return float(found[1]) if found else None
+    except (OSError, ValueError):
+        return None

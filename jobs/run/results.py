@@ -1,0 +1,507 @@
+"""The end of an execution: the updated manifest, the run report as text and JSON, and the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from typing import Any
+
+from relabel.jobs import logs
+from relabel.jobs.exits import Exit
+from relabel.jobs.job import OpenRun
+from relabel.jobs.output import table
+from relabel.jobs.run.budget import AT_BUDGET, budget_so_far
+from relabel.jobs.run.canary import CanaryResult, canary_text, load_results
+from relabel.jobs.run.chunks import Live
+from relabel.jobs.run.counts import FOLDER as LIVE
+from relabel.jobs.run.crashes import FOLDER as CRASHES
+from relabel.jobs.run.reuse import listed as refused_files
+from relabel.jobs.run.session import Session
+from relabel.jobs.settings import absolute
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.costs import BudgetState
+from relabel.manifests.errors import GateError, RelabelError
+from relabel.manifests.manifest import (
+    OwnRunManifest,
+    RunManifest,
+    Snapshot,
+    Tally,
+    engines_differ,
+    load_manifest,
+    plan_against_actual,
+    write_manifest,
+)
+from relabel.manifests.records import BatchRecord, plain, read_record, readable_json
+from relabel.manifests.run import Attempts, build_manifest
+from relabel.manifests.secrets import counted
+from relabel.manifests.specs import price_of
+from relabel.manifests.store import RunStore, map_concurrent, shard_lock_name
+
+# ------------------------------------------------------------------------------
+# Records of the batches that an engine handed over, in the output's `batches/`, for the run that goes on after a kill
+# or a stop. They go when the run is finished.
+
+
+FOLDER = "batches"
+
+
+class StoredBatches:
+    """The records of one output. Those whose provider's name is known never change, and are read once."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._known: dict[str, BatchRecord] = {}
+        store.sweep(FOLDER)
+
+    def load(self) -> list[BatchRecord]:
+        """All that are there.
+
+        Raises:
+            ManifestError: one is damaged.
+        """
+        names = self._store.names(FOLDER)
+        new = [name for name in names if name not in self._known]
+        found = dict(zip(new, map_concurrent(self._store, self._read, new), strict=True))
+        self._known |= {name: record for name, record in found.items() if record.batch}
+        return [self._known.get(name) or found[name] for name in names]
+
+    def keep(self, record: BatchRecord) -> None:
+        """Write one."""
+        self._store.put(f"{FOLDER}/{record.name}.json", readable_json(plain(record)))
+
+    def _read(self, name: str) -> BatchRecord:
+        advice = "Move it away; what it holds is asked and paid for again then."
+        where = f"{self._store.root}/{name}"
+        return read_record(BatchRecord, self._store.read(name), where, "not a batch's record", advice)
+
+
+# ------------------------------------------------------------------------------
+# How an execution ends: the manifest brought up to date, what was done in numbers, and the exit code.
+
+
+@dataclass(frozen=True, slots=True)
+class AskedInVain:
+    """What was asked for chunks that were not committed here; `cost` is None where the engine names no price."""
+
+    pairs: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    cost: float | None = None
+
+
+@dataclass(slots=True)
+class ThisExecution:
+    """Counts of one execution alone: what it committed, and what it asked `in_vain` beside.
+
+    Args:
+        costs: of an engine that is paid for; canary: what asking labelled rows again came to. Left out of JSON where
+            there is none.
+    """
+
+    pairs: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reused: int
+    statuses: dict[str, int]
+    in_vain: AskedInVain
+    chunks_committed: int
+    chunks_lost: int
+    seconds: float
+    costs: dict[str, Any] | None = None
+    canary: dict[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+@dataclass(slots=True)
+class RunReport:
+    """What an execution did, for the end table and `--output json`.
+
+    Args:
+        chunks: in the plan; left: what was begun here and not done, and what became of all answers.
+        shards, busy_shards: the shards asked for, and those of them that other processes held.
+        tally: the whole run as it stands, all workers together.
+        rows: rows in the plan.
+        settled: quarantined rows that no retry asks, since their queries have labels; 0 until every chunk is in, and
+            where a run had nothing to do.
+        over_limit, failed_fraction: None until every chunk is in.
+        stopped: why the run was cut short, if it was.
+        seconds, engine_start_s: wall time of all, and of starting the engine.
+        remarks: what the engine said when it started.
+        engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
+        budget: of the output, where the job has one.
+        is_for_run: a retry has asked all that it may, and chunks are open that only `relabel run` begins.
+    """
+
+    exit: Exit
+    name: str
+    output: str
+    shards: list[int]
+    busy_shards: list[int]
+    tally: Tally
+    rows: int
+    chunks: int
+    over_limit: bool | None
+    failed_fraction: float | None
+    did: ThisExecution
+    left: Live
+    settled: int = 0
+    stopped: str | None = None
+    seconds: float = 0.0
+    engine_start_s: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+    engine_restarts: int | None = None
+    budget: BudgetState | None = None
+    is_for_run: bool = False
+
+
+def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
+    """Refuse labels of several engines under one name.
+
+    Args:
+        is_begun: the output was begun by another engine than today's; else it was made by several.
+    Raises:
+        GateError: what differs.
+    """
+    remarks = engines_differ(engines)
+    if remarks:
+        what = "was begun by another engine" if is_begun else "was made by different engines"
+        raise GateError(
+            f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything "
+            "that was committed is kept: continue with the engine that began, label the rest into another output, or "
+            "allow it with run.allow_mixed: true."
+        )
+
+
+def conclude(session: Session) -> RunReport:
+    """Bring the manifest up to date if every chunk is in, and choose the exit code."""
+    opened, progress, spec = session.opened, session.progress, session.opened.job.spec
+    manifest, listed = load_manifest(opened.store), session.left.whole
+    found = opened.folder.snapshot(manifest=manifest, etags=listed)
+    was_finished_now = False
+    is_complete = found.tally.chunks_done == opened.plan.num_chunks
+    if is_complete:
+        found, was_finished_now = _finish(opened, found, manifest)
+        if was_finished_now:
+            _sweep(opened.store, keeps_batches=session.is_retry)
+    failed = found.tally.num_quarantined / opened.plan.rows
+    seen = session.left.seen if found.etags is listed else opened.folder.attempts_in(found.etags)
+    progress.settle(session.own_receipts(found, seen))
+    in_vain = AskedInVain(**progress.in_vain())
+    # a run that finds nothing to do reads no receipt
+    may_settle = is_complete and found.tally.num_quarantined > 0 and (session.is_retry or bool(session.taken))
+    report = RunReport(
+        exit=Exit.DONE,
+        name=spec.name,
+        output=spec.output,
+        shards=session.shards,
+        busy_shards=session.busy,
+        tally=found.tally,
+        rows=opened.plan.rows,
+        chunks=opened.plan.num_chunks,
+        left=progress.live,
+        over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
+        failed_fraction=failed if is_complete else None,
+        settled=session.left.num_settled() if may_settle else 0,
+        stopped=session.stop.reason,
+        budget=budget_so_far(opened, found.tally),
+        did=ThisExecution(
+            pairs=progress.kept("pairs"),
+            requests=progress.kept("requests"),
+            prompt_tokens=progress.kept("prompt_tokens"),
+            cached_tokens=progress.kept("cached_tokens"),
+            output_tokens=progress.kept("output_tokens"),
+            reused=progress.reused,
+            statuses=dict(progress.statuses),
+            in_vain=replace(in_vain, cost=price_of(spec.engine.args, in_vain.prompt_tokens, in_vain.output_tokens)),
+            chunks_committed=progress.chunks_committed,
+            chunks_lost=progress.chunks_lost,
+            seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
+        ),
+    )
+    report.exit = _exit(report, session, seen, was_finished_now=was_finished_now)
+    return report
+
+
+def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> tuple[Snapshot, bool]:
+    """Write the manifest unless it says already what the receipts say.
+
+    Under a lock, and from receipts read under that lock: whoever commits last also concludes last, so the manifest ends
+    up true.
+    """
+    limit = opened.job.spec.run.max_failed_fraction
+
+    def is_current(held: RunManifest | None) -> bool:
+        return held is not None and (held.max_failed_fraction, held.receipts_sha256) == (limit, found.digest)
+
+    if is_current(manifest):
+        return found, False
+    lock = opened.store.lock("manifest", "the manifest")
+    lock.acquire(waits=True)
+    was_written = False
+    try:
+        while True:
+            found = opened.folder.snapshot()
+            if is_current(load_manifest(opened.store)):
+                return found, was_written
+            write_manifest(opened.store, _manifest(opened, found))
+            was_written = True
+            if not lock.is_lost:
+                return found, True
+            # we slept, and another may have concluded since from later receipts: what we wrote over is put right by
+            # another look
+    finally:
+        lock.release()
+
+
+def _sweep(store: RunStore, *, keeps_batches: bool) -> None:
+    """Remove what a run needs until it is finished: what killed workers said of themselves, refused answers, batches.
+
+    Args:
+        keeps_batches: others may be at theirs, though every chunk is in.
+    """
+    failed = contextlib.suppress(OSError, RelabelError)
+    with failed:
+        refused = [name for name, _ in refused_files(store)]
+        folders = (LIVE, CRASHES) if keeps_batches else (LIVE, CRASHES, FOLDER)
+        for name in [*refused, *itertools.chain.from_iterable(map(store.names, folders))]:
+            with failed:
+                store.remove(name)
+
+
+def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
+    spec = opened.job.spec
+    if not spec.run.allow_mixed:
+        refuse_mixing(found.engines, output=spec.output, is_begun=False)
+    manifest = build_manifest(
+        opened.folder,
+        found,
+        spec=absolute(spec).model_dump(mode="json"),
+        max_failed_fraction=spec.run.max_failed_fraction,
+        relabel_version=version("relabel-ir"),
+        canaries=[asdict(result) for result in load_results(opened.store)],
+        allow_mixed=spec.run.allow_mixed,
+    )
+    figures = plan_against_actual(opened.store, found.tally)
+    return OwnRunManifest(
+        **vars(manifest),
+        plan_against_actual=figures,
+        variables=dict(opened.job.variables),
+        budget=budget_so_far(opened, found.tally),
+    )
+
+
+def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_now: bool) -> Exit:
+    if report.over_limit:
+        return Exit.OVER_LIMIT
+    planned = session.opened.plan.shards
+    has_work = any(session.left.todo(shard, seen) for shard in session.shards)
+    is_open = has_work or any(len(seen.get(shard, ())) < len(planned[shard].chunks) for shard in session.shards)
+    report.is_for_run = is_open and not has_work
+    is_locked = session.opened.store.is_locked
+    busy = [one for one in session.busy if session.left.todo(one, seen) and is_locked(shard_lock_name(one))]
+    report.busy_shards = busy
+    if busy and not session.taken:
+        return Exit.LOCKED
+    if is_open and report.stopped == AT_BUDGET:
+        return Exit.GATE
+    if busy or is_open:
+        return Exit.PARTIAL
+    if session.taken or was_finished_now:
+        return Exit.DONE
+    return Exit.NOTHING_TO_DO
+
+
+# ------------------------------------------------------------------------------
+# What an execution came to, for people and as JSON.
+
+
+ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
+
+
+def report_json(report: RunReport) -> dict[str, Any]:
+    """An execution's result."""
+    return {
+        "exit_code": int(report.exit),
+        "output": report.output,
+        "shards": report.shards,
+        "busy_shards": report.busy_shards,
+        "rows": report.rows,
+        "labelled": report.tally.labelled,
+        "reused": report.tally.reused,
+        "quarantined": report.tally.num_quarantined,
+        "quarantined_by_status": report.tally.quarantined,
+        "rows_open": report.rows - report.tally.rows,
+        "open": _open_json(report),
+        "answers": {"accepted": report.left.accepted, "refused": dict(report.left.refused)},
+        "failed_fraction": report.failed_fraction,
+        "over_limit": report.over_limit,
+        "stopped": report.stopped,
+        "this_run": report.did.as_json(),
+        "stages": report.tally.stages,
+        "remarks": report.remarks,
+        "engine_start_s": round(report.engine_start_s, 3),
+        "seconds": round(report.seconds, 3),
+        **as_json(report),
+        **({} if report.budget is None else {"budget": plain(report.budget)}),
+    }
+
+
+def engine_text(labeler: str, facts: EngineFacts) -> str:
+    """Who asks whom, in a line."""
+    device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
+    return f"{labeler} asks {facts.model} on {facts.family} {facts.version} ({device})"
+
+
+def report_text(report: RunReport) -> str:
+    """The end table."""
+    did, tally = report.did, report.tally
+    by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(tally.quarantined.items()))
+    if report.exit is Exit.NOTHING_TO_DO:
+        share = "all" if report.rows == tally.rows else "these"
+        counts = f"{tally.labelled:,} labelled, {tally.reused:,} reused, {tally.num_quarantined:,} quarantined"
+        return "\n".join(
+            [f"{report.name}: nothing to do, {share} shards are done ({counts}).", *_settled_lines(report)]
+        )
+    seconds = max(did.seconds, 1e-9)
+    prompt = did.prompt_tokens
+    rows = [
+        ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
+        ("labelled", f"{tally.labelled:,}"),
+        ("reused", f"{tally.reused:,}"),
+        ("quarantined", f"{tally.num_quarantined:,}" + (f" ({by_status})" if by_status else "")),
+        ("this run", f"{did.pairs:,} pairs in {did.seconds:.1f} s, {did.pairs / seconds:,.1f} pairs/s"),
+        ("tokens", f"{prompt:,} in, {did.output_tokens:,} out, {(prompt + did.output_tokens) / seconds:,.0f} tokens/s"),
+        ("prefix hits", f"{did.cached_tokens / prompt:.0%} of prompt tokens" if prompt else "none"),
+    ]
+    rows += in_vain_rows(did.in_vain)
+    rows += _open_rows(report)
+    scope = "" if sum(counts["asks"] for counts in tally.stages.values()) == did.requests else " in all"
+    rows += [
+        (f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out{scope}")
+        for stage, counts in tally.stages.items()
+    ]
+    if did.canary is not None:
+        rows.append(("canary", canary_text(CanaryResult(**did.canary))))
+    if report.budget is not None:
+        rows.append(("budget", report.budget.text))
+    if report.engine_restarts is not None:
+        rows.append(("engine restarts", f"{report.engine_restarts:,}"))
+    is_finished = report.rows == tally.rows
+    rows.append(
+        ("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels")
+    )
+    return f"{report.name}: {verdict(report)}\n" + table(rows)
+
+
+def _open_json(report: RunReport) -> dict[str, Any]:
+    """What is not committed, and how much of it was begun in this execution."""
+    left = report.left
+    return {
+        "chunks": report.chunks - report.tally.chunks_done,
+        "begun_chunks": left.begun_chunks,
+        "begun_rows": left.begun_rows,
+        "rows_in": left.rows_in,
+    }
+
+
+def _open_rows(report: RunReport) -> list[tuple[str, str]]:
+    """Lines of the end table about what is open; none where nothing is."""
+    left, num_open = report.left, report.chunks - report.tally.chunks_done
+    if not num_open:
+        return []
+    begun = f"; {left.begun_chunks:,} begun here, {left.rows_in:,} of their {left.begun_rows:,} rows in"
+    rows = [("open", f"{num_open:,} of {report.chunks:,} chunks" + (begun if left.begun_chunks else ""))]
+    if left.begun_chunks:
+        rows.append(("answers", left.answers_text()))
+    return rows
+
+
+def in_vain_rows(lost: AskedInVain) -> list[tuple[str, str]]:
+    """A line of the end table about what was asked in vain; none where nothing was."""
+    if not lost.requests and not lost.pairs:
+        return []
+    cost = f", {lost.cost:,.4f} in money" if lost.cost is not None else ""
+    tokens = lost.prompt_tokens + lost.output_tokens
+    return [("asked in vain", f"{lost.pairs:,} pairs, {lost.requests:,} asks, {tokens:,} tokens{cost}")]
+
+
+def verdict(report: RunReport) -> str:
+    """How an execution ended, in a phrase."""
+    match report.exit:
+        case Exit.DONE if report.rows == report.tally.rows:
+            return "done, every row accounted for"
+        case Exit.DONE:
+            return "these shards are done; other shards are open"
+        case Exit.OVER_LIMIT:
+            return f"done, but {report.failed_fraction:.1%} of rows are quarantined, over the limit; everything is kept"
+        case Exit.LOCKED:
+            return "another process works on these shards"
+        case Exit.NOTHING_TO_DO:
+            return "nothing to do"
+        case Exit.GATE:
+            return ENDED_AT_BUDGET
+        case _ if report.is_for_run:
+            return "partial; a retry leaves chunks alone that were never labelled"
+        case _:
+            return "partial; run the same command again"
+
+
+def _settled_lines(report: RunReport) -> list[str]:
+    """Why a retry leaves rows in quarantine, and what to do; nothing where it leaves none."""
+    if not report.settled:
+        return []
+    return [
+        f"{report.settled:,} quarantined rows are not asked again: their queries have labels, and the rows of a query "
+        "take theirs from one answer. To label them, change what their status and reason name (too little room: "
+        "labeler.window_tokens) and run the job into a new output."
+    ]
+
+
+def beyond_budget(job_file: str) -> str:
+    """How to go on where a budget is used up."""
+    return (
+        f"To go on, raise run.max_tokens or run.max_cost in {job_file}, and run the same command again. Until then "
+        "it ends here, before an engine is started."
+    )
+
+
+def advise(report: RunReport, job_file: str, same_job: str) -> None:
+    """What to do next, on stderr.
+
+    Args:
+        same_job: words of a command line that name this very job, with its overrides and its date.
+    """
+    lines = []
+    askable = report.tally.num_quarantined - report.settled
+    if report.exit is Exit.OVER_LIMIT:
+        retry = f"; after fixing the cause: relabel retry {same_job}" if askable else ""
+        lines.append(f"See {report.output}/quarantine{retry}. Or raise run.max_failed_fraction.")
+    elif askable and report.exit is Exit.DONE:
+        lines.append(f"{askable:,} rows in {report.output}/quarantine; ask them again with: relabel retry {same_job}")
+    if report.exit in (Exit.DONE, Exit.OVER_LIMIT):
+        lines += _settled_lines(report)
+    if report.is_for_run:
+        lines.append(f"Label them with: relabel run {same_job}")
+    if report.exit is Exit.GATE:
+        lines.append(beyond_budget(job_file))
+    if report.busy_shards:
+        lines.append(f"locked by other workers: {counted(len(report.busy_shards), 'shard')}: {report.busy_shards[:10]}")
+    if report.left.begun_chunks:
+        see = f"; those that were refused: relabel ask --refused {same_job}" if report.left.refused else ""
+        lines.append(f"Answers of unfinished chunks are kept and not asked again{see}")
+    for line in lines:
+        logs.say(line, event="advice")
+
+
+def as_json(report: RunReport) -> dict[str, Any]:
+    """What a worker pool adds to a result."""
+    return {} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}

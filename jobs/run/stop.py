@@ -1,0 +1,403 @@
+"""Deadlines, signals and requests to stop, and which open chunks can still be finished in time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from types import FrameType
+from typing import TypeVar
+from zoneinfo import ZoneInfo
+
+from relabel.manifests.errors import UsageError
+
+# ------------------------------------------------------------------------------
+# When a run must have ended: `--until 06:00` and `--for 90m` become one deadline.
+#
+# A time of day is the next moment at which the clock of its zone shows it. Where the clock skips it (spring), that is
+# the moment of the skip; where the clock shows it twice (autumn), the next of the two. A zone may be named (`06:00
+# Europe/Berlin`, `06:00Z`, `06:00+02:00`); else it is the machine's.
+
+
+LONGEST_S = 366 * 86400.0
+"""A deadline further away than this is taken for a slip of the pen."""
+_TIME = re.compile(
+    r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*(Z|[+-]\d{2}:?\d{2})|\s+([A-Za-z]+(?:[/_+-][A-Za-z0-9_+-]+)*))?"
+)
+_SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The moment by which a run has committed and ended.
+
+    Args:
+        text: what was asked for, in words: `--until 06:00`.
+        wall_s: of a time of day: seconds since the epoch, so that a clock that is set moves it along.
+        steady_s: of a length: on `time.perf_counter`, so that a clock that is set does not.
+    """
+
+    text: str
+    wall_s: float | None = None
+    steady_s: float | None = None
+
+    def left_s(self) -> float:
+        """Seconds until then; below zero once it has passed."""
+        if self.wall_s is not None:
+            return self.wall_s - time.time()
+        assert self.steady_s is not None
+        return self.steady_s - time.perf_counter()
+
+    def shown(self) -> str:
+        """What was asked for, and when that is, with the local zone: `--until 06:00 (2026-11-21
+        06:00:00 +0100 CET)`.
+        """
+        moment = datetime.fromtimestamp(round(time.time() + self.left_s())).astimezone()
+        return f"{self.text} ({moment:%Y-%m-%d %H:%M:%S %z %Z})"
+
+
+def choose_deadline(until: str | None, duration: str | None, *, now: datetime | None = None) -> Deadline | None:
+    """The earlier of `--until` and `--for`, or None where neither is given.
+
+    Args:
+        now: what `--until` counts from; the clock's time by default.
+    Raises:
+        UsageError: a text that is not a time or length, or a time that has passed.
+    """
+    found = []
+    if until is not None:
+        found.append(Deadline(f"--until {until}", wall_s=until_s(until, now or datetime.now(UTC))))
+    if duration is not None:
+        found.append(Deadline(f"--for {duration}", steady_s=time.perf_counter() + span_s(duration)))
+    return min(found, key=Deadline.left_s, default=None)
+
+
+def until_s(text: str, now: datetime) -> float:
+    """The moment that a time of day or a timestamp names, in seconds since the epoch.
+
+    Raises:
+        UsageError: it is neither, or has passed, or is more than a year ahead.
+    """
+    clean = text.strip()
+    match = _TIME.fullmatch(clean)
+    if match is not None:
+        return _next_time_of_day(text, match, now)
+    try:
+        moment = datetime.fromisoformat(clean)
+        is_day_alone = not re.search(r"[T ]\d", clean)
+    except ValueError as exc:
+        raise UsageError(
+            f"--until {text}: want a time of day (06:00, or 06:00 Europe/Berlin) or a timestamp (2026-11-21T06:00, "
+            "with +01:00 or Z where it is not in the machine's zone)."
+        ) from exc
+    if is_day_alone:
+        raise UsageError(f"--until {text}: names a day and no time; write {clean}T06:00.")
+    found = _instant(moment.replace(tzinfo=None), moment.tzinfo)
+    left_s = found - now.timestamp()
+    if left_s <= 0:
+        raise UsageError(f"--until {text}: has passed; it is now {now.astimezone(moment.tzinfo):%Y-%m-%dT%H:%M:%S%z}.")
+    if left_s > LONGEST_S:
+        raise UsageError(f"--until {text}: is more than a year ahead.")
+    return found
+
+
+def span_s(text: str) -> float:
+    """A length such as 45s, 90m, 2h or 1h30m, in seconds.
+
+    Raises:
+        UsageError: it is none, or zero, or above a year.
+    """
+    match = _SPAN.fullmatch(text.strip())
+    if match is None or not text.strip():
+        raise UsageError(f"--for {text}: want a length with its unit: 45s, 90m, 2h or 1h30m.")
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    found = hours * 3600 + minutes * 60 + seconds
+    if not 0 < found <= LONGEST_S:
+        raise UsageError(f"--for {text}: want more than nothing and a year at most.")
+    return found
+
+
+def _next_time_of_day(text: str, match: re.Match[str], now: datetime) -> float:
+    hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
+    if hour > 23 or minute > 59 or second > 59:
+        raise UsageError(f"--until {text}: no clock shows that; hours go from 00:00 to 23:59.")
+    zone = _zone(text, match[4], match[5])
+    today = datetime.fromtimestamp(now.timestamp(), zone).replace(
+        tzinfo=None, hour=hour, minute=minute, second=second, microsecond=0
+    )
+    moments = (
+        _instant(today.replace(fold=fold) + timedelta(days=day), zone, fold) for day in (0, 1) for fold in (0, 1)
+    )
+    return min(moment for moment in moments if moment > now.timestamp())
+
+
+def _instant(naive: datetime, zone: tzinfo | None, fold: int = 0) -> float:
+    """Seconds since the epoch at which the zone's clock shows `naive`, or skips it. A zone of None is the machine's."""
+    found = naive.replace(tzinfo=zone, fold=fold).timestamp()
+    if datetime.fromtimestamp(found, zone).replace(tzinfo=None, fold=0) == naive.replace(fold=0):
+        return found
+    low, high = sorted(naive.replace(tzinfo=zone, fold=one).timestamp() for one in (0, 1))
+    while high - low > 0.5:  # the clock skips `naive` between these two: find the skip
+        middle = (low + high) / 2
+        is_past = datetime.fromtimestamp(middle, zone).replace(tzinfo=None) >= naive
+        low, high = (low, middle) if is_past else (middle, high)
+    return float(round(high))
+
+
+def _zone(text: str, offset: str | None, name: str | None) -> tzinfo | None:
+    if offset == "Z":
+        return UTC
+    if offset is not None:
+        hours, minutes = int(offset[1:3]), int(offset[-2:])
+        if hours > 23 or minutes > 59:
+            raise UsageError(f"--until {text}: no zone is {offset} from UTC.")
+        return timezone((-1 if offset[0] == "-" else 1) * timedelta(hours=hours, minutes=minutes))
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as exc:  # ZoneInfoNotFoundError is a KeyError
+        raise UsageError(
+            f"--until {text}: this machine knows no zone {name}; write its offset, for instance 06:00+01:00."
+        ) from exc
+
+
+# ------------------------------------------------------------------------------
+# A run's wish to end: who asked for it, and until when begun chunks may still commit.
+
+
+StartedT = TypeVar("StartedT")
+
+DRAIN_S = 20.0
+"""How long begun chunks may take to finish once a stop was asked for."""
+END_S = 2.0
+"""Left before a deadline for what comes after the last answer: commits under way, the manifest, the engine's end."""
+
+
+class StartStopped(BaseException):
+    """Raised in the main thread while an engine starts, when a stop was asked for: there is nothing to drain.
+
+    Like KeyboardInterrupt it is not an error, so that nothing that catches errors swallows it.
+    """
+
+
+@dataclass(slots=True, eq=False)
+class Stop:
+    """Whether the run was asked to end: `drain` finishes begun chunks, `now` drops them.
+
+    Args:
+        deadline: when the run must have ended; `mind` turns it into a drain early enough.
+    """
+
+    deadline: Deadline | None = None
+    reason: str | None = None
+    deadline_s: float = math.inf
+    """When what is not finished is dropped, on `time.perf_counter`."""
+    is_now: bool = False
+    is_starting: bool = False
+    """Whether an engine is starting right now, so that a signal ends that at once."""
+
+    def drain(self, reason: str) -> None:
+        """Begin no chunk any more; those begun get `DRAIN_S`, or what a deadline leaves. The first reason is kept."""
+        self._drain(reason, DRAIN_S)
+
+    def now(self) -> None:
+        """Drop what is not committed."""
+        self.is_now = True
+        self.drain("stopped by hand")
+
+    def mind(self, drain_s: float) -> None:
+        """Begin to drain if the deadline is so near that the begun chunks need the time that is left.
+
+        Args:
+            drain_s: how long they are expected to need.
+        """
+        if self.reason is None and self.deadline is not None and self.due_in_s(drain_s) <= 0:
+            self._drain(self.deadline.text, math.inf)
+
+    def due_in_s(self, drain_s: float) -> float:
+        """Seconds until chunks that need so long must begin to drain; infinite without a deadline."""
+        return math.inf if self.deadline is None else self.deadline.left_s() - END_S - drain_s
+
+    def _drain(self, reason: str, within_s: float) -> None:
+        if self.deadline is not None:
+            within_s = min(within_s, self.deadline.left_s() - END_S)
+        self.deadline_s = min(self.deadline_s, time.perf_counter() + within_s)
+        if self.reason is None:
+            self.reason = reason
+
+
+def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT | None:
+    """What `start` gives, or None if a stop came before or during it, or a deadline is so near that nothing could be
+    done with it.
+    """
+    stop.mind(DRAIN_S)
+    if stop.reason is not None:
+        return None
+    stop.is_starting = True
+    try:
+        return start()
+    except StartStopped:
+        return None
+    except Exception:
+        if not stop.is_starting:  # it was raised, and a library made an error of its own of it
+            return None
+        raise
+    finally:
+        stop.is_starting = False
+
+
+# ------------------------------------------------------------------------------
+# SIGTERM, Ctrl-C and a deadline become a wish to stop: the first drains, a second Ctrl-C stops now.
+#
+# While an engine starts there is nothing to drain: then each of them ends the start at once.
+
+
+WATCH_EVERY_S = 5.0
+"""How often the deadline is compared with the clock, which may be set meanwhile."""
+
+
+@contextlib.contextmanager
+def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
+    """Route signals to `stop` while the block runs, and watch its deadline; restores the earlier handlers after. For
+    the main thread.
+
+    Args:
+        say: called with what was asked for and what will happen.
+    """
+    has_interrupt = False
+    is_due = threading.Event()
+
+    def on_term(_number: int, _frame: FrameType | None) -> None:
+        if is_due.is_set():  # sent by the watch below
+            is_due.clear()
+            text = f"{stop.reason} is too near for the engine to answer anything: it is not started."
+        else:
+            stop.drain("SIGTERM")
+            text = (
+                f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then relabel ends with exit "
+                "code 20."
+            )
+        say(text)
+        _end_start(stop)
+
+    def on_interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal has_interrupt
+        if has_interrupt or stop.reason == "SIGTERM":
+            stop.now()
+            raise KeyboardInterrupt
+        has_interrupt = True
+        stop.drain("Ctrl-C")
+        say(f"Ctrl-C: no new chunks; those under way get {DRAIN_S:.0f} s to finish. Ctrl-C again stops now.")
+        _end_start(stop)
+
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        with _watching(stop, is_due):
+            yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _end_start(stop: Stop) -> None:
+    if stop.is_starting:
+        stop.is_starting = False
+        raise StartStopped
+
+
+@contextlib.contextmanager
+def _watching(stop: Stop, is_due: threading.Event) -> Iterator[None]:
+    """Wake the main thread by a signal if the deadline comes too near while an engine starts; the loop minds it by
+    itself.
+    """
+    if stop.deadline is None:
+        yield
+        return
+    main, has_ended = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        while not has_ended.wait(min(WATCH_EVERY_S, max(0.5, stop.due_in_s(DRAIN_S)))):
+            if stop.is_starting and stop.due_in_s(DRAIN_S) <= 0:
+                stop.mind(DRAIN_S)
+                is_due.set()
+                signal.pthread_kill(main, signal.SIGTERM)
+                return
+
+    thread = threading.Thread(target=watch, name="deadline", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+# ------------------------------------------------------------------------------
+# How fast a run goes: what begun chunks will need until they are done, and which of them a given time suffices for.
+
+
+LOOK_EVERY_S = 0.25
+WINDOW_S = 60.0
+"""How far back the rate looks: long enough for an engine that answers in bursts."""
+SPANS_KEPT = 32
+MARGIN = 1.25
+"""A drain's expected time over the longest chunk seen: the last answers come from an engine that is no longer full."""
+
+
+class Pace:
+    """Times of a run, looked at a few times a second."""
+
+    def __init__(self) -> None:
+        self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
+        self._looks: deque[tuple[float, int]] = deque()
+
+    def chunk_done(self, seconds: float) -> None:
+        """Note how long a chunk took from its first ask to its last row."""
+        self._spans.append(seconds)
+
+    def look(self, now_s: float, pairs: int) -> None:
+        """Note how many pairs were done by now."""
+        self._looks.append((now_s, pairs))
+        while now_s - self._looks[0][0] > WINDOW_S:
+            self._looks.popleft()
+
+    def drain_s(self, oldest_begun_s: float | None) -> float:
+        """How long all begun chunks together are expected to need: as long as recent ones took, each being begun while
+        others ran.
+
+        Args:
+            oldest_begun_s: since when the oldest open chunk is under way, on `time.perf_counter`; None if none is.
+        """
+        age = 0.0 if oldest_begun_s is None else time.perf_counter() - oldest_begun_s
+        return max(DRAIN_S, MARGIN * max([age, *self._spans]))
+
+    def pairs_per_s(self) -> float | None:
+        """Pairs done a second of late, or None while there is nothing to tell it by."""
+        if len(self._looks) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
+        return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
+
+
+def num_fitting(lefts: Iterable[int], pairs_per_s: float | None, seconds: float) -> int:
+    """Of chunks with so many pairs left each, ascending, how many can be finished in a time. All of them where the rate
+    is not known.
+    """
+    room = float("inf") if pairs_per_s is None else pairs_per_s * seconds
+    count = 0
+    for left in lefts:
+        room -= left
+        if room < 0:
+            break
+        count += 1
+    return count

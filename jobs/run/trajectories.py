@@ -1,0 +1,332 @@
+"""Trajectories of a labeler over a pair, checks of the values of a label, and the row that results."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from relabel.labelers.registry import Labeler
+from relabel.labelers.trajectories import merge_samples
+from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.specs import LabelerOptions
+
+# ------------------------------------------------------------------------------
+# One walk of a labeler over one pair: what it asks next, and when it is asked again.
+
+
+@dataclass(slots=True, eq=False)
+class OpenPair:
+    """A pair whose trajectories are under way; its row goes to `work.rows[index]`."""
+
+    work: Any
+    index: int
+    pair: Pair
+    outcomes: list[Trajectory] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """One sample of a pair: the labeler's generator, the answers it was sent, and what failed on the way.
+
+    `label` is set at a good end, `failure` at a bad one; `refused_as` is the last answer's status if it was unreadable.
+    """
+
+    open: OpenPair
+    sample: int
+    generator: Generator[Ask, Answer, Label] | None = None
+    answers: list[Answer] = field(default_factory=list)
+    ask: Ask | None = None
+    attempt: int = 0
+    tries: list[dict[str, Any]] | None = None
+    label: Label | None = None
+    failure: VerdictError | None = None
+    refused_as: str | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def begin(self, labeler: Labeler) -> bool:
+        """Take the first ask. True if there is one; False if the walk has ended without."""
+        self.generator = labeler.label(self.open.pair)
+        try:
+            return self._step(None)
+        except VerdictError as exc:
+            self.failure = exc
+            return False
+
+    def take(self, answer: Answer, labeler: Labeler, options: LabelerOptions) -> bool:
+        """Send an answer and take the next ask, or the same one again with another attempt number if the answer was
+        unreadable.
+
+        Returns:
+            True if `ask` now wants an answer; False at the end, with `label` or `failure` set.
+        """
+        self.prompt_tokens += answer.prompt_tokens
+        self.output_tokens += answer.output_tokens
+        self.refused_as = None
+        assert self.ask is not None
+        for decision in self.ask.decisions:
+            found = answer.distributions.get(decision.name)
+            if found is not None and not _is_distribution(found, len(decision.labels)):
+                answer = replace(
+                    answer, finish="error", detail=f"the engine gave no probabilities at {decision.marker}: {found}"
+                )
+        try:
+            return self._step(answer)
+        except VerdictError as exc:
+            return self._retry(answer, exc, labeler, options)
+
+    def _step(self, answer: Answer | None) -> bool:
+        assert self.generator is not None
+        try:
+            self.ask = next(self.generator) if answer is None else self.generator.send(answer)
+        except StopIteration as end:
+            self.label = end.value
+            self.generator = None
+            return False
+        if answer is not None:
+            self.answers.append(answer)
+            self.attempt = 0
+        return True
+
+    def _retry(self, answer: Answer, error: VerdictError, labeler: Labeler, options: LabelerOptions) -> bool:
+        assert self.ask is not None
+        if self.tries is None:
+            self.tries = []
+        self.tries.append(
+            {
+                "stage": self.ask.stage,
+                "attempt": self.attempt + 1,
+                "finish": answer.finish,
+                "text": answer.text,
+                "reason": error.reason if not answer.detail else f"{error.reason} ({answer.detail})",
+            }
+        )
+        self.attempt += 1
+        self.refused_as = error.status
+        if self.attempt >= options.attempts or error.status == "overlong":
+            self.failure = error
+            self.generator = None
+            return False
+        # a generator that raised is spent: walk a new one through the good answers up to the stage that failed
+        self.generator = labeler.label(self.open.pair)
+        self.ask = next(self.generator)
+        for earlier in self.answers:
+            self.ask = self.generator.send(earlier)
+        self.ask = asked_again(self.ask, options)
+        return True
+
+
+def asked_again(ask: Ask, options: LabelerOptions) -> Ask:
+    """An ask as it is put a second time: drawn, since a greedy answer would only come again."""
+    drawn = ask.sampling
+    return replace(ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
+
+
+def _is_distribution(found: Distribution, num_labels: int) -> bool:
+    """Numbers that can be probabilities. A model whose numbers overflow (float16, one long document) gives NaN, and
+    NaN's argmax is 0.
+    """
+    probs = found.probs
+    # every comparison with NaN is false, so NaN fails here too
+    return (
+        len(probs) == num_labels
+        and min(probs) >= 0.0
+        and abs(sum(probs) - 1.0) < 1e-3
+        and 0.0 <= found.outside_mass <= 1.0
+    )
+
+
+# ------------------------------------------------------------------------------
+# What a labeler, ours or one from elsewhere, may put into the columns of its own: what they hold as it is.
+#
+# Checked at each label, in plain Python: Arrow would say so only at the commit of a chunk, in its own words, cut 2.5 to
+# 2 and drop a key.
+
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def _is_int_of(bits: int) -> Callable[[Any], bool]:
+    most = 2 ** (bits - 1) - 1
+
+    def is_int(value: Any) -> bool:
+        if type(value) is int:  # what most are: this runs for every value of every label
+            return bool(-most - 1 <= value <= most)
+        if isinstance(value, bool | np.bool_):
+            return False
+        try:
+            return bool(-most - 1 <= operator.index(value) <= most)
+        except TypeError:
+            return False
+
+    return is_int
+
+
+def _is_number(value: Any) -> bool:
+    if type(value) is float:
+        return -_FLOAT32_MAX <= value <= _FLOAT32_MAX  # NaN is not
+    is_real = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
+    return is_real and bool(-_FLOAT32_MAX <= value <= _FLOAT32_MAX)
+
+
+def _is_text(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and (value.isascii() or value.encode() is not None)
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_list_of(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple | np.ndarray) and all(map(is_one, value))
+
+
+def _are_numbers(value: Any) -> bool:
+    if type(value) is list and {*map(type, value)} == {float} and sum(map(abs, value)) <= _FLOAT32_MAX:
+        return True
+    return isinstance(value, list | tuple | np.ndarray) and all(map(_is_number, value))
+
+
+_INTS = {
+    f"int{bits}": (_is_int_of(bits), f"a whole number from {-(2 ** (bits - 1))} to {2 ** (bits - 1) - 1}")
+    for bits in (8, 32, 64)
+}
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **_INTS,
+    "float32": (_is_number, "a finite number"),
+    "list<float32>": (_are_numbers, "a list of finite numbers"),
+    "string": (_is_text, "a text that UTF-8 can write"),
+    **{
+        f"list<int{bits}>": (
+            _is_list_of(_is_int_of(bits)),
+            f"a list of whole numbers from {-(2 ** (bits - 1))} to {2 ** (bits - 1) - 1}",
+        )
+        for bits in (16, 32)
+    },
+    "list<string>": (_is_list_of(_is_text), "a list of texts that UTF-8 can write"),
+    "bool": (lambda value: value is True or value is False or isinstance(value, np.bool_), "true or false"),
+}
+"""By kind of column (`manifests.schemas.KINDS`): what it holds as it is, and how to say so."""
+
+
+def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) -> None:
+    """Every value has a column in the label files that holds it; None stands for a value that there is not.
+
+    Args:
+        declared: the columns that the labeler declares, name → kind.
+    Raises:
+        ConfigError: names the labeler, and the keys that no column is declared for, or the column and its value's type.
+    """
+    held = label.columns
+    if not isinstance(held, dict):
+        raise ConfigError(
+            f"labeler {labeler}: `Label.columns` is {type(held).__name__}; want a dict, empty where there is nothing "
+            "to say."
+        )
+    if not held.keys() <= declared.keys():
+        strange = ", ".join(sorted(map(str, held.keys() - declared.keys())))
+        raise ConfigError(
+            f"labeler {labeler}: `Label.columns` holds {strange}, for which it declares no column. It declares "
+            f"{', '.join(declared) or 'none'}: add a `LabelColumn` to its `columns`."
+        )
+    for name, value in held.items():
+        fits, wanted = _CHECKS[declared[name]]
+        if value is not None and not fits(value):
+            raise ConfigError(
+                f"labeler {labeler}: `Label.columns[{name!r}]` is {type(value).__name__}, where its column holds "
+                f"{wanted}, or null."
+            )
+
+
+# ------------------------------------------------------------------------------
+# The row that comes of a pair: a label or a row in quarantine, of all its trajectories.
+
+
+def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
+    """The row of a pair whose trajectories have all ended.
+
+    With S samples a label needs more than half of them; the rest is flagged `samples_missing`. Tokens count every
+    answer that the pair waited for, failed attempts and shared asks included.
+    """
+    pair = open_pair.pair
+    outcomes = open_pair.outcomes
+    if len(outcomes) == 1:
+        only = outcomes[0]
+        if only.label is None:
+            return _quarantined(pair, outcomes)
+        return _labelled(open_pair, only.label, None, only.prompt_tokens, only.output_tokens)
+    outcomes.sort(key=lambda outcome: outcome.sample)
+    labels = [outcome.label for outcome in outcomes if outcome.label is not None]
+    if 2 * len(labels) <= len(outcomes):
+        return _quarantined(pair, outcomes)
+    merged = merge_samples(labels)
+    if len(labels) < len(outcomes):
+        merged.flags.append("samples_missing")
+    return _labelled(
+        open_pair,
+        merged,
+        [_sample(outcome) for outcome in outcomes],
+        sum(outcome.prompt_tokens for outcome in outcomes),
+        sum(outcome.output_tokens for outcome in outcomes),
+    )
+
+
+def _labelled(
+    open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int
+) -> LabelRow:
+    pair = open_pair.pair
+    distribution = label.distribution
+    return LabelRow(
+        pair.row_id,
+        pair.query_id,
+        pair.doc_id,
+        "ok",
+        label.grade,
+        distribution.probs if distribution else None,
+        distribution.outside_mass if distribution else None,
+        distribution.expected if distribution else None,
+        [span._asdict() for span in label.evidence],
+        label.intent,
+        label.reasoning,
+        label.flags,
+        samples,
+        prompt_tokens,
+        output_tokens,
+        False,
+        open_pair.work.keys[open_pair.index],
+        None,
+        label.columns,
+    )
+
+
+def _sample(outcome: Trajectory) -> dict[str, Any]:
+    if outcome.label is None:
+        assert outcome.failure is not None
+        return {"status": outcome.failure.status, "grade": None, "probs": None, "outside_mass": None}
+    distribution = outcome.label.distribution
+    return {
+        "status": "ok",
+        "grade": outcome.label.grade,
+        "probs": list(distribution.probs) if distribution else None,
+        "outside_mass": distribution.outside_mass if distribution else None,
+    }
+
+
+def _quarantined(pair: Pair, outcomes: list[Trajectory]) -> QuarantineRow:
+    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    return QuarantineRow(
+        pair.row_id,
+        pair.query_id,
+        pair.doc_id,
+        failures[0].status,
+        failures[0].reason,
+        [one for outcome in outcomes for one in outcome.tries or ()],
+        sum(outcome.prompt_tokens for outcome in outcomes),
+        sum(outcome.output_tokens for outcome in outcomes),
+    )

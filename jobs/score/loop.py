@@ -1,0 +1,460 @@
+"""A score run: the job that scores with a student, its rows, and the loop over chunks."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from relabel.distill.students.length_batches import batch_tokens_on
+from relabel.distill.students.manifest import STUDENT_NAME
+from relabel.distill.students.model import PairScorer, Scorer, TokenRow
+from relabel.distill.students.spec import NODE_HEADS
+from relabel.export.destinations import is_destination
+from relabel.export.loader import OPENVINO
+from relabel.jobs.job import Job
+from relabel.jobs.run.chunks import ChunkWork, StageSeen
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.results import RunReport, conclude
+from relabel.jobs.run.session import CommitThreads, Session
+from relabel.jobs.run.stop import Stop, start_unless_stopped
+from relabel.jobs.score import students
+from relabel.jobs.score.students import (
+    STAGE,
+    STUDENT,
+    BundleArgs,
+    Dtype,
+    Identity,
+    StudentArgs,
+    StudentLabeler,
+    StudentOptions,
+    identify,
+    start_bundle,
+    start_student,
+)
+from relabel.jobs.settings import Places, resolved
+from relabel.labelers.engines.registry import EngineClass
+from relabel.labelers.registry import declared_columns
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.errors import ManifestError, UsageError
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import Dataset
+from relabel.manifests.labels import Pair, PhiTable
+from relabel.manifests.plan import fingerprint_parts
+from relabel.manifests.reuse import stage_digests
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.specs import EngineSpec, JobSpec, validate_spec
+
+# ------------------------------------------------------------------------------
+# A student as the engine of a run: which student it is, the job that scores with it, and the rows that come of its
+# distributions.
+#
+# The job is cut, locked, committed and proven like any other; only what asks differs (`score_loop.py`): a student is
+# asked whole chunks at a time, sorted by length, and generates nothing.
+
+
+class ScoreJob(Job):
+    """A job whose engine is a student. Its plan says so, so that readers of its labels know."""
+
+    __slots__ = ()
+
+    def model_digest(self) -> str:
+        """The digest of the student, or of the bundle: no engine class knows them."""
+        return _identify(str(self.spec.engine.model)).digest
+
+    def parts(self, dataset: Dataset) -> dict[str, Any]:
+        """What the fingerprint is made of: the input, the student, and in what it computes."""
+        engine, args = self.spec.engine, self.spec.engine.args.model_dump(mode="json")
+        found = fingerprint_parts(
+            dataset,
+            limit=self.spec.input.limit,
+            overlong=self.spec.input.overlong,
+            labeler={"name": STUDENT, "grades": self.spec.labeler.grades},
+            label_columns={column.name: column.kind for column in declared_columns(self.labeler, name=STUDENT)},
+            templates={},
+            stages=stage_digests(self.labeler.probe()),
+            engine={
+                "name": STUDENT,
+                "args": {
+                    key: value for key, value in args.items() if key not in engine.args.speed_only and value is not None
+                },
+            },
+            model_digest=self.model_digest(),
+            cut={"shards": self.spec.shards, "chunk_rows": self.spec.run.chunk_rows},
+        )
+        return {**found, "kind": STUDENT}
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """What `relabel score` was given; None is the student's own.
+
+    Args:
+        student: folder of a student or a bundle.
+        dtype: of a student alone; float32 by default.
+        precision: of a bundle alone; the fastest that passed its gate by default.
+    """
+
+    student: str
+    input: tuple[str, ...]
+    columns: Mapping[str, Any]
+    output: str
+    name: str | None
+    limit: int | None
+    shards: int
+    chunk_rows: int
+    batch_tokens: int | None
+    device: str
+    dtype: str | None = None
+    precision: str | None = None
+
+
+def _identify(path: str) -> Identity:
+    if students.is_bundle(path):
+        return students.identify_bundle(path)
+    if not (Path(path) / STUDENT_NAME).exists():
+        serving = f"{path}/current" if is_destination(Path(path)) else "what serves in a folder that was pulled to"
+        raise ManifestError(
+            f"{path}: holds no {STUDENT_NAME}, so no student, and is no bundle. Give the output of `relabel distill` "
+            f"or of `relabel export`, or {serving}."
+        )
+    return students.identify(path)
+
+
+def score_job(request: ScoreRequest, storage: Storage, say: Callable[[str], None] = lambda _: None) -> ScoreJob:
+    """The job behind a request: the student's columns unless others are named.
+
+    Args:
+        say: called with what was chosen for the user, in a line.
+    Raises:
+        ManifestError: no student or bundle there.
+        ConfigError: a value is off.
+        UsageError: an option that goes with the other of student and bundle; see `bundle_scorer.choose`.
+        MissingExtraError: a bundle's provider is not to be had here.
+    """
+    identity = _identify(request.student)
+    record = identity.record
+    own = {role: column for role, column in record.columns.items() if role not in ("gold", "context")}
+    options = StudentOptions(name=STUDENT, grades=record.grades)
+    values = {
+        "name": request.name or record.name,
+        "input": {"path": request.input, "columns": {**own, **request.columns}, "limit": request.limit},
+        "labeler": options,
+        "engine": EngineSpec(
+            name=STUDENT,
+            model=request.student,
+            max_prompt_tokens=max(64, record.max_tokens),
+            args=_args(request, say),
+        ),
+        "output": request.output,
+        "shards": request.shards,
+        "run": {"chunk_rows": request.chunk_rows},
+    }
+    here = str(Path.cwd())
+    spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
+    labeler = StudentLabeler(options, record.heads)
+    # `start_student` stands for the class
+    return ScoreJob(spec, labeler, cast("EngineClass", None), f"relabel score {request.student}", storage)
+
+
+def _args(request: ScoreRequest, say: Callable[[str], None]) -> StudentArgs | BundleArgs:
+    if students.is_bundle(request.student):
+        if request.dtype is not None:
+            raise UsageError(
+                f"--dtype {request.dtype}: {request.student} is a bundle, which computes in what it was exported in. "
+                "Name one of its precisions with --precision."
+            )
+        provider, choice = students.choose(request.student, request.device, request.precision)
+        if request.precision is None:
+            say(f"precision {choice.precision} on {provider}: {choice.reason}")
+        runtime = OPENVINO if provider == OPENVINO else None
+        return BundleArgs(
+            batch_tokens=request.batch_tokens or batch_tokens_on(provider),
+            device=provider,
+            precision=choice.precision,
+            runtime=runtime,
+        )
+    if request.precision is not None:
+        raise UsageError(
+            f"--precision {request.precision}: {request.student} is a student, which computes in --dtype. Export it "
+            "to a bundle to label in int8."
+        )
+    dtype = cast("Dtype", request.dtype or "float32")
+    return StudentArgs(batch_tokens=request.batch_tokens, device=request.device, dtype=dtype)
+
+
+def score_rows(
+    pairs: Sequence[Pair],
+    keys: Sequence[bytes | None],
+    probs: Mapping[str, np.ndarray],
+    tokens: Sequence[TokenRow],
+    phi: PhiTable,
+) -> list[LabelRow | QuarantineRow]:
+    """Rows of a chunk from a student's distributions.
+
+    The grade is the most probable one, the lower of equals. A row without finite probabilities at any head is
+    quarantined: NaN's argmax is 0, and a failure is not a grade.
+
+    Args:
+        probs: by head, float32 [B, K].
+    """
+    relevance_BK = probs["relevance"]
+    is_whole_B = np.all([np.isfinite(values_BK).all(axis=1) for values_BK in probs.values()], axis=0)
+    grades = relevance_BK.argmax(axis=1).tolist()
+    expected = (relevance_BK * np.arange(relevance_BK.shape[1], dtype=np.float64)).sum(axis=1).tolist()
+    own = _node_columns(probs, phi, grades)
+    rows: list[LabelRow | QuarantineRow] = []
+    columns = (pairs, keys, grades, relevance_BK.tolist(), expected, own, tokens, is_whole_B.tolist())
+    for pair, key, grade, row, mean, mine, token, is_whole in zip(*columns, strict=True):
+        length = len(token.ids)
+        if not is_whole:
+            rows.append(
+                QuarantineRow(
+                    pair.row_id,
+                    pair.query_id,
+                    pair.doc_id,
+                    "engine",
+                    "the student's probabilities are NaN",
+                    [],
+                    length,
+                    0,
+                )
+            )
+            continue
+        flags = ["document_truncated"] if token.is_cut else []
+        ids = (pair.row_id, pair.query_id, pair.doc_id)
+        rows.append(
+            LabelRow(
+                *ids, "ok", grade, row, None, mean, [], None, None, flags, None, length, 0, False, key, columns=mine
+            )
+        )
+    return rows
+
+
+def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[int]) -> list[dict[str, Any]]:
+    """Subject and attribute of students that have these heads, and what φ makes of the most probable scores."""
+    columns: dict[str, list[Any]] = {}
+    for name in NODE_HEADS:
+        if name in probs:
+            columns[name] = probs[name].argmax(axis=1).tolist()
+            columns[f"{name}_probs"] = probs[name].tolist()
+    if "subject" in columns and "attribute" in columns:
+        by_rule = [phi[s][a] for s, a in zip(*(columns[name] for name in NODE_HEADS), strict=True)]
+        columns |= {
+            "phi_grade": by_rule,
+            "phi_agrees": [one == grade for one, grade in zip(by_rule, grades, strict=True)],
+        }
+    return (
+        [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        if columns
+        else [{} for _ in grades]
+    )
+
+
+# ------------------------------------------------------------------------------
+# The loop of a score run: a thread reads and tokenizes chunks ahead, the main thread keeps the student busy,
+# committers write.
+#
+# A chunk is the unit of everything: its rows are sorted by length together, its batches follow from it alone, and its
+# order is restored when it is committed. So a run that was killed ends with the bytes of one that was not.
+
+
+CHUNKS_AHEAD = 2
+"""Chunks that wait, tokenized, for the student: enough that a GPU never waits for the tokenizer, few enough to keep
+memory flat.
+"""
+LOOK_EVERY_S = 0.2
+
+
+class _Prepared(NamedTuple):
+    work: ChunkWork
+    rows: list[TokenRow]
+
+
+class ScoreLoop:
+    """Scores chunks until they run out or a stop is asked for.
+
+    Args:
+        commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
+        on_progress: called often, for progress display.
+    """
+
+    def __init__(
+        self,
+        scorer: PairScorer,
+        commit: Callable[[ChunkWork], bool],
+        *,
+        progress: Progress,
+        stop: Stop,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.scorer = scorer
+        self.progress = progress
+        self.stop = stop
+        self.on_progress = on_progress
+        self._ahead: queue.Queue[_Prepared | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
+        self._is_over = threading.Event()
+        self._has_committed = threading.Event()
+        self._commits = CommitThreads(commit, progress)
+        self._seconds_a_chunk = 0.0
+
+    def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
+        """Work through the chunks.
+
+        Args:
+            chunks: what to score, read in a thread; None means "nothing just now", and is asked again once others were
+                committed.
+        Returns:
+            True if all of them were committed, False if a stop left some undone.
+        Raises:
+            InputError: rows can't be read; raised once the chunks before them are committed.
+            StoreError, DiskFullError: as they come; chunks that were complete are committed.
+        """
+        reader = threading.Thread(target=self._prepare, args=(chunks,), name="tokenize", daemon=True)
+        gc.freeze()  # what torch and the student brought along is not looked through again: 0.25 s a full collection
+        with self._commits:
+            reader.start()
+            try:
+                is_done = self._score_all()
+            finally:
+                self._is_over.set()
+                reader.join()
+                gc.unfreeze()
+            self._settle(wait_for_all=True)
+        return is_done
+
+    def _prepare(self, chunks: Iterator[ChunkWork | None]) -> None:
+        """Read and tokenize ahead; the thread's one fault, whatever it is, is handed to the main thread in its turn."""
+        last: BaseException | None = None
+        try:
+            for work in chunks:
+                if self._is_over.is_set() or self.stop.reason is not None:
+                    break
+                if work is None:
+                    self._has_committed.wait(LOOK_EVERY_S)
+                    self._has_committed.clear()
+                    continue
+                rows = self.scorer.encode([(pair.query, pair.document) for pair in work.pairs])
+                self._hand_over(_Prepared(work, rows))
+        except BaseException as exc:  # noqa: BLE001 (raised again by the main thread, see `_score_all`)
+            last = exc
+        self._hand_over(last)
+
+    def _hand_over(self, item: _Prepared | BaseException | None) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._ahead.put(item, timeout=LOOK_EVERY_S)
+                return
+            except queue.Full:
+                continue
+
+    def _score_all(self) -> bool:
+        while True:
+            self.stop.mind(self._seconds_a_chunk)
+            if self.stop.reason is not None:
+                return False
+            try:
+                item = self._ahead.get(timeout=LOOK_EVERY_S)
+            except queue.Empty:
+                self._settle(wait_for_all=False)
+                self.on_progress()
+                continue
+            if item is None:
+                return self.stop.reason is None
+            if isinstance(item, BaseException):
+                self._settle(wait_for_all=True)
+                raise item
+            if not self._score(item):
+                return False
+            self._settle(wait_for_all=False)
+
+    def _score(self, item: _Prepared) -> bool:
+        """Score one chunk and hand it to a committer; False if a stop came that leaves no time for it."""
+        work, tokens = item
+        started_s = time.perf_counter()
+        work.started_s, work.started_clock = started_s, time.time()
+        probs = self.scorer.score(tokens, self._goes_on)
+        if probs is None:
+            return False
+        rows = score_rows(work.pairs, work.keys, probs, tokens, self.scorer.phi)
+        work.rows = list(rows)
+        work.left = 0
+        num_tokens = sum(len(row.ids) for row in tokens)
+        work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)
+        self._seconds_a_chunk = max(time.perf_counter() - started_s, 0.9 * self._seconds_a_chunk)
+        progress = self.progress
+        lost = Counter(row.status for row in rows if row.status != "ok")
+        progress.statuses.update(lost)
+        progress.statuses["ok"] -= lost.total()
+        progress.requests += len(rows)
+        progress.prompt_tokens += num_tokens
+        self._commits.add(work)
+        return True
+
+    def _goes_on(self, num_rows: int) -> bool:
+        """After each batch: count, draw, and say whether the chunk may still be finished."""
+        self._count(num_rows)
+        self.on_progress()
+        return not (self.stop.is_now or time.perf_counter() > self.stop.deadline_s)
+
+    def _count(self, num_rows: int) -> None:
+        """Rows as good until their chunk is whole: only then is it known which are not."""
+        self.progress.pairs += num_rows
+        self.progress.statuses["ok"] += num_rows
+
+    def _settle(self, *, wait_for_all: bool) -> None:
+        if self._commits.settle(wait_for_all=wait_for_all):
+            self._has_committed.set()
+
+
+def score(
+    session: Session,
+    *,
+    on_progress: Callable[[], None] = lambda: None,
+    on_engine: Callable[[EngineFacts], None] = lambda _: None,
+) -> RunReport:
+    """Do a session's work and finish the run if it was the last of it.
+
+    Args:
+        on_progress: called often while rows are scored.
+        on_engine: called once, when the student is loaded.
+    Raises:
+        ManifestError: the files of student or bundle are not those of its manifest.
+        ModelError, MissingExtraError: it can't be loaded, or not on this device.
+    """
+    started_s = time.perf_counter()
+    start_s = 0.0
+    try:
+        if session.reach() and (begun := start_unless_stopped(session.stop, lambda: _start(session))) is not None:
+            scorer, session.facts = begun
+            start_s = time.perf_counter() - started_s
+            on_engine(session.facts)
+            session.progress.started_s = time.perf_counter()
+            ScoreLoop(
+                scorer, session.commit, progress=session.progress, stop=session.stop, on_progress=on_progress
+            ).run(session.chunks())
+    finally:
+        session.close()
+    report = conclude(session)
+    report.seconds = time.perf_counter() - started_s
+    report.engine_start_s = start_s
+    return report
+
+
+def _start(session: Session) -> tuple[PairScorer, EngineFacts]:
+    """What the job's args are of: a student, or a bundle."""
+    engine = session.opened.job.spec.engine
+    args, path = engine.args, str(engine.model)
+    if isinstance(args, BundleArgs):
+        return start_bundle(path, args)
+    assert isinstance(args, StudentArgs)
+    student, facts = start_student(identify(path), args)
+    return Scorer(student, batch_tokens=args.batch_tokens), facts

@@ -1,0 +1,449 @@
+"""Parquet tables: lazy frames with checked columns, atomic writes, and grouping of rows by query on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.jobs.files import written
+from relabel.manifests.columns import is_number_type, plain_type
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.files import Storage, is_url
+from relabel.manifests.input_files import PARQUET_SUFFIXES, list_files, reading
+from relabel.manifests.inputs import check_single, open_parquet
+from relabel.manifests.process import require
+from relabel.manifests.secrets import shortened
+from relabel.manifests.specs import nearest
+from relabel.manifests.store import UrlFile, fetched, scratch_file
+
+# ------------------------------------------------------------------------------
+# Parquet files as lazy frames with checked columns, and a frame as one file that is there whole or not at all.
+
+
+Kind = Literal["id", "text", "ids", "texts"]
+_KINDS: dict[Kind, str] = {
+    "id": "a string or an integer",
+    "text": "a string",
+    "ids": "a list of strings or integers",
+    "texts": "a list of strings",
+}
+_TEXTS = ("query_id", "query", "doc_id", "document", "title", "body", "html", "context")
+"""Columns that are read as plain ones, whatever else a command reads."""
+COPY_ROWS = 2048
+
+
+def load_polars() -> Any:
+    """The polars module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    return require("polars", extra="pairs", purpose="relabel pairs")
+
+
+def scan(
+    path: str, wanted: Mapping[str, Kind], storage: Storage, *, has_text: bool = False, role: str
+) -> tuple[Any, tuple[str, ...]]:
+    """A lazy frame over a file, folder or glob.
+
+    Args:
+        wanted: columns that have to be there, and what they hold.
+        has_text: whether the rows hold documents: a column `document`, else `title` and `body` as present.
+        role: what the user calls this input, for messages.
+    Returns:
+        The frame with all its columns, and the names of the document's columns.
+    Raises:
+        InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
+    """
+    polars = load_polars()
+    here, first, named = open_tables(path, wanted, storage, role=role)
+    text: tuple[str, ...] = ()
+    if has_text:
+        text = ("document",) if "document" in first else tuple(name for name in ("title", "body") if name in first)
+        if not text:
+            held = ", ".join(first)
+            raise InputError(
+                f"{named} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}."
+            )
+        check_columns(first, dict.fromkeys(text, "text"), file=named, role=role)
+    return polars.scan_parquet(here, glob=False), text
+
+
+def open_tables(
+    path: str, wanted: Mapping[str, Kind], storage: Storage, *, role: str, ids: Collection[str] = ()
+) -> tuple[list[str], dict[str, Any], str]:
+    """The Parquet files behind a file, folder or glob, on this machine; their columns with types; and the first one's
+    name for messages.
+
+    polars knows fewer types than Parquet has, and wants the same of all files: a file whose columns of ids or texts it
+    can't read as they are, and one of other types than the others, is copied with plain columns.
+
+    Args:
+        ids: further columns of ids, if they are there.
+    Raises:
+        InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
+    """
+    polars = load_polars()
+    files = _files(path, role, storage)
+    first: dict[str, Any] = {}
+    here: list[str] = []  # polars has its own ways to object storage, with other credentials and retries
+    ids = {*ids, *(name for name, kind in wanted.items() if kind == "id")}
+    read = {*ids, *wanted, *_TEXTS}
+    types = _common_types(files, read, ids, storage)
+    for file in files:
+        here.append(_local(file, read, ids, types, storage))
+        schema = dict(polars.scan_parquet(here[-1], glob=False).collect_schema())
+        first = first or schema
+        if schema.keys() != first.keys():
+            raise InputError(
+                f"{file}: has the columns {', '.join(schema)}; {files[0]} has {', '.join(first)}. Make the files agree."
+            )
+    check_columns(first, wanted, file=files[0], role=role)
+    return here, first, files[0]
+
+
+def _common_types(files: Sequence[str], read: Collection[str], ids: Collection[str], storage: Storage) -> pa.Schema:
+    """The columns of all files with the types that each is read as, those of ids or texts plain.
+
+    A column without values has the type that others have, numbers of several types are float64, and ids that are not
+    integers everywhere are text.
+
+    Raises:
+        InputError: a file is not a whole Parquet file.
+    """
+    found: dict[str, pa.DataType] = {}
+    for file in files:
+        with open_parquet(file, storage) as parquet:
+            stored = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
+            for one in parquet.plain_schema:
+                kind = one.type if one.name in read else stored.get(one.name, one.type)
+                before = found.get(one.name, kind)
+                if pa.types.is_null(before):
+                    before = kind
+                elif before != kind and not pa.types.is_null(kind) and is_number_type(before) and is_number_type(kind):
+                    before = pa.float64()
+                found[one.name] = before
+    return pa.schema(
+        [
+            (name, pa.large_string() if name in ids and is_number_type(kind) and not _is_exact(kind) else kind)
+            for name, kind in found.items()
+        ]
+    )
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
+
+
+def _local(file: str, read: Collection[str], ids: Collection[str], types: pa.Schema, storage: Storage) -> str:
+    """A file on this machine whose columns polars reads as these types: a copy, where the file itself is not such."""
+    with reading(file), open_parquet(file, storage) as parquet:
+        stored = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
+        names = [name for name in types.names if name in stored or name in parquet.folder_columns]
+        if all(name in stored and _fits(stored[name], types.field(name).type) for name in names):
+            return str(fetched(file, storage)) if is_url(file) else file
+        schema = pa.schema([types.field(name) for name in names])
+        copy = scratch_file("plain.parquet")
+        with pq.ParquetWriter(copy, schema, compression="zstd") as writer:
+            for batch in parquet.iter_batches(COPY_ROWS, columns=[name for name in names if name in stored]):
+                columns = [
+                    parquet.plain_column(batch, name, is_id=name in ids and pa.types.is_large_string(kind))
+                    if name in read or name not in stored
+                    else batch.column(name)
+                    for name, kind in zip(names, schema.types, strict=True)
+                ]
+                writer.write_table(_cast(pa.RecordBatch.from_arrays(columns, names=names), schema, file, "the others"))
+        return str(copy)
+
+
+def _fits(stored: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether polars reads a stored type as a plain one. It takes bytes for bytes and knows no extension."""
+    is_known = not any(word in str(stored) for word in ("binary", "extension"))
+    return stored == kind or (is_known and plain_type(stored) == kind)
+
+
+def stream_tables(
+    files: Sequence[str],
+    schema: pa.Schema,
+    path: str,
+    storage: Storage,
+    *,
+    batch_rows: int,
+    rows: range | None = None,
+) -> Iterator[pa.Table]:
+    """All rows of Parquet files, or a range of them, some at a time, all with one schema. Row groups outside the range
+    are not read.
+
+    Args:
+        files: as `open_tables` gives them.
+        schema: columns and types that every table has.
+        path: what the user called the files, for messages.
+    Raises:
+        InputError: a file is damaged, or a column can't become the schema's type.
+    """
+    first = 0
+    for file in files:
+        name = path if is_url(path) else file
+        with reading(name), open_parquet(file, storage) as parquet:
+            for group in range(parquet.num_row_groups):
+                here = range(first, first + parquet.metadata.row_group(group).num_rows)
+                first = here.stop
+                kept = here if rows is None else range(max(here.start, rows.start), min(here.stop, rows.stop))
+                if not kept:
+                    continue
+                at = here.start
+                for batch in parquet.iter_batches(batch_size=batch_rows, row_groups=[group]):
+                    begin, end = max(kept.start - at, 0), min(kept.stop - at, batch.num_rows)
+                    at += batch.num_rows
+                    if begin < end:
+                        yield _cast(batch.slice(begin, end - begin), schema, name, files[0])
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema, name: str, first_file: str) -> pa.Table:
+    try:
+        return pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+    except (pa.ArrowException, TypeError) as exc:
+        raise InputError(
+            f"{name}: a column has another type than in {first_file}: {shortened(str(exc), 200)}. Make the files agree."
+        ) from exc
+
+
+def check_columns(held: Mapping[str, Any], wanted: Mapping[str, Kind], *, file: str, role: str) -> None:
+    """Raise unless columns are there and hold what they should.
+
+    Args:
+        held: the columns of a file with polars' types, as `open_tables` gives them.
+    Raises:
+        InputError: one is missing, or of the wrong type.
+    """
+    polars = load_polars()
+    for name, kind in wanted.items():
+        _check(polars, held, name, kind, file=file, role=role)
+
+
+def refuse_null(frame: Any, name: str, *, path: str) -> None:
+    """Raise if a column of ids or texts that every row needs holds a null.
+
+    Raises:
+        InputError: names the first such row.
+    """
+    polars = load_polars()
+    with translate_polars_errors(path):
+        found = frame.select(name).with_row_index("row").filter(polars.col(name).is_null()).head(1).collect()
+    if found.height:
+        raise InputError(f"{path}: row {found['row'][0]} has no `{name}`. Give every row one, or leave the row out.")
+
+
+def document_of(columns: tuple[str, ...]) -> Any:
+    """The document as a job reads it: the columns that are not empty, joined by a blank line."""
+    polars = load_polars()
+    texts = [polars.col(name).cast(polars.String) for name in columns]
+    parts = [polars.when(text != "").then(text) for text in texts]
+    return polars.concat_str(parts, separator="\n\n", ignore_nulls=True).fill_null("")
+
+
+@contextlib.contextmanager
+def translate_polars_errors(path: str) -> Iterator[None]:
+    """Turn what polars says about unreadable rows into an InputError that names the input."""
+    polars = load_polars()
+    try:
+        yield
+    except polars.exceptions.PolarsError as exc:
+        raise InputError(
+            f"{path}: can't be read: {shortened(str(exc).splitlines()[0], 200) if str(exc) else type(exc).__name__}."
+        ) from exc
+
+
+def _files(path: str, role: str, storage: Storage) -> list[str]:
+    if not is_url(path) and not any(mark in path for mark in "*?[") and not Path(path).exists():
+        raise InputError(f"{path} ({role}): no such file or folder (looked from {Path.cwd()}).")
+    files = [file.path for file in list_files(path, storage)]
+    if not files:
+        raise InputError(
+            f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."
+        )
+    check_single(files, f"{path} ({role})")
+    return files
+
+
+def _check(polars: Any, schema: Mapping[str, Any], name: str, kind: Kind, *, file: str, role: str) -> None:
+    if name not in schema:
+        hint = nearest(name, list(schema))
+        raise InputError(
+            f"{file} ({role}): no column `{name}`; it has {', '.join(schema)}."
+            + (f" Did you mean `{hint}`?" if hint else "")
+        )
+    dtype = schema[name]
+    inner = getattr(dtype, "inner", None)
+    if kind == "ids":
+        fits = inner is not None and _is_id(polars, inner)
+    elif kind == "texts":
+        fits = inner in (polars.String, polars.Categorical, polars.Null)
+    elif kind == "id":
+        fits = _is_id(polars, dtype)
+    else:
+        fits = dtype in (polars.String, polars.Categorical, polars.Null)
+    if not fits:
+        raise InputError(f"{file} ({role}): column `{name}` holds {dtype}; {_KINDS[kind]} is wanted.")
+
+
+def _is_id(polars: Any, dtype: Any) -> bool:
+    return bool(dtype.is_integer() or dtype in (polars.String, polars.Categorical, polars.Null))
+
+
+# ------------------------------------------------------------------------------
+# A table written where the user said, whole or not at all.
+
+
+_ROWS_PER_GROUP = 16_384
+
+
+def check_target(to: str, inputs: tuple[str, ...], storage: Storage, *, force: bool) -> None:
+    """Raise where the output can't be written, before any work is done.
+
+    Raises:
+        UsageError: it is a folder, no Parquet name, one of the inputs, or there already.
+    """
+    if not to.endswith(PARQUET_SUFFIXES):
+        raise UsageError(f"--to {to}: want a name that ends in .parquet, so that a job finds it.")
+    if is_url(to):
+        _check_target_url(to, inputs, storage, force=force)
+        return
+    target = Path(to).resolve()
+    for path in inputs:
+        held = Path(path).resolve()
+        if held == target or (held.is_dir() and target.is_relative_to(held)):
+            raise UsageError(f"--to {to}: is in the input {path}. Give a file elsewhere.")
+    if target.is_dir() or (target.exists() and not force):
+        raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+
+
+def _check_target_url(to: str, inputs: tuple[str, ...], storage: Storage, *, force: bool) -> None:
+    if any(to == path or to.startswith(path.rstrip("/") + "/") for path in inputs):
+        raise UsageError(f"--to {to}: is in an input. Give a file elsewhere.")
+    with contextlib.suppress(FileNotFoundError):
+        UrlFile(to, storage)
+        if not force:
+            raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+
+
+def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
+    """Write a lazy frame as one Parquet file, streaming: under another name first, then renamed.
+
+    Returns:
+        Number of rows written.
+    Raises:
+        DiskFullError, StoreError: it can't be written; what was at `to` before stays.
+        InputError: the rows can't be read.
+    """
+    import pyarrow.parquet as pq
+
+    with written(to, storage) as file:
+        with translate_polars_errors(source):
+            _sink(frame, file)
+        return int(pq.read_metadata(file).num_rows)
+
+
+def _sink(frame: Any, path: Path) -> None:
+    """Write a lazy frame. polars says of a failed write what it says of a damaged file, but for the number of the
+    system's error.
+    """
+    polars = load_polars()
+    try:
+        frame.sink_parquet(path, compression="zstd", maintain_order=True, row_group_size=_ROWS_PER_GROUP)
+    except polars.exceptions.PolarsError as exc:
+        found = re.search(r"\(os error ([0-9]{1,4})\)", str(exc))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number)) from exc
+
+
+# ------------------------------------------------------------------------------
+# Rows of any number, taken some at a time, all rows of one query together: what needs a query's rows side by side
+# (duplicates, ranks, Kendall tau) then works in memory that does not grow with the data. What grows is one entry for
+# each query.
+
+
+BUCKET_ROWS = 1 << 17
+"""Rows held at a time, or those of the largest query."""
+MOST_BUCKETS = 512
+"""Files that are written side by side; beyond 67 million rows buckets get larger instead of more."""
+BATCH_ROWS = 1 << 16
+
+
+def query_buckets(
+    polars: Any,
+    files: Sequence[Path],
+    prepared: Callable[[Any, int], Any],
+    folder: Path,
+    *,
+    bucket_rows: int = BUCKET_ROWS,
+) -> Iterator[Any]:
+    """Cut the rows of some Parquet files into frames of whole queries, in the order in which queries first come.
+
+    Args:
+        prepared: makes of a frame of a file, lazy or not, and the file's number one with `query_id`, and `row`, by
+            which rows are ordered.
+        folder: a scratch folder that does not exist yet.
+    Yields:
+        Frames with `query` beside their columns: the number of the query, in order; sorted by (query, row). None at all
+        without rows.
+    """
+    rows = polars.concat(
+        [
+            prepared(polars.scan_parquet(file, glob=False), number).select("query_id", "row")
+            for number, file in enumerate(files)
+        ]
+    )
+    queries = (
+        rows.group_by("query_id")
+        .agg(polars.col("row").min(), rows=polars.len())
+        .collect(engine="streaming")
+        .sort("row", "query_id")
+    )
+    if not queries.height:
+        return
+    wanted = max(bucket_rows, -(-int(queries["rows"].sum()) // MOST_BUCKETS))
+    places = queries.select(
+        "query_id",
+        query=polars.int_range(polars.len(), dtype=polars.Int64),
+        bucket=((polars.col("rows").cum_sum() - polars.col("rows")) // wanted).cast(polars.Int64),
+    )
+    _spill(polars, files, prepared, places, folder)
+    for bucket in places["bucket"].unique().sort().to_list():
+        file = _file(folder, bucket)
+        yield polars.read_ipc(file).sort("query", "row")
+        file.unlink()
+
+
+def _spill(polars: Any, files: Sequence[Path], prepared: Callable[[Any, int], Any], places: Any, folder: Path) -> None:
+    """Write each row into its bucket's file. polars has a sink for that, which holds most of what it writes (900 MB of
+    8 million rows).
+    """
+    folder.mkdir()
+    with ExitStack() as opened:
+        writers: dict[int, Any] = {}
+        for number, file in enumerate(files):
+            parquet = opened.enter_context(pq.ParquetFile(file, pre_buffer=False))
+            for batch in parquet.iter_batches(batch_size=BATCH_ROWS):
+                placed = prepared(polars.from_arrow(batch), number).join(places, on="query_id", how="inner")
+                for (bucket,), part in placed.partition_by("bucket", as_dict=True, include_key=False).items():
+                    table = part.to_arrow(compat_level=polars.CompatLevel.oldest())
+                    if bucket not in writers:
+                        writers[bucket] = opened.enter_context(
+                            pa.ipc.new_file(str(_file(folder, bucket)), table.schema)
+                        )
+                    writers[bucket].write_table(table)
+
+
+def _file(folder: Path, bucket: int) -> Path:
+    return folder / f"{bucket:05d}.arrow"

@@ -1,0 +1,186 @@
+"""Base classes of labelers with a single ask: `OneAsk` for one formatted answer, `ThinkScore` for reasoning and then a
+grade, `YesNo` for one decision without generated tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+
+from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
+from relabel.labelers.verdicts import Reader, require_generated, token_budget
+from relabel.manifests.asks import GREEDY, Answer, Ask, Decision, Sampling
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.formats import AnswerFormat, Choice, Section, Text
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.specs import LabelerOptions
+
+# ------------------------------------------------------------------------------
+# One ask about a query and its document, answered in one format: what labelers share whose answers differ alone.
+
+
+class OneAsk:
+    """Renders `system.j2` (fixed for a run) and `user.j2` (query and document). A subclass reads the answer.
+
+    Args:
+        sections: that an answer has.
+        settings: of the templates.
+    """
+
+    Options: ClassVar[type[LabelerOptions]]
+    template_set: ClassVar[str]
+    """Folder in `labelers/templates`."""
+    example: ClassVar[Pair] = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
+    """What `probe` asks about."""
+    uses_context = False
+
+    def __init__(
+        self,
+        options: LabelerOptions,
+        sections: Sequence[Section],
+        decisions: Sequence[Decision],
+        settings: Mapping[str, Any],
+    ) -> None:
+        prompts = Prompts(BUILT_IN / self.template_set, options.templates, shared=SHARED)
+        self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
+        self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)
+        self.template_digests = prompts.digests
+        self._format, self._decisions = AnswerFormat(tuple(sections)), tuple(decisions)
+        self._reader = Reader(self._format)
+        self._max_tokens = token_budget(self._format)
+        self._sampling = Sampling(options.temperature, options.top_p)
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(self.example)]
+
+    def _ask(self, pair: Pair) -> Ask:
+        messages = (self._system, self._user.message(pair.query, pair.document))
+        return Ask("verdict", messages, self._format, self._max_tokens, self._decisions, "", None, None, self._sampling)
+
+
+# ------------------------------------------------------------------------------
+# One turn, two sections: reasoning, then a grade. What `umbrela` and `r1` share; they differ in their prompts and
+# default scale.
+
+
+class ThinkScore(OneAsk):
+    """Asks for `<think>` and `<score>`. Flags: `no_distribution`, and the answer's own. A subclass says which templates
+    it uses.
+    """
+
+    def __init__(self, options: LabelerOptions) -> None:
+        grades = tuple(map(str, range(options.grades)))
+        sections = (Text("think", options.max_think_tokens), Choice("score", grades))
+        settings = options.model_dump(include={"grades", "steps"})
+        super().__init__(options, sections, (Decision("score", "<score>", grades),), settings)
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask.
+
+        Raises:
+            VerdictError: the answer is out of format.
+        """
+        answer = yield self._ask(pair)
+        sections = self._reader.read(answer)
+        distribution = answer.distributions.get("score")
+        flags = list(answer.flags)
+        if distribution is None:
+            flags.append("no_distribution")
+        return Label(int(sections["score"]), distribution, reasoning=sections["think"], flags=flags)
+
+
+# ------------------------------------------------------------------------------
+# A yes or a no, read off the distribution right after the prompt: what `pointwise` and `complexity` share. Nothing is
+# generated.
+#
+# Grade 0 is no, grade 1 is yes, and `probs[1]` = p(yes) / (p(yes) + p(no)), which is also the expected grade. The
+# labels are the lower-case words, right after `<answer>` or after an empty think block, so that no space comes between:
+# ` yes` and `yes` are different tokens.
+#
+# Source: R2RAG (methods, section 4).
+
+
+WORDS = ("no", "yes")
+"""The labels in the order of their grades."""
+_MARKER = "<answer>"
+_EMPTY_THINK = "<think>\n\n</think>\n\n"
+_AFTER_THINK = "</think>\n\n"
+
+
+class YesNoOptions(LabelerOptions):
+    """Options of a yes-or-no labeler. `samples`, `temperature` and the caps have no effect: no token is drawn."""
+
+    grades: Literal[2] = 2
+    """Two: 0 is no, 1 is yes."""
+    think: Literal["none", "empty"] = "none"
+    """How the answer begins: `none` with `<answer>`; `empty` with an empty think block and then the bare word, the form
+    that Qwen3's rerankers were trained on. Chat models that think by default want `engine.chat_template_kwargs`
+    instead, where their template has a switch.
+    """
+
+    @model_validator(mode="after")
+    def _one_sample(self) -> YesNoOptions:
+        if self.samples > 1:
+            raise ValueError(
+                f"samples: {self.samples} would give one distribution {self.samples} times, since no token is sampled; "
+                "leave it at 1"
+            )
+        return self
+
+
+class YesNo:
+    """A labeler that asks one question, to be answered by yes or no. Its one ask is the same for all rows of a query if
+    it does not read the document.
+
+    Args:
+        folder: of its templates `system.j2` and `user.j2`.
+        stage: name of its only stage.
+        data: the pair's fields that the user's turn shows: `query`, `document`.
+        settings: what else the templates take.
+    """
+
+    uses_context = False
+
+    def __init__(
+        self, options: YesNoOptions, folder: str, *, stage: str, data: tuple[str, ...], **settings: str
+    ) -> None:
+        prompts = Prompts(BUILT_IN / folder, options.templates)
+        with_think = {**settings, "think": options.think}
+        self._system = prompts.turn("system", "system.j2", data=(), settings=with_think).message()
+        self._user = prompts.turn("user", "user.j2", data=data, settings=with_think)
+        self._data = data
+        self.template_digests = prompts.digests
+        is_bare = options.think == "empty"
+        self._stage = stage
+        self._prefill = _EMPTY_THINK if is_bare else _MARKER
+        self._decisions = (Decision(stage, _AFTER_THINK if is_bare else _MARKER, WORDS),)
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, whose answer holds no text but the distribution; the label is the more probable word, no among
+        equals.
+
+        Raises:
+            VerdictError: `engine` if the distribution is absent or not over two words; `overlong` or `refused` by the
+                finish.
+        """
+        answer = yield self._ask(pair)
+        require_generated(answer)
+        if answer.finish == "refused":
+            raise VerdictError("refused", answer.detail or "the server refused to answer")
+        distribution = answer.distributions.get(self._stage)
+        if distribution is None:
+            raise VerdictError("engine", "the engine gave no distribution over yes and no")
+        if len(distribution.probs) != len(WORDS):
+            raise VerdictError(
+                "engine", f"the engine gave a distribution over {len(distribution.probs)} labels, expected yes and no"
+            )
+        return Label(distribution.argmax, distribution, flags=list(answer.flags))
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter."))]
+
+    def _ask(self, pair: Pair) -> Ask:
+        messages = (self._system, self._user.message(*(getattr(pair, name) for name in self._data)))
+        shared_by = None if "document" in self._data else pair.query_id
+        return Ask(self._stage, messages, None, 0, self._decisions, self._prefill, None, shared_by, GREEDY)

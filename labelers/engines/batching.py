@@ -1,0 +1,486 @@
+"""Continuous batching on torch: finished sequences leave and waiting ones join between steps, shared prefixes are
+computed once, and tokens are sampled per request."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from relabel.labelers.engines.decisions import TokenSequence
+from relabel.labelers.engines.forward import Forward
+from relabel.manifests.asks import NO_WORK, Sampling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# ------------------------------------------------------------------------------
+# Prefixes that prompts share: found among what waits, computed once, kept while they are in use.
+#
+# Prompts of one labeler begin with the same instructions, those of one query go on alike. Deciding (`shared_length`) is
+# kept apart from keeping (`PrefixStore`).
+
+
+MIN_SHARED = 32
+"""Tokens that a prefix must add to be worth a forward pass of its own."""
+
+
+class Prefix:
+    """The keys and values of some first tokens. `state` is what the row cache's snapshot gave."""
+
+    def __init__(self, ids: NDArray[np.int64], state: Any) -> None:
+        self.ids = ids
+        self.state = state
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class PrefixStore:
+    """The prefixes used last.
+
+    Args:
+        max_tokens: tokens of all kept prefixes together; the one not used for longest goes first.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._kept: OrderedDict[bytes, Prefix] = OrderedDict()
+
+    def longest(self, ids: NDArray[np.int64]) -> Prefix | None:
+        """The longest kept prefix of `ids` that leaves at least one token to run."""
+        best: Prefix | None = None
+        for prefix in self._kept.values():
+            if (
+                (best is None or len(prefix) > len(best))
+                and len(prefix) < len(ids)
+                and common_length(prefix.ids, ids) == len(prefix)
+            ):
+                best = prefix
+        if best is not None:
+            self._kept.move_to_end(best.ids.tobytes())
+        return best
+
+    def keep(self, prefix: Prefix) -> None:
+        """Keep one more; forget the least used ones over the limit, but never this one."""
+        self._kept[prefix.ids.tobytes()] = prefix
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > self.max_tokens:
+            self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._kept.clear()
+
+
+def common_length(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """How many first tokens two prompts have in common."""
+    size = min(len(one), len(other))
+    differs = one[:size] != other[:size]
+    return int(differs.argmax()) if differs.any() else size
+
+
+def shared_length(leader: NDArray[np.int64], others: Sequence[NDArray[np.int64]], known: int) -> int:
+    """The length of the leader's next prefix that is worth computing, or `known` if none is.
+
+    Of all lengths that some other prompt shares, the one that spares most tokens: (length - known) x (prompts that
+    share it). Within it, a shorter one comes first if so many more prompts share it that it spares them more: it is
+    what stays of use when the longer one has gone (the instructions, as against the query).
+
+    Args:
+        leader: the prompt to be run next.
+        others: those that wait.
+        known: tokens of the leader that are kept already.
+    """
+    lengths = np.array([min(common_length(leader, other), len(leader) - 1) for other in others], dtype=np.int64)
+    best, limit, floor = known, len(leader), 0
+    while True:
+        candidates = np.unique(lengths[(lengths >= known + MIN_SHARED) & (lengths <= limit)])
+        if not len(candidates):
+            return best
+        sharers = np.array([(lengths >= candidate).sum() for candidate in candidates])
+        spared = (candidates - known) * (sharers - floor)
+        place = int(spared.argmax())
+        if spared[place] < MIN_SHARED:
+            return best
+        best, floor = int(candidates[place]), int(sharers[place])
+        limit = best - MIN_SHARED
+
+
+# ------------------------------------------------------------------------------
+# Drawing the next token: greedy, or by a random number that only the request's own seed decides.
+
+
+# B rows, V vocabulary
+
+
+NUCLEUS_GUESS = 1024
+"""Tokens sorted at first for a nucleus; the whole vocabulary is sorted only where these do not hold `top_p`."""
+
+
+class TokenDrawer:
+    """Draws the next tokens of sequences, each within its grammar.
+
+    Args:
+        most: sequences at a time.
+        vocab_size: V.
+    """
+
+    def __init__(self, most: int, vocab_size: int) -> None:
+        self._mask_words = np.zeros((most, -(-vocab_size // 32)), dtype=np.int32)
+
+    def draw(self, sequences: Sequence[TokenSequence], logits_BV: torch.Tensor) -> list[int]:
+        """One token a sequence, from its raw logits."""
+        bound = [number for number, sequence in enumerate(sequences) if sequence.matcher is not None]
+        if bound:
+            for place, number in enumerate(bound):
+                words = self._mask_words[place]
+                sequences[number].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            is_allowed = torch.from_numpy(unpack_mask(self._mask_words[: len(bound)], logits_BV.shape[1])).to(
+                logits_BV.device
+            )
+            if len(bound) == len(sequences):
+                logits_BV = logits_BV.masked_fill(~is_allowed, float("-inf"))
+            else:
+                logits_BV = logits_BV.clone()
+                logits_BV[bound] = logits_BV[bound].masked_fill(~is_allowed, float("-inf"))
+        return sample_tokens(
+            logits_BV,
+            [sequence.request.ask.sampling for sequence in sequences],
+            [sequence.rng for sequence in sequences],
+        )
+
+
+def unpack_mask(words: NDArray[np.int32], width: int) -> NDArray[np.bool_]:
+    """llguidance's bits, 32 to a word and lowest first, as booleans [B, width]."""
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :width]
+    return bits.view(np.bool_)
+
+
+def sample_tokens(logits_BV: torch.Tensor, samplings: Sequence[Sampling], rngs: Sequence[random.Random]) -> list[int]:
+    """One token a row.
+
+    Args:
+        logits_BV: float32, already masked by the grammar (-inf where it forbids).
+        samplings: temperature and top_p of each row.
+        rngs: each row's own source of chance, used once per token and only if the temperature is above 0: what other
+            rows do in the meantime does not shift it.
+    """
+    tokens: list[int] = logits_BV.argmax(dim=-1).tolist()
+    for row, sampling in enumerate(samplings):
+        if sampling.temperature > 0.0:
+            tokens[row] = _draw_row(logits_BV[row], sampling, rngs[row].random())
+    return tokens
+
+
+def _draw_row(logits_V: torch.Tensor, sampling: Sampling, chance: float) -> int:
+    probs_V = torch.softmax(logits_V / sampling.temperature, dim=-1)
+    order: torch.Tensor | None = None
+    if sampling.top_p < 1.0:
+        probs_V, order = _nucleus(probs_V, sampling.top_p)
+    mass = probs_V.double().cumsum(dim=-1)
+    place = int(torch.searchsorted(mass, mass.new_tensor(chance * float(mass[-1])), right=True))
+    place = min(place, len(mass) - 1)
+    while float(probs_V[place]) == 0.0:  # rounding at the very end of the sum: step back to a token that has mass
+        place -= 1
+    return int(order[place]) if order is not None else place
+
+
+def _nucleus(probs_V: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The fewest most probable tokens that hold `top_p`, most probable first, and their ids."""
+    top, order = probs_V.topk(min(NUCLEUS_GUESS, len(probs_V)))
+    if float(top.sum()) < top_p:
+        top, order = probs_V.sort(descending=True)
+    size = int((top.cumsum(dim=-1) < top_p).sum()) + 1
+    return top[:size], order[:size]
+
+
+# ------------------------------------------------------------------------------
+# Continuous batching: sequences that are done leave, sequences that wait join, and nobody waits for the slowest.
+#
+# One step is either a prefill of some waiting sequences or one more token for every sequence in flight. The one that
+# has waited longest decides which prefix is shared and which length is sought; those nearest to its length go with it.
+
+
+# B sequences, V vocabulary
+
+
+MAX_PADDING = 0.15
+"""Share of a prefill's tokens that may be padding."""
+
+
+class BatchLimits(NamedTuple):
+    """How much is run at a time.
+
+    Args:
+        sequences: sequences in flight.
+        columns: key-value columns of all sequences together, as memory allows.
+        prefill_tokens: tokens of one prefill, padding included; a longer sequence goes alone.
+        share_prefixes: whether a prefix that several prompts share is run once.
+    """
+
+    sequences: int
+    columns: int
+    prefill_tokens: int
+    share_prefixes: bool
+
+
+class BatchVocabulary(NamedTuple):
+    """What the batch must know of tokens: the bytes of each, those that end an answer, and those that are not text."""
+
+    token_bytes: Callable[[int], bytes]
+    eos_ids: frozenset[int]
+    silent_ids: frozenset[int]
+    encode_text: Callable[[str], list[int]]
+
+
+class Batch:
+    """Sequences in flight and sequences that wait."""
+
+    def __init__(self, forward: Forward, vocabulary: BatchVocabulary, limits: BatchLimits) -> None:
+        self._forward = forward
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._waiting: list[TokenSequence] = []
+        self._active: list[TokenSequence] = []
+        self._done: list[TokenSequence] = []
+        self._prefixes = PrefixStore(max(limits.columns // 4, 1024))
+        self._drawer = TokenDrawer(limits.sequences, forward.vocab_size)
+        self._has_news = True  # something joined or left since a prefill was last thought about
+        self.work = NO_WORK
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._active)
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Let a sequence wait its turn."""
+        self._waiting.append(sequence)
+        self._has_news = True
+
+    def step(self) -> list[TokenSequence]:
+        """Do one piece of work, and return the sequences that it finished."""
+        with torch.inference_mode():
+            began_s, work = time.perf_counter(), self.work
+            group, shared = self._next_group() if self._waiting and self._has_news else ([], 0)
+            if group:
+                self._prefill(group, shared)
+                begun = work.begun + len(group)
+                seconds = work.prefill_s + time.perf_counter() - began_s
+                self.work = self.work._replace(begun=begun, prefill_s=seconds)
+            elif self._active:
+                self._has_news = False
+                tokens = work.decoded_tokens + len(self._active)
+                self._decode()
+                seconds = work.decode_s + time.perf_counter() - began_s
+                self.work = self.work._replace(decoded_tokens=tokens, decode_s=seconds)
+        done, self._done = self._done, []
+        return done
+
+    def _next_group(self) -> tuple[list[TokenSequence], int]:
+        """Waiting sequences to prefill now and the columns they share, or none if it is better to go on decoding."""
+        leader = self._waiting[0]
+        if self._room_for([leader]) <= 0:
+            return [], 0
+        prefix, num_run = self._share(leader) if self._limits.share_prefixes else (None, 0)
+        leader.num_paid += num_run
+        shared = len(prefix) if prefix is not None else 0
+        fitting = [sequence for sequence in self._waiting if prefix is None or self._begins_with(sequence, prefix)]
+        wanted = len(leader.prompt)
+        fitting.sort(key=lambda sequence: (sequence is not leader, abs(len(sequence.prompt) - wanted)))
+        group = self._take(fitting, shared)
+        if self._active and self._is_too_small(group, shared, fitting):
+            return [], 0
+        chosen = set(map(id, group))
+        self._waiting = [sequence for sequence in self._waiting if id(sequence) not in chosen]
+        self._reserve(group)
+        if prefix is not None:
+            self._forward.cache.restore(prefix.state, len(self._active), len(self._active) + len(group))
+        for sequence in group:
+            sequence.cached = shared - sequence.num_paid
+        return group, shared
+
+    def _take(self, sequences: Sequence[TokenSequence], shared: int) -> list[TokenSequence]:
+        """The first of `sequences` that go together: within memory, the prefill's size, and the padding that is worth
+        it.
+        """
+        group: list[TokenSequence] = []
+        for sequence in sequences:
+            if group and not self._go_together([len(other.prompt) - shared for other in [*group, sequence]]):
+                continue
+            if self._room_for([*group, sequence]) <= 0:
+                break
+            group.append(sequence)
+        return group
+
+    def _go_together(self, sizes: Sequence[int]) -> bool:
+        """Whether rows of so many new tokens make one prefill: within its size, without too much padding."""
+        padded = max(sizes) * len(sizes)
+        return padded <= self._limits.prefill_tokens and padded - sum(sizes) <= MAX_PADDING * padded + 8 * len(sizes)
+
+    def _is_too_small(self, group: list[TokenSequence], shared: int, fitting: Sequence[TokenSequence]) -> bool:
+        """Whether a prefill would interrupt the others for too little: few short sequences while more could soon go
+        with them.
+        """
+        tokens = sum(len(sequence.prompt) - shared for sequence in group)
+        free = self._limits.sequences - len(self._active)
+        return (
+            len(fitting) > len(group)
+            and tokens < self._limits.prefill_tokens // 8
+            and free < max(1, self._limits.sequences // 4)
+        )
+
+    def _room_for(self, sequences: Sequence[TokenSequence]) -> int:
+        """How many may still join beside those given; 0 or less says that not even they fit. A lone one always fits."""
+        count = len(self._active) + len(sequences)
+        if count > self._limits.sequences:
+            return 0
+        longest = max(sequence.max_length for sequence in [*self._active, *sequences])
+        return 1 if count == 1 else self._limits.columns // longest - count + 1
+
+    def _reserve(self, group: Sequence[TokenSequence]) -> None:
+        longest = max(sequence.max_length for sequence in [*self._active, *group])
+        used = max((sequence.length for sequence in self._active), default=0)
+        num_rows = max(len(self._active) + len(group), min(self._limits.sequences, self._limits.columns // longest))
+        self._forward.cache.reserve(num_rows, longest, used_rows=len(self._active), used_columns=used)
+
+    def _share(self, leader: TokenSequence) -> tuple[Prefix | None, int]:
+        """The longest prefix that the leader can begin with, after running those that are worth it, and tokens run for
+        it.
+        """
+        prefix = self._prefixes.longest(leader.prompt)
+        found = len(prefix) if prefix is not None else 0
+        while True:
+            known = len(prefix) if prefix is not None else 0
+            length = self._shared_length(leader, known)
+            if length == known:
+                return prefix, known - found
+            prefix = self._run_prefixes([(leader, length), *self._of_other_queries(leader, prefix, length)], prefix)
+
+    def _shared_length(self, leader: TokenSequence, known: int) -> int:
+        return shared_length(leader.prompt, [other.prompt for other in self._waiting if other is not leader], known)
+
+    def _of_other_queries(
+        self, leader: TokenSequence, base: Prefix | None, length: int
+    ) -> list[tuple[TokenSequence, int]]:
+        """Prefixes of others that are worth running with the leader's, since they go on from the same base; each with
+        the sequence that has waited longest for it.
+        """
+        found, known = [(leader, length)], len(base) if base is not None else 0
+        kept = self._prefixes.max_tokens // 2 - known  # what is run ahead must still be there when its turn comes
+        for sequence in self._waiting:
+            if base is not None and not self._begins_with(sequence, base):
+                continue
+            if any(common_length(sequence.prompt, one.prompt[:size]) == size for one, size in found):
+                continue
+            own = self._shared_length(sequence, known)
+            sizes = [size - known for _, size in found] + [own - known]
+            if own == known or not self._go_together(sizes) or sum(sizes) + known * len(sizes) > kept:
+                continue
+            longest = self._prefixes.longest(sequence.prompt)
+            if longest is not None and len(longest) > known:
+                continue
+            if self._room_for([*(one for one, _ in found), sequence]) <= 0:
+                break
+            found.append((sequence, own))
+        for sequence, own in found[1:]:
+            sequence.num_paid += own - known
+        return found[1:]
+
+    def _run_prefixes(self, wanted: Sequence[tuple[TokenSequence, int]], base: Prefix | None) -> Prefix:
+        """Run prefixes that go on from the same base, and keep them. Returns the first."""
+        spare, known = len(self._active), len(base) if base is not None else 0
+        self._reserve([sequence for sequence, _ in wanted])
+        if base is not None:
+            self._forward.cache.restore(base.state, spare, spare + len(wanted))
+        suffixes = [sequence.prompt[known:length].tolist() for sequence, length in wanted]
+        self._forward.prefill(suffixes, first_row=spare, prefix=known)
+        self._ran(sum(map(len, suffixes)))
+        made = [
+            Prefix(sequence.prompt[:length].copy(), self._forward.cache.snapshot(spare + number, length))
+            for number, (sequence, length) in enumerate(wanted)
+        ]
+        for prefix in reversed(made):
+            self._prefixes.keep(prefix)
+        return made[0]
+
+    @staticmethod
+    def _begins_with(sequence: TokenSequence, prefix: Prefix) -> bool:
+        return len(sequence.prompt) > len(prefix) and common_length(sequence.prompt, prefix.ids) == len(prefix)
+
+    def _prefill(self, group: list[TokenSequence], shared: int) -> None:
+        first = len(self._active)
+        logits_BV = self._forward.prefill(
+            [sequence.prompt[shared:].tolist() for sequence in group], first_row=first, prefix=shared
+        )
+        self._active += group
+        self._ran(sum(len(sequence.prompt) - shared for sequence in group))
+        self._advance(group, logits_BV)
+
+    def _ran(self, tokens: int) -> None:
+        self.work = self.work._replace(prefilled_tokens=self.work.prefilled_tokens + tokens)
+
+    def _decode(self) -> None:
+        logits_BV = self._forward.decode(
+            [sequence.tokens[-1] for sequence in self._active], [sequence.length - 1 for sequence in self._active]
+        )
+        self._advance(list(self._active), logits_BV)
+
+    def _advance(self, sequences: list[TokenSequence], logits_BV: torch.Tensor) -> None:
+        """Look at the raw logits, then draw the next token of each sequence, and let go of those that are done."""
+        for number, sequence in enumerate(sequences):
+            if here := sequence.places_here():
+                sequence.look(logits_BV[number].cpu().numpy(), here)
+            if sequence.max_new == 0:
+                sequence.finish = "stop"
+        going = [number for number, sequence in enumerate(sequences) if sequence.finish is None]
+        if going:
+            drawn = self._drawer.draw(
+                [sequences[number] for number in going], logits_BV if len(going) == len(sequences) else logits_BV[going]
+            )
+            for number, token in zip(going, drawn, strict=True):
+                self._append(sequences[number], token)
+        for sequence in sequences:
+            if sequence.finish is not None:
+                self._leave(sequence)
+
+    def _append(self, sequence: TokenSequence, token: int) -> None:
+        vocabulary = self._vocabulary
+        is_end = token in vocabulary.eos_ids
+        sequence.append(token, b"" if is_end or token in vocabulary.silent_ids else vocabulary.token_bytes(token))
+        if sequence.matcher is not None:
+            if not is_end and not sequence.matcher.consume_token(token):
+                sequence.finish = "error"
+                sequence.detail = f"the grammar got stuck: {sequence.matcher.get_error()[:300]}"
+            elif is_end or sequence.matcher.is_stopped():
+                sequence.finish = "stop"
+        elif is_end or sequence.has_closing(since=sequence.ends[-1] - 64):
+            sequence.finish = "stop"
+        if sequence.finish is None and len(sequence.tokens) >= sequence.max_new:
+            sequence.finish = "length"
+
+    def _leave(self, sequence: TokenSequence) -> None:
+        """Free the sequence's place: the last one moves there. A decision that never came by is asked for first."""
+        self._has_news = True
+        place, last = self._active.index(sequence), len(self._active) - 1
+        if place != last:
+            mover = self._active[last]
+            self._forward.cache.move(last, place, mover.length)
+            self._active[place] = mover
+        self._active.pop()
+        if sequence.asker is not None:
+            if sequence.asker.take_probe(sequence):
+                self._done.append(sequence.asker)
+            return
+        probes = sequence.probes(self._vocabulary.encode_text)
+        self._waiting[:0] = probes
+        if not probes:
+            self._done.append(sequence)
+
+    def close(self) -> None:
+        """Forget all sequences and prefixes."""
+        self._waiting, self._active, self._done = [], [], []
+        self._prefixes.clear()

@@ -1,0 +1,631 @@
+"""Gold grades by row and by pair: qrels, columns of the input or of a file, and maps between scales."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.files import Storage, is_url
+from relabel.manifests.input_files import list_files, reading
+from relabel.manifests.inputs import changed_files, open_dataset, open_parquet
+from relabel.manifests.plan import Plan
+from relabel.manifests.rows import prove_run_input
+from relabel.manifests.schemas import ids_of, texts_of
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.tables import Column, as_ids, load_columns, read_grades, read_parquet, require_column
+
+# ------------------------------------------------------------------------------
+# TREC's two text forms: qrels (`qid 0 docid grade`) and run files (`qid Q0 docid rank score tag`), one row a line,
+# fields by white space.
+#
+# White space is what Python's `str.split` takes for it, since that is what the readers of such files do (ir_measures
+# among them): an id with any of it inside would fall apart, so it can't be written.
+
+
+QRELS_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
+RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
+EXAMPLES = {QRELS_COLUMNS: "`qid 0 docid grade`", RUN_COLUMNS: "`qid Q0 docid rank score tag`"}
+
+FIELD = r"[^\s\x1c-\x1f]+"
+"""One field of a line, for regular expressions whose `\\s` is Unicode's White_Space; Python counts four separators of
+ASCII beside it.
+"""
+UNWRITABLE = "[\\s\\x1c-\\x1f\ufeff]|^$"
+"""What an id can't hold: white space, and the mark of byte order, which readers drop at a file's beginning. Nor may it
+be empty.
+"""
+WHOLE = r"^[+-]?[0-9]{1,9}(\.0*)?$"
+"""A grade as text: a whole number, which may be written `1.`, as some assessors' exports have it."""
+BEYOND_GRADES = 10**9
+"""Numbers of this size and larger are no grades: more than the nine digits of `WHOLE`."""
+FIRST_RANK = 1
+
+
+# ------------------------------------------------------------------------------
+# The columns beyond grades by which labelers that see a query's documents together are judged: those that they declare
+# for their labels, and those of gold that say what is wanted.
+#
+# Nothing of this is read for labelers that declare none of them.
+
+
+CHUNKS = "gold_chunks"
+ANSWER_IDS, EXPAND_IDS = "gold_answer_ids", "gold_expand_ids"
+GRADING = (CHUNKS, ANSWER_IDS)
+"""Columns of gold that tell a grade where gold has no column of grades."""
+SHOWN_CHARS = 60
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class GoldColumn(NamedTuple):
+    """A column of gold.
+
+    Args:
+        kind: how it is kept.
+        wanted: what a row holds, in words; null where it has none.
+        is_kind: whether an Arrow column of this type holds that.
+        is_value: whether a plain value is that.
+    """
+
+    name: str
+    kind: pa.DataType
+    wanted: str
+    is_kind: Callable[[pa.DataType], bool]
+    is_value: Callable[[Any], bool]
+
+    def read(self, column: Column, path: str) -> pa.Array:
+        """The column of a file, null where a row has none.
+
+        Raises:
+            InputError: a row holds something else; names file, row and value.
+        """
+        if isinstance(column, pa.ChunkedArray):
+            if self.is_kind(column.type):
+                held = column.combine_chunks().cast(self.kind)
+                if not pa.types.is_large_list(self.kind) or not pc.list_flatten(held).null_count:
+                    return held
+            column = column.to_pylist()
+        for row, value in enumerate(column):
+            if value is not None and not self.is_value(value):
+                raise InputError(
+                    f"{path}: row {row} of column `{self.name}` holds {str(value)[:SHOWN_CHARS]!r}; {self.wanted} is "
+                    "wanted, or null. Parquet and JSONL can hold that; leave the column out where it is something else."
+                )
+        return pa.array(column, self.kind)
+
+
+def _is_list_of(is_kind: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda kind: bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and is_kind(kind.value_type))
+
+
+def _is_list_with(is_value: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_value, value))
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    """Half of a surrogate pair, as JSON can hold one, is none."""
+    return isinstance(value, str) and _SURROGATE.search(value) is None
+
+
+def _answers(name: str) -> GoldColumn:
+    return GoldColumn(
+        name,
+        pa.large_list(pa.string()),
+        "a list of strings",
+        _is_list_of(pa.types.is_large_string),
+        _is_list_with(_is_text),
+    )
+
+
+def _numbers(name: str) -> GoldColumn:
+    is_kind, is_value = _is_list_of(pa.types.is_signed_integer), _is_list_with(_is_whole)
+    return GoldColumn(name, pa.large_list(pa.int64()), "a list of whole numbers", is_kind, is_value)
+
+
+GOLD_CHUNKS = _numbers(CHUNKS)
+GOLD_SUFFICIENT = GoldColumn(
+    "gold_sufficient", pa.bool_(), "true or false", pa.types.is_boolean, lambda value: isinstance(value, bool)
+)
+
+_JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
+    (
+        {
+            "selected": "list<int16>",
+            "num_chunks": "int32",
+            "selected_tokens": "int32",
+            "over_budget": "float32",
+        },
+        (GOLD_CHUNKS, _answers("answers"), _answers("gold_answers")),
+    ),
+    ({"sufficient_probs": "list<float32>"}, (GOLD_SUFFICIENT,)),
+    (
+        {"answer_ids": "list<int32>", "expand_ids": "list<int32>", "refused": "bool", "expelled": "int32"},
+        (_numbers(ANSWER_IDS), _numbers(EXPAND_IDS)),
+    ),
+)
+"""Columns that a labeler declares, by kind, and what gold may say of such labels: of `evidence-set`, of `review`, of
+`route`.
+"""
+
+
+def label_columns(own: Mapping[str, str]) -> list[str]:
+    """Which of a labeler's own columns are judged.
+
+    Args:
+        own: all that it declares, name → kind.
+    """
+    return [name for declared, _ in _JUDGED_BY if declared.items() <= own.items() for name in declared]
+
+
+def gold_columns(labels: Iterable[str]) -> list[GoldColumn]:
+    """What gold may say of labels with these columns."""
+    held = set(labels)
+    return [column for declared, columns in _JUDGED_BY if declared.keys() <= held for column in columns]
+
+
+def columns_taken(columns: Mapping[str, pa.Array], rows: pa.Array) -> dict[str, pa.Array]:
+    """Some rows of each column, by their places; null for a null place."""
+    return {name: column.take(rows) for name, column in columns.items()}
+
+
+def grades_told(columns: Mapping[str, pa.Array]) -> pa.Int64Array:
+    """Gold grades of rows that say no more than what is wanted, by the first column of `GRADING` that is there.
+
+    A document with a wanted chunk is 1, one with none 0. A row with a node that answers is 2; one with none is 1 where
+    a heading is to be unfolded, 0 where none is, and null where the headings are not known. Null stays null.
+    """
+    if CHUNKS in columns:
+        return _has_any(columns[CHUNKS]).cast(pa.int64())
+    answers = columns[ANSWER_IDS]
+    is_answered, expands = _has_any(answers), columns.get(EXPAND_IDS, pa.nulls(len(answers), answers.type))
+    return pc.if_else(is_answered, 2, _has_any(expands).cast(pa.int64()))
+
+
+def _has_any(lists: pa.LargeListArray) -> pa.BooleanArray:
+    return pc.greater(pc.list_value_length(lists), 0)
+
+
+def check_chunks(
+    columns: Mapping[str, pa.Array], query_ids: pa.Array | None, doc_ids: pa.Array | None, *, where: str
+) -> None:
+    """Every gold chunk is one that its document has.
+
+    Args:
+        columns: of the rows; nothing to check where they lack chunks.
+        query_ids, doc_ids: of the rows.
+        where: gold came from.
+    Raises:
+        InputError: names the document, the chunk, and how many there are.
+    """
+    if not {CHUNKS, "num_chunks"} <= columns.keys():
+        return
+    number_M, row_M = pc.list_flatten(columns[CHUNKS]).to_numpy(), pc.list_parent_indices(columns[CHUNKS]).to_numpy()
+    most_M = columns["num_chunks"].fill_null(0).to_numpy()[row_M]
+    wrong = np.flatnonzero((number_M < 1) | (number_M > most_M))
+    if len(wrong):
+        first = wrong[0]
+        row = slice(int(row_M[first]), int(row_M[first]) + 1)
+        query, doc = ("" if ids is None else texts_of(ids[row])[0] for ids in (query_ids, doc_ids))
+        raise InputError(
+            f"{where}: column `{CHUNKS}` names chunk {number_M[first]} of document {doc} of query {query}, which has "
+            f"{most_M[first]} chunks, numbered from 1. Take the numbers `n` of the column `chunks` that was labelled."
+        )
+
+
+# ------------------------------------------------------------------------------
+# Qrels: gold grades as a file holds them, and maps between scales.
+
+
+Duplicates = Literal["error", "mean", "first"]
+GradeMap = Mapping[int, int]
+SHOWN = 5
+MOST_GRADE = 999
+DEFAULT_GRADE = "grade"
+"""The column of gold grades where the user names none."""
+
+
+@dataclass(frozen=True)
+class Qrels:
+    """Grades of a file, in its row order, after `--map`.
+
+    Args:
+        path: where they came from, for messages.
+        query_ids, doc_ids: of each row; None where they are to be joined by row.
+        grades: null where a row has none; such rows are left out, never read as 0.
+        columns: further ones, by name.
+    """
+
+    path: str
+    query_ids: pa.LargeBinaryArray | None
+    doc_ids: pa.LargeBinaryArray | None
+    grades: pa.Int64Array
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+
+
+def load_qrels(
+    path: str,
+    storage: Storage,
+    *,
+    grade: str,
+    by: str,
+    doc: str,
+    is_by_row: bool,
+    grade_map: GradeMap | None = None,
+    further: Sequence[GoldColumn] = (),
+) -> Qrels:
+    """Read qrels.
+
+    Args:
+        grade, by, doc: columns of grade, query and document; TREC text has `grade`, `query_id` and `doc_id`.
+        is_by_row: they are joined by row, so that id columns need not be there.
+        further: columns that are read where they are there.
+    Raises:
+        InputError: unreadable file, missing column, a grade that is no whole number, or one that `grade_map` does not
+            map; a further column that holds something else.
+    """
+
+    def choose(names: list[str]) -> list[str]:
+        held = [one.name for one in further if one.name in names]
+        if not tells_grades(grade, names, held):
+            held.append(require_column(grade, names, path=path, role="the gold grade", option="--grade"))
+        if is_by_row:
+            return held
+        require_column(by, names, path=path, role="the query id", option="--by")
+        require_column(doc, names, path=path, role="the document id", option="--doc")
+        return [by, doc, *held]
+
+    columns = load_columns(path, choose, storage)
+    held = {one.name: one.read(columns[one.name], path) for one in further if one.name in columns}
+    grades = graded(columns.get(grade), held, grade, grade_map, path=path)
+    if is_by_row:
+        return Qrels(path, None, None, grades, held)
+    query_ids, doc_ids = (as_ids(columns[name], path=path, name=name) for name in (by, doc))
+    return Qrels(path, query_ids, doc_ids, grades, held)
+
+
+def tells_grades(grade: str, names: Collection[str], further: Collection[str]) -> bool:
+    """Whether grades come from further columns: a file has one that tells them, and no grade under the default name."""
+    return grade == DEFAULT_GRADE and grade not in names and any(name in further for name in GRADING)
+
+
+def graded(
+    column: Column | None, further: Mapping[str, pa.Array], name: str, grade_map: GradeMap | None, *, path: str
+) -> pa.Int64Array:
+    """Gold grades, after `--map`, of the column of that name; without it (`tells_grades`) of the others.
+
+    Raises:
+        InputError: one is no whole number, or `grade_map` does not map it.
+    """
+    if column is None:
+        return grades_told(further)
+    advice = " Name another column with --grade, or leave those rows empty."
+    found = read_grades(column).readable(path, name, advice=advice)
+    return mapped(found, grade_map, where=f"{path}, column `{name}`", option="--map")
+
+
+def parse_map(text: str | None, option: str) -> dict[int, int] | None:
+    """`0=0,1=1,2=2,3=2` as a map.
+
+    Raises:
+        UsageError: it is not that.
+    """
+    if text is None:
+        return None
+    found: dict[int, int] = {}
+    for item in text.split(","):
+        old, equals, new = item.partition("=")
+        try:
+            key, value = int(old), int(new)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise UsageError(
+                f"{option} {text}: `{item.strip()}` is no pair of grades. Write for instance {option} 0=0,1=1,2=2,3=2"
+            )
+        if key in found:
+            raise UsageError(f"{option} {text}: grade {key} occurs twice.")
+        if not 0 <= value <= MOST_GRADE:
+            raise UsageError(f"{option} {text}: grade {key} would become {value}; grades go from 0 to {MOST_GRADE}.")
+        found[key] = value
+    return found
+
+
+def grades_seen(grades: pa.Int64Array) -> set[int]:
+    """The grades that occur."""
+    return set(pc.unique(grades.drop_null()).to_pylist())
+
+
+def mapped(grades: pa.Int64Array, grade_map: GradeMap | None, *, where: str, option: str) -> pa.Int64Array:
+    """Grades through a map; null stays null.
+
+    Raises:
+        InputError: a grade that the map does not name.
+    """
+    if grade_map is None:
+        return grades
+    seen = sorted(grades_seen(grades))
+    missing = [grade for grade in seen if grade not in grade_map]
+    if missing:
+        raise InputError(
+            f"{where}: grade {', '.join(map(str, missing[:SHOWN]))} is there and {option} does not say what it "
+            "becomes. Add it."
+        )
+    known = pa.array(seen, pa.int64())
+    return pa.array([grade_map[grade] for grade in seen], pa.int64()).take(pc.index_in(grades, value_set=known))
+
+
+def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str) -> None:
+    """Every grade seen is one of 0..K-1.
+
+    Raises:
+        InputError: suggests a map.
+    """
+    all_seen = sorted(set(seen))
+    off = [grade for grade in all_seen if not 0 <= grade < grades]
+    if off:
+        suggestion = ",".join(f"{grade}={_suggested(grade, all_seen[-1], grades)}" for grade in all_seen)
+        raise InputError(
+            f"{where}: grade {', '.join(map(str, off[:SHOWN]))} is off the scale 0 to {grades - 1}. "
+            f"Say what each grade becomes, for instance {option} {suggestion}"
+        )
+
+
+def _suggested(grade: int, highest: int, grades: int) -> int:
+    """A grade on the scale: cut at both ends; for two grades, the upper half is 1."""
+    if grades == 2:
+        return int(2 * grade > highest)
+    return min(max(grade, 0), grades - 1)
+
+
+# ------------------------------------------------------------------------------
+# Gold by pair: one grade for each (query, document), and what to do with pairs that are graded twice.
+
+
+@dataclass(frozen=True)
+class PairGrades:
+    """One grade a pair.
+
+    Args:
+        queries, docs: the different ids; a pair is a key, its query's place times the number of documents plus its
+            document's place.
+        keys: int64 [P], ascending.
+        grades: of each key; null where every grade of the pair is.
+        num_conflicts: pairs with different grades, settled by `--duplicates`.
+        num_rows, num_null: rows of the qrels, and those without a grade.
+        seen: the grades of all rows.
+        begins: the first pairs of the file.
+        columns: further ones, of each key: those of the pair's first row.
+    """
+
+    queries: pa.LargeBinaryArray
+    docs: pa.LargeBinaryArray
+    keys: np.ndarray
+    grades: pa.Int64Array
+    num_conflicts: int
+    num_rows: int
+    num_null: int
+    seen: set[int]
+    begins: list[tuple[str, str]]
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+
+    @property
+    def num_repeated(self) -> int:
+        """Rows beyond the first of their pair."""
+        return self.num_rows - len(self.keys)
+
+    def places(self, query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
+        """Where in `grades` each pair is: int64 [N], -1 for one that is not there."""
+        query_N, doc_N = (
+            pc.index_in(ids, value_set=known).fill_null(-1).to_numpy().astype(np.int64)
+            for ids, known in ((query_ids, self.queries), (doc_ids, self.docs))
+        )
+        key_N = np.where((query_N < 0) | (doc_N < 0), -1, query_N * len(self.docs) + doc_N)
+        place_N = np.searchsorted(self.keys, key_N)
+        is_known_N = np.append(self.keys, -2)[place_N] == key_N
+        return np.where(is_known_N, place_N, -1)
+
+    def grades_of(self, pairs: Sequence[tuple[str, str]]) -> list[int | None]:
+        """The grade of each (query_id, doc_id), None where there is none."""
+        place_N = self.places(ids_of(query for query, _ in pairs), ids_of(doc for _, doc in pairs))
+        return list(taken(self.grades, place_N).to_pylist())
+
+    @property
+    def pair_ids(self) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
+        """Query and document id of each of `grades`."""
+        query_P, doc_P = np.divmod(self.keys, max(len(self.docs), 1))
+        return self.queries.take(pa.array(query_P)), self.docs.take(pa.array(doc_P))
+
+
+def taken(column: pa.Array, place_N: np.ndarray) -> pa.Array:
+    """Grades, or others' values, by their places; null for a negative place."""
+    return column.take(pa.array(place_N, mask=place_N < 0))
+
+
+def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
+    """One grade a pair; the same grade twice is one grade.
+
+    Args:
+        duplicates: `mean` takes the mean of a pair's grades, rounded to the nearest grade, halves up; `first` the first
+            in the file.
+    Raises:
+        InputError: a pair has different grades and `duplicates` is `error`; it names them.
+    """
+    assert qrels.query_ids is not None
+    assert qrels.doc_ids is not None
+    query, doc = qrels.query_ids.dictionary_encode(), qrels.doc_ids.dictionary_encode()
+    key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
+    order = np.argsort(key_N, kind="stable")
+    key_N = key_N[order]
+    start_P = np.flatnonzero(np.diff(key_N, prepend=-1))
+    keys = key_N[start_P]
+    grades, num_conflicts = qrels.grades.take(pa.array(order)), 0
+    if len(keys) < len(order):
+        grades, num_conflicts = _settled(qrels, grades, order, start_P, duplicates)
+        if qrels.columns and duplicates == "error":
+            _check_repeated(qrels, order, start_P)
+    begins = list(zip(texts_of(qrels.query_ids[:SHOWN]), texts_of(qrels.doc_ids[:SHOWN]), strict=True))
+    return PairGrades(
+        query.dictionary,
+        doc.dictionary,
+        keys,
+        grades,
+        num_conflicts,
+        len(order),
+        qrels.grades.null_count,
+        grades_seen(qrels.grades),
+        begins,
+        {name: column.take(pa.array(order[start_P])) for name, column in qrels.columns.items()},
+    )
+
+
+def _check_repeated(qrels: Qrels, order: np.ndarray, start_P: np.ndarray) -> None:
+    """Rows of one pair have the same further columns; arguments as those of `_settled`.
+
+    Raises:
+        InputError: two differ; names the pair and the column.
+    """
+    first_N = np.repeat(order[start_P], np.diff(start_P, append=len(order)))
+    again = np.flatnonzero(first_N != order)
+    for name, column in qrels.columns.items():
+        ours, theirs = (column.take(pa.array(rows[again])).to_pylist() for rows in (first_N, order))
+        for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if one != other:
+                assert qrels.query_ids is not None
+                assert qrels.doc_ids is not None
+                row = order[again[place]]
+                query, doc = (texts_of(ids[row : row + 1])[0] for ids in (qrels.query_ids, qrels.doc_ids))
+                raise InputError(
+                    f"{qrels.path}: rows of query {query}, document {doc} differ in column `{name}`. "
+                    "Correct the file, or take the first with --duplicates first."
+                )
+
+
+def _settled(
+    qrels: Qrels, grades: pa.Int64Array, order: np.ndarray, start_P: np.ndarray, duplicates: Duplicates
+) -> tuple[pa.Int64Array, int]:
+    """One grade of each pair, and how many pairs have several that differ.
+
+    Args:
+        grades: of the qrels, in this order.
+        order: rows of the qrels by pair, in the file's order within one.
+        start_P: where each pair's begin.
+    """
+    has_N = grades.is_valid().to_numpy(zero_copy_only=False)
+    value_M, pair_M = grades.drop_null().to_numpy(), (np.cumsum(np.bincount(start_P, minlength=len(order))) - 1)[has_N]
+    present, start, count = np.unique(pair_M, return_index=True, return_counts=True)
+    conflicts = present[np.minimum.reduceat(value_M, start) < np.maximum.reduceat(value_M, start)]
+    if len(conflicts) and duplicates == "error":
+        first = conflicts[np.argsort(order[start_P[conflicts]])][:SHOWN]
+        end_P = np.append(start_P[1:], len(order))
+        named = "; ".join(_conflict(qrels, order[start_P[pair] : end_P[pair]]) for pair in first)
+        raise InputError(
+            f"{qrels.path}: {len(conflicts)} pairs have several grades that differ "
+            f"({named}{'; …' if len(conflicts) > SHOWN else ''}). "
+            "Correct the file, or choose: --duplicates mean or --duplicates first."
+        )
+    is_null_P = np.ones(len(start_P), dtype=bool)
+    is_null_P[present] = False
+    settled_P = np.zeros(len(start_P), dtype=np.int64)
+    settled_P[present] = (
+        (2 * np.add.reduceat(value_M, start) + count) // (2 * count) if duplicates == "mean" else value_M[start]
+    )
+    return pa.array(settled_P, mask=is_null_P), len(conflicts)
+
+
+def _conflict(qrels: Qrels, rows: np.ndarray) -> str:
+    """A pair and its grades, by its rows."""
+    chosen = pa.array(rows)
+    query, doc = (texts_of(ids.take(chosen[:1]))[0] for ids in (qrels.query_ids, qrels.doc_ids) if ids is not None)
+    return f"query {query}, document {doc}: {', '.join(map(str, qrels.grades.take(chosen).drop_null().to_pylist()))}"
+
+
+# ------------------------------------------------------------------------------
+# Columns of an input that say what is trusted: grades by row, and further ones.
+
+
+def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:
+    """The files of a run's own input in row order and the name of its gold column, if `path` is that input; None if it
+    is not.
+
+    They are the same if their sizes and footers are those that were planned.
+
+    Args:
+        root: the run's output.
+    Raises:
+        InputError, ManifestError: they were written over since the run read them (`prove_run_input`), or it is a folder
+            that can't be read.
+    """
+    columns = plan.facts.columns
+    try:
+        spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
+        found = open_dataset(spec, storage) if list_files(path, storage) else None
+    except InputError:
+        if not is_url(path) and Path(path).is_dir():
+            # grades lie in files: a folder can be nothing else, so its fault is reported
+            raise
+        return None
+    if found is None or changed_files(plan.files, found.files):
+        return None
+    prove_run_input(root, plan, found)
+    return [file.path for file in found.files], grade or columns.gold or "grade"
+
+
+def load_gold_by_row(
+    files: list[str], column: str, storage: Storage, *, role: str = "the gold grade", option: str = "--grade"
+) -> Column:
+    """A column of a run's own input, in the order of row ids.
+
+    Args:
+        role, option: what it is for and what names it, for errors.
+    Raises:
+        InputError: it is not there.
+    """
+    parts: list[pa.ChunkedArray] = []
+    for path in files:
+        with open_parquet(path, storage) as parquet, reading(path):
+            require_column(column, parquet.plain_schema.names, path=path, role=role, option=option)
+            parts.append(read_parquet(parquet, column))
+    if len({part.type for part in parts}) > 1:
+        return [value for part in parts for value in part.to_pylist()]
+    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+
+
+def column_names(path: str, storage: Storage) -> list[str]:
+    """What the columns of a Parquet file are called."""
+    with open_parquet(path, storage) as parquet, reading(path):
+        return list(parquet.plain_schema.names)
+
+
+def further_of_input(
+    files: list[str], further: Sequence[GoldColumn], storage: Storage, *, where: str
+) -> dict[str, pa.Array]:
+    """Further columns of a run's own input, in the order of row ids, where it has them.
+
+    Args:
+        where: what to call the input in an error about a row.
+    Raises:
+        InputError: some of the files have one and others not, or a row holds something else.
+    """
+    names = {path: column_names(path, storage) for path in files} if further else {}
+    found = {}
+    for one in further:
+        lacking = [path for path in files if one.name not in names[path]]
+        if lacking and len(lacking) < len(files):
+            raise InputError(
+                f"{lacking[0]}: no column `{one.name}`, which other files of the input have. Give it to all of them, "
+                "or to none."
+            )
+        if not lacking:
+            found[one.name] = one.read(load_gold_by_row(files, one.name, storage), where)
+    return found

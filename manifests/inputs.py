@@ -1,0 +1,580 @@
+"""The input: its files, its columns and its identity, from names and footers alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.manifests import table_snapshots
+from relabel.manifests.columns import PlainParquet, check_types, folder_columns, resolve_columns
+from relabel.manifests.errors import InputError, NothingNewError
+from relabel.manifests.files import Storage, absolute_path, check_kind, is_url
+from relabel.manifests.input_files import ListedFile, left_out_text, list_input, list_named, reading
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
+from relabel.manifests.readings import ColumnBytes, leaves_of
+from relabel.manifests.records import digest_of, file_stamp
+from relabel.manifests.secrets import counted
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.store import TAIL_BYTES, UrlFile
+from relabel.manifests.table_snapshots import TableSnapshot, reading_table
+
+# ------------------------------------------------------------------------------
+# Which columns of a Parquet file are encrypted, by its footer's own bytes: Arrow ends the process where it is asked
+# about one.
+#
+# A footer is a struct in Thrift's compact protocol. Only what leads to a column's `crypto_metadata` is looked at, all
+# else is skipped.
+#
+# Source:
+#     parquet.thrift: FileMetaData (4 row_groups), RowGroup (1 columns), ColumnChunk (3 meta_data, 8 crypto_metadata),
+#     ColumnMetaData (3 path_in_schema), EncryptionWithColumnKey (1 path_in_schema).
+
+
+STRUCT = 12
+LISTS = (9, 10)
+MAX_DEPTH = 32
+_FIXED = {3: 1, 7: 8}  # a byte, a double
+_VARINTS = (4, 5, 6)
+
+
+def encrypted_columns(footer: bytes) -> list[str]:
+    """Paths of the encrypted columns of a file's first row group, in order.
+
+    Args:
+        footer: the bytes of its FileMetaData; more may follow.
+    Raises:
+        ValueError: they can't be read as that.
+    """
+    try:
+        groups = _Reader(footer).struct({4: {1: {3: {3: None}, 8: {2: {1: None}}}}}).get(4) or []
+        columns = groups[0].get(1) or [] if groups else []
+        return [_path(column) for column in columns if 8 in column]
+    except (IndexError, AttributeError, TypeError) as exc:
+        raise ValueError(f"not a footer: {type(exc).__name__}") from exc
+
+
+def _path(column: dict[int, Any]) -> str:
+    held = (column.get(3) or {}).get(3) or ((column[8] or {}).get(2) or {}).get(1) or [b"?"]
+    return ".".join(step.decode("utf-8", "replace") for step in held)
+
+
+class _Reader:
+    """Reads on from one place to the next."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def struct(self, wanted: dict[int, Any], depth: int = 0) -> dict[int, Any]:
+        """The wanted fields of a struct, by number: structs as such, lists as lists, text as bytes."""
+        if depth > MAX_DEPTH:
+            raise ValueError("nested too deeply")
+        found: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            kind = head & 15
+            number = number + (head >> 4) if head >> 4 else _unzigzag(self._varint())
+            value = self._value(kind, wanted.get(number), depth)
+            if number in wanted:
+                found[number] = value
+        return found
+
+    def _value(self, kind: int, wanted: dict[int, Any] | None, depth: int) -> Any:
+        if kind in (1, 2):  # truth, in the field's head
+            return kind == 1
+        if kind in _FIXED:
+            self._at += _FIXED[kind]
+            return None
+        if kind in _VARINTS:
+            return _unzigzag(self._varint())
+        if kind == 8:
+            size = self._varint()
+            self._at += size
+            return self._data[self._at - size : self._at]
+        if kind in LISTS:
+            return self._list(wanted, depth)
+        if kind == STRUCT:
+            return self.struct(wanted or {}, depth + 1)
+        raise ValueError(f"a value of kind {kind}")
+
+    def _list(self, wanted: dict[int, Any] | None, depth: int) -> list[Any]:
+        head = self._byte()
+        kind, size = head & 15, head >> 4
+        if size == 15:
+            size = self._varint()
+        if kind in (1, 2):
+            self._at += size
+            return []
+        return [self._value(kind, wanted, depth) for _ in range(size)]
+
+    def _byte(self) -> int:
+        self._at += 1
+        return self._data[self._at - 1]
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+
+
+def _unzigzag(value: int) -> int:
+    return (value >> 1) ^ -(value & 1)
+
+
+# ------------------------------------------------------------------------------
+# The door to tables: `input.table` and its snapshot become a list of files, like a folder's.
+
+
+OPENERS = {"iceberg": table_snapshots.open_iceberg_snapshot, "delta": table_snapshots.open_delta_snapshot}
+
+
+def open_table(spec: InputSpec, storage: Storage) -> TableSnapshot | None:
+    """The snapshot that a job's input names; None where it names no table.
+
+    Raises:
+        InputError: no such table or snapshot, or one that can't be read as files alone.
+        NothingNewError: nothing was added since `since`.
+        MissingExtraError: a package is not here.
+    """
+    if spec.table is None:
+        return None
+    (path,) = spec.path
+    with reading_table(path, spec.table):
+        table = OPENERS[spec.table](path, spec.snapshot, spec.since, storage)
+    if not table.files and table.since is not None:
+        raise NothingNewError(
+            f"{path}: no rows were added since snapshot {table.since}, up to snapshot {table.snapshot}: nothing to "
+            "label yet."
+        )
+    if not table.files:
+        raise InputError(f"{path}: snapshot {table.snapshot} has no data files. There is nothing to label.")
+    return table
+
+
+def list_table(table: TableSnapshot, storage: Storage) -> list[ListedFile]:
+    """The data files of a snapshot, as their folder's listing shows them.
+
+    Raises:
+        InputError: one is not there any more.
+    """
+    try:
+        return list_named(table.paths, table.folder, storage)
+    except FileNotFoundError as exc:
+        raise InputError(
+            f"{exc.filename}: no such file, and snapshot {table.snapshot} of {table.folder} names it. Were old "
+            "snapshots expired (expire_snapshots, VACUUM)? Name a later input.snapshot."
+        ) from exc
+
+
+# ------------------------------------------------------------------------------
+# The input: which files, which columns, and their identity. Reads footers and names, never a row of text (`rows.py`
+# does that).
+#
+# A row's id is its position in the order of the files; folders and globs are taken in name order. A file's identity is
+# its size and the sha256 of its Parquet footer: the footer holds every column chunk's place, size and statistics, and
+# costs one short read.
+
+
+READ_BUFFER_BYTES = 1 << 20
+LOOKS_AT_A_TIME = 16
+"""Footers that are fetched at once by URL: at 25 ms a reply, a thousand wait two seconds instead of twenty-five."""
+LOOKS_KEPT = 64
+"""Most footers that are held before they are taken note of; one may be megabytes."""
+
+
+class InputFile(NamedTuple):
+    """One input file: where it lies and what it is."""
+
+    path: str
+    size_bytes: int
+    footer_sha256: str
+    rows: int
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        """What makes it the same file wherever it lies: size and sha256 of its footer."""
+        return self.size_bytes, self.footer_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The input files in order, with the columns that the job reads.
+
+    Args:
+        files: in reading order.
+        columns: resolved: every name exists in every file; `context` and `gold` are None where absent or not wanted.
+        rows: number of rows in use (`limit` applied).
+        group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
+        storage: how the files are reached.
+        stamps: of each file as it was looked at; none if any of them has none (`ListedFile.stamp`).
+        left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
+            commonest first.
+        reads: what the labeler looks at; of its columns those that every file has.
+        table: the snapshot whose data files they are; None for plain files.
+    """
+
+    files: tuple[InputFile, ...]
+    columns: Columns
+    rows: int
+    group_bytes: tuple[tuple[tuple[int, int], ...], ...]
+    storage: Storage = field(repr=False, compare=False)
+    stamps: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, int], ...] = ()
+    reads: Reads = QUERY_AND_DOCUMENT
+    table: TableSnapshot | None = None
+
+    @property
+    def text_columns(self) -> list[str]:
+        """What a run reads, query and document ids included."""
+        return _read_columns(self.columns, self.reads)
+
+    @property
+    def id_columns(self) -> tuple[str, str]:
+        """Those of them that are read as text whatever they hold."""
+        return self.columns.query_id, self.columns.doc_id
+
+
+Known = Callable[[list[ListedFile]], Dataset | None]
+
+
+def open_dataset(
+    spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT, known: Known | None = None
+) -> Dataset:
+    """Find the files and check the columns.
+
+    Args:
+        spec: the job's `input` section.
+        reads: what the labeler looks at; columns that it does not look at are left alone.
+        known: given the files as listed, what an earlier look found if they are still as they were, else None.
+    Raises:
+        InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
+            disagree.
+    """
+    table = open_table(spec, storage)
+    listed, left_out = _listed(spec, storage) if table is None else (list_table(table, storage), ())
+    paths = [file.path for file in listed]
+    if not paths:
+        raise InputError(
+            f"input.path {', '.join(spec.path)}: no Parquet file there{_beside(left_out)}. "
+            "Give a .parquet file, a folder that holds some, or a glob."
+        )
+    check_single(paths, f"input.path {', '.join(spec.path)}")
+    if known is not None and (dataset := known(listed)) is not None:
+        return dataclasses.replace(dataset, left_out=left_out, table=table)
+    files: list[InputFile] = []
+    groups: list[tuple[tuple[int, int], ...]] = []
+    columns: Columns | None = None
+    found = reads
+    first_types: dict[str, str] = {}
+    stamps: list[str] = []
+    for number, ((path, stamp), look) in enumerate(zip(listed, _looks(paths, storage), strict=True)):
+        with reading(path):  # a damaged footer may hold names that are not text, and more
+            if columns is None:
+                names = [*look.schema.names, *look.folders] if table is None else list(table.columns)
+                columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
+                found = reads._replace(
+                    columns=tuple(one for one in reads.columns if one.is_required or one.name in names)
+                )
+            if table is not None:
+                table.check_size(number, look.file.size_bytes)
+                table.check_columns(_read_columns(columns, found, gold=True), look.schema, path)
+            check_types(columns, found, look.schema, path, first_types, first_path=paths[0], folders=look.folders)
+            _check_readable(columns, found, look, path)
+            groups.append(_group_bytes(look, columns, found))
+        used = [name for name in _read_columns(columns, found) if name in look.folders]
+        files.append(look.file._replace(footer_sha256=_with_folders(look.file.footer_sha256, path, used)))
+        if stamp is not None and stamp == look.stamp:  # else it was written between its listing and this look
+            stamps.append(stamp)
+    if columns is None:
+        raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
+    rows = sum(file.rows for file in files)
+    if rows == 0:
+        raise InputError(
+            f"input.path {', '.join(spec.path)}: {counted(len(files), 'file')}, no rows. There is nothing to label."
+        )
+    is_stamped = len(stamps) == len(files)
+    return Dataset(
+        tuple(files),
+        columns,
+        min(rows, spec.limit or rows),
+        tuple(groups),
+        storage,
+        tuple(stamps) if is_stamped else (),
+        left_out,
+        found,
+        table,
+    )
+
+
+def _listed(spec: InputSpec, storage: Storage) -> tuple[list[ListedFile], tuple[tuple[str, int], ...]]:
+    """The files behind all paths, and what was left out of their folders."""
+    listings = [list_input(pattern, storage) for pattern in spec.path]
+    left_out = sum((listing.left_out for listing in listings), Counter[str]())
+    return [file for listing in listings for file in listing.files], tuple(left_out.most_common())
+
+
+def _beside(left_out: tuple[tuple[str, int], ...]) -> str:
+    return f" (left out: {left_out_text(left_out)})" if left_out else ""
+
+
+def open_parquet(path: str, storage: Storage) -> PlainParquet:
+    """Open one file, local or by URL, with page checksums verified. The caller closes it (it is a context manager).
+
+    Raises:
+        InputError: it can't be read or is not a whole Parquet file.
+    """
+    with reading(path):
+        if is_url(path):
+            # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for
+            # nothing else
+            return PlainParquet(pa.PythonFile(UrlFile(path, storage), "r"), path, pre_buffer=True)
+        # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row
+        # groups of 40 MB)
+        check_kind(path, Path(path).stat())
+        local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
+        return PlainParquet(local, path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES)
+
+
+class PlannedFile(NamedTuple):
+    """A file of the dataset, opened: as Parquet, and its bytes."""
+
+    parquet: PlainParquet
+    source: BinaryIO | UrlFile
+
+    def column_bytes(self, names: Iterable[str]) -> ColumnBytes:
+        """The bytes of those of some columns that the file holds."""
+        stored = [name for name in names if name not in self.parquet.folder_columns]
+        return ColumnBytes(self.source, self.parquet.metadata, self.parquet.schema_arrow, stored)
+
+
+@contextlib.contextmanager
+def open_planned(file: InputFile, dataset: Dataset) -> Iterator[PlannedFile]:
+    """Open a file of the dataset again.
+
+    Raises:
+        InputError: it can't be read, or is not the file any more that was looked at when this run began.
+    """
+    path, storage = file.path, dataset.storage
+    with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb", buffering=0) as source:
+        size, footer = _read_footer(source, path)
+        plain_sha256 = hashlib.sha256(footer).hexdigest()
+        if file.identity not in {(size, plain_sha256), (size, _with_folders(plain_sha256, path, dataset.text_columns))}:
+            raise changed_under_way(path)
+        if isinstance(source, UrlFile):  # pinned to the version whose footer this is
+            source.seek(0)
+            # what is read is fetched before by `hold`, so Arrow need not guess at ranges
+            with PlainParquet(pa.PythonFile(source, "r"), path, pre_buffer=False) as parquet:
+                yield PlannedFile(parquet, source)
+        else:
+            with open_parquet(path, storage) as parquet:
+                yield PlannedFile(parquet, source)
+
+
+def changed_under_way(path: str) -> InputError:
+    """The error for a file that is not any more what it was when this run began."""
+    return InputError(
+        f"{path}: changed while this run was under way. Restore it, or label the new one into another output."
+    )
+
+
+def check_single(paths: list[str], where: str) -> None:
+    """Refuse one file under two names.
+
+    Args:
+        where: what named them, for messages.
+    Raises:
+        InputError: which, and what they are.
+    """
+    seen: dict[Any, str] = {}
+    for path in paths:
+        names = _names(path)
+        before = next((seen[name] for name in names if name in seen), None)
+        if before is not None:
+            what = f"names {path} twice" if before == path else f"{before} and {path} are one file"
+            raise InputError(f"{where}: {what}, so its rows would be labelled twice. Name it once.")
+        seen.update(dict.fromkeys(names, path))
+
+
+def _names(path: str) -> list[Any]:
+    """What one file has in common under all its names: where symbolic links lead, and, for hard links, its device and
+    inode.
+    """
+    if is_url(path):
+        return [path]
+    try:
+        stat = Path(path).stat()
+    except OSError:  # opening it will tell why
+        return [os.path.realpath(path)]
+    # some network disks number no file
+    return [
+        os.path.realpath(path),
+        *([(stat.st_dev, stat.st_ino)] if stat.st_ino else []),
+    ]
+
+
+class _Look(NamedTuple):
+    """What a footer said, and the stamp of the file that it was read from."""
+
+    file: InputFile
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    stamp: str
+    encrypted: list[str]
+
+    @property
+    def folders(self) -> dict[str, str | None]:
+        """Columns that the names of its folders hold."""
+        return folder_columns(self.file.path, self.schema.names)
+
+
+def _looks(paths: list[str], storage: Storage) -> Iterator[_Look]:
+    """`_look` at each file, in order; by URL several at a time, since each waits for a reply."""
+    look = functools.partial(_look, storage=storage)
+    if not any(map(is_url, paths)):
+        yield from map(look, paths)
+        return
+    with ThreadPoolExecutor(LOOKS_AT_A_TIME, thread_name_prefix="look") as pool:
+        for first in range(0, len(paths), LOOKS_KEPT):
+            yield from pool.map(look, paths[first : first + LOOKS_KEPT])
+
+
+def _look(path: str, storage: Storage) -> _Look:
+    with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb") as file:
+        size, footer = _read_footer(file, path)
+        # Parquet reads its footer from the end of any buffer that starts like a file
+        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+        found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
+        stamp = file.tag if isinstance(file, UrlFile) else file_stamp(os.fstat(file.fileno()))
+        # a footer that is signed, as are those of files with encrypted columns, is longer than what it says
+        encrypted = encrypted_columns(footer[:-8]) if metadata.serialized_size != len(footer) - 8 else []
+        return _Look(found, metadata, metadata.schema.to_arrow_schema(), stamp, encrypted)
+
+
+def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
+    """The digest of a file's footer, with the columns of these names that the names of its folders hold: the same file
+    elsewhere may hold other rows then.
+    """
+    found = folder_columns(path, ())
+    used = {name: found[name] for name in sorted({*names} & found.keys())}
+    return digest_of([sha256, used]) if used else sha256
+
+
+def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
+    """A file's size, and its footer with length field and magic."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - TAIL_BYTES))
+    tail = file.read()
+    footer_bytes = _footer_bytes(tail, size, path)
+    if footer_bytes > len(tail):
+        file.seek(size - footer_bytes)
+        tail = file.read()
+    return size, tail[-footer_bytes:]
+
+
+def _footer_bytes(tail: bytes, size: int, path: str) -> int:
+    """Length of the footer with its length field and magic; checks that the file is whole as far as its end tells."""
+    if tail[-4:] == b"PARE":
+        raise InputError(
+            f"{path}: its footer is encrypted, and relabel takes no keys. Write it again without encryption."
+        )
+    if size < 12 or tail[-4:] != b"PAR1":
+        raise InputError(
+            f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being "
+            "written, or is it something else?"
+        )
+    footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
+    if footer_bytes + 4 > size:
+        raise InputError(
+            f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again."
+        )
+    return footer_bytes
+
+
+def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> None:
+    """Refuse encrypted columns before Arrow is asked about one, which would end the process."""
+    for name, leaves in _leaves(look, columns, reads, gold=True).items():
+        if any(look.metadata.schema.column(leaf).path in look.encrypted for leaf in leaves):
+            raise InputError(
+                f"{path}: column `{name}` is encrypted, and relabel takes no keys. Write the file again without "
+                "encryption."
+            )
+
+
+def _leaves(look: _Look, columns: Columns, reads: Reads, *, gold: bool = False) -> dict[str, list[int]]:
+    names = [name for name in _read_columns(columns, reads, gold=gold) if name not in look.folders]
+    return leaves_of(look.metadata, look.schema, names)
+
+
+def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list[str]:
+    """What a run reads, each once; with gold, which is read later alone."""
+    names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
+    more = [name for name in (columns.context, columns.gold if gold else None) if name]
+    return list(dict.fromkeys([*names, *more, *(one.name for one in reads.columns)]))
+
+
+def _group_bytes(look: _Look, columns: Columns, reads: Reads) -> tuple[tuple[int, int], ...]:
+    metadata = look.metadata
+    leaves = sorted(itertools.chain.from_iterable(_leaves(look, columns, reads).values()))
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        found.append((group.num_rows, sum(group.column(leaf).total_uncompressed_size for leaf in leaves)))
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------
+# Which of an input's files are others than they were.
+
+
+def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> list[str]:
+    """What differs between the files that were planned and those that are there, a sentence each; empty if nothing
+    does.
+    """
+    if [file.identity for file in planned] == [file.identity for file in found]:
+        return []
+    before, after = _by_key(planned, list(found))
+    remarks = []
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if now is None and was is not None:
+            remarks.append(f"{was.path}: planned, now missing")
+        elif was is None and now is not None:
+            remarks.append(f"{now.path}: new since the plan")
+        elif was is not None and now is not None and was.identity != now.identity:
+            what = f"{was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows in {now.size_bytes} bytes"
+            remarks.append(f"{now.path}: changed since the plan ({what})")
+    return remarks or [f"{found[0].path} and the others: read in another order than planned, or a file twice"]
+
+
+def _by_key(planned: list[InputFile], found: list[InputFile]) -> tuple[dict[Any, InputFile], dict[Any, InputFile]]:
+    """Files that are to be compared under one key: their path, their name where the data moved, else their position."""
+    for key in _changed_files_path, _name:
+        before, after = {key(file): file for file in planned}, {key(file): file for file in found}
+        if before.keys() & after.keys() and len(before) == len(planned) and len(after) == len(found):
+            return before, after
+    return dict(enumerate(planned)), dict(enumerate(found))
+
+
+def _changed_files_path(file: InputFile) -> str:
+    return absolute_path(file.path)
+
+
+def _name(file: InputFile) -> str:
+    return file.path.rpartition("/")[2]

@@ -1,3 +1,0 @@
-"""Judging: gold grades, TREC files and label sets, joined by row or pair. The figures are `metrics/`. Read
-`label_sets.py` first.
-"""

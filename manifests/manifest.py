@@ -1,0 +1,564 @@
+"""A run's `manifest.json`, and the sums of receipts that it records."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from relabel.manifests import failpoints
+from relabel.manifests.costs import Actual, BudgetState, Estimate, PlannedFigure, against
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.plan import Plan
+from relabel.manifests.readings import FOLDER, Reading, load_reading, parsed_name, reading_bytes, reading_name
+from relabel.manifests.receipts import FileRef, Receipt, ReusedRows, RunRows
+from relabel.manifests.records import (
+    LEFT_OUT,
+    canonical_json,
+    checked,
+    digest_of,
+    fault_of,
+    plain,
+    sealed_json,
+    sha256_bytes,
+    unsealed,
+    version_of,
+)
+from relabel.manifests.store import RunStore, map_concurrent, read_if_there
+
+# ------------------------------------------------------------------------------
+# Which engines made a set of labels, and whether they are one.
+#
+# Labels of two engines, models or precisions in one set are two teachers under one name. So a run refuses to go on with
+# another engine than the one that began it, and outputs of different ones are not merged, unless the user says so; then
+# the manifest says so too.
+
+
+IDENTITY = ("family", "version", "model_digest", "dtype", "device")
+"""What must agree. Of the device only its kind (`cuda`, `cpu`): which of a node's GPUs answered is no difference, a CPU
+is one.
+"""
+
+
+def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
+    """What of an engine's facts (as receipts hold them) decides whether its labels may be beside others."""
+    found = {name: str(facts.get(name, "")) for name in IDENTITY}
+    return found | {"device": found["device"].partition(":")[0]}
+
+
+def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """All engines behind a set of labels: those that were asked for it, and the identities of others whose labels were
+    reused.
+    """
+    found = [dict(facts) for facts in asked if facts]
+    seen = [engine_identity(facts) for facts in found]
+    for identity in map(engine_identity, taken):
+        if identity not in seen:
+            seen.append(identity)
+            found.append(dict(identity))
+    return found
+
+
+def engines_differ(engines: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What differs between engines, a phrase each (`version: 0.26.0 and 0.32.0`); empty for one engine or none."""
+    identities = [engine_identity(facts) for facts in engines if facts]
+    remarks = []
+    for name in IDENTITY:
+        values = sorted({identity[name] for identity in identities})
+        if len(values) > 1:
+            remarks.append(f"{name}: {' and '.join(value or 'none' for value in values)}")
+    return remarks
+
+
+# ------------------------------------------------------------------------------
+# A run's `manifest.json` as a record: what ran, on what, and what became of every row. Fields are in the order of
+# the JSON.
+#
+# Readers rely on the fields without a default. The others have one for manifests of an earlier relabel, which may do
+# without them.
+
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True)
+class EngineMix:
+    """Whether labels of different engines were allowed, and what differs between those that are there."""
+
+    allowed: bool = False
+    differences: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class MergedSource:
+    """An output that was merged, as it was found; its rows begin at `first_row_id` of the merged input."""
+
+    output: str
+    fingerprint: str
+    manifest_sha256: str | None = None
+    receipts_sha256: str | None = None
+    first_row_id: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunManifest:
+    """The manifest of any output.
+
+    Args:
+        receipts_sha256, receipts_listing_sha256: of the receipts' contents, and of what a listing shows of them.
+        engines: all that are behind the labels; `engines_asked` are those that were asked here.
+        tokens_in_budget: prompt and output tokens that the ledger of a budget has counted.
+        provenance: the plan's parts.
+        readings: digests of what was read of the input, by name.
+        merged_from: of a merged output.
+    """
+
+    version: int
+    relabel: str = ""
+    name: str = ""
+    fingerprint: str
+    plan_sha256: str | None = None
+    receipts_sha256: str
+    receipts_listing_sha256: str | None = None
+    rows: RunRows
+    quarantined_by_status: dict[str, int] | None = None
+    conservation: str = ""
+    failed_fraction: float = 0.0
+    max_failed_fraction: float
+    over_limit: bool
+    stages: dict[str, dict[str, int]] | None = None
+    worker_seconds: float | None = None
+    tokens_in_budget: tuple[int, int] | None = field(default=None, metadata=LEFT_OUT)
+    engines: list[dict[str, Any]] | None = None
+    engines_asked: list[dict[str, Any]] | None = None
+    mixed: EngineMix = EngineMix()
+    canary: list[dict[str, Any]] = field(default_factory=list)
+    reused_from: list[ReusedRows] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    spec: dict[str, Any] = field(default_factory=dict)
+    labels: list[FileRef]
+    quarantine: list[FileRef]
+    answers: list[FileRef] | None = None
+    readings: dict[str, str] | None = None
+    merged_from: list[MergedSource] | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRunManifest(RunManifest):
+    """That of an output which was labelled or scored where it lies.
+
+    Args:
+        plan_against_actual: None if nothing was estimated.
+        variables: of the spec's `${...}`, by name.
+        budget: where the job had one.
+    """
+
+    plan_against_actual: list[PlannedFigure] | None
+    variables: dict[str, str]
+    budget: BudgetState | None = field(default=None, metadata=LEFT_OUT)
+
+
+def load_manifest(store: RunStore) -> RunManifest | None:
+    """The manifest of an output, or None if the run has not finished.
+
+    Raises:
+        ManifestError: it is damaged, or another version of relabel wrote it.
+    """
+    where = f"{store.root}/{MANIFEST_NAME}"
+    data = read_if_there(store, MANIFEST_NAME)
+    if data is None:
+        return None
+    try:
+        held = unsealed(data)
+        version = version_of(held)
+        if version != MANIFEST_VERSION:
+            raise ManifestError(f"{where}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
+        if "receipts_mark" in held:  # its name until 2026-11-22
+            held["receipts_listing_sha256"] = held.pop("receipts_mark")
+        manifest = checked(RunManifest, held)
+        _check_sums(manifest)
+    except ValueError as exc:
+        raise ManifestError(f"{where}: not a manifest ({fault_of(exc)}). Move it away and run the job again.") from exc
+    return manifest
+
+
+def manifest_sha256_of(store: RunStore) -> str | None:
+    """sha256 of an output's manifest, which is not read as one; None if there is none."""
+    data = read_if_there(store, MANIFEST_NAME)
+    return None if data is None else sha256_bytes(data)
+
+
+def _check_sums(manifest: RunManifest) -> None:
+    """Raise unless its rows add up, and its files hold them."""
+    rows = manifest.rows
+    labels, quarantine = (sum(file.rows for file in files) for files in (manifest.labels, manifest.quarantine))
+    if (labels, quarantine, labels + quarantine) != (rows.labelled + rows.reused, rows.quarantined, rows.in_):
+        in_files = {"labels": labels, "quarantine": quarantine}
+        raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")
+
+
+def write_manifest(store: RunStore, manifest: RunManifest) -> None:
+    """Make the manifest durable: the last file of a run, replaced after a retry."""
+    failpoints.hit("before_manifest")
+    store.put(MANIFEST_NAME, sealed_json(plain(manifest)))
+    failpoints.hit("after_manifest")
+
+
+# ------------------------------------------------------------------------------
+# What the receipts of a run come to, all or those of some shards, at one moment.
+
+
+NAMES_AT_A_TIME = 4096
+
+
+class Tally(NamedTuple):
+    """What a run's receipts add up to.
+
+    `labelled` counts labels that were asked, `reused` those reused; `quarantined` counts rows by their latest
+    status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up. `in_budget` are
+    prompt and output tokens that the ledger of a budget has counted.
+    """
+
+    rows: int
+    labelled: int
+    reused: int
+    quarantined: dict[str, int]
+    chunks_done: int
+    stages: dict[str, dict[str, int]]
+    worker_seconds: float = 0.0
+    in_budget: tuple[int, int] = (0, 0)
+
+    @property
+    def num_quarantined(self) -> int:
+        return sum(self.quarantined.values())
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Prompt and output tokens of all stages."""
+        stages = self.stages.values()
+        return sum(one["prompt_tokens"] for one in stages), sum(one["output_tokens"] for one in stages)
+
+    @property
+    def tokens_beyond_budget(self) -> tuple[int, int]:
+        """Likewise, of calls that had no budget."""
+        (prompt, output), counted = self.tokens, self.in_budget
+        return prompt - counted[0], output - counted[1]
+
+
+class Snapshot(NamedTuple):
+    """A run's receipts as one pass found them.
+
+    Args:
+        labels: label files of all attempts; together they hold each labelled row once.
+        quarantine: quarantine files of each chunk's highest attempt.
+        answers: files with answers that rows share.
+        engines: the different engines that were asked here; `all_engines` are those behind the labels, reused or
+            not.
+        reused_from: outputs that rows were reused from, with the rows of each.
+        digest: over every receipt's name and its files' digests; it changes with any of them.
+        listing_digest: over every receipt's name and its etag in this store, which a listing shows without reading one.
+        etags: those names and etags: which receipts all this is about.
+    """
+
+    tally: Tally
+    labels: list[FileRef]
+    quarantine: list[FileRef]
+    answers: list[FileRef]
+    engines: list[dict[str, Any]]
+    reused_from: list[ReusedRows]
+    digest: str
+    listing_digest: str
+    etags: Mapping[str, str]
+
+    @property
+    def all_engines(self) -> list[dict[str, Any]]:
+        return engines_of(self.engines, [engine for source in self.reused_from for engine in source.engines])
+
+
+def digest_of_listing(etags: Mapping[str, str]) -> str:
+    """`Snapshot.listing_digest`: sha256 of the canonical JSON of sorted names and their etags, written in parts."""
+    digest, left, before = hashlib.sha256(b"{"), iter(etags.items()), b""
+    while some := dict(itertools.islice(left, NAMES_AT_A_TIME)):
+        digest.update(before + canonical_json(some)[1:-1])
+        before = b","
+    digest.update(b"}")
+    return digest.hexdigest()
+
+
+def seconds_between(spans: Iterable[tuple[str, str]]) -> float:
+    return round(
+        sum((datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds() for first, last in spans), 3
+    )
+
+
+def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]) -> Snapshot | None:
+    """What the receipts say by the word of a manifest that was made of them; None if an earlier relabel left a part
+    out.
+    """
+    rows, engines = manifest.rows, manifest.engines if manifest.engines_asked is None else manifest.engines_asked
+    if (
+        manifest.receipts_listing_sha256 is None
+        or manifest.quarantined_by_status is None
+        or manifest.stages is None
+        or manifest.worker_seconds is None
+        or manifest.answers is None
+        or manifest.reused_from is None
+        or engines is None
+    ):
+        return None
+    tally = Tally(
+        rows.in_,
+        rows.labelled,
+        rows.reused,
+        manifest.quarantined_by_status,
+        num_chunks,
+        manifest.stages,
+        manifest.worker_seconds,
+        manifest.tokens_in_budget or (0, 0),
+    )
+    return Snapshot(
+        tally,
+        manifest.labels,
+        manifest.quarantine,
+        manifest.answers,
+        engines,
+        manifest.reused_from,
+        manifest.receipts_sha256,
+        manifest.receipts_listing_sha256,
+        etags,
+    )
+
+
+# ------------------------------------------------------------------------------
+# Receipts added up, one chunk after the other, into a snapshot.
+
+
+class ReceiptCounts:
+    """What the receipts so far come to."""
+
+    def __init__(self) -> None:
+        self._rows = self._chunks = self._labelled = self._reused = 0
+        self._quarantined: Counter[str] = Counter()
+        self._stages: dict[str, Counter[str]] = {}
+        self._labels: list[FileRef] = []
+        self._quarantine: list[FileRef] = []
+        self._answers: list[FileRef] = []
+        self._engines: dict[str, dict[str, Any]] = {}
+        self._sources: dict[str, ReusedRows] = {}
+        self._spans: dict[str, tuple[str, str]] = {}
+        """By worker: its first start and last commit."""
+        self._in_budget = 0, 0
+        """Prompt and output tokens."""
+        self._digest = hashlib.sha256()
+
+    def add_chunk(self, receipts: Sequence[Receipt], *, rows: int) -> None:
+        """Count a chunk: all of its receipts, by attempt; its rows' states are those of the last.
+
+        Args:
+            rows: the chunk's, by the plan.
+        """
+        latest = receipts[-1]
+        self._chunks += 1
+        self._rows += rows
+        self._quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
+        self._quarantine += [latest.quarantine] if latest.quarantine else []
+        for receipt in receipts:
+            self._add_files(receipt)
+            self._add_sources(receipt)
+            self._add_work(receipt)
+
+    def _add_files(self, receipt: Receipt) -> None:
+        if receipt.labels:
+            self._labels.append(receipt.labels)
+            self._labelled += receipt.labels.rows - receipt.rows_reused
+        self._answers += [receipt.answers] if receipt.answers else []
+        files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
+        files += [receipt.answers.sha256] if receipt.answers else []
+        self._digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
+
+    def _add_sources(self, receipt: Receipt) -> None:
+        self._reused += receipt.rows_reused
+        for source in receipt.reused:
+            key = json.dumps(asdict(replace(source, rows=0)))
+            known = self._sources[key].rows if key in self._sources else 0
+            self._sources[key] = replace(source, rows=source.rows + known)
+
+    def _add_work(self, receipt: Receipt) -> None:
+        first, last = self._spans.get(receipt.worker, (receipt.started, receipt.committed))
+        self._spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
+        if receipt.engine:
+            self._engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
+        for stage, counts in receipt.stages.items():
+            self._stages.setdefault(stage, Counter()).update(counts)
+            if receipt.in_budget:
+                prompt, output = self._in_budget
+                self._in_budget = prompt + counts["prompt_tokens"], output + counts["output_tokens"]
+
+    def snapshot(self, listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
+        """All that was counted, as found under these names and etags."""
+        tally = Tally(
+            self._rows,
+            self._labelled,
+            self._reused,
+            dict(self._quarantined),
+            self._chunks,
+            {stage: dict(counts) for stage, counts in self._stages.items()},
+            seconds_between(self._spans.values()),
+            self._in_budget,
+        )
+        return Snapshot(
+            tally,
+            self._labels,
+            self._quarantine,
+            self._answers,
+            list(self._engines.values()),
+            list(self._sources.values()),
+            self._digest.hexdigest(),
+            listing_digest,
+            etags,
+        )
+
+
+# ------------------------------------------------------------------------------
+# The estimate that was written before the first commit, read back and held against what came.
+
+
+ESTIMATE_NAME = "estimate.json"
+ESTIMATE_VERSION = 2
+READ_VERSIONS = (1, ESTIMATE_VERSION)
+"""Before 2, seconds were always said."""
+
+
+def load_estimate(store: RunStore) -> Estimate | None:
+    """What was said when the run was planned; None if nothing was.
+
+    Raises:
+        ManifestError: it is damaged, or another version of relabel wrote it.
+    """
+    try:
+        held = unsealed(store.read(ESTIMATE_NAME))
+        return checked(Estimate, held) if version_of(held) in READ_VERSIONS else None
+    except FileNotFoundError:
+        return None
+    except ValueError as exc:
+        raise ManifestError(
+            f"{store.root}/{ESTIMATE_NAME}: not an estimate ({fault_of(exc)}). Move it away; nothing depends on it."
+        ) from exc
+
+
+def plan_against_actual(store: RunStore, tally: Tally) -> list[PlannedFigure] | None:
+    """Plan against actual, each figure; None if nothing was estimated."""
+    estimate = load_estimate(store)
+    if estimate is None:
+        return None
+    return against(estimate, Actual(tally.rows, tally.reused, tally.stages, tally.worker_seconds))
+
+
+# ------------------------------------------------------------------------------
+# Readings that outputs keep: listed, checked against each other, copied.
+
+
+def listed_readings(store: RunStore) -> dict[str, str]:
+    """Every reading by name, with the sha256 of what it says: what a manifest keeps of them.
+
+    Raises:
+        ManifestError: one is damaged.
+    """
+    return {name: digest_of(asdict(held)) for name, held in _all(store)}
+
+
+def check_readings(store: RunStore, plan: Plan, manifest: RunManifest | None) -> None:
+    """Hold the readings of an output against its plan, and against its manifest where that names them.
+
+    Raises:
+        ManifestError: names one that is damaged, missing, not the one that was kept, or of no row group of its own.
+    """
+    found, stops = {}, {}
+    for name, held in _all(store):
+        found[name], stops[name] = digest_of(asdict(held)), held.first + len(held.groups)
+    said = found if manifest is None or manifest.readings is None else manifest.readings
+    for name in sorted(found.keys() | said.keys()):
+        if name not in found:
+            raise ManifestError(f"{store.root}/{name}: what was read of the input is missing. Restore it from a copy.")
+        if found[name] != said.get(name):
+            raise ManifestError(
+                f"{store.root}/{name}: not what was read of the input when the run finished. Restore it from a copy."
+            )
+    before = -1, 0
+    for (file, first), name in sorted((parsed_name(name), name) for name in found):
+        if file >= len(plan.files):
+            raise ManifestError(f"{store.root}/{name}: the plan has no file {file}. Move it away.")
+        if (file, first) < before:
+            raise ManifestError(
+                f"{store.root}/{name}: row group {first} is in another reading too. Restore both from a copy."
+            )
+        before = file, stops[name]
+
+
+def differing_readings(first: RunStore, second: RunStore) -> tuple[int, int] | None:
+    """The first file and row group, by number, that two outputs of one list of input files read differently; None if
+    there is none.
+
+    Chunks of another size make other blocks, so it is row groups that are compared.
+
+    Raises:
+        ManifestError: what was kept is damaged.
+    """
+    ours = dict(_groups(first))
+    for place, other in sorted(_groups(second)):
+        one = ours.get(place, {})
+        if any(one[column] != other[column] for column in one.keys() & other.keys()):
+            return place
+    return None
+
+
+def _groups(store: RunStore) -> Iterator[tuple[tuple[int, int], dict[str, str]]]:
+    """What each row group held, by the numbers of file and row group."""
+    for name, held in _all(store):
+        for group, digests in enumerate(held.groups, start=held.first):
+            yield (parsed_name(name)[0], group), digests
+
+
+def _all(store: RunStore) -> Iterator[tuple[str, Reading]]:
+    names = sorted(store.names(FOLDER))
+    return zip(names, map_concurrent(store, functools.partial(load_reading, store), names), strict=True)
+
+
+def refuse_differing(first: RunStore, second: RunStore, plan: Plan) -> None:
+    """Refuse to put the labels of two outputs of one plan together if they are of other texts.
+
+    Raises:
+        InputError: names the file and the row group.
+        ManifestError: what was kept is damaged.
+    """
+    other = differing_readings(first, second)
+    if other is not None:
+        raise InputError(
+            f"{plan.files[other[0]].path}: row group {other[1]} held other texts when {first.root} read it than when "
+            f"{second.root} did, so "
+            "their labels don't go together. Label it again into one of them."
+        )
+
+
+def copy_readings(source: RunStore, target: RunStore, first_file: int) -> None:
+    """Bring an output's readings into one that holds its labels, and whose list of files has its own from `first_file`
+    on.
+
+    Raises:
+        ManifestError: one of them is damaged, or the target holds another.
+    """
+    for name in source.names(FOLDER):
+        held = load_reading(source, name)
+        copy = reading_name(first_file + parsed_name(name)[0], held.first)
+        if not target.create(copy, reading_bytes(held)) and load_reading(target, copy) != held:
+            raise ManifestError(
+                f"{target.root}/{copy}: {source.root}/{name} says otherwise. Merge into a folder of its own."
+            )

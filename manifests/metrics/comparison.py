@@ -1,0 +1,670 @@
+"""Two label sets over the same rows: student against teacher, or two runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from relabel.manifests.metrics.evaluation import Difference, Evaluation, evaluate_both
+from relabel.manifests.metrics.judged import Judged, RowsBeside, sample_counts
+from relabel.manifests.metrics.measures import TINY, accuracy, confusion_by_group, kappa, tau_by_query
+from relabel.manifests.metrics.metric import (
+    Formula,
+    Measured,
+    Metric,
+    MetricSet,
+    MetricValue,
+    Sums,
+    bootstrap,
+    mean,
+    mean_of_queries,
+    mean_of_rows,
+    share,
+)
+from relabel.manifests.schemas import codes_of, pair_codes, texts_of
+
+# ------------------------------------------------------------------------------
+# Which rows of a student's labels and a teacher's are the same.
+
+
+BY_ROW = "row_id: both were made from the same input"
+BY_IDS = "query_id and doc_id"
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """All labels of one set, in the order of its rows.
+
+    Args:
+        row_ids: int64 [N]: rows of the run's input, or of the file.
+        grades: int64 [N].
+        probs: float64 [N, K], NaN where a row has none; None where no row has one.
+        num_without_label: rows of the set that hold no label and are not here.
+        columns: as those of `Judged`.
+    """
+
+    where: str
+    row_ids: np.ndarray
+    query_ids: pa.LargeBinaryArray
+    doc_ids: pa.LargeBinaryArray
+    grades: np.ndarray
+    probs: np.ndarray | None
+    samples: pa.LargeListArray | None
+    num_without_label: int
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+
+    def pairs(self, first: int) -> list[tuple[str, str]]:
+        """(query_id, doc_id) of the first rows."""
+        return list(zip(texts_of(self.query_ids[:first]), texts_of(self.doc_ids[:first]), strict=True))
+
+
+class Match(NamedTuple):
+    """Which rows of two sets are the same: index into the teacher's rows and into the student's, int64 [N] each.
+
+    `num_repeated` counts matched rows beyond the first of their pair, where rows are matched by ids.
+    """
+
+    how: str
+    teacher: np.ndarray
+    student: np.ndarray
+    num_repeated: int
+
+
+def match_rows(teacher: Labelled, student: Labelled, *, is_same_input: bool) -> Match:
+    """Find the rows that both sets label.
+
+    A pair that occurs several times in both is matched in the order of its rows: first with first, second with second.
+
+    Args:
+        is_same_input: row ids mean the same in both.
+    """
+    if is_same_input:
+        _, ours, theirs = np.intersect1d(teacher.row_ids, student.row_ids, assume_unique=True, return_indices=True)
+        return Match(BY_ROW, ours, theirs, 0)
+    codes = pair_codes(
+        *(
+            pa.concat_arrays([ours, theirs])
+            for ours, theirs in ((teacher.query_ids, student.query_ids), (teacher.doc_ids, student.doc_ids))
+        )
+    )
+    sides = np.split(np.unique(codes, return_inverse=True)[1], [len(teacher.grades)])
+    # the same pair's first row, second row, …
+    number_N, number_M = (_numbers(pair) for pair in sides)
+    most = max(number_N.max(initial=0), number_M.max(initial=0)) + 1
+    keys = sides[0] * most + number_N, sides[1] * most + number_M
+    _, ours, theirs = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+    order = np.argsort(ours)
+    return Match(BY_IDS, ours[order], theirs[order], int((number_N[ours] > 0).sum()))
+
+
+def _numbers(pair_N: np.ndarray) -> np.ndarray:
+    """How many rows of the same pair come before each row: int64 [N]."""
+    order = np.argsort(pair_N, kind="stable")
+    _, start, count = np.unique(pair_N[order], return_index=True, return_counts=True)
+    number_N = np.empty(len(pair_N), dtype=np.int64)
+    number_N[order] = np.arange(len(pair_N)) - np.repeat(start, count)
+    return number_N
+
+
+def match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str]:
+    notes = []
+    for labels, taken in ((teacher, match.teacher), (student, match.student)):
+        if labels.num_without_label:
+            notes.append(f"rows of {labels.where} without a readable label, left out: {labels.num_without_label:,}")
+        if len(taken) < len(labels.grades):
+            notes.append(
+                f"labels of {labels.where} that the other set has no row for, left out: "
+                f"{len(labels.grades) - len(taken):,}"
+            )
+    if match.num_repeated:
+        notes.append(
+            "pairs that occur several times in both sets are matched in order; rows beyond the first: "
+            f"{match.num_repeated:,}"
+        )
+    return notes
+
+
+# ------------------------------------------------------------------------------
+# What is compared of a student and its teacher, and how it is resampled.
+
+
+def kl_rows(teacher_NK: np.ndarray, student_NK: np.ndarray) -> np.ndarray:
+    """KL(teacher ‖ student) of each row, Σ_k p_T(k) log(p_T(k) / p_S(k)): float64 [N], nats, 0 where both are equal,
+    NaN where either is.
+
+    A student's probability counts as 1e-12 at least: a softmax in float32 may round to 0 what it does not mean as
+    impossible.
+    """
+    ratio_NK = np.log(np.maximum(teacher_NK, TINY)) - np.log(np.maximum(student_NK, TINY))
+    rows_N: np.ndarray = np.where(teacher_NK == 0, 0.0, teacher_NK * ratio_NK).sum(1)
+    return rows_N
+
+
+class TeacherStatistics:
+    """Statistics of a student with its teacher for gold, over matched rows.
+
+    Args:
+        query_N: int64 [N], 0..num_queries-1.
+    """
+
+    def __init__(
+        self, teacher: Labelled, student: Labelled, match: Match, query_N: np.ndarray, num_queries: int, grades: int
+    ) -> None:
+        ours_N, theirs_N = teacher.grades[match.teacher], student.grades[match.student]
+        ours_NK, theirs_NK = _taken(teacher.probs, match.teacher, grades), _taken(student.probs, match.student, grades)
+        self.kl = mean_of_rows(kl_rows(ours_NK, theirs_NK), query_N, num_queries)
+        self.counts = Sums(
+            confusion_by_group(ours_N, theirs_N, query_N, num_groups=num_queries, grades=grades), len(ours_N)
+        )
+        self.tau = mean_of_queries(
+            tau_by_query(query_N, _scores(ours_N, ours_NK), _scores(theirs_N, theirs_NK), num_queries=num_queries)
+        )
+        self.notes = []
+        if self.kl.over < len(ours_N):
+            self.notes.append(
+                f"matched rows without a distribution on both sides, left out of KL: {len(ours_N) - self.kl.over:,}"
+            )
+        if self.tau.over < num_queries:
+            flat = num_queries - self.tau.over
+            self.notes.append(
+                f"queries where teacher or student scores every row alike, left out of their Kendall tau: {flat:,}"
+            )
+
+
+def _kl(rows: TeacherStatistics) -> Mapping[str, Measured]:
+    return {"": Measured(rows.kl, mean)} if rows.kl.over else {}
+
+
+def _tau(rows: TeacherStatistics) -> Mapping[str, Measured]:
+    return {"": Measured(rows.tau, mean)}
+
+
+def of_counts(formula: Formula) -> Callable[[Any], Mapping[str, Measured]]:
+    """Measures a function of `counts`, the confusion matrix of two sets of labels."""
+    return lambda rows: {"": Measured(rows.counts, formula)}
+
+
+AGREEMENT = Metric("agreement", "agreement", "higher", "rows", of_counts(accuracy), "share of equal grades")
+KAPPA = Metric(
+    "kappa",
+    "Cohen kappa",
+    "higher",
+    "rows",
+    of_counts(lambda counts_KK: kappa(counts_KK, power=0)),
+    "the same beyond chance",
+)
+AGAINST_TEACHER = (
+    Metric("kl", "mean KL(teacher ‖ student), nats", "lower", "rows", _kl, "over rows where both have a distribution"),
+    AGREEMENT,
+    KAPPA,
+    Metric(
+        "kendall_tau",
+        "Kendall tau of expected grades, by query",
+        "higher",
+        "queries",
+        _tau,
+        "tau-b of the expected grades; mean over queries where both vary",
+    ),
+)
+"""Metrics of a student beside its teacher, in the order in which they are shown."""
+
+
+def _taken(probs_NK: np.ndarray | None, rows: np.ndarray, grades: int) -> np.ndarray:
+    return np.full((len(rows), grades), np.nan) if probs_NK is None else probs_NK[rows]
+
+
+def _scores(grades_N: np.ndarray, probs_NK: np.ndarray) -> np.ndarray:
+    """Expected grades, or the grade where there is no distribution; to 6 digits, which float32 keeps."""
+    expected_N = probs_NK @ np.arange(probs_NK.shape[1])
+    return np.round(np.where(np.isnan(expected_N), grades_N, expected_N), 6)
+
+
+# ------------------------------------------------------------------------------
+# Rows that two sets of labels share, and how each query's ranking moves between them.
+
+
+@dataclass(frozen=True)
+class PairedRows:
+    """Rows that both sets label, all rows of some queries.
+
+    Args:
+        query: int64 [N], 0..Q-1, ascending, none left out.
+        docs: document ids.
+        grades: int64 [N], of the first set and of the second.
+        expected: float64 [N], NaN where a row has no distribution.
+        probs: float64 [N, K], NaN where a row has none.
+    """
+
+    query: np.ndarray
+    docs: list[str]
+    grades: tuple[np.ndarray, np.ndarray]
+    expected: tuple[np.ndarray, np.ndarray]
+    probs: tuple[np.ndarray, np.ndarray]
+
+    @property
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """What rows are ordered by: expected grades to 6 digits, which float32 keeps, or the grade where there is no
+        distribution.
+        """
+        first, second = (
+            np.round(np.where(np.isnan(expected), grades, expected), 6)
+            for grades, expected in zip(self.grades, self.expected, strict=True)
+        )
+        return first, second
+
+
+class QueryMoves(NamedTuple):
+    """How each query moved from the first set to the second.
+
+    Args:
+        rows: int64 [Q].
+        first, second: mean score, float64 [Q].
+        tau: Kendall tau-b of the two orders, float64 [Q], NaN where either set scores all rows alike.
+        entered: documents of the second set's top that are not in the first's, int64 [Q]; `top` is the size of both.
+        top_changed: whether another document comes first, bool [Q].
+    """
+
+    rows: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    tau: np.ndarray
+    entered: np.ndarray
+    top: np.ndarray
+    top_changed: np.ndarray
+
+
+def query_moves(rows: PairedRows, queries: int, *, depth: int) -> QueryMoves:
+    """How each of some queries moved.
+
+    Equal scores are ordered by document id, descending, as everywhere (`ranking.py`).
+    """
+    count = np.bincount(rows.query, minlength=queries)
+    first, second = rows.scores
+    entered, changed = np.zeros(queries, dtype=np.int64), np.zeros(queries, dtype=bool)
+    names = np.array([doc.encode("utf-8", "replace") for doc in rows.docs], dtype=object)
+    by_name = np.empty(len(names), dtype=np.int64)
+    by_name[np.argsort(names, kind="stable")] = np.arange(len(names))
+    tops = [np.lexsort((-by_name, -score, rows.query)) for score in (first, second)]
+    start = 0
+    for query, size in enumerate(count):
+        ours, theirs = (top[start : start + min(size, depth)] for top in tops)
+        entered[query] = len(np.setdiff1d(theirs, ours, assume_unique=True))
+        changed[query] = bool(size) and ours[0] != theirs[0]
+        start += size
+    means = [np.bincount(rows.query, score, minlength=queries) / np.maximum(count, 1) for score in (first, second)]
+    tau = tau_by_query(rows.query, first, second, num_queries=queries)
+    return QueryMoves(count, means[0], means[1], tau, entered, np.minimum(count, depth), changed)
+
+
+LN2 = math.log(2.0)
+
+
+def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
+    """Jensen–Shannon divergence of each row: float64 [N], nats, 0 where both are equal, ln 2 where they share no grade.
+
+    Source:
+        Lin 1991: ½ KL(p ‖ m) + ½ KL(q ‖ m), m = ½ (p + q).
+    """
+    middle_NK = (first_NK + second_NK) / 2
+    rows_N: np.ndarray = np.clip((kl_rows(first_NK, middle_NK) + kl_rows(second_NK, middle_NK)) / 2, 0.0, LN2)
+    return rows_N
+
+
+# ------------------------------------------------------------------------------
+# Two label sets over the same rows, neither of them the truth: agreement, shift of grades, distance of distributions,
+# and how the order of each query's documents changes, all with intervals over queries.
+#
+# Memory grows with queries, not with rows: rows come some whole queries at a time and leave sums behind.
+#
+# Letters: N rows, Q queries of one part, G all queries, K grades.
+
+
+class PairedSums:
+    """What rows leave behind, query by query, until all have been seen.
+
+    Args:
+        grades: K.
+        depth: of the top that is compared.
+    """
+
+    def __init__(self, grades: int, *, depth: int) -> None:
+        self.grades = grades
+        self.depth = depth
+        self._counts: list[np.ndarray] = []
+        self._sums: list[np.ndarray] = []
+        self._moves: list[QueryMoves] = []
+
+    def add(self, rows: PairedRows) -> QueryMoves:
+        """Take in the rows of some queries; how those queries moved."""
+        queries = int(rows.query[-1]) + 1
+        first, second = rows.grades
+        self._counts.append(
+            confusion_by_group(first, second, rows.query, num_groups=queries, grades=self.grades).astype(np.float32)
+        )
+        has_expected = ~np.isnan(rows.expected[0]) & ~np.isnan(rows.expected[1])
+        has_probs = ~np.isnan(rows.probs[0][:, 0]) & ~np.isnan(rows.probs[1][:, 0])
+        probs = rows.probs[0][has_probs], rows.probs[1][has_probs]
+        columns = [
+            (has_expected, np.ones(len(first))),
+            (has_expected, rows.expected[0]),
+            (has_expected, rows.expected[1]),
+            (has_probs, np.ones(len(first))),
+            (has_probs, kl_rows(*probs)),
+            (has_probs, kl_rows(*reversed(probs))),
+            (has_probs, js_rows(*probs)),
+        ]
+        sums = [
+            np.bincount(rows.query[kept], weights if len(weights) == kept.sum() else weights[kept], minlength=queries)
+            for kept, weights in columns
+        ]
+        self._sums.append(np.stack(sums, axis=1))
+        self._moves.append(query_moves(rows, queries, depth=self.depth))
+        return self._moves[-1]
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """int64 [K, K], rows first set, columns second."""
+        return np.asarray(np.concatenate(self._counts).sum(0, dtype=np.float64).round(), dtype=np.int64)
+
+    @property
+    def moves(self) -> QueryMoves:
+        """Of all queries, in the order in which they came."""
+        return QueryMoves(*(np.concatenate(column) for column in zip(*self._moves, strict=True)))
+
+    def figures(self, *, resamples: int, seed: int) -> dict[str, MetricValue]:
+        """Every metric with its 95 % interval over queries; at least one row was added."""
+        queries = len(self.moves.rows)
+        metrics = MetricSet(PAIRED, PairedStatistics(self), num_groups=queries)
+        return metrics.with_intervals(bootstrap(metrics.resampled, num_groups=queries, resamples=resamples, seed=seed))
+
+
+class PairedStatistics:
+    """Statistics of two label sets, by query."""
+
+    def __init__(self, sums: PairedSums) -> None:
+        moves, by_query = sums.moves, np.concatenate(sums._sums)
+        self.depth = sums.depth
+        self.counts = Sums(np.concatenate(sums._counts), int(moves.rows.sum()))
+        self.expected = Sums(by_query[:, :3], int(by_query[:, 0].sum()))
+        """Rows with expected grades in both sets, sum of those of the first, of the second."""
+        self.distances = [Sums(by_query[:, [place, 3]], int(by_query[:, 3].sum())) for place in (4, 5, 6)]
+        """KL(A ‖ B), KL(B ‖ A) and JS: total, and rows with distributions in both sets."""
+        self.tau = mean_of_queries(moves.tau)
+        self.stayed = mean_of_queries(1 - moves.entered / np.maximum(moves.top, 1))
+        self.first_changed = mean_of_queries(moves.top_changed.astype(float))
+
+
+Measure = Callable[[PairedStatistics], Mapping[str, Measured]]
+
+
+def _of_expected(formula: Formula) -> Measure:
+    return lambda rows: {"": Measured(rows.expected, formula)} if rows.expected.over else {}
+
+
+def _distance(place: int) -> Measure:
+    return lambda rows: {"": Measured(rows.distances[place], mean)} if rows.distances[place].over else {}
+
+
+def _mean_grade(counts_KK: np.ndarray, side: int) -> np.ndarray:
+    """Of the first set (0) or of the second (1)."""
+    grade_K = np.arange(counts_KK.shape[-1])
+    return np.asarray(counts_KK.sum(-1 - side) @ grade_K / counts_KK.sum((-2, -1)))
+
+
+PAIRED = (
+    AGREEMENT,
+    KAPPA,
+    Metric(
+        "kappa_quadratic",
+        "Cohen kappa, quadratic",
+        "higher",
+        "rows",
+        of_counts(lambda counts: kappa(counts, power=2)),
+        "with a disagreement of (a − b)²",
+    ),
+    Metric(
+        "mean_grade_a",
+        "mean grade, A",
+        "neither",
+        "rows",
+        of_counts(lambda counts: _mean_grade(counts, 0)),
+        "of A's labels",
+    ),
+    Metric(
+        "mean_grade_b",
+        "mean grade, B",
+        "neither",
+        "rows",
+        of_counts(lambda counts: _mean_grade(counts, 1)),
+        "of B's labels",
+    ),
+    Metric(
+        "mean_grade_difference",
+        "mean grade, B - A",
+        "neither",
+        "rows",
+        of_counts(lambda counts: _mean_grade(counts, 1) - _mean_grade(counts, 0)),
+        "how much higher B grades",
+    ),
+    Metric(
+        "mean_expected_a",
+        "mean expected grade, A",
+        "neither",
+        "rows",
+        _of_expected(lambda sums: sums[..., 1] / sums[..., 0]),
+        "of A's distributions",
+    ),
+    Metric(
+        "mean_expected_b",
+        "mean expected grade, B",
+        "neither",
+        "rows",
+        _of_expected(lambda sums: sums[..., 2] / sums[..., 0]),
+        "of B's distributions",
+    ),
+    Metric(
+        "mean_expected_difference",
+        "mean expected grade, B - A",
+        "neither",
+        "rows",
+        _of_expected(lambda sums: sums[..., 2] / sums[..., 0] - sums[..., 1] / sums[..., 0]),
+        "how much higher B's distributions lie",
+    ),
+    Metric("kl_a_b", "mean KL(A ‖ B), nats", "lower", "rows", _distance(0), "over rows where both have a distribution"),
+    Metric("kl_b_a", "mean KL(B ‖ A), nats", "lower", "rows", _distance(1), "over rows where both have a distribution"),
+    Metric(
+        "js", "mean Jensen-Shannon, nats", "lower", "rows", _distance(2), "over rows where both have a distribution"
+    ),
+    Metric(
+        "kendall_tau",
+        "Kendall tau, by query",
+        "higher",
+        "queries",
+        lambda rows: {"": Measured(rows.tau, mean)},
+        "tau-b of the two orders; mean over queries where both vary",
+    ),
+    Metric(
+        "overlap@{}",
+        "share of the top {} that stays",
+        "higher",
+        "queries",
+        lambda rows: {str(rows.depth): Measured(rows.stayed, share)},
+        "documents of B's top that are in A's",
+    ),
+    Metric(
+        "first_changed",
+        "queries with another first",
+        "lower",
+        "queries",
+        lambda rows: {"": Measured(rows.first_changed, share)},
+        "share of queries where another document comes first",
+    ),
+)
+"""Metrics of two label sets of which neither is the truth, in the order in which they are shown."""
+
+
+# ------------------------------------------------------------------------------
+# A student against its teacher and gold: the labels of both beside each other and beside gold grades, over the same
+# rows.
+#
+# Rows of two label sets are matched by their row of the input where both were made from the same one, else by
+# (query_id, doc_id); what only one set has is counted and left out, so that no figure compares different rows.
+#
+# Letters: N rows, G queries, K grades.
+
+
+@dataclass(frozen=True)
+class StudentComparisonCounts:
+    """Labels of both sets, rows that both have, of these those with a distribution on both sides, their queries, and
+    what gold says of them.
+    """
+
+    teacher: int
+    student: int
+    matched: int
+    only_teacher: int
+    only_student: int
+    with_distributions: int
+    queries: int
+    judged: int
+    unjudged: int
+    gold_null: int
+
+
+@dataclass(frozen=True)
+class StudentComparison:
+    """A student beside its teacher, and both beside gold grades.
+
+    Args:
+        against_teacher: those of `AGAINST_TEACHER`.
+        confusion: rows teacher, columns student.
+        teacher, student: by gold grades, over the judged rows; None without any.
+        difference: student minus teacher.
+    """
+
+    grades: int
+    matched_by: str
+    counts: StudentComparisonCounts
+    against_teacher: dict[str, MetricValue]
+    confusion: list[list[int]]
+    teacher: Evaluation | None
+    student: Evaluation | None
+    difference: dict[str, Difference]
+    notes: list[str]
+
+
+def compare(
+    teacher: Labelled,
+    student: Labelled,
+    match: Match,
+    golds: pa.Int64Array | None,
+    is_known: np.ndarray,
+    *,
+    grades: int,
+    resamples: int,
+    seed: int,
+    pass_at: Sequence[int] = (),
+    columns: Mapping[str, pa.Array] | None = None,
+    lexical: np.ndarray | None = None,
+) -> StudentComparison:
+    """Compare over matched rows, of which there is at least one.
+
+    Args:
+        pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
+        golds: gold grade of each matched row, or null; None where nobody judges.
+        is_known: whether the row has a gold grade at all, null or not.
+        columns: what gold says beside the grade, of each matched row.
+        lexical: BM25 of each row that has a gold grade.
+    """
+    query_N, query_names = codes_of(teacher.query_ids.take(pa.array(match.teacher)))
+    num_queries = len(query_names)
+    beside = TeacherStatistics(teacher, student, match, query_N, num_queries, grades)
+    metrics = MetricSet(AGAINST_TEACHER, beside, num_groups=num_queries)
+    intervals = bootstrap(metrics.resampled, num_groups=num_queries, resamples=resamples, seed=seed)
+    found: tuple[Evaluation | None, Evaluation | None, dict[str, Difference]] = (None, None, {})
+    num_judged = num_known = 0
+    if golds is not None:
+        num_judged, num_known = len(golds) - golds.null_count, int(is_known.sum())
+    if golds is not None and num_judged:
+        judged = golds.is_valid().to_numpy(zero_copy_only=False)
+        gold_N = golds.drop_null().to_numpy()
+        wanted, unjudged = (
+            {name: column.take(pa.array(np.flatnonzero(rows))) for name, column in (columns or {}).items()}
+            for rows in (judged, ~judged)
+        )
+        ours, theirs = (
+            replace(
+                _judged(one, rows[judged], match.teacher[judged], teacher, gold_N, grades, wanted),
+                beside=_beside(one, rows[~judged], query_N[~judged], query_N[judged], unjudged),
+                lexical=lexical,
+            )
+            for one, rows in ((teacher, match.teacher), (student, match.student))
+        )
+        found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
+    counts = StudentComparisonCounts(
+        teacher=len(teacher.grades),
+        student=len(student.grades),
+        matched=len(match.teacher),
+        only_teacher=len(teacher.grades) - len(match.teacher),
+        only_student=len(student.grades) - len(match.student),
+        with_distributions=metrics.over("kl"),
+        queries=num_queries,
+        judged=num_judged,
+        unjudged=0 if golds is None else len(golds) - num_known,
+        gold_null=num_known - num_judged,
+    )
+    notes = [*beside.notes, *match_notes(teacher, student, match)]
+    notes += dict.fromkeys(note for one in found[:2] if one is not None for note in one.notes)
+    confusion = beside.counts.by_group.sum(0).tolist()
+    return StudentComparison(grades, match.how, counts, metrics.with_intervals(intervals), confusion, *found, notes)
+
+
+def _judged(
+    labels: Labelled,
+    rows: np.ndarray,
+    name_rows: np.ndarray,
+    names: Labelled,
+    gold_N: np.ndarray,
+    grades: int,
+    wanted: Mapping[str, pa.Array],
+) -> Judged:
+    """Rows of a set with their gold grades; query and document ids are the teacher's for both sets, so that both have
+    the same groups.
+    """
+    named = pa.array(name_rows)
+    query_N, query_names = codes_of(names.query_ids.take(named))
+    probs_NK = None if labels.probs is None else labels.probs[rows]
+    if probs_NK is not None and np.isnan(probs_NK).all():
+        probs_NK = None
+    counted = sample_counts(labels.samples and labels.samples.take(pa.array(rows)), gold_N)
+    doc_N, _ = codes_of(names.doc_ids.take(named))
+    own = {name: column.take(pa.array(rows)) for name, column in labels.columns.items()}
+    return Judged(
+        grades,
+        gold_N,
+        labels.grades[rows],
+        query_N,
+        len(query_names),
+        doc_N,
+        probs_NK,
+        *counted,
+        query_names,
+        {**own, **wanted},
+    )
+
+
+def _beside(
+    labels: Labelled, rows: np.ndarray, query_M: np.ndarray, judged_N: np.ndarray, wanted: Mapping[str, pa.Array]
+) -> RowsBeside:
+    """Rows of a set without a gold grade, by the numbers that `_judged` gives their queries: in the order of ids.
+
+    Args:
+        query_M, judged_N: numbers among all matched rows' queries, of these rows and of the judged ones.
+    """
+    own = {name: column.take(pa.array(rows)) for name, column in labels.columns.items()}
+    return RowsBeside.of(pa.array(query_M), pa.array(np.unique(judged_N)), {**own, **wanted})

@@ -1,0 +1,558 @@
+"""Measures over arrays of labels and grades: agreement, calibration, ranking, and tests of paired labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from relabel.manifests.metrics.metric import Share
+from relabel.manifests.process import require
+
+# ------------------------------------------------------------------------------
+# Agreement of labels with gold grades, from counts alone: accuracy, F1, kappa and alpha are functions of a confusion
+# matrix.
+#
+# Each takes any number of matrices at once, [..., K, K], of counts or sums of weights, and gives [...]; NaN where it is
+# not defined (0/0), of which callers silence numpy's warning. That makes a bootstrap cheap: a resample of queries is a
+# weighted sum of their matrices.
+#
+# Letters: N rows, K grades, G groups (queries, or rows where there is no query); a confusion matrix has a row a gold
+# grade, a column a label.
+
+
+EXTRA = "eval"
+PURPOSE = "relabel evaluate"
+
+
+def confusion_by_group(
+    gold_N: np.ndarray, label_N: np.ndarray, group_N: np.ndarray, *, num_groups: int, grades: int
+) -> np.ndarray:
+    """One confusion matrix a group: int64 [G, K, K].
+
+    Args:
+        gold_N, label_N: grades 0..K-1.
+        group_N: 0..G-1.
+    """
+    cell_N = (group_N * grades + gold_N) * grades + label_N
+    return np.bincount(cell_N, minlength=num_groups * grades * grades).reshape(num_groups, grades, grades)
+
+
+accuracy = Share(lambda counts_KK: _hits(counts_KK).sum(-1), lambda counts_KK: counts_KK.sum((-2, -1)))
+"""Share of rows whose label is gold."""
+
+
+def f1_by_grade(counts_KK: np.ndarray) -> np.ndarray:
+    """2·both / (gold k + labels k): [..., K]."""
+    return np.asarray(2 * _hits(counts_KK) / (counts_KK.sum(-1) + counts_KK.sum(-2)))
+
+
+def f1_macro(counts_KK: np.ndarray) -> np.ndarray:
+    """Mean of F1 over grades that occur in gold or labels."""
+    occurs_K = counts_KK.sum(-1) + counts_KK.sum(-2) > 0
+    return np.asarray(np.where(occurs_K, f1_by_grade(counts_KK), 0).sum(-1) / occurs_K.sum(-1))
+
+
+def f1_weighted(counts_KK: np.ndarray) -> np.ndarray:
+    """Mean of F1 by the number of gold rows."""
+    gold_K = counts_KK.sum(-1)
+    return np.asarray((np.where(gold_K > 0, f1_by_grade(counts_KK), 0) * gold_K).sum(-1) / gold_K.sum(-1))
+
+
+def kappa(counts_KK: np.ndarray, *, power: int) -> np.ndarray:
+    """Cohen 1960 and 1968: 1 - observed cost / cost expected from the two margins.
+
+    Args:
+        power: of the distance of two grades, which is their cost: 2, or 0 for a cost of 1 whatever the distance.
+    """
+    gold_K, label_K = counts_KK.sum(-1), counts_KK.sum(-2)
+    step_KK = np.abs(np.subtract.outer(np.arange(counts_KK.shape[-1]), np.arange(counts_KK.shape[-1])))
+    cost_KK = np.where(step_KK > 0, step_KK.astype(float) ** power, 0.0)
+    expected = (gold_K[..., :, None] * label_K[..., None, :] * cost_KK).sum((-2, -1))
+    return np.asarray(
+        1 - (counts_KK * cost_KK).sum((-2, -1)) * gold_K.sum(-1) / np.where(expected > 0, expected, np.nan)
+    )
+
+
+def alpha(counts_KK: np.ndarray, *, is_ordinal: bool) -> np.ndarray:
+    """Krippendorff 2011, two raters and no missing value: 1 - (n-1) Σ o δ² / Σ n_c n_k δ², o = counts + countsᵀ, n = 2N
+    values.
+
+    Nominal δ is 1 for any two grades; ordinal δ_ck = Σ_{g=c..k} n_g - (n_c + n_k)/2, which is the distance between
+    their mid-ranks.
+    """
+    margin_K = counts_KK.sum(-1) + counts_KK.sum(-2)
+    midrank_K = np.cumsum(margin_K, -1) - margin_K / 2
+    distance_KK = (
+        (midrank_K[..., :, None] - midrank_K[..., None, :]) ** 2 if is_ordinal else 1.0 - np.eye(margin_K.shape[-1])
+    )
+    expected = (margin_K[..., :, None] * margin_K[..., None, :] * distance_KK).sum((-2, -1))
+    # δ is symmetric, so counts and their transpose cost the same
+    observed = 2 * (counts_KK * distance_KK).sum((-2, -1))
+    return np.asarray(1 - (margin_K.sum(-1) - 1) * observed / np.where(expected > 0, expected, np.nan))
+
+
+def auc_of_counts(counts_KK: np.ndarray, cut: int) -> np.ndarray:
+    """Area under the ROC curve of the label itself against gold ≥ cut."""
+    relevant_K, other_K = counts_KK[..., cut:, :].sum(-2), counts_KK[..., :cut, :].sum(-2)
+    below_K = np.cumsum(other_K, -1) - other_K / 2
+    return np.asarray((relevant_K * below_K).sum(-1) / (relevant_K.sum(-1) * other_K.sum(-1)))
+
+
+def _hits(counts_KK: np.ndarray) -> np.ndarray:
+    return np.diagonal(counts_KK, axis1=-2, axis2=-1)
+
+
+def pass_at_k(num_correct_N: np.ndarray, num_samples_N: np.ndarray, k: int) -> np.ndarray:
+    """For each row the chance that k of its samples, drawn without replacement, hold one that equals gold: float64 [N].
+
+    Args:
+        num_correct_N, num_samples_N: samples equal to gold, and all samples (a failed one is never correct), at least k
+            each.
+    Source:
+        Chen et al. 2021 (arXiv:2107.03374), equation 1: 1 - C(S-c, k) / C(S, k).
+    """
+    missed_N = np.ones(len(num_correct_N))
+    for drawn in range(k):
+        missed_N *= np.clip(num_samples_N - num_correct_N - drawn, 0, None) / (num_samples_N - drawn)
+    return 1 - missed_N
+
+
+# ------------------------------------------------------------------------------
+# Whether probabilities mean what they say, and two ways to correct them: expected calibration error, Brier score,
+# temperature, isotonic.
+#
+# Letters: N rows, K grades, G groups, B bins, R resamples.
+
+
+BINS = 15
+"""Equal-width bins of confidence, the number of Guo et al. 2017."""
+
+TINY = 1e-12
+"""Least probability that a logarithm is taken of."""
+
+Method = Literal["temperature", "isotonic"]
+
+
+def brier_rows(probs_NK: np.ndarray, gold_N: np.ndarray) -> np.ndarray:
+    """Brier's own multi-class score of each row, Σ_k (p_k - [gold = k])²: 0 to 2, float64 [N]."""
+    hit_NK = np.arange(probs_NK.shape[1]) == gold_N[:, None]
+    rows_N: np.ndarray = ((probs_NK - hit_NK) ** 2).sum(1)
+    return rows_N
+
+
+def reliability_by_group(
+    probs_NK: np.ndarray, gold_N: np.ndarray, group_N: np.ndarray, *, num_groups: int
+) -> np.ndarray:
+    """What each group adds to each bin of confidence: rows, sum of confidence, number correct; float64 [G, B, 3].
+
+    Confidence is the largest probability, correct means that its grade is gold (the lower grade where two are equally
+    probable).
+    """
+    confidence_N = probs_NK.max(1)
+    correct_N = probs_NK.argmax(1) == gold_N
+    bin_N = np.minimum((confidence_N * BINS).astype(np.int64), BINS - 1)
+    cell_N = group_N * BINS + bin_N
+    size = num_groups * BINS
+    parts = [
+        np.bincount(cell_N, weights, minlength=size)
+        for weights in (np.ones(len(gold_N)), confidence_N, correct_N.astype(float))
+    ]
+    return np.stack(parts, axis=-1).reshape(num_groups, BINS, 3)
+
+
+def ece_of_bins(bins_B3: np.ndarray) -> np.ndarray:
+    """Expected calibration error of sums [..., B, 3] over rows: Σ_bins (share of rows) · |mean confidence - accuracy|;
+    NaN without rows.
+
+    Source:
+        Guo et al. 2017 (arXiv:1706.04599), equation 3.
+    """
+    rows = bins_B3[..., 0].sum(-1)
+    gap = np.abs(bins_B3[..., 1] - bins_B3[..., 2]).sum(-1)
+    return np.asarray(gap / np.where(rows > 0, rows, np.nan))
+
+
+def ece(probs_NK: np.ndarray, gold_N: np.ndarray) -> float:
+    """Expected calibration error of all rows together."""
+    bins = reliability_by_group(probs_NK, gold_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1)
+    return float(ece_of_bins(bins[0]))
+
+
+@dataclass(frozen=True)
+class Calibrator:
+    """A fitted map from distributions to distributions.
+
+    Args:
+        parameters: what was fitted, for a report: `{"temperature": 1.7}`, or the knots of each cut.
+    """
+
+    method: Method
+    parameters: dict[str, object]
+    apply: Callable[[np.ndarray], np.ndarray]
+
+
+def fit_calibrator(method: Method, probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
+    """Fit on rows that will not be judged.
+
+    Raises:
+        MissingExtraError: scipy or scikit-learn is absent.
+    """
+    return _fit_temperature(probs_NK, gold_N) if method == "temperature" else _fit_isotonic(probs_NK, gold_N)
+
+
+def tempered(probs_NK: np.ndarray, temperature: float) -> np.ndarray:
+    """p^(1/T), renormalised."""
+    scaled_NK = np.log(np.maximum(probs_NK, TINY)) / temperature
+    raised_NK = np.exp(scaled_NK - scaled_NK.max(1, keepdims=True))
+    return np.asarray(raised_NK / raised_NK.sum(1, keepdims=True))
+
+
+def fit_temperature(probs_NK: np.ndarray, target_NK: np.ndarray) -> float:
+    """One temperature, least cross-entropy (Guo et al. 2017, section 4.2), sought between 1/100 and 100.
+
+    Args:
+        target_NK: what the distributions should be; 1 at the grade where a row has one.
+    Raises:
+        MissingExtraError: scipy is absent.
+    """
+    optimize = require("scipy.optimize", extra=EXTRA, purpose=PURPOSE)
+
+    def loss(log_temperature: float) -> float:
+        logs_NK = np.log(np.maximum(tempered(probs_NK, np.exp(log_temperature)), TINY))
+        return float(-(target_NK * logs_NK).sum(1).mean())
+
+    found = optimize.minimize_scalar(
+        loss, bounds=(np.log(0.01), np.log(100.0)), method="bounded", options={"xatol": 1e-6}
+    )
+    return float(np.exp(found.x))
+
+
+def _fit_temperature(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
+    temperature = fit_temperature(probs_NK, np.eye(probs_NK.shape[1])[gold_N])
+    return Calibrator("temperature", {"temperature": temperature}, lambda probs: tempered(probs, temperature))
+
+
+def _fit_isotonic(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
+    """One isotonic regression a cut j, of [gold ≥ j] on P(k ≥ j); made decreasing in j, then turned back into
+    probabilities.
+
+    Cuts and not single grades, since grades are ordered: P(k ≥ j) is the score that AUC judges, and its rise means the
+    same everywhere.
+    """
+    isotonic = require("sklearn.isotonic", extra=EXTRA, purpose=PURPOSE)
+    above_NJ = at_least(probs_NK)
+    fitted = []
+    for cut in range(above_NJ.shape[1]):
+        regression = isotonic.IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+        fitted.append(regression.fit(above_NJ[:, cut], gold_N > cut))
+
+    def apply(probs: np.ndarray) -> np.ndarray:
+        above = at_least(probs)
+        corrected = np.stack([regression.predict(above[:, cut]) for cut, regression in enumerate(fitted)], axis=1)
+        corrected = np.minimum.accumulate(np.clip(corrected, 0, 1), axis=1)
+        edges = np.concatenate([np.ones((len(probs), 1)), corrected, np.zeros((len(probs), 1))], axis=1)
+        return np.asarray(edges[:, :-1] - edges[:, 1:])
+
+    knots = [{"score": one.X_thresholds_.tolist(), "probability": one.y_thresholds_.tolist()} for one in fitted]
+    return Calibrator("isotonic", {"cuts": knots}, apply)
+
+
+def at_least(probs_NK: np.ndarray) -> np.ndarray:
+    """P(k ≥ j) for j = 1..K-1: float64 [N, K-1]."""
+    return np.asarray(np.cumsum(probs_NK[:, ::-1], axis=1)[:, ::-1][:, 1:])
+
+
+def split_groups(num_groups: int, seed: int) -> np.ndarray:
+    """Which groups a calibrator is fitted on, about half of them, drawn by seed: bool [G]. The others are held out."""
+    is_fitted_G = np.zeros(num_groups, dtype=bool)
+    is_fitted_G[np.random.default_rng(seed).permutation(num_groups)[: (num_groups + 1) // 2]] = True
+    return is_fitted_G
+
+
+# ------------------------------------------------------------------------------
+# How labels order the documents of a query, for all queries at once: nDCG@10, Kendall tau, bad cases; and the area
+# under the ROC curve.
+#
+# An item is one document of a query. Equal scores are ordered by document id, descending, as trec_eval does, so that
+# figures do not depend on the order of rows.
+#
+# Letters: N rows, M items, G queries.
+
+
+DEPTH = 10
+
+
+@dataclass(frozen=True)
+class QueryRanking:
+    """Figures of each query, float64 [G]; NaN where a query has none (no relevant item for nDCG; scores or grades all
+    equal for tau).
+    """
+
+    ndcg: np.ndarray
+    tau: np.ndarray
+    bad_case: np.ndarray
+
+
+def rank_queries(
+    query_N: np.ndarray,
+    doc_N: np.ndarray,
+    score_N: np.ndarray,
+    gold_N: np.ndarray,
+    *,
+    num_queries: int,
+    depth: int = DEPTH,
+) -> QueryRanking:
+    """nDCG@10, Kendall tau-b and bad cases by query, over the items given.
+
+    Args:
+        query_N: 0..G-1.
+        doc_N: documents, numbered in the order of their ids' text; one that comes again within its query is one item
+            whose score and gold are the means of its rows.
+        score_N: higher is better.
+        gold_N: grades, 0 is irrelevant.
+    """
+    query_M, doc_M, score_M, gold_M = _items(query_N, doc_N, score_N, gold_N)
+    # first, while nothing else is held: of a million rows it takes the most memory of all
+    tau_G = tau_by_query(query_M, score_M, gold_M, num_queries=num_queries)
+    size_G = np.bincount(query_M, minlength=num_queries)
+    order = np.argsort(_places(query_M, -score_M).astype(np.int64) * (int(doc_M.max(initial=0)) + 1) - doc_M)
+    # query_M[order] ascends, so places run on in each
+    place_M = np.arange(len(order)) - (np.cumsum(size_G) - size_G)[query_M[order]]
+    top = order[place_M < depth]
+    discount_T = 1 / np.log2(place_M[place_M < depth] + 2)
+    query_T = query_M[top]
+    gain_M = np.floor(gold_M + 0.5)
+    best = np.argsort(_places(query_M, -gain_M))[place_M < depth]
+    dcg_G = np.bincount(query_T, gain_M[top] * discount_T, minlength=num_queries)
+    ideal_G = np.bincount(query_T, gain_M[best] * discount_T, minlength=num_queries)
+    bad_G = np.bincount(query_T, gold_M[top] < 0.5, minlength=num_queries) > 0
+    return QueryRanking(
+        dcg_G / np.where(ideal_G > 0, ideal_G, np.nan),
+        tau_G,
+        np.where(size_G > 0, bad_G, np.nan),
+    )
+
+
+def random_order(
+    query_N: np.ndarray, doc_N: np.ndarray, gold_N: np.ndarray, *, num_queries: int, depth: int = DEPTH
+) -> QueryRanking:
+    """What `rank_queries` gives for a random order of each query's items, on average over all orders: exact."""
+    query_M, _, _, gold_M = _items(query_N, doc_N, gold_N, gold_N)
+    ndcg_G, tau_G, bad_G = np.full((3, num_queries), np.nan)
+    for query, rows in enumerate(rows_by_group(query_M, num_queries)):
+        size = min(len(rows), depth)
+        gain_M, discount_T = np.floor(gold_M[rows] + 0.5), 1 / np.log2(np.arange(size) + 2)
+        ideal = np.sort(gain_M)[::-1][:size] @ discount_T
+        if ideal > 0:
+            ndcg_G[query] = gain_M.mean() * discount_T.sum() / ideal
+        if len(rows) and np.ptp(gold_M[rows]) > 0:
+            tau_G[query] = 0.0
+        if len(rows):
+            left_T = len(rows) - np.arange(size)
+            good_T = left_T - (gold_M[rows] < 0.5).sum()
+            bad_G[query] = 1 - (np.clip(good_T, 0, None) / left_T).prod()
+    return QueryRanking(ndcg_G, tau_G, bad_G)
+
+
+def _items(
+    query_N: np.ndarray, doc_N: np.ndarray, score_N: np.ndarray, gold_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Rows as items, one for each document of a query: query, document, mean score, mean grade."""
+    pair_N = query_N * (int(doc_N.max(initial=0)) + 1) + doc_N
+    if (np.diff(np.sort(pair_N)) > 0).all():
+        return query_N, doc_N, score_N, gold_N.astype(np.float64)
+    _, first_M, item_N = np.unique(pair_N, return_index=True, return_inverse=True)
+    count_M = np.bincount(item_N)
+    return (
+        query_N[first_M],
+        doc_N[first_M],
+        np.bincount(item_N, score_N) / count_M,
+        np.bincount(item_N, gold_N) / count_M,
+    )
+
+
+def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray, *, num_queries: int) -> np.ndarray:
+    """Kendall tau-b of two scores over the rows of each query: float64 [G], NaN where either score is the same
+    throughout.
+
+    All queries at once, in O(N log N): pairs in the wrong order are the inversions of the second score once rows are
+    sorted by the first (Knight 1966), counted bit by bit of its rank.
+    """
+    size_G = np.bincount(query_N, minlength=num_queries)
+    pairs_G = size_G * (size_G - 1) // 2
+    first_N, second_N = (_places(query_N, score_N) for score_N in (first_N, second_N))
+    both_N = _places(first_N, second_N)
+    ties = [_tied_pairs(query_N, place_N, num_queries) for place_N in (first_N, second_N, both_N)]
+    order = np.argsort(both_N)
+    query_N, second_N = query_N[order], second_N[order]
+    starts = np.minimum.reduceat(second_N, np.flatnonzero(np.diff(query_N, prepend=-1))) if len(order) else second_N
+    wrong_G = _inversions(query_N, second_N - np.repeat(starts, size_G[size_G > 0]), num_queries)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tau_G = (
+            (pairs_G - ties[0] - ties[1] + ties[2] - 2 * wrong_G)
+            / np.sqrt(pairs_G - ties[0])
+            / np.sqrt(pairs_G - ties[1])
+        )
+    return np.asarray(np.clip(tau_G, -1.0, 1.0))
+
+
+def _places(query_N: np.ndarray, score_N: np.ndarray) -> np.ndarray:
+    """The place of each row's (query, score) among the different ones, queries first, from 0: int32 [N]."""
+    # twice whole numbers, which are sorted three times as fast as two keys are
+    level_N = _dense_ranks(score_N)
+    return _dense_ranks(query_N.astype(np.int64) * (int(level_N.max(initial=0)) + 1) + level_N)
+
+
+def _dense_ranks(value_N: np.ndarray) -> np.ndarray:
+    """The place of each value among the different ones, from 0: int32 [N]; with half the memory of `np.unique`."""
+    order = np.argsort(value_N)
+    sorted_N = value_N[order]
+    rank_N = np.zeros(len(order), dtype=np.int32)
+    rank_N[order[1:]] = np.cumsum(sorted_N[1:] != sorted_N[:-1], dtype=np.int32)
+    return rank_N
+
+
+def _tied_pairs(query_N: np.ndarray, place_N: np.ndarray, num_queries: int) -> np.ndarray:
+    """Pairs of rows with the same place, of each query: int64 [G]. No place is left out, and each is of one query."""
+    count = np.bincount(place_N)
+    query = np.empty(len(count), dtype=np.int64)
+    query[place_N] = query_N
+    return np.bincount(query, count * (count - 1) // 2, minlength=num_queries).astype(np.int64)
+
+
+def _inversions(query_N: np.ndarray, rank_N: np.ndarray, num_queries: int) -> np.ndarray:
+    """Pairs of rows of a query of which the earlier has the higher rank: int64 [G].
+
+    Two ranks differ first at some bit. Rows are kept together by query and by the bits above, in their order; then a 0
+    after a 1 is one.
+
+    Args:
+        query_N: ascending.
+        rank_N: int32 [N]; put in order of itself.
+    """
+    wrong_G = np.zeros(num_queries, dtype=np.int64)
+    for bit in reversed(range(int(rank_N.max(initial=0)).bit_length())):
+        is_one_N = (rank_N >> bit) & 1
+        ones_N = np.cumsum(is_one_N, dtype=np.int32) - is_one_N  # before each row
+        above_N = rank_N >> (bit + 1)
+        starts = np.flatnonzero(np.append(True, (query_N[1:] != query_N[:-1]) | (above_N[1:] != above_N[:-1])))
+        starts = starts.astype(np.int32)
+        sizes = np.diff(starts, append=np.int32(len(rank_N)))
+        here_N = ones_N - np.repeat(ones_N[starts], sizes)
+        wrong_G += np.bincount(query_N, np.where(is_one_N == 0, here_N, 0), minlength=num_queries).astype(np.int64)
+        # zeros before ones, each in their order
+        zeros_N = np.repeat(sizes - np.add.reduceat(is_one_N, starts), sizes)
+        one_N, zero_N = np.repeat(starts, sizes) + zeros_N + here_N, np.arange(len(rank_N), dtype=np.int32) - here_N
+        place_N = np.where(is_one_N, one_N, zero_N)
+        rank_N[place_N] = rank_N.copy()
+    return wrong_G
+
+
+def rows_by_group(group_N: np.ndarray, num_groups: int) -> list[np.ndarray]:
+    """Row numbers of each group, ascending."""
+    order = np.argsort(group_N, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(group_N, minlength=num_groups))[:-1])
+
+
+def cut_names(grades: int) -> list[str]:
+    """The cuts of a scale: `0/12` and `01/2` for three grades."""
+    digits = "".join(map(str, range(grades)))
+    return [f"{digits[:cut]}/{digits[cut:]}" for cut in range(1, grades)]
+
+
+def auc(score_N: np.ndarray, is_relevant_N: np.ndarray) -> float:
+    """Area under the ROC curve: the share of (relevant, other) pairs in the right order, ties a half; NaN where only
+    one kind is there.
+    """
+    relevant, other = score_N[is_relevant_N], np.sort(score_N[~is_relevant_N])
+    if not len(relevant) or not len(other):
+        return float("nan")
+    won = np.searchsorted(other, relevant, side="left").sum() + np.searchsorted(other, relevant, side="right").sum()
+    return float(won / 2 / (len(relevant) * len(other)))
+
+
+# ------------------------------------------------------------------------------
+# Tests of two label sets over the same rows: do they err equally often (McNemar), does one grade higher
+# (Stuart–Maxwell), do grades change one way (Bowker)?
+#
+# Each takes rows for independent, which rows of one query are not: a p-value here is the least that chance explains.
+# The paired bootstrap over queries (`bootstrap.py`) makes no such assumption.
+#
+# Letters: K grades; counts have a row a grade of the first set, a column a grade of the second.
+
+
+EXACT_BELOW = 25
+"""Discordant rows up to which the binomial's own tail is taken instead of χ²."""
+_EXTRA, _PURPOSE = "eval", "relabel compare"
+
+
+class PairedTest(NamedTuple):
+    """What a test came to.
+
+    Args:
+        statistic: χ²; None for an exact test.
+        df: degrees of freedom; None for an exact test.
+        p: 1.0 where nothing differs.
+    """
+
+    method: str
+    statistic: float | None
+    df: int | None
+    p: float
+
+
+def mcnemar(only_first: int, only_second: int) -> PairedTest:
+    """Whether two sets are right equally often.
+
+    Args:
+        only_first, only_second: rows where that set alone is right.
+    Source:
+        McNemar 1947; the binomial's two tails below 25 discordant rows, else χ² with Edwards' continuity correction
+        (1948).
+    """
+    stats = require("scipy.stats", extra=_EXTRA, purpose=_PURPOSE)
+    discordant = only_first + only_second
+    if discordant < EXACT_BELOW:
+        p = float(stats.binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
+        return PairedTest("McNemar, exact binomial", None, None, p)
+    statistic = (abs(only_first - only_second) - 1) ** 2 / discordant
+    return PairedTest("McNemar, χ² with continuity correction", statistic, 1, float(stats.chi2.sf(statistic, 1)))
+
+
+def bowker(counts_KK: np.ndarray) -> PairedTest:
+    """Whether each change of grade is as frequent as its reverse.
+
+    Source:
+        Bowker 1948: Σ_{i<j} (n_ij - n_ji)² / (n_ij + n_ji); one degree of freedom for each pair of grades that occurs.
+    """
+    counts_KK = np.asarray(counts_KK, dtype=np.float64)
+    above = np.triu_indices(len(counts_KK), 1)
+    there, back = counts_KK[above], counts_KK.T[above]
+    occurs = there + back > 0
+    statistic = float(((there - back)[occurs] ** 2 / (there + back)[occurs]).sum())
+    return _chi2("Bowker", statistic, int(occurs.sum()))
+
+
+def stuart_maxwell(counts_KK: np.ndarray) -> PairedTest:
+    """Whether both sets give each grade equally often; with two grades this is McNemar's test without a correction.
+
+    Source:
+        Stuart 1955, Maxwell 1970: dᵀ S⁻¹ d, d the differences of the margins, S_ii = n_i. + n_.i - 2 n_ii, S_ij =
+        -(n_ij + n_ji). Of all K grades S has no inverse; its pseudo-inverse gives what leaving one grade out gives, and
+        its rank the degrees of freedom, also where grades are unused.
+    """
+    counts_KK = np.asarray(counts_KK, dtype=np.float64)
+    first_K, second_K = counts_KK.sum(1), counts_KK.sum(0)
+    spread_KK = np.diag(first_K + second_K) - counts_KK - counts_KK.T
+    shift_K = first_K - second_K
+    df = int(np.linalg.matrix_rank(spread_KK)) if spread_KK.any() else 0
+    statistic = float(shift_K @ np.linalg.pinv(spread_KK, hermitian=True) @ shift_K) if df else 0.0
+    return _chi2("Stuart–Maxwell", statistic, df)
+
+
+def _chi2(method: str, statistic: float, df: int) -> PairedTest:
+    stats = require("scipy.stats", extra=_EXTRA, purpose=_PURPOSE)
+    return PairedTest(method, statistic, df, float(stats.chi2.sf(statistic, df)) if df else 1.0)

@@ -1,0 +1,662 @@
+"""The immutable plan of an output, its fingerprint and recipe, and what is known of its input."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.manifests import failpoints
+from relabel.manifests.errors import ManifestError, StaleRunError, StoreError
+from relabel.manifests.files import Storage, absolute_path
+from relabel.manifests.input_files import ListedFile
+from relabel.manifests.inputs import Dataset, InputFile, changed_files
+from relabel.manifests.labels import PhiTable, Reads
+from relabel.manifests.records import (
+    canonical_json,
+    checked,
+    digest_of,
+    fault_of,
+    plain,
+    read_record,
+    readable_json,
+    sha256_bytes,
+    version_of,
+)
+from relabel.manifests.schemas import SCHEMA_VERSION, table_of
+from relabel.manifests.specs import Columns, InputSpec, TableFormat
+from relabel.manifests.store import RunStore, read_if_there
+
+# ------------------------------------------------------------------------------
+# A recipe: what a run settles once about how its labels are made (labeler, templates, model, sampling, engine), as the
+# `parts` of its plan say it; and how two of them differ.
+
+
+PERSON_LABEL = b"relabel label 1"
+SETTLED = ("model", "engine", "overlong")
+"""Parts of a plan that every answer depends on."""
+_NOT_IN_A_LABEL = frozenset({"attempts"})
+"""Options that decide how often an unreadable answer is asked again, and never what a readable one says."""
+BY_CONTENT = "by its files"
+"""Stands for a path among an engine's options: what lies there is part of the model's digest, and where it lies is no
+part of a label.
+"""
+
+
+def parts_as_of(parts: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
+    """A job's parts as a plan's: where the job names no chunk size, that of the plan holds."""
+    held = was.get("cut")
+    return {**parts, "cut": held} if held and parts.get("cut") == {**held, "chunk_rows": None} else parts
+
+
+def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
+    """What a plan's `parts` say about how a label is made: everything but the input and how the work is cut.
+
+    The prompt's limit stays in (`engine.max_prompt_tokens`, `overlong`): which documents it would cut is known only
+    once they are encoded.
+    """
+    labeler = {key: value for key, value in parts["labeler"].items() if key not in _NOT_IN_A_LABEL}
+    return {
+        "labeler": labeler,
+        "templates": parts["templates"],
+        "stages": parts.get("stages"),
+        "model": parts["model"],
+        "engine": parts["engine"],
+        "overlong": parts["overlong"],
+    }
+
+
+def recipe_digest(parts: dict[str, Any]) -> bytes:
+    """32 bytes that stand for `recipe_parts`."""
+    return blake2b(canonical_json(recipe_parts(parts)), digest_size=32, person=PERSON_LABEL).digest()
+
+
+def recipe_differences(was: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
+    """What differs between two plans' recipes, by part (`labeler`, `templates`, …): the names of the settings that
+    changed.
+    """
+    before, after = recipe_parts(was), recipe_parts(now)
+    found: dict[str, list[str]] = {}
+    for part, value in after.items():
+        held = before[part]
+        if value == held:
+            continue
+        is_pair_of_maps = isinstance(value, dict) and isinstance(held, dict)
+        found[part] = (
+            sorted(key for key in {*value, *held} if value.get(key) != held.get(key)) if is_pair_of_maps else [part]
+        )
+    return found
+
+
+def stages_changed(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Stages of a plan's parts whose answers to the same texts may differ from another plan's, in order.
+
+    A stage goes on from the answers before it, which its own ask shows, so a changed first stage changes those after
+    it.
+    """
+    stages: dict[str, str] = now["stages"]
+    if any(was[part] != now[part] for part in SETTLED):
+        return list(stages)
+    held = was.get("stages") or {}
+    return [stage for stage, digest in stages.items() if held.get(stage) != digest]
+
+
+# ------------------------------------------------------------------------------
+# The plan of an output, which is immutable: what it labels, how the work is cut, and the files that hold both.
+
+
+# Shape legend: R rows, Q queries, S shards
+
+PLAN_NAME = "plan.json"
+PLAN_VERSION = 1
+ROUNDS_NAME = "rounds.json"
+"""What the output of `relabel rounds` holds; each of its rounds is a run in a folder below."""
+
+
+class RowIdFile(NamedTuple):
+    """The row ids of a scattered shard, kept beside the plan."""
+
+    path: str
+    rows: int
+    sha256: str
+
+
+class ShardPlan(NamedTuple):
+    """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file beside
+    the plan.
+
+    `chunks` are row counts in the shard's own order; chunk k covers the rows after those of chunks 0..k-1.
+    """
+
+    rows: int
+    first_row: int | None
+    row_ids: RowIdFile | None
+    chunks: list[int]
+    estimated_tokens: int
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLabeler:
+    """The labeler: K grades, and its rule map where it has one."""
+
+    name: str
+    grades: int
+    phi: PhiTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCut:
+    """How the work was cut; `chunk_rows` is None where each shard has what fits it."""
+
+    shards: int
+    chunk_rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTable:
+    """The snapshot of a table that was planned; ids as text (`TableSnapshot.identity`)."""
+
+    format: TableFormat
+    id: str
+    snapshot: str
+    since: str | None
+
+    def __str__(self) -> str:
+        return f"snapshot {self.snapshot}" + (f" since {self.since}" if self.since is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """A plan's parts, as far as readers of its labels need them.
+
+    Args:
+        model: digest.
+        schema: version of the label files.
+        label_columns: the labeler's own, name and kind.
+        kind: `student` for scores.
+        table: what the input is a snapshot of; None for plain files.
+    """
+
+    columns: Columns
+    labeler: PlannedLabeler
+    model: str
+    schema: int
+    cut: PlannedCut
+    label_columns: list[tuple[str, str]]
+    kind: str | None = None
+    table: PlannedTable | None = None
+
+
+def facts_of(parts: dict[str, Any]) -> PlanFacts:
+    """Read a plan's parts.
+
+    Raises:
+        ManifestError: one is missing or is not what it should be.
+    """
+    what, advice = "its `parts` are not a job's", "Restore it, or use another output folder."
+    return read_record(PlanFacts, parts, PLAN_NAME, what, advice)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a worker needs to know besides the spec.
+
+    Args:
+        fingerprint: digest of `parts`; every receipt carries it.
+        parts: what makes a label what it is (inputs, columns, labeler, templates, engine, model, schema, cut),
+            readable.
+        rows, queries: counts over the rows in use.
+        is_scattered: rows of one query do not all lie together, so that shards carry row ids.
+        text_bytes: uncompressed bytes of the columns that a run reads, once.
+    """
+
+    name: str
+    fingerprint: str
+    parts: dict[str, Any]
+    rows: int
+    queries: int
+    is_scattered: bool
+    text_bytes: int
+    files: list[InputFile]
+    shards: list[ShardPlan]
+
+    @property
+    def read_ratio(self) -> float:
+        """Bytes that all shards together read, over one reading of the data: 1 where queries lie together, up to the
+        number of shards.
+        """
+        return sum(shard.read_bytes for shard in self.shards) / self.text_bytes if self.text_bytes else 1.0
+
+    @property
+    def facts(self) -> PlanFacts:
+        """What readers of the labels need of the parts.
+
+        Raises:
+            ManifestError: as `facts_of`.
+        """
+        return facts_of(self.parts)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of a chunk: as the job had them, else those of the largest one."""
+        return self.facts.cut.chunk_rows or max((max(shard.chunks, default=1) for shard in self.shards), default=1)
+
+    @property
+    def num_chunks(self) -> int:
+        return sum(len(shard.chunks) for shard in self.shards)
+
+
+def write_plan(store: RunStore, plan: Plan, beside: Mapping[str, bytes]) -> bool:
+    """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that
+    one).
+
+    Raises:
+        StaleRunError: the place is that of a search in rounds; nothing was written.
+    """
+    if read_if_there(store, ROUNDS_NAME) is not None:
+        raise StaleRunError(
+            f"{store.root}: belongs to a search in rounds ({ROUNDS_NAME}), each of which is a run in a folder below. "
+            "Name another `output`."
+        )
+    failpoints.hit("before_plan_rows")
+    for name, data in beside.items():
+        store.put(name, data)
+    failpoints.hit("before_plan")
+    held = replace(plan, files=[file._replace(path=absolute_path(file.path)) for file in plan.files])
+    was_created = store.create(PLAN_NAME, readable_json({"version": PLAN_VERSION, **plain(held)}))
+    failpoints.hit("after_plan")
+    return was_created
+
+
+def load_plan(store: RunStore) -> Plan | None:
+    """The plan of an output, or None if it has none.
+
+    Raises:
+        ManifestError: it can't be read as a plan, or another version of relabel wrote it.
+    """
+    data = read_if_there(store, PLAN_NAME)
+    return None if data is None else parse_plan(data, f"{store.root}/{PLAN_NAME}")
+
+
+def plan_to_read(store: RunStore) -> Plan | None:
+    """As `load_plan`, for who reads labels.
+
+    Raises:
+        ManifestError: there is none, and the output is that of a search in rounds; names its rounds.
+    """
+    plan = load_plan(store)
+    if plan is None:
+        refuse_rounds(store)
+    return plan
+
+
+def refuse_rounds(store: RunStore) -> None:
+    """Called where an output has no plan: that of a search in rounds has one for each round.
+
+    Raises:
+        ManifestError: it is such an output; names its rounds.
+    """
+    if read_if_there(store, ROUNDS_NAME) is None:
+        return
+    places = (f"round-{number}" for number in itertools.count(1))
+    begun = list(itertools.takewhile(lambda place: read_if_there(store, f"{place}/{PLAN_NAME}") is not None, places))
+    named = ", ".join(f"{store.root}/{place}" for place in begun)
+    raise ManifestError(
+        f"{store.root}: the output of a search in rounds, each of which is a run of its own. "
+        + (f"Name one: {named}." if named else "None is begun: run `relabel rounds` with its job file.")
+    )
+
+
+def parse_plan(data: bytes, where: str) -> Plan:
+    """The plan that a file holds.
+
+    Raises:
+        ManifestError: as `load_plan`.
+    """
+    try:
+        held = json.loads(data)
+        version = version_of(held)
+        if version != PLAN_VERSION:
+            raise ManifestError(f"{where}: written as version {version}; this relabel reads {PLAN_VERSION}.")
+        plan = checked(Plan, held)
+        if digest_of(plan.parts) != plan.fingerprint:
+            raise ManifestError(f"{where}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
+        return plan
+    except ValueError as exc:
+        raise ManifestError(
+            f"{where}: not a plan ({fault_of(exc)}). Restore it, or use another output folder."
+        ) from exc
+
+
+def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
+    """Row ids of a shard in its own order, int64.
+
+    Raises:
+        ManifestError: the row-id file is missing or is not the one that was planned.
+    """
+    if shard.row_ids is None:
+        first = shard.first_row or 0
+        return np.arange(first, first + shard.rows)
+    try:
+        data = store.read(shard.row_ids.path)
+    except FileNotFoundError as exc:
+        raise ManifestError(
+            f"{store.root}/{shard.row_ids.path}: named by the plan, but missing. Restore it from a copy."
+        ) from exc
+    if sha256_bytes(data) != shard.row_ids.sha256:
+        raise ManifestError(
+            f"{store.root}/{shard.row_ids.path}: its sha256 is not the planned one. Restore it from a copy."
+        )
+    found: np.ndarray = table_of(data).column("row_id").to_numpy()
+    return found
+
+
+def chunk_row_ids(store: RunStore, shard: ShardPlan) -> list[np.ndarray]:
+    """Row ids of a shard, int64, by chunk.
+
+    Raises:
+        ManifestError: as `shard_row_ids`.
+    """
+    return np.split(shard_row_ids(store, shard), np.cumsum(shard.chunks)[:-1])
+
+
+def row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, bytes]]:
+    """The file of a scattered shard's row ids, int64, that must lie beside its plan: what the plan says of it, and its
+    bytes by name.
+    """
+    data = _row_id_bytes(rows)
+    digest = sha256_bytes(data)
+    path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
+    return RowIdFile(path, len(rows), digest), {path: data}
+
+
+def _row_id_bytes(rows: np.ndarray) -> bytes:
+    sink = io.BytesIO()
+    table = pa.table({"row_id": pa.array(rows, pa.int64())})
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding="DELTA_BINARY_PACKED",
+        write_statistics=False,
+    )
+    return sink.getvalue()
+
+
+# ------------------------------------------------------------------------------
+# The fingerprint: what ties an output to one job, and whose plan a plan is.
+
+
+SHOWN_LINES = 12
+"""Of each template's difference."""
+
+
+def fingerprint_parts(
+    dataset: Dataset,
+    *,
+    limit: int | None,
+    overlong: str,
+    labeler: dict[str, Any],
+    label_columns: Mapping[str, str],
+    templates: dict[str, str],
+    stages: dict[str, str],
+    engine: dict[str, Any],
+    model_digest: str,
+    cut: dict[str, int | None],
+) -> dict[str, Any]:
+    """What ties an output to one job, as plain values whose differences a person can read.
+
+    Input paths are not part of it: a data set may move, its identity is what its footers say.
+
+    Args:
+        label_columns: those that the labeler declares, name → kind, in their order in the label files.
+        stages: a digest of each stage's ask as it is rendered for a made-up pair (`label_keys.stage_digests`): it names
+            the stage that a changed template belongs to, and changes also where the code that renders it does.
+    """
+    parts: dict[str, Any] = {
+        "inputs": digest_of([list(file.identity) for file in dataset.files]),
+        "limit": limit,
+        "overlong": overlong,
+        "columns": dataset.columns.model_dump(mode="json"),
+        "labeler": labeler,
+        "label_columns": list(label_columns.items()),
+        "templates": templates,
+        "stages": stages,
+        "engine": engine,
+        "model": model_digest,
+        "schema": SCHEMA_VERSION,
+        "cut": cut,
+    }
+    if dataset.table is not None:
+        parts["table"] = dataset.table.identity
+    if dataset.reads.columns:
+        parts["input_columns"] = [one.name for one in dataset.reads.columns]
+    if dataset.reads.siblings:  # a chunk that cut a query would hold some of its siblings
+        parts["whole_queries"] = True
+    held: dict[str, Any] = json.loads(canonical_json(parts))  # as a plan that was written and read back holds them
+    return held
+
+
+def is_plan_of(plan: Plan, parts: dict[str, Any]) -> bool:
+    """Whether a plan is that of the job whose parts these are."""
+    return plan.parts == parts_as_of(parts, plan.parts)
+
+
+def template_name(digest: str) -> str:
+    """Where the template with this sha256 is kept, in the output: so that its text can be shown when it changed."""
+    return f"plan/template-{digest[:16]}.j2"
+
+
+def check_plan(
+    plan: Plan,
+    dataset: Dataset,
+    parts: dict[str, Any],
+    *,
+    output: str,
+    template: Callable[[str], bytes | None] = lambda _: None,
+) -> None:
+    """Refuse to go on with a plan made for other inputs or another job.
+
+    Args:
+        template: the bytes of the template with this sha256; None where they are not known.
+    Raises:
+        StaleRunError: names every file that changed, or every setting that differs.
+    """
+    if is_plan_of(plan, parts):
+        return
+    changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
+    changes = list(_changes(plan.parts, parts_as_of(parts, plan.parts), template))
+    if changed:
+        listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
+        raise StaleRunError(
+            f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. "
+            f"Changed:\n  {listed}\n  "
+            "Restore the files, or label the new ones into another output."
+            + ("\n  ".join([" Settings differ too:", *changes]) if changes else "")
+        )
+    listed = "\n  ".join(changes[:20]) + (f"\n  … and {len(changes) - 20} more" if len(changes) > 20 else "")
+    raise StaleRunError(
+        f"{output}: belongs to another job. Different:\n  {listed}\n  Use another `output`, or restore the spec."
+    )
+
+
+def _changes(was: dict[str, Any], now: dict[str, Any], template: Callable[[str], bytes | None]) -> Iterator[str]:
+    """What differs, a phrase each; of a template its lines. What follows from a difference that is shown is left out:
+    stages that ask otherwise, and the templates of another labeler.
+    """
+    is_asked_otherwise = any(was.get(key) != now.get(key) for key in ("labeler", "templates"))
+    is_other_labeler = was.get("labeler", {}).get("name") != now.get("labeler", {}).get("name")
+    left_out = {"inputs", "stages" if is_asked_otherwise else "", "templates" if is_other_labeler else ""}
+    for key in sorted({*was, *now} - left_out):
+        for path, before, after in differing(was.get(key), now.get(key), key):
+            is_template = path.startswith("templates.")
+            yield _template_phrase(path, before, after, template) if is_template else _phrase(path, before, after)
+
+
+def _template_phrase(path: str, before: str | None, after: str | None, template: Callable[[str], bytes | None]) -> str:
+    old, new = (b"" if digest is None else template(digest) for digest in (before, after))
+    if old is None or new is None:
+        return f"{path}: another text than when the output was planned"
+    one, other = (data.decode(errors="replace").splitlines() for data in (old, new))
+    named = list(difflib.unified_diff(one, other, n=1, lineterm=""))  # two lines of file names first
+    lines = named[2:] or ["the same lines, with other line ends"]
+    lines[SHOWN_LINES:] = [f"… and {len(lines) - SHOWN_LINES} more"] if len(lines) > SHOWN_LINES else []
+    return "\n    ".join([f"{path}:", *lines])
+
+
+def _phrase(path: str, before: Any, after: Any) -> str:
+    return f"{path}: was {json.dumps(before)}, is {json.dumps(after)}"
+
+
+def differences(was: Any, now: Any) -> Iterator[str]:
+    """What differs between two plain values, a phrase each, by the path of keys to it."""
+    for path, before, after in differing(was, now):
+        yield _phrase(path, before, after)
+
+
+def differing(was: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """What differs between two plain values: the path of keys to it, and both."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted({*was, *now}):
+            yield from differing(was.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif was != now:
+        yield path, was, now
+
+
+# ------------------------------------------------------------------------------
+# What the planning's look at the input found, kept beside the plan: while a listing shows every file as it was, no
+# footer is read again.
+#
+# A shortcut and nothing more. It is no part of a file's identity nor of the plan, and where anything about it does not
+# fit (another listing, a data set that moved, columns that are asked for differently, a damaged file, a plan that was
+# written without one) the footers are read.
+
+
+KNOWN_NAME = "plan/inputs.json"
+KNOWN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KnownInputs:
+    """What was found, and of what.
+
+    Args:
+        inputs: digest of the files' identities, as the plan's parts have it.
+        asked: what columns were asked for.
+        columns: what they were resolved to.
+        stamps: of each file, as a listing showed it.
+        group_bytes: see `Dataset`.
+        more: those of the labeler's input columns that the files have.
+    """
+
+    inputs: str
+    asked: dict[str, Any]
+    columns: Columns
+    stamps: tuple[str, ...]
+    group_bytes: tuple[tuple[tuple[int, int], ...], ...]
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """The file: `sha256` is the digest of what is known."""
+
+    version: int
+    sha256: str
+    known: dict[str, Any]
+
+
+def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, reads: Reads) -> dict[str, bytes]:
+    """The file that must lie beside a plan (name → bytes); none where some file has no stamp."""
+    if not dataset.stamps:
+        return {}
+    known = {
+        "inputs": plan.parts["inputs"],
+        "asked": _asked(spec, reads),
+        "columns": dataset.columns.model_dump(mode="json"),
+        **({"more": [one.name for one in dataset.reads.columns]} if reads.columns else {}),
+        "stamps": dataset.stamps,
+        "group_bytes": dataset.group_bytes,
+    }
+    return {KNOWN_NAME: canonical_json({"version": KNOWN_VERSION, "sha256": digest_of(known), "known": known}) + b"\n"}
+
+
+def load_known(store: RunStore, plan: Plan) -> KnownInputs | None:
+    """What is known of a plan's inputs; None if nothing is, or nothing that can be relied on.
+
+    Raises:
+        StoreUnreachableError: the store gives no good answer.
+    """
+    try:
+        held = checked(_Sealed, json.loads(store.read(KNOWN_NAME)))
+        found = held.known
+        if held.version != KNOWN_VERSION or held.sha256 != digest_of(found):
+            return None
+        if "marks" in found:  # what stamps were called until 2026-11-22
+            found["stamps"] = found.pop("marks")
+        known = checked(KnownInputs, found)
+    except (FileNotFoundError, StoreError, ValueError):
+        return None
+    return known if _is_of_plan(known, plan) else None
+
+
+def _is_of_plan(known: KnownInputs, plan: Plan) -> bool:
+    """Whether both speak of the same files. A plan's list of files is under no digest of its own, so each thing said
+    there is held against what is: with another number of rows, say, labels would go to other rows than those they are
+    of.
+    """
+    identities = digest_of([list(file.identity) for file in plan.files])
+    if not known.inputs == plan.parts.get("inputs") == identities or not len(known.stamps) == len(
+        known.group_bytes
+    ) == len(plan.files):
+        return False
+    return all(
+        sum(rows for rows, _ in groups) == file.rows for file, groups in zip(plan.files, known.group_bytes, strict=True)
+    )
+
+
+def known_dataset(
+    known: KnownInputs,
+    plan: Plan,
+    spec: InputSpec,
+    listed: Sequence[ListedFile],
+    storage: Storage,
+    reads: Reads,
+) -> Dataset | None:
+    """The dataset as it was planned, if a listing shows that every file is as it was; else None."""
+    if known.asked != _asked(spec, reads):
+        return None
+    stamps = [(absolute_path(file.path), stamp) for file, stamp in zip(plan.files, known.stamps, strict=True)]
+    if stamps != [(absolute_path(path), stamp) for path, stamp in listed]:
+        return None
+    rows = sum(file.rows for file in plan.files)
+    found = reads._replace(columns=tuple(one for one in reads.columns if one.name in known.more))
+    rows_in_use = min(rows, spec.limit or rows)
+    return Dataset(tuple(plan.files), known.columns, rows_in_use, known.group_bytes, storage, known.stamps, reads=found)
+
+
+def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:
+    """Numbers of the files that lie where they were planned and were written since, by their stamps."""
+    # no stamps where some file has none
+    found = zip(plan.files, known.stamps, dataset.files, dataset.stamps, strict=False)
+    return [
+        number
+        for number, (then, stamp, now, stamp_now) in enumerate(found)
+        if stamp != stamp_now and absolute_path(then.path) == absolute_path(now.path)
+    ]
+
+
+def _asked(spec: InputSpec, reads: Reads) -> dict[str, Any]:
+    more = {"more": [list(one[:2]) for one in reads.columns]} if reads.columns else {}
+    return {"columns": spec.columns.model_dump(mode="json"), "reads_context": reads.context, **more}

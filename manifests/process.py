@@ -1,0 +1,242 @@
+"""This process and its machine: signals, stdout, CPUs and GPUs, and optional packages."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Set
+from pathlib import Path
+from types import FrameType, ModuleType
+
+from relabel.manifests.errors import MissingExtraError
+
+# ------------------------------------------------------------------------------
+# Optional packages: imported where they are needed, with a sentence that says how to get them when they are not there;
+# and which are.
+
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import `module`, or say which extra brings it.
+
+    Args:
+        module: dotted name to import.
+        extra: the extra of this distribution that installs it.
+        purpose: who needs it, as the subject of the sentence (`The transformers engine`).
+    Raises:
+        MissingExtraError: the package is not installed.
+        ModuleNotFoundError: the package is installed but one of its own imports is missing; that is its fault to show,
+            not ours to hide.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`."
+        ) from exc
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Version by distribution, of those that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+# ------------------------------------------------------------------------------
+# What this machine computes with: what its CPU can do and how much of it is free, and which GPUs there are.
+
+
+BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
+"""Either multiplies matrices of bfloat16 faster than those of float32; without them bfloat16 is emulated."""
+LOOK_S = 0.25
+"""How long cores are watched, seconds."""
+GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+
+
+def cpu_flags() -> frozenset[str]:
+    """What the kernel says of the first core: `avx2`, `amx_bf16`, ...; empty where it does not say it (not Linux, or
+    not x86).
+    """
+    return frozenset(_said(Path("/proc/cpuinfo"), "flags").split())
+
+
+def device_names(gpu_folder: Path = GPU_FOLDER) -> list[str]:
+    """The CPU with the number of usable cores, and each kind of NVIDIA GPU that the driver tells of: machines of one
+    kind have the same.
+    """
+    gpus = {_said(path, "Model") for path in gpu_folder.glob("*/information")}
+    return [f"{_said(Path('/proc/cpuinfo'), 'model name')}, {usable_cores()} cores", *sorted(gpus)]
+
+
+def _said(path: Path, name: str) -> str:
+    """What the first line `name: …` of a file of the kernel says; empty where there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def multiplies_bfloat16(flags: Set[str]) -> bool:
+    """Whether a CPU with these flags is faster in bfloat16 than in float32."""
+    return not BFLOAT16_FLAGS.isdisjoint(flags)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(_own_cores()) or os.cpu_count() or 1
+
+
+def free_cores(look: Callable[[], dict[int, tuple[float, float]]] | None = None) -> int:
+    """Of the usable cores, those that nobody was using in the last quarter of a second, rounded; 1 at least.
+
+    Args:
+        look: ticks idle and ticks in all by core, for tests.
+    """
+    look = look or core_ticks
+    before = look()
+    time.sleep(LOOK_S)
+    after = look()
+    free = 0.0
+    for core, (idle, ticks) in after.items():
+        was_idle, were = before.get(core, (0.0, 0.0))
+        free += (idle - was_idle) / max(ticks - were, 1.0)
+    return max(1, round(free)) if after else usable_cores()
+
+
+def core_ticks() -> dict[int, tuple[float, float]]:
+    """Ticks idle and ticks in all since the machine started, by usable core; empty where there is no /proc/stat."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    own, found = _own_cores(), {}
+    for line in lines:
+        name, *numbers = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in own:
+            ticks = [float(number) for number in numbers[:8]]  # guests' are in user's already
+            found[int(name[3:])] = ticks[3] + ticks[4], sum(ticks)
+    return found
+
+
+def _own_cores() -> Set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+# ------------------------------------------------------------------------------
+# SIGTERM or Ctrl-C that came while a command makes something.
+#
+# It raises KeyboardInterrupt wherever the program is just then. A library may swallow that, or make an error of its own
+# of it (as Python does where a C extension is being imported), and what is made goes on as something else than an
+# undisturbed call makes. So whoever puts a made thing in its place asks here first.
+#
+# Whoever can come to a good end soon takes the first signal as a wish (`draining`); the second one raises. But where a
+# launcher passes signals on, the first alone counts: who stops the launcher often signals its processes too, so that
+# each gets it again, and the launcher itself kills those that take too long.
+
+
+_came = threading.Event()  # one for the process, as signals are
+_wish = threading.Event()
+_is_draining = threading.Event()
+_has_launcher = threading.Event()
+_is_term = threading.Event()
+"""Whether the last signal that counted was SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came, and not Ctrl-C."""
+
+
+def on_signal(number: int, _frame: FrameType | None) -> None:
+    """The handler of a signal that interrupts.
+
+    Raises:
+        KeyboardInterrupt: but for the first signal while somebody drains, and for what a launcher repeats.
+    """
+    # no time tells a repetition: it waits for the end of whatever torch is at, as long as a step
+    if _has_launcher.is_set() and (_wish.is_set() or _came.is_set()):
+        return
+    (_is_term.set if number == signal.SIGTERM else _is_term.clear)()
+    if _is_draining.is_set() and not _wish.is_set():
+        _wish.set()
+        return
+    _came.set()
+    raise interruption()
+
+
+def interruption() -> KeyboardInterrupt:
+    """What to raise for the signal that came."""
+    return Terminated() if _is_term.is_set() else KeyboardInterrupt()
+
+
+def check_interrupted() -> None:
+    """Go on only where no interruption came.
+
+    Raises:
+        KeyboardInterrupt: one did, and somebody made something else of it.
+    """
+    if _came.is_set():
+        raise interruption()
+
+
+@contextlib.contextmanager
+def draining() -> Iterator[None]:
+    """Take the first signal as a wish to stop soon, which `is_stop_wished` tells.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, if there was one.
+    """
+    _is_draining.set()
+    try:
+        yield
+    finally:
+        _is_draining.clear()
+    if _wish.is_set():
+        raise interruption()
+
+
+def is_stop_wished() -> bool:
+    """Whether a signal came that `draining` took as a wish."""
+    return _wish.is_set()
+
+
+def forget_interruptions(*, has_launcher: bool = False) -> None:
+    """Begin anew, where a command does.
+
+    Args:
+        has_launcher: another process passes signals on to this one, and ends it.
+    """
+    _came.clear()
+    _wish.clear()
+    _is_term.clear()
+    (_has_launcher.set if has_launcher else _has_launcher.clear)()
+
+
+# ------------------------------------------------------------------------------
+# Stdout is for results: what libraries print there, from Python, threads or C++, is sent elsewhere for a while.
+
+
+@contextlib.contextmanager
+def stdout_apart() -> Iterator[None]:
+    """Send what comes to this process's stdout, and to that of processes it starts, to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

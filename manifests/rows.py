@@ -1,0 +1,430 @@
+"""Rows of the input as pairs: chunk by chunk in the shard's order, by number, or of a finished run."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from relabel.manifests.columns import STRUCT_KINDS, values_of
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.files import Storage
+from relabel.manifests.input_files import reading, stamp_of
+from relabel.manifests.inputs import Dataset, changed_files, changed_under_way, open_dataset, open_planned
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
+from relabel.manifests.manifest import check_readings, load_manifest
+from relabel.manifests.plan import Plan, ShardPlan
+from relabel.manifests.readings import Readings, blocks_of
+from relabel.manifests.shards import id_batches, spilling
+from relabel.manifests.specs import InputSpec
+from relabel.manifests.store import RunStore, open_run_store
+
+# ------------------------------------------------------------------------------
+# Rows of an input's columns as pairs.
+
+
+def pairs_of(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset) -> Iterator[Pair]:
+    names = dataset.columns
+    held: dict[str, list[Any]] = {}
+    with reading(path):
+        for name in dataset.text_columns:
+            held[name] = values_of(batch.column(name), path)
+    query_ids, doc_ids = ([value or "" for value in held[name]] for name in dataset.id_columns)
+    queries = [query or "" for query in held[names.query]]
+    texts = [held[name] for name in names.document]
+    documents = (
+        [text or "" for text in texts[0]]
+        if len(texts) == 1
+        else ["\n\n".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
+    )
+    if names.context is None and not dataset.reads.columns:
+        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents)
+    contexts = [_texts(context)[:4] for context in held[names.context]] if names.context else [()] * len(rows)
+    if not dataset.reads.columns:
+        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts)
+    own = dataset.reads.columns
+    of_rows = zip(*([_READ_AS[one.kind](value) for value in held[one.name]] for one in own), strict=True)
+    columns = [dict(zip((one.name for one in own), values, strict=True)) for values in of_rows]
+    return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts, columns)
+
+
+def _texts(values: list[str | None] | None) -> tuple[str, ...]:
+    return tuple(text for text in values or () if text)
+
+
+def _structs_of(kind: pa.StructType) -> Callable[[Any], tuple[dict[str, Any], ...]]:
+    """With all fields in each: a null text is `""`, and a null number stays null, as all numbers of a null struct do:
+    what one means is for the labeler to refuse.
+    """
+    fields: dict[str, Any] = {one.name: _NOTHING[one.type] for one in kind}
+
+    def read(values: list[dict[str, Any] | None] | None) -> tuple[dict[str, Any], ...]:
+        held = (dict.fromkeys(fields) if one is None else one for one in values or ())
+        return tuple(
+            {name: nothing if one[name] is None else one[name] for name, nothing in fields.items()} for one in held
+        )
+
+    return read
+
+
+_NOTHING: dict[pa.DataType, Any] = {pa.int32(): None, pa.large_string(): "", pa.large_list(pa.large_string()): []}
+_READ_AS: dict[str, Callable[[Any], Any]] = {
+    "string": lambda value: value or "",
+    "list<string>": _texts,
+    **{name: _structs_of(kind) for name, kind in STRUCT_KINDS.items()},
+}
+"""By kind of a labeler's input column: its value for a row."""
+
+
+# ------------------------------------------------------------------------------
+# Batches of an input's rows, held together where a query is, within a limit of memory.
+
+
+BATCH_ROWS, BATCH_BYTES = 2048, 16 << 20
+"""Rows decoded at a time, a few megabytes of ordinary text, and of about how many bytes where rows are long."""
+HELD_BYTES = 16 << 20
+"""A block that is decoded before it is kept as the first reading is held if it is no larger, and else decoded once
+more.
+"""
+
+
+def batches_in(
+    dataset: Dataset, readings: Readings | None, start: int, stop: int
+) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+    """Row ids, columns and file of the rows start..stop, in order, touching only the row groups that hold them."""
+    for row, batch, path in _group_batches(dataset, readings, lambda low, high: low < stop and high > start):
+        low, high = max(start, row), min(stop, row + batch.num_rows)
+        if low < high:
+            yield np.arange(low, high), batch.slice(low - row, high - low), path
+
+
+def _group_batches(
+    dataset: Dataset, readings: Readings | None, wants: Callable[[int, int], bool]
+) -> Iterator[tuple[int, pa.RecordBatch, str]]:
+    """First row id, columns and file of every batch of the row groups low..high that are wanted. A
+    file is opened once.
+    """
+    file_first = 0
+    for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
+        starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
+        touched = [
+            group for group, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)
+        ]
+        if touched:
+            stamp = stamp_of(file.path)
+            longest = max(size / rows for rows, size in groups if rows)
+            batch_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(longest, 1))))
+            with open_planned(file, dataset) as opened:
+
+                def batches(
+                    some: Sequence[int], parquet: Any = opened.parquet, batch_rows: int = batch_rows
+                ) -> Iterator[pa.RecordBatch]:
+                    yield from parquet.plain_batches(
+                        dataset.text_columns, ids=dataset.id_columns, batch_rows=batch_rows, row_groups=[*some]
+                    )
+
+                held: dict[tuple[int, ...], list[pa.RecordBatch]] = {}
+
+                def decode(
+                    block: range, held: dict[tuple[int, ...], list[pa.RecordBatch]] = held, batches: Any = batches
+                ) -> None:
+                    held.clear()
+                    whole, size = [], 0
+                    for batch in batches(block):
+                        size += batch.nbytes
+                        if size <= HELD_BYTES:
+                            whole.append(batch)
+                    if size <= HELD_BYTES:
+                        held[tuple(block)] = whole
+
+                found = opened.column_bytes(dataset.text_columns)
+                for some, block in _together(touched, readings, [rows for rows, _ in groups]):
+                    if readings is None:
+                        found.hold(some)
+                    else:
+                        readings.prove(number, file.path, block, some, found, decode)
+                    row = starts[some[0]]
+                    for batch in held.pop(tuple(some), None) or batches(some):
+                        if stamp_of(file.path) != stamp:
+                            # before its rows are used: they may be another file's, or half of each
+                            raise changed_under_way(file.path)
+                        yield row, batch, file.path
+                        row += batch.num_rows
+        file_first += file.rows
+
+
+def _together(
+    touched: list[int], readings: Readings | None, group_rows: list[int]
+) -> Iterator[tuple[list[int], range]]:
+    """Row groups that are read in one go, without gaps, and the block that they lie in."""
+    for block in blocks_of(group_rows, BATCH_ROWS if readings is None else readings.block_rows):
+        inside = touched[bisect.bisect_left(touched, block.start) : bisect.bisect_left(touched, block.stop)]
+        yield from ((some, block) for some in _runs(inside) if some)
+
+
+def _runs(numbers: list[int]) -> list[list[int]]:
+    """Ascending numbers as runs without gaps."""
+    gaps = [place for place, (before, after) in enumerate(itertools.pairwise(numbers), start=1) if after != before + 1]
+    return [numbers[start:stop] for start, stop in itertools.pairwise([0, *gaps, len(numbers)])]
+
+
+def scattered_batches(
+    dataset: Dataset, readings: Readings | None, needed: np.ndarray
+) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+    """Batches of the row groups that hold a needed row, in row order; the others are not read."""
+
+    def wants(low: int, high: int) -> bool:
+        first, last = np.searchsorted(needed, [low, high])
+        return bool(first < last)
+
+    for row, batch, path in _group_batches(dataset, readings, wants):
+        yield np.arange(row, row + batch.num_rows), batch, path
+
+
+# ------------------------------------------------------------------------------
+# Rows of a shard as pairs, chunk by chunk, in the shard's own order, with memory that does not grow with the data.
+#
+# Where queries lie together a shard is a row range: its row groups are streamed, and those without a pending chunk are
+# skipped. Where they lie scattered, the row groups that hold the shard's rows are streamed once, its rows are spilled
+# to a temporary Arrow file, and chunks are taken from that file by memory map, so that the operating system decides
+# what stays in memory.
+
+
+class ChunkRows(NamedTuple):
+    """One pending chunk: its number within the shard and its pairs in order."""
+
+    chunk: int
+    pairs: list[Pair]
+
+
+def read_chunks(
+    dataset: Dataset,
+    shard: ShardPlan,
+    row_ids: np.ndarray | None,
+    pending: Sequence[int],
+    *,
+    readings: Readings | None,
+    wanted: dict[int, set[int]] | None = None,
+) -> Iterator[ChunkRows]:
+    """Yield the pending chunks of a shard in order.
+
+    Args:
+        shard: the shard's plan.
+        row_ids: the shard's row ids, for a scattered shard; None for a row range.
+        pending: chunk numbers, ascending.
+        readings: what was read of these files before, which is held against what they hold now; None for files that no
+            run has read.
+        wanted: row ids to keep, by chunk; all rows of a chunk that is not in it.
+    Raises:
+        InputError: a file can't be read, or holds another text than when it was read first.
+        DiskFullError: no space to spill a scattered shard.
+    """
+    if not pending:
+        return
+    bounds = [0, *itertools.accumulate(shard.chunks)]
+    spans = [(chunk, bounds[chunk], bounds[chunk + 1]) for chunk in pending]
+    found = (
+        _from_range(dataset, readings, shard.first_row or 0, spans)
+        if row_ids is None
+        else _from_spill(dataset, readings, row_ids, spans)
+    )
+    for chunk, rows in found:
+        pairs = _with_siblings(rows) if dataset.reads.siblings else rows
+        keep = wanted.get(chunk) if wanted is not None else None
+        yield ChunkRows(chunk, pairs if keep is None else [pair for pair in pairs if pair.row_id in keep])
+
+
+def _with_siblings(pairs: list[Pair]) -> list[Pair]:
+    """The pairs of a chunk of whole queries, each with its query's."""
+    found: list[Pair] = []
+    for _, rows in itertools.groupby(pairs, key=lambda pair: pair.query_id):
+        siblings = tuple(rows)
+        found += [pair._replace(siblings=siblings) for pair in siblings]
+    return found
+
+
+def _from_range(
+    dataset: Dataset, readings: Readings | None, first: int, spans: list[tuple[int, int, int]]
+) -> Iterator[tuple[int, list[Pair]]]:
+    waiting: list[Pair] = []
+    for _, group in itertools.groupby(enumerate(spans), key=lambda item: item[1][0] - item[0]):
+        # runs of consecutive chunks
+        run = [span for _, span in group]
+        batches = batches_in(dataset, readings, first + run[0][1], first + run[-1][2])
+        for chunk, start, stop in run:
+            while len(waiting) < stop - start:
+                waiting.extend(pairs_of(*next(batches), dataset))
+            yield chunk, waiting[: stop - start]
+            del waiting[: stop - start]
+
+
+def _from_spill(
+    dataset: Dataset, readings: Readings | None, row_ids: np.ndarray, spans: list[tuple[int, int, int]]
+) -> Iterator[tuple[int, list[Pair]]]:
+    needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
+    ends: list[int] = []  # of each spilled batch, counted in spilled rows
+    kinds = _spilled_types(dataset)
+    with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
+        writer = None
+        for rows, batch, path in scattered_batches(dataset, readings, needed):
+            with reading(path):
+                kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
+                columns = [_spilled(batch.column(name).take(kept), kinds[name]) for name in dataset.text_columns]
+                plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
+            with spilling("a shard's rows"):
+                writer = writer or pa.ipc.new_file(spill, plain.schema)
+                writer.write_batch(plain)
+            ends.append(plain.num_rows + (ends[-1] if ends else 0))
+        with spilling("a shard's rows"):
+            if writer is not None:
+                writer.close()
+            spill.flush()
+        with pa.memory_map(f"/proc/self/fd/{spill.fileno()}") as mapped:
+            spilled = pa.ipc.open_file(mapped)
+            for chunk, start, stop in spans:
+                wanted = row_ids[start:stop]
+                taken = _taken(spilled, np.array(ends), np.searchsorted(needed, wanted))
+                yield chunk, list(pairs_of(wanted, taken, "the spilled rows", dataset))
+
+
+def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarray) -> pa.RecordBatch:
+    """Spilled rows in the order of `places`. Batch by batch, since pyarrow's `take` of a table of several batches
+    copies the whole table: over a shard's chunks that is quadratic (2,000,000 rows: 127 ms for a chunk of 256, against
+    6 ms; 2026-11-20).
+    """
+    order = np.argsort(places, kind="stable")
+    ascending = places[order]
+    numbers = np.searchsorted(ends, ascending, side="right")
+    pieces = []
+    for number in np.unique(numbers).tolist():
+        first = int(ends[number - 1]) if number else 0
+        pieces.append(spilled.get_batch(number).take(pa.array(ascending[numbers == number] - first)))
+    whole = pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return whole.take(pa.array(back))
+
+
+def _spilled_types(dataset: Dataset) -> dict[str, pa.DataType]:
+    """One type for each column that is read, whatever a file's is, so that batches of all files go into one spill."""
+    own = {one.name: one.kind for one in dataset.reads.columns}
+    if dataset.columns.context is not None:
+        own[dataset.columns.context] = "list<string>"
+    found = {}
+    for name in dataset.text_columns:
+        kind = own.get(name, "string")
+        item = STRUCT_KINDS.get(kind, pa.large_string())
+        found[name] = pa.large_list(item) if kind.startswith("list") else item
+    return found
+
+
+def _spilled(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as its type; of structs the fields that are read."""
+    is_of_structs = pa.types.is_large_list(kind) and pa.types.is_struct(kind.value_type)
+    return pa.array(column.to_pylist(), kind) if is_of_structs else column.cast(kind)
+
+
+# ------------------------------------------------------------------------------
+# A few rows of an input by number or by query, outside of any plan: to be looked at.
+
+
+def pairs_by_number(dataset: Dataset, rows: Sequence[int]) -> Iterator[Pair]:
+    """The pairs of rows, in the order given; one is in memory at a time, unless the labeler sees whole queries. Then
+    rows of one query lie together and are all of it.
+
+    Raises:
+        InputError: a file can't be read.
+    """
+    chunks = [len(rows)] if dataset.reads.siblings else [1] * len(rows)
+    picked = ShardPlan(len(rows), None, None, chunks, 0, 0)
+    for chunk in read_chunks(dataset, picked, np.array(rows, np.int64), range(len(chunks)), readings=None):
+        yield from chunk.pairs
+
+
+def rows_of_queries(dataset: Dataset, query_ids: Collection[str]) -> dict[str, list[int]]:
+    """Row numbers of each query, ascending; reads one column of the whole input.
+
+    Raises:
+        InputError: a query id is null, or no row has one that is wanted.
+    """
+    found: dict[str, list[int]] = {one: [] for one in query_ids}
+    wanted = pa.array(list(found), pa.large_string())
+    first = 0
+    for column, _, path in id_batches(dataset):
+        with reading(path):
+            ids = column.cast(pa.large_string())
+            places = np.flatnonzero(pc.is_in(ids, wanted).to_numpy(zero_copy_only=False)).tolist()
+            for place in places:
+                found[ids[place].as_py()].append(first + place)
+        first += len(column)
+    if missing := [one for one, rows in found.items() if not rows]:
+        raise InputError(f"no row of the input has the query id `{missing[0]}` (of {dataset.rows:,} rows).")
+    return found
+
+
+# ------------------------------------------------------------------------------
+# The input that a run labelled, opened to be read again: by whoever joins texts to its labels.
+
+
+class RunInput(NamedTuple):
+    """A run's input, context and gold left out, and what of it was read first."""
+
+    dataset: Dataset
+    readings: Readings
+
+
+def open_run_input(
+    root: str, store: RunStore, plan: Plan, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT
+) -> RunInput:
+    """Open the files that a run labelled.
+
+    Args:
+        root: the run's output, for messages.
+        reads: what its labeler looks at, for whoever asks it again.
+    Raises:
+        InputError: they are not there any more, or can't be read.
+        ManifestError: they are not those that it planned, or what was kept of their reading is not what the manifest
+            says.
+    """
+    unread = {"gold": None} if reads.context else {"context": None, "gold": None}
+    wanted = InputSpec(
+        path=tuple(file.path for file in plan.files), columns=plan.facts.columns.model_copy(update=unread)
+    )
+    try:
+        dataset = open_dataset(wanted, storage, reads=reads)
+    except InputError as exc:
+        raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
+    changed = changed_files(plan.files, dataset.files)
+    if changed:
+        raise ManifestError(
+            f"{root}: the inputs that it labelled changed since: {'; '.join(changed[:5])}. Restore them, or label "
+            "again."
+        )
+    return RunInput(dataset, _readings(root, store, plan))
+
+
+def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
+    """Hold files with the sizes and footers of a run's input against what the run read of them, row group by row group:
+    whoever joins another column to its labels by row reads these rows again.
+
+    Raises:
+        InputError: a row group holds other texts than when the run read it first.
+        ManifestError: what was kept of that reading is not what the manifest says.
+    """
+    readings = _readings(root, open_run_store(root, dataset.storage), plan)
+    for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
+        with reading(file.path), open_planned(file, dataset) as opened:
+            found = opened.column_bytes(dataset.text_columns)
+            for block in blocks_of([rows for rows, _ in groups], readings.block_rows):
+                readings.compare(number, file.path, block, found)
+
+
+def _readings(root: str, store: RunStore, plan: Plan) -> Readings:
+    check_readings(store, plan, load_manifest(store))
+    return Readings(store, where=root, block_rows=plan.chunk_rows, keeps=False)

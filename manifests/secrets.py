@@ -1,0 +1,537 @@
+"""Text for messages and logs: secrets are masked, characters that no file can hold are escaped, counts are worded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# ------------------------------------------------------------------------------
+# Which names say that their value is a secret: of variables, storage options and URL queries. Generous: a wrong yes
+# costs a rename.
+
+
+STORAGE_KEY = "storage_options"
+"""A spec's key whose values are secrets, all of them."""
+_INNOCENT = re.compile(
+    r"TOKENIZ\w*|AUTHOR(?!I)S?|PASS(?:AGE|IVE|ES)|(?:BY|COM|SUR|TRES)PASS"
+    r"|(?:MON|DON|TUR|WHIS|HOC)KEY|KEY(?:BOARD|WORD|NOTE|STONE|FRAME)|CONNECT(?!ION_?STR)|CREDIT|CERTAIN|DISCONN"
+    r"|^(?:OLD)?PWD$|^_*PASS_AT$"  # the shell's working directory; an option of evaluate
+)
+_TELLING = re.compile(
+    r"PASSWORD|PASSWD|PASSPHRASE|PASS|PWD|SECRET|TOKEN|KEY|CREDENTIAL|CREDS?|AUTH|JWT|CERT|PRIVATE|BEARER|COOKIE|SIGNATURE"
+    r"|CONN(?!ECTION(?!_?STR))|DSN|NETRC|(?:^|_)(?:SIG|SAS)\d*(?:_|$)|PAT\d*(?:_|$)"
+)
+_COUNTS = re.compile(r"(?:TOKENS|KEYS|CONNS)\d*(?:_|$)")
+_LIMITS = re.compile(r"(?:^|_)(?:MAX|WINDOW|BATCH|PREFILL)(?:_[A-Z]+)*?_TOKENS$|^TOKENS_PER_")
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+
+
+def names_secret(name: str, value: str = "") -> bool:
+    """Whether a name (`PGPASSWORD`, `x-amz-signature`, `accountKey`) is that of a secret.
+
+    Args:
+        value: what it holds; a short number beside a plural (`API_KEYS`) is a count, and any number beside a limit
+            (`max_prompt_tokens`).
+    """
+    parts = _INNOCENT.sub("_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").upper())
+    if len(value) < 8 and value.isdecimal():
+        parts = _COUNTS.sub("_", parts)
+    if _NUMBER.fullmatch(value):
+        parts = _LIMITS.sub("_", parts)
+    return _TELLING.search(parts) is not None
+
+
+# ------------------------------------------------------------------------------
+# What has the form of a secret wherever it occurs: PEM, base64 of a key, tokens, and what follows `password=` and its
+# like.
+
+
+MASK = "***"
+
+_NAME = (
+    r"(?:password|passwd|passphrase|passcode|(?:(?<![a-z])|db)pass|pwd|secret|token|shared_?access_?signature|signature|credentials?|jwt"
+    r"|(?:access|api|account|shared|private|secret|auth|subscription|encryption|master|session)[_-]?key|session_?id|(?<![a-z])(?:sig|pat|auth))\d*"
+)
+_NEEDLES = ("pass", "pwd", "secret", "key", "token", "sig", "credential", "jwt", "pat", "auth", "session")
+_MARK = r"(?:\\{0,4}[\"']|&quot;|&#3[49];)"
+_QUOTE = rf"{_MARK}?+"
+"""As it stands, or escaped in a text within JSON, `repr` or HTML."""
+_FIRST = r"(?!\*\*\*|…)"
+_VALUE = r"(?:[^\s\"'&;,)}\]\\]|\\[^\s\"']|[)}\]](?=\w))"
+_OPENS = rf"(?:b?({_MARK}))?+"
+_QUOTED = r"(?:(?(2)(?:(?!\2)[^\r\n]){1,400}(?=\2)|(?!))"
+"""What is between two equal quotes, blanks and all; follows `_OPENS` as the second group, and wants another way
+with its `)`.
+"""
+_HEADER = r"(?:=\\{0,4}\"(?=[\w/+\"\\])[^\"\\\r\n]*\\{0,4}\"|[^\r\n\"'\\]|\\(?![nr])[^\s\"'])+"
+"""The rest of a header's line, or of the string that holds it, with `name="value"` in it."""
+_SLASH = r"(?:\\*/|%2F)"
+_BASE64 = "A-Za-z0-9+/"
+_KEY = (
+    rf"(?:^|(?<=/))(?:MC4CAQ|MFECAQ|MHcCAQ|MIG[A-Za-z0-9]AgE|MII[{_BASE64}]{{2}}[AIQgw]|b3BlbnNzaC1rZXk)"
+    rf"[{_BASE64}=]{{24,}}"
+)
+"""A private key in base64, by how it begins: ed25519, EC, RSA and OpenSSH; also where it was taken for a path."""
+
+
+class Shape(NamedTuple):
+    """One form.
+
+    Args:
+        what: what it is, for errors that must not show it.
+        needles: one of these is in the lower case of every text that has it; the pattern is tried on no other.
+        pattern, replacement: as `re.sub` takes them; compiled when first needed, since most commands never do.
+        is_sure: sure enough to refuse a text for it; a prompt may well say `token: something`, which is masked in a
+            message alone.
+    """
+
+    what: str
+    needles: tuple[str, ...]
+    pattern: str
+    replacement: str | Callable[[re.Match[str]], str]
+    is_sure: bool = True
+
+
+def _masked_word(match: re.Match[str]) -> str:
+    """A long word of base64 without the key that it is, if it is one."""
+    word, before = match[0], match.string[max(0, match.start() - 1) : match.start()]
+    escape = re.match(r"ufeff|[nrt]", word) if before == "\\" else None  # of `repr` or JSON, right before the key
+    kept = escape[0] if escape else ""
+    word = word[len(kept) :]
+    is_key = before != "." and _is_key(word, match.string[match.end() : match.end() + 2])
+    return kept + (MASK if is_key else re.sub(_KEY, MASK, word))
+
+
+def _is_key(word: str, after: str) -> bool:
+    """Whether a word is 32 or 64 bytes, or a line from the middle of a PEM block; a folder such as `day=` is none."""
+    body = word.rstrip("=")
+    if word != body:
+        return (len(body), len(word)) in ((43, 44), (86, 88)) and not re.match(r"\.\w|[\w%{$+/-]", after)
+    kinds = (str.isupper, str.islower, str.isdigit)
+    # a key has one or two, and more than six once in 100,000
+    is_path = len({"-", "_"} & set(word)) > 0 or word.count("/") > 6
+    return len(word) in (43, 64, 86) and not is_path and all(any(map(kind, word)) for kind in kinds)
+
+
+_TOKENS = {
+    "sk-": r"sk-[\w-]{16,}",  # OpenAI, Anthropic, OpenRouter, DeepSeek
+    "k_live_": r"[rs]k_live_\w{16,}",
+    "k_test_": r"[rs]k_test_\w{16,}",
+    "whsec_": r"whsec_[\w+=]{16,}",
+    "hf_": r"hf_[A-Za-z0-9]{20,}",
+    "r8_": r"r8_[A-Za-z0-9]{30,}",
+    "gsk_": r"gsk_[A-Za-z0-9]{20,}",
+    "xai-": r"xai-[A-Za-z0-9]{30,}",
+    "pplx-": r"pplx-[A-Za-z0-9]{30,}",
+    "nvapi-": r"nvapi-[\w-]{20,}",
+    "pcsk_": r"pcsk_\w{20,}",
+    "gh": r"gh[pousr]_\w{20,}",
+    "github_pat_": r"github_pat_\w{20,}",
+    "gl": r"gl(?:pat|dt|rt|ft|ptt|cbt|oas|soat|agent)-[\w-]{16,}",
+    "xox": r"xox[a-z]-[\w-]{10,}",
+    "xapp-": r"xapp-\d-[\w-]{10,}",
+    "aiza": r"AIza[\w-]{30,}",
+    "ya29.": r"ya29\.[\w.-]{16,}",
+    "gocspx-": r"GOCSPX-[\w-]{20,}",
+    "1//0": r"1//0[\w-]{20,}",
+    "q~": r"[\w.~-]{3}\dQ~[\w.~-]{30,}",  # a client's secret of Azure
+    "eyj": r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*){0,3}",
+    "npm_": r"npm_\w{30,}",
+    "pypi-age": r"pypi-AgE[\w-]{16,}",
+    "rubygems_": r"rubygems_[0-9a-f]{40,}",
+    "dckr_": r"dckr_[a-z]at_[\w-]{16,}",
+    "sg.": r"SG\.[\w-]{16,}\.[\w-]{16,}",
+    ":aa": r"(?:bot)?\d{8,10}:AA[\w-]{30,}",
+    "_v1_": r"do[opr]_v1_[0-9a-f]{40,}",
+    "dapi": r"dapi[0-9a-f]{32}",
+    "shp": r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}",
+    "hv": r"hv[sbr]\.[\w-]{20,}",
+    "lin_api_": r"lin_api_\w{20,}",
+    "ntn_": r"ntn_[A-Za-z0-9]{30,}",
+    "glsa_": r"gl(?:sa|c)_\w{20,}",
+    "atatt3": r"ATATT3[\w=-]{20,}",
+    "figd_": r"figd_[\w-]{20,}",
+    "sbp_": r"sbp_[0-9a-f]{36,}",
+    "pmak-": r"PMAK-[0-9a-f-]{40,}",
+    "nrak-": r"NRAK-[A-Z0-9]{20,}",
+    "sntry": r"sntry[su]_[\w+=-]{20,}",
+    "age-secret-key-1": r"AGE-SECRET-KEY-1[0-9A-Z]{20,}",
+}
+"""Tokens that say themselves whose they are: what the lower case of a text must hold, and the pattern."""
+
+SHAPES = (
+    Shape(
+        "a PEM block",
+        ("---begin", "--- begin", "---%20begin", "---+begin"),
+        (
+            r"(?s)-{4,5}[ %+20]{0,3}BEGIN[A-Z0-9 %+._/-]{1,60}?-{4,5}(?!-)"
+            r"(?:(?:(?!---[ %+20]{0,3}BEGIN).){0,20000}?-{4,5}[ %+20]{0,3}END[A-Z0-9 %+._/-]{1,60}?-{4,5}(?!-)"
+            rf"|(?:(?:\s|\\+[nr])*[A-Z][A-Za-z-]+: [^\r\n\\]*)*(?:[{_BASE64}=\s%]|\\+[nr])*)"
+        ),
+        MASK,
+    ),
+    Shape(
+        "a private key",
+        ("private-lines:",),
+        r"(?is)(private-lines:)(?!\*\*\*).*?(?:private-mac: ?\w+|\Z)",
+        rf"\1{MASK}",
+    ),
+    Shape(
+        "an authorization header",
+        ("authorization",),
+        rf"(?i)\b(authorization{_QUOTE}\s?+[:=,]\s?+(?:b?{_MARK})?+(?:(?:basic|bearer|token|digest)\s++)?+){_FIRST}{_HEADER}",
+        rf"\1{MASK}",
+    ),
+    Shape("a token", ("digest ",), rf"(?i)\b(digest )(?=(?:username|realm|nonce|uri|qop)=){_HEADER}", rf"\1{MASK}"),
+    Shape(
+        "a token",
+        ("bearer", "basic"),
+        r"(?i)\b((?:bearer|basic)(?:[:\s]\s?|\\+t))(?=[\w.~+/-]*[\d=])[\w.~+/-]{12,}=*",
+        rf"\1{MASK}",
+    ),
+    Shape(
+        "a cookie",
+        ("cookie",),
+        rf"(?i)\b(cookie(?:: *+|=|{_MARK}[:,] ?{_MARK})){_FIRST}(?:[^\r\n\"'\\]|\\[^\s\"'])+",
+        rf"\1{MASK}",
+        is_sure=False,
+    ),
+    Shape(
+        "the secret of a webhook",
+        ("hook", "services", "workflows", "triggers", "with"),
+        (
+            rf"(?i)({_SLASH}(?:services|workflows|triggers){_SLASH}T(?-i:[A-Z0-9]){{3,}}{_SLASH}"
+            rf"|{_SLASH}api{_SLASH}(?:v\d+{_SLASH})?webhooks?{_SLASH}(?:\d{{6,}}{_SLASH})?+(?=[\w-]{{16}})"
+            rf"|{_SLASH}webhook(?:b2)?{_SLASH}(?=[\w@%-]+{_SLASH}IncomingWebhook)"
+            rf"|\bhooks\.zapier\.com{_SLASH}hooks{_SLASH}catch{_SLASH}|\bhook\.[\w.]*make\.com{_SLASH}|{_SLASH}with{_SLASH}key{_SLASH}"
+            rf"|{_SLASH}hooks{_SLASH}(?=[a-z0-9]{{26}}\b)){_FIRST}[\w@%/\\-]*[\w@%/-]"
+        ),
+        rf"\1{MASK}",
+    ),
+    Shape(
+        "a password, key or token",
+        _NEEDLES,
+        rf"(?i)(?<![\w./-])([\w.-]*?{_NAME}{_QUOTE}\]? ?(?:=[=>]?+|:=|%3D) ?+{_OPENS}){_FIRST}{_QUOTED}|{_VALUE}+)",
+        rf"\1{MASK}",
+    ),
+    Shape(
+        "a password, key or token",
+        _NEEDLES,
+        rf"(?i)(?<![\w./-])([\w.-]*?{_NAME}{_QUOTE}: ?{_OPENS})(?!\d+\b){_FIRST}{_QUOTED}|{_VALUE}{{8,}})",
+        rf"\1{MASK}",
+        is_sure=False,
+    ),
+    Shape(
+        "a password, key or token",
+        _NEEDLES,
+        rf"(?i)({_NAME}{_MARK}, ?b?{_MARK})(?=[^\"'\s]*\d){_VALUE}{{8,}}|(<[\w:.-]*?{_NAME}>){_FIRST}[^<\s]+",
+        rf"\1\2{MASK}",
+        is_sure=False,
+    ),
+    Shape(
+        "a password, key or token",
+        _NEEDLES,
+        rf"(?i)(--[\w-]*?{_NAME} +){_FIRST}{_VALUE}{{8,}}",
+        rf"\1{MASK}",
+        is_sure=False,
+    ),
+    Shape("a password", (" -u", " --user"), r"( (?:-u|--user)[ =])[^\s:]+:(?!\*\*\*)\S+", rf"\1{MASK}", is_sure=False),
+    Shape("a password", ("login ",), rf"(\blogin \S+\s+password\s+){_FIRST}{_VALUE}+", rf"\1{MASK}", is_sure=False),
+    Shape("a password", ("jdbc:oracle:",), r"(?i)(jdbc:oracle:\w+:)[^/\s:]+/[^\s\"']+@", rf"\1{MASK}@"),
+    Shape("a token", tuple(prefix.lower() for prefix in _TOKENS), rf"\b(?:{'|'.join(_TOKENS.values())})", MASK),
+    Shape(
+        "an access key",
+        ("akia", "asia"),
+        rf"\b(?:AKIA|ASIA)[A-Z0-9]{{16}}\b(?:\W{{1,3}}[{_BASE64}]{{40}}(?![{_BASE64}]))?",
+        MASK,
+    ),
+    Shape("a key in base64", ("",), rf"[{_BASE64}_-]{{40,}}={{0,2}}", _masked_word),
+)
+
+
+def masked_shapes(text: str) -> str:
+    """The text without what has the form of a secret."""
+    for shape in _likely(text):
+        text = re.sub(shape.pattern, shape.replacement, text)
+    return text
+
+
+def shape_in(text: str) -> str | None:
+    """What of a text surely has the form of a secret, or None."""
+    sure = (shape for shape in _likely(text) if shape.is_sure)
+    return next((shape.what for shape in sure if re.sub(shape.pattern, shape.replacement, text) != text), None)
+
+
+def _likely(text: str) -> list[Shape]:
+    lowered = text.lower()
+    return [shape for shape in SHAPES if any(needle in lowered for needle in shape.needles)]
+
+
+# ------------------------------------------------------------------------------
+# What of a URL is a secret: the user, unless it is a mere name, and the query. Whatever is in a password, and
+# whatever is chained.
+
+
+MIN_CHARS = 8
+"""A shorter value of a query is a plain option, and a shorter value of anything would be found in every other word."""
+
+_TOKEN_SCHEMES = frozenset({"http", "https", "s3", "s3a", "gs", "gcs", "ftp", "git+https", "ws", "wss"})
+"""Schemes whose user without a password is a token or a key; elsewhere it is a name (`abfs://box@account`,
+`sftp://me@host`).
+"""
+_PORTLESS = frozenset({"s3", "s3a", "gs", "gcs"})
+_SCHEME = r"(?:\b|(?<=\dm))([A-Za-z][A-Za-z0-9+.-]{0,30})://"  # also behind the end of a terminal's colour
+_URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>`])+)")
+_WHOLE_URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://).)+)", re.DOTALL)
+_PORT = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*):\d{1,5}(?:/|$)")
+_PAIR = re.compile(r"[?&;#]([A-Za-z][\w.~%-]*)=([^&;#]*)")
+_END = r"[^\s\"'<>`:.,;)]"
+_STOP = r"(?:[\s\"'<>`:.,;)]|$)"
+_REST = re.compile(rf"(\?|#(?![A-Za-z]+(?:[_-][A-Za-z]+)*{_STOP}))[^\s\"'<>`]*{_END}")  # a heading's name is none
+_QUERY = re.compile(r"([?&](?:amp;)?([A-Za-z][\w.~%-]*)=)([^\s\"'<>`&;#]+)")
+_NOT_QUITE = re.compile(  # a URL with a slip in it, or a part of one
+    r"((?:\b[A-Za-z][A-Za-z0-9+.-]{0,30}:(?!//[^/])[/\\]{1,10}|(?<![:\w])//|(?<=[a-z0-9])//(?!/)))[^\s/\\:@\"'<>]+:[^\s\"'<>@]*[^\s\"'<>]*@"
+    r"|(?<![\w/.-])(?!hf:|pypi:|mailto:)[\w.-]{1,40}:[^\s/@:\"'<>(){},]{3,}@(?=[\w.-]+[:/(])"
+)
+_ENCODED = re.compile(r"(?i)(%(?:25)*3A(?:%(?:25)*2F){2})[^\s\"'<>`&]{0,400}?(%(?:25)*40)")
+
+
+def masked_urls(text: str) -> str:
+    """The text without users and queries of URLs."""
+    if "://" in text:
+        text = _URL.sub(_masked, text)
+    if "@" in text:
+        text = _NOT_QUITE.sub(lambda match: f"{match[1] or ''}{MASK}@", text)
+    if "%" in text:
+        text = _ENCODED.sub(rf"\1{MASK}\2", text)
+    return _QUERY.sub(_masked_pair, text) if "?" in text else text
+
+
+def _masked_pair(match: re.Match[str]) -> str:
+    """An option of a query without its value, where it may be a secret; most of `?page=2&sort=new` is none."""
+    return f"{match[1]}{MASK}" if len(match[3]) >= MIN_CHARS or names_secret(match[2], match[3]) else match[0]
+
+
+def secret_in_url(url: str) -> bool:
+    """Whether a URL holds a user's password or token, or a query that may be one: by its name, or longer than a plain
+    option.
+
+    A text that begins as a URL is one to its end, blanks and quotes included; in another every URL is looked at.
+    """
+    is_whole = re.match(r"\S{0,200}?://", url) is not None
+    for match in (_WHOLE_URL if is_whole else _URL).finditer(url):
+        scheme, rest = match[1].lower(), match[2]
+        if _userinfo_end(scheme, rest):
+            return True
+        for name, value in _PAIR.findall(rest):
+            if names_secret(name, value) or (len(value) >= MIN_CHARS and "?" in rest):
+                return True
+        bare = rest.partition("?")[2]
+        if scheme in ("http", "https") and "=" not in bare and len(bare) >= MIN_CHARS:
+            return True
+    return any(match[1] and "@" in match[0] for match in _NOT_QUITE.finditer(url))
+
+
+def _masked(match: re.Match[str]) -> str:
+    scheme, rest = match[1], match[2]
+    end = _userinfo_end(scheme.lower(), rest)
+    shown = f"{MASK}@{rest[end:]}" if end else rest
+    if scheme.lower() in ("http", "https"):
+        shown = _REST.sub(rf"\1{MASK}", shown, count=1)
+    return f"{scheme}://{shown}"
+
+
+def _userinfo_end(scheme: str, rest: str) -> int:
+    """How many characters after `://` are a secret userinfo with its `@`; 0 if there is none.
+
+    A password may hold `/`, `?` and `@` as they are, though it should not: then nobody can say where it ends, and the
+    last `@` is taken.
+    """
+    if "@" not in rest:
+        return 0
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    user, at, _ = authority.rpartition("@")
+    if at and ":" not in user:
+        return len(user) + 1 if scheme in _TOKEN_SCHEMES else 0
+    if not at and (":" not in authority or (scheme not in _PORTLESS and _PORT.match(rest))):
+        return 0
+    return rest.rfind("@") + 1
+
+
+# ------------------------------------------------------------------------------
+# The door that every text leaves by: what may be a secret is taken out of it.
+#
+# `redacted` masks what has the form of a secret (a URL's user and query, PEM, keys, tokens), and the very values that
+# this process was given (`keep_secret`; a process does one job, so they are the process's own). Digests, row ids and
+# paths pass unharmed. What is refused rather than masked, because it would be written down, `secret_in` names.
+
+
+class _Kept:
+    """The values that this process was given, in every form that a text may show them in."""
+
+    def __init__(self) -> None:
+        self.forms: dict[str, str] = {}
+        self._pattern: re.Pattern[str] | None = None
+
+    def add(self, value: str, what: str) -> None:
+        fresh = {form: what for form in _forms(value) if len(form) >= MIN_CHARS and form not in self.forms}
+        if fresh:
+            self.forms.update(fresh)
+            self._pattern = re.compile("|".join(map(re.escape, sorted(self.forms, key=len, reverse=True))))
+
+    def forget(self) -> None:
+        self.forms, self._pattern = {}, None
+
+    def masked(self, text: str) -> str:
+        return text if self._pattern is None else self._pattern.sub(MASK, text)
+
+    def found(self, text: str) -> str | None:
+        match = None if self._pattern is None else self._pattern.search(text)
+        return None if match is None else self.forms[match[0]]
+
+
+_kept = _Kept()
+
+
+def keep_secret(value: str, what: str) -> None:
+    """From now on this value is shown nowhere; one of less than eight characters is no secret.
+
+    Args:
+        what: where it comes from, for errors that must not show it (`the variable PGPASSWORD`).
+    """
+    if len(value.strip()) >= MIN_CHARS:
+        _kept.add(value, what)
+
+
+def forget_secrets() -> None:
+    """Let go of the values: a command begins with none of an earlier one in its process."""
+    _kept.forget()
+
+
+def redacted(text: str) -> str:
+    """The text without what is, or has the form of, a secret. Doing it twice changes nothing."""
+    return masked_shapes(masked_urls(_kept.masked(text)))
+
+
+def shortened(text: str, most: int) -> str:
+    """The text redacted, and then cut to so many characters: the part of a secret before a cut has no form to be known
+    by.
+    """
+    shown = redacted(text)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def redacted_values(value: Any) -> Any:
+    """Plain values as JSON holds them, with every string in them redacted."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping):
+        return {redacted(key) if isinstance(key, str) else key: redacted_values(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted_values(inner) for inner in value]
+    return value
+
+
+def secret_in(text: str) -> str | None:
+    """What of a text must not be written down (`a password in a URL`), or None. Names it, and never shows it."""
+    if "://" in text and secret_in_url(text):
+        return "a password, token or signature in a URL"
+    found = _kept.found(text)
+    if found is not None:
+        return f"the value of {found}"
+    return shape_in(text)
+
+
+def _forms(value: str) -> set[str]:
+    """A value as it stands, line by line, in parts, and as URLs, JSON, HTML, `repr`, hex and base64 write it, the last
+    also within more.
+    """
+    import base64
+    import html
+    import itertools
+    import json
+    from urllib.parse import quote, quote_plus, unquote
+
+    plain = {value, value.strip(), unquote(value), *(line.strip() for line in value.splitlines())}
+    # as a parser takes it apart
+    plain |= {part for one in set(plain) for part in re.split("[/=@,;]", one) if len(part) >= MIN_CHARS}
+    forms = set(plain)
+    for one in plain:
+        raw = one.encode(errors="surrogateescape")
+        forms |= {
+            quote(one, safe="", errors="replace"),
+            quote(one, errors="replace"),
+            quote_plus(one, errors="replace"),
+        }
+        forms |= {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in forms if "%" in form}
+        forms |= {
+            json.dumps(one)[1:-1],
+            json.dumps(json.dumps(one)[1:-1])[1:-1],
+            json.dumps(one, ensure_ascii=False)[1:-1],
+        }
+        forms |= {repr(one)[1:-1], html.escape(one), raw.hex(), raw.hex().upper()}
+        for encode, shift in itertools.product((base64.b64encode, base64.urlsafe_b64encode), range(3)):
+            # with up to two bytes before it
+            digits = encode(bytes(shift) + raw).decode().rstrip("=")
+            forms |= {digits[(0, 2, 3)[shift] : (shift + len(raw)) * 8 // 6], digits if shift == 0 else ""}
+    return {form for form in forms if len(form) >= MIN_CHARS}
+
+
+# ------------------------------------------------------------------------------
+# Text that no path, plan or file can hold (with a NUL, or with a code point that UTF-8 has no bytes for), or that a
+# message shows in another form.
+
+
+def oddity_of(text: str) -> str | None:
+    """What is wrong with a text, in a few words; None if nothing is."""
+    if "\0" in text:
+        return "holds a NUL"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    return None
+
+
+def shown(text: str) -> str:
+    """A text as an error can show it: bytes that are no UTF-8 are spelled."""
+    try:
+        data = os.fsencode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair, which stands for no byte
+        data = text.encode("utf-8", "backslashreplace")
+    return shortened(data.decode("utf-8", "backslashreplace").replace("\0", "\\0"), 200)
+
+
+def one_line(text: str) -> str:
+    """A message as one line: no id, path or text in it begins a line of its own or commands a terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def message_lines(text: str) -> str:
+    """A message that may list something, each thing on an indented line of its own; see `one_line`."""
+    return "\n  ".join(map(one_line, text.split("\n  ")))
+
+
+def odd_values(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Where odd texts are in plain values, as dotted keys, and what is wrong with each."""
+    if isinstance(values, str):
+        oddity = oddity_of(values)
+        if oddity is not None:
+            yield where, oddity
+    elif isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from odd_values(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(values, Sequence):
+        for number, value in enumerate(values):
+            yield from odd_values(value, f"{where}.{number}")
+
+
+# ------------------------------------------------------------------------------
+# Numbers of things in messages.
+
+
+def counted(number: int, thing: str) -> str:
+    """How many of something there are: `1 row`, `2,000 rows`."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
