@@ -145,7 +145,7 @@ def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, 
     """
     wanted = Columns(**columns).model_copy(update={"gold": source.gold, "context": None})
     dataset = open_dataset(InputSpec(path=(source.path,), columns=wanted), storage)
-    found = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    found = read_pairs(dataset, np.arange(dataset.rows))
     grade_N = np.full(len(found), NO_GRADE, dtype=np.int64)
     if source.gold is not None:
         values = read_grades(load_gold_by_row([file.path for file in dataset.files], source.gold, storage)).values

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
+from relabel.jobs import logs
 from relabel.jobs.downloads import fetch_model, local_templates
 from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
 from relabel.labelers.engines.checkpoints import TokenizerFolder, prompt_encoder, tokenizer_folder
@@ -41,7 +42,6 @@ from relabel.manifests.plan import (
     template_name,
     write_plan,
 )
-from relabel.manifests.readings import Readings
 from relabel.manifests.reuse import stage_digests
 from relabel.manifests.run import RunFolder
 from relabel.manifests.secrets import STORAGE_KEY
@@ -369,7 +369,6 @@ class OpenRun:
     store: RunStore
     plan: Plan
     folder: RunFolder
-    readings: Readings
     was_planned_now: bool
 
 
@@ -455,14 +454,10 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         output=job.spec.output,
         template=lambda digest: TEMPLATES_READ.get(digest) or read_if_there(store, template_name(digest)),
     )
-    readings = Readings(
-        store,
-        where=job.spec.output,
-        block_rows=plan.chunk_rows,
-        keeps=may_write,
-        changed=() if known is None else files_written_since(known, plan, dataset),
-    )
-    return OpenRun(job, dataset, store, plan, RunFolder(store, plan), readings, was_planned_now)
+    for path in () if known is None else files_written_since(known, plan, dataset):
+        note = f"{path}: written since it was planned; it is taken as unchanged by its size and footer"
+        logs.say(note, level="warning", event="input")
+    return OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now)
 
 
 def _at_planned_snapshot(job: Job, plan: Plan) -> Job:

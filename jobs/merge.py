@@ -22,12 +22,9 @@ from relabel.manifests.manifest import (
     MergedSource,
     RunManifest,
     Snapshot,
-    check_readings,
-    copy_readings,
     engines_differ,
     load_manifest,
     manifest_sha256_of,
-    refuse_differing,
     write_manifest,
 )
 from relabel.manifests.plan import (
@@ -416,30 +413,10 @@ def _merge(runs: list[MergedRun], store: RunStore, differences: list[str], *, al
     )
     if held is not None:  # what is there was whole: it is left alone until all that is to come has been proven
         staged = list(staged)
-    _bring_readings(runs, store)
     for receipts in staged:
         for receipt in receipts:
             _commit(store, receipt)
     return _finish(runs, folder, differences, allow_mixed=allow_mixed)
-
-
-def _bring_readings(runs: list[MergedRun], store: RunStore) -> None:
-    """What the sources read of their inputs, for whoever reads them again by the merged output.
-
-    Raises:
-        InputError: two of them read other texts of one file.
-        ManifestError: one of them is not what its source's manifest says.
-    """
-    first_file = 0
-    for run in runs:
-        for source in run.sources:
-            check_readings(source.folder.store, run.plan, source.manifest)
-        stores = [source.folder.store for source in run.sources]
-        for first, second in itertools.combinations([*stores, store] if len(runs) == 1 else stores, 2):
-            refuse_differing(first, second, run.plan)
-        for one in stores:
-            copy_readings(one, store, first_file)
-        first_file += len(run.plan.files)
 
 
 def _is_current(held: RunManifest, folder: RunFolder, runs: list[MergedRun]) -> bool:

@@ -15,8 +15,6 @@ FAILPOINTS = (
     "before_plan_rows",
     "before_plan",
     "after_plan",
-    "before_reading",
-    "after_reading",
     "before_temp_sync",
     "before_temp_rename",
     "before_labels",

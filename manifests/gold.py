@@ -17,7 +17,6 @@ from relabel.manifests.files import Storage, is_url
 from relabel.manifests.input_files import list_files, reading
 from relabel.manifests.inputs import changed_files, open_dataset, open_parquet
 from relabel.manifests.plan import Plan
-from relabel.manifests.rows import prove_run_input
 from relabel.manifests.schemas import ids_of, texts_of
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import Column, as_ids, load_columns, read_grades, read_parquet, require_column
@@ -554,17 +553,15 @@ def _conflict(qrels: Qrels, rows: np.ndarray) -> str:
 # Columns of an input that say what is trusted: grades by row, and further ones.
 
 
-def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:
+def own_input(plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:
     """The files of a run's own input in row order and the name of its gold column, if `path` is that input; None if it
     is not.
 
     They are the same if their sizes and footers are those that were planned.
 
     Args:
-        root: the run's output.
     Raises:
-        InputError, ManifestError: they were written over since the run read them (`prove_run_input`), or it is a folder
-            that can't be read.
+        InputError: it is a folder that can't be read.
     """
     columns = plan.facts.columns
     try:
@@ -577,7 +574,6 @@ def own_input(root: str, plan: Plan, path: str, grade: str | None, storage: Stor
         return None
     if found is None or changed_files(plan.files, found.files):
         return None
-    prove_run_input(root, plan, found)
     return [file.path for file in found.files], grade or columns.gold or "grade"
 
 

@@ -24,7 +24,6 @@ from relabel.manifests.errors import InputError, NothingNewError
 from relabel.manifests.files import Storage, absolute_path, check_kind, is_url
 from relabel.manifests.input_files import ListedFile, left_out_text, list_input, list_named, reading
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
-from relabel.manifests.readings import ColumnBytes, leaves_of
 from relabel.manifests.records import digest_of, file_stamp
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import Columns, InputSpec
@@ -352,24 +351,12 @@ def open_parquet(path: str, storage: Storage) -> PlainParquet:
         return PlainParquet(local, path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES)
 
 
-class PlannedFile(NamedTuple):
-    """A file of the dataset, opened: as Parquet, and its bytes."""
-
-    parquet: PlainParquet
-    source: BinaryIO | UrlFile
-
-    def column_bytes(self, names: Iterable[str]) -> ColumnBytes:
-        """The bytes of those of some columns that the file holds."""
-        stored = [name for name in names if name not in self.parquet.folder_columns]
-        return ColumnBytes(self.source, self.parquet.metadata, self.parquet.schema_arrow, stored)
-
-
 @contextlib.contextmanager
-def open_planned(file: InputFile, dataset: Dataset) -> Iterator[PlannedFile]:
+def open_planned(file: InputFile, dataset: Dataset) -> Iterator[PlainParquet]:
     """Open a file of the dataset again.
 
     Raises:
-        InputError: it can't be read, or is not the file any more that was looked at when this run began.
+        InputError: it can't be read, or is not the file any more that was read when this run began.
     """
     path, storage = file.path, dataset.storage
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb", buffering=0) as source:
@@ -379,12 +366,11 @@ def open_planned(file: InputFile, dataset: Dataset) -> Iterator[PlannedFile]:
             raise changed_under_way(path)
         if isinstance(source, UrlFile):  # pinned to the version whose footer this is
             source.seek(0)
-            # what is read is fetched before by `hold`, so Arrow need not guess at ranges
-            with PlainParquet(pa.PythonFile(source, "r"), path, pre_buffer=False) as parquet:
-                yield PlannedFile(parquet, source)
+            opened = PlainParquet(pa.PythonFile(source, "r"), path, pre_buffer=True)
         else:
-            with open_parquet(path, storage) as parquet:
-                yield PlannedFile(parquet, source)
+            opened = open_parquet(path, storage)
+        with opened:
+            yield opened
 
 
 def changed_under_way(path: str) -> InputError:
@@ -520,6 +506,33 @@ def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> N
 def _leaves(look: _Look, columns: Columns, reads: Reads, *, gold: bool = False) -> dict[str, list[int]]:
     names = [name for name in _read_columns(columns, reads, gold=gold) if name not in look.folders]
     return leaves_of(look.metadata, look.schema, names)
+
+
+def leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, columns: Iterable[str]) -> dict[str, list[int]]:
+    """Numbers of the stored columns that make up each column of a table.
+
+    Counted off the schema and not found by their paths: a column `q.id` has the path of the field `id` in a struct `q`.
+    """
+    counts = [_num_leaves(field.type) for field in schema]
+    starts = list(itertools.accumulate(counts, initial=0))
+    if starts[-1] != metadata.num_columns:
+        raise pa.ArrowInvalid(
+            f"its footer names {metadata.num_columns} stored columns, and its schema has {starts[-1]}"
+        )
+    places = {name: place for place, name in enumerate(schema.names)}
+    return {name: list(range(starts[places[name]], starts[places[name] + 1])) for name in columns}
+
+
+def _num_leaves(kind: pa.DataType) -> int:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _num_leaves(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _num_leaves(kind.value_type)
+    if pa.types.is_map(kind):
+        return _num_leaves(kind.key_type) + _num_leaves(kind.item_type)
+    return (
+        sum(_num_leaves(kind.field(place).type) for place in range(kind.num_fields)) if pa.types.is_nested(kind) else 1
+    )
 
 
 def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list[str]:

@@ -26,12 +26,13 @@ from relabel.manifests.gold import (
     mapped,
     taken,
 )
+from relabel.manifests.inputs import Dataset
 from relabel.manifests.metrics.comparison import BY_IDS, Labelled
 from relabel.manifests.metrics.judged import Judged, RowsBeside, check_widths, distributions, sample_counts
 from relabel.manifests.plan import PLAN_NAME, Plan, shard_row_ids
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import LEFT_OUT
-from relabel.manifests.rows import RunInput, open_run_input, read_chunks
+from relabel.manifests.rows import open_run_input, read_chunks
 from relabel.manifests.run import RunFolder, RunLabels, file_schema, open_run_labels, own_columns, read_labels
 from relabel.manifests.schemas import LABELS, codes_of, release_unused, texts_of
 from relabel.manifests.store import map_concurrent, open_run_store, read_if_there
@@ -469,12 +470,12 @@ def join_texts(run: RunLabels, storage: Storage) -> tuple[pa.Schema, Iterator[pa
         InputError: the input is gone, or the labels have a column of such a name already.
         ManifestError: the input is not the one that was labelled.
     """
-    opened = open_run_input(run.root, run.folder.store, run.plan, storage)
+    dataset = open_run_input(run.root, run.plan, storage)
     schema = file_schema(run.plan.parts)
     further = [pa.field("query", pa.large_string()), pa.field("document", pa.large_string())]
     gold = None
     if (column := run.plan.facts.columns.gold) is not None:
-        values = load_gold_by_row([file.path for file in opened.dataset.files], column, storage)
+        values = load_gold_by_row([file.path for file in dataset.files], column, storage)
         gold = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])  # a list: of mixed types
         further.append(pa.field("gold", gold.type))
     for added in further:
@@ -484,16 +485,16 @@ def join_texts(run: RunLabels, storage: Storage) -> tuple[pa.Schema, Iterator[pa
                 "Read the labels without texts, and join the input by `row_id`."
             )
         schema = schema.append(added)
-    return schema, _tables(run, opened, schema, gold)
+    return schema, _tables(run, dataset, schema, gold)
 
 
-def _tables(run: RunLabels, opened: RunInput, schema: pa.Schema, gold: pa.ChunkedArray | None) -> Iterator[pa.Table]:
+def _tables(run: RunLabels, dataset: Dataset, schema: pa.Schema, gold: pa.ChunkedArray | None) -> Iterator[pa.Table]:
     folder, files = run.folder, [file for file in run.labels if file.rows]
     tables = map_concurrent(folder.store, lambda file: read_labels(folder, file), files)
     table = next(tables, None)
     for shard in run.plan.shards:
         row_ids = None if shard.row_ids is None else shard_row_ids(folder.store, shard)
-        for chunk in read_chunks(opened.dataset, shard, row_ids, range(len(shard.chunks)), readings=opened.readings):
+        for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks))):
             pairs = {pair.row_id: (pair.query, pair.document) for pair in chunk.pairs}
             while table is not None and table["row_id"][0].as_py() in pairs:
                 texts = map(list, zip(*(pairs[row] for row in table["row_id"].to_pylist()), strict=True))

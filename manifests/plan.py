@@ -646,13 +646,13 @@ def known_dataset(
     return Dataset(tuple(plan.files), known.columns, rows_in_use, known.group_bytes, storage, known.stamps, reads=found)
 
 
-def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[int]:
-    """Numbers of the files that lie where they were planned and were written since, by their stamps."""
+def files_written_since(known: KnownInputs, plan: Plan, dataset: Dataset) -> list[str]:
+    """The files that lie where they were planned and were written since, by their stamps."""
     # no stamps where some file has none
     found = zip(plan.files, known.stamps, dataset.files, dataset.stamps, strict=False)
     return [
-        number
-        for number, (then, stamp, now, stamp_now) in enumerate(found)
+        now.path
+        for then, stamp, now, stamp_now in found
         if stamp != stamp_now and absolute_path(then.path) == absolute_path(now.path)
     ]
 

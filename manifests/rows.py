@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,12 +17,9 @@ from relabel.manifests.files import Storage
 from relabel.manifests.input_files import reading, stamp_of
 from relabel.manifests.inputs import Dataset, changed_files, changed_under_way, open_dataset, open_planned
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
-from relabel.manifests.manifest import check_readings, load_manifest
 from relabel.manifests.plan import Plan, ShardPlan
-from relabel.manifests.readings import Readings, blocks_of
 from relabel.manifests.shards import id_batches, spilling
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import RunStore, open_run_store
 
 # ------------------------------------------------------------------------------
 # Rows of an input's columns as pairs.
@@ -88,30 +84,22 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
 
 BATCH_ROWS, BATCH_BYTES = 2048, 16 << 20
 """Rows decoded at a time, a few megabytes of ordinary text, and of about how many bytes where rows are long."""
-HELD_BYTES = 16 << 20
-"""A block that is decoded before it is kept as the first reading is held if it is no larger, and else decoded once
-more.
-"""
 
 
-def batches_in(
-    dataset: Dataset, readings: Readings | None, start: int, stop: int
-) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+def batches_in(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
     """Row ids, columns and file of the rows start..stop, in order, touching only the row groups that hold them."""
-    for row, batch, path in _group_batches(dataset, readings, lambda low, high: low < stop and high > start):
+    for row, batch, path in _group_batches(dataset, lambda low, high: low < stop and high > start):
         low, high = max(start, row), min(stop, row + batch.num_rows)
         if low < high:
             yield np.arange(low, high), batch.slice(low - row, high - low), path
 
 
-def _group_batches(
-    dataset: Dataset, readings: Readings | None, wants: Callable[[int, int], bool]
-) -> Iterator[tuple[int, pa.RecordBatch, str]]:
+def _group_batches(dataset: Dataset, wants: Callable[[int, int], bool]) -> Iterator[tuple[int, pa.RecordBatch, str]]:
     """First row id, columns and file of every batch of the row groups low..high that are wanted. A
     file is opened once.
     """
     file_first = 0
-    for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
+    for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
         starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
         touched = [
             group for group, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)
@@ -120,37 +108,12 @@ def _group_batches(
             stamp = stamp_of(file.path)
             longest = max(size / rows for rows, size in groups if rows)
             batch_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(longest, 1))))
-            with open_planned(file, dataset) as opened:
-
-                def batches(
-                    some: Sequence[int], parquet: Any = opened.parquet, batch_rows: int = batch_rows
-                ) -> Iterator[pa.RecordBatch]:
-                    yield from parquet.plain_batches(
-                        dataset.text_columns, ids=dataset.id_columns, batch_rows=batch_rows, row_groups=[*some]
-                    )
-
-                held: dict[tuple[int, ...], list[pa.RecordBatch]] = {}
-
-                def decode(
-                    block: range, held: dict[tuple[int, ...], list[pa.RecordBatch]] = held, batches: Any = batches
-                ) -> None:
-                    held.clear()
-                    whole, size = [], 0
-                    for batch in batches(block):
-                        size += batch.nbytes
-                        if size <= HELD_BYTES:
-                            whole.append(batch)
-                    if size <= HELD_BYTES:
-                        held[tuple(block)] = whole
-
-                found = opened.column_bytes(dataset.text_columns)
-                for some, block in _together(touched, readings, [rows for rows, _ in groups]):
-                    if readings is None:
-                        found.hold(some)
-                    else:
-                        readings.prove(number, file.path, block, some, found, decode)
+            with open_planned(file, dataset) as parquet:
+                for some in _neighbours(touched, [rows for rows, _ in groups]):
                     row = starts[some[0]]
-                    for batch in held.pop(tuple(some), None) or batches(some):
+                    for batch in parquet.plain_batches(
+                        dataset.text_columns, ids=dataset.id_columns, batch_rows=batch_rows, row_groups=some
+                    ):
                         if stamp_of(file.path) != stamp:
                             # before its rows are used: they may be another file's, or half of each
                             raise changed_under_way(file.path)
@@ -159,31 +122,26 @@ def _group_batches(
         file_first += file.rows
 
 
-def _together(
-    touched: list[int], readings: Readings | None, group_rows: list[int]
-) -> Iterator[tuple[list[int], range]]:
-    """Row groups that are read in one go, without gaps, and the block that they lie in."""
-    for block in blocks_of(group_rows, BATCH_ROWS if readings is None else readings.block_rows):
-        inside = touched[bisect.bisect_left(touched, block.start) : bisect.bisect_left(touched, block.stop)]
-        yield from ((some, block) for some in _runs(inside) if some)
+def _neighbours(touched: list[int], group_rows: list[int]) -> Iterator[list[int]]:
+    """Row groups that are read in one go: without gaps, and no more once they hold a batch of rows."""
+    some: list[int] = []
+    for group in touched:
+        if some and (group != some[-1] + 1 or sum(group_rows[one] for one in some) >= BATCH_ROWS):
+            yield some
+            some = []
+        some.append(group)
+    if some:
+        yield some
 
 
-def _runs(numbers: list[int]) -> list[list[int]]:
-    """Ascending numbers as runs without gaps."""
-    gaps = [place for place, (before, after) in enumerate(itertools.pairwise(numbers), start=1) if after != before + 1]
-    return [numbers[start:stop] for start, stop in itertools.pairwise([0, *gaps, len(numbers)])]
-
-
-def scattered_batches(
-    dataset: Dataset, readings: Readings | None, needed: np.ndarray
-) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
+def scattered_batches(dataset: Dataset, needed: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
     """Batches of the row groups that hold a needed row, in row order; the others are not read."""
 
     def wants(low: int, high: int) -> bool:
         first, last = np.searchsorted(needed, [low, high])
         return bool(first < last)
 
-    for row, batch, path in _group_batches(dataset, readings, wants):
+    for row, batch, path in _group_batches(dataset, wants):
         yield np.arange(row, row + batch.num_rows), batch, path
 
 
@@ -209,7 +167,6 @@ def read_chunks(
     row_ids: np.ndarray | None,
     pending: Sequence[int],
     *,
-    readings: Readings | None,
     wanted: dict[int, set[int]] | None = None,
 ) -> Iterator[ChunkRows]:
     """Yield the pending chunks of a shard in order.
@@ -218,11 +175,9 @@ def read_chunks(
         shard: the shard's plan.
         row_ids: the shard's row ids, for a scattered shard; None for a row range.
         pending: chunk numbers, ascending.
-        readings: what was read of these files before, which is held against what they hold now; None for files that no
-            run has read.
         wanted: row ids to keep, by chunk; all rows of a chunk that is not in it.
     Raises:
-        InputError: a file can't be read, or holds another text than when it was read first.
+        InputError: a file can't be read, or changed meanwhile.
         DiskFullError: no space to spill a scattered shard.
     """
     if not pending:
@@ -230,9 +185,7 @@ def read_chunks(
     bounds = [0, *itertools.accumulate(shard.chunks)]
     spans = [(chunk, bounds[chunk], bounds[chunk + 1]) for chunk in pending]
     found = (
-        _from_range(dataset, readings, shard.first_row or 0, spans)
-        if row_ids is None
-        else _from_spill(dataset, readings, row_ids, spans)
+        _from_range(dataset, shard.first_row or 0, spans) if row_ids is None else _from_spill(dataset, row_ids, spans)
     )
     for chunk, rows in found:
         pairs = _with_siblings(rows) if dataset.reads.siblings else rows
@@ -249,14 +202,12 @@ def _with_siblings(pairs: list[Pair]) -> list[Pair]:
     return found
 
 
-def _from_range(
-    dataset: Dataset, readings: Readings | None, first: int, spans: list[tuple[int, int, int]]
-) -> Iterator[tuple[int, list[Pair]]]:
+def _from_range(dataset: Dataset, first: int, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, list[Pair]]]:
     waiting: list[Pair] = []
     for _, group in itertools.groupby(enumerate(spans), key=lambda item: item[1][0] - item[0]):
         # runs of consecutive chunks
         run = [span for _, span in group]
-        batches = batches_in(dataset, readings, first + run[0][1], first + run[-1][2])
+        batches = batches_in(dataset, first + run[0][1], first + run[-1][2])
         for chunk, start, stop in run:
             while len(waiting) < stop - start:
                 waiting.extend(pairs_of(*next(batches), dataset))
@@ -265,14 +216,14 @@ def _from_range(
 
 
 def _from_spill(
-    dataset: Dataset, readings: Readings | None, row_ids: np.ndarray, spans: list[tuple[int, int, int]]
+    dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, int, int]]
 ) -> Iterator[tuple[int, list[Pair]]]:
     needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
     ends: list[int] = []  # of each spilled batch, counted in spilled rows
     kinds = _spilled_types(dataset)
     with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
         writer = None
-        for rows, batch, path in scattered_batches(dataset, readings, needed):
+        for rows, batch, path in scattered_batches(dataset, needed):
             with reading(path):
                 kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
                 columns = [_spilled(batch.column(name).take(kept), kinds[name]) for name in dataset.text_columns]
@@ -343,7 +294,7 @@ def pairs_by_number(dataset: Dataset, rows: Sequence[int]) -> Iterator[Pair]:
     """
     chunks = [len(rows)] if dataset.reads.siblings else [1] * len(rows)
     picked = ShardPlan(len(rows), None, None, chunks, 0, 0)
-    for chunk in read_chunks(dataset, picked, np.array(rows, np.int64), range(len(chunks)), readings=None):
+    for chunk in read_chunks(dataset, picked, np.array(rows, np.int64), range(len(chunks))):
         yield from chunk.pairs
 
 
@@ -372,25 +323,15 @@ def rows_of_queries(dataset: Dataset, query_ids: Collection[str]) -> dict[str, l
 # The input that a run labelled, opened to be read again: by whoever joins texts to its labels.
 
 
-class RunInput(NamedTuple):
-    """A run's input, context and gold left out, and what of it was read first."""
-
-    dataset: Dataset
-    readings: Readings
-
-
-def open_run_input(
-    root: str, store: RunStore, plan: Plan, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT
-) -> RunInput:
-    """Open the files that a run labelled.
+def open_run_input(root: str, plan: Plan, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT) -> Dataset:
+    """Open the files that a run labelled, context and gold left out unless they are read.
 
     Args:
         root: the run's output, for messages.
-        reads: what its labeler looks at, for whoever asks it again.
+        reads: what its labeler reads, for a caller that asks it again.
     Raises:
         InputError: they are not there any more, or can't be read.
-        ManifestError: they are not those that it planned, or what was kept of their reading is not what the manifest
-            says.
+        ManifestError: they are not those that it planned.
     """
     unread = {"gold": None} if reads.context else {"context": None, "gold": None}
     wanted = InputSpec(
@@ -406,25 +347,4 @@ def open_run_input(
             f"{root}: the inputs that it labelled changed since: {'; '.join(changed[:5])}. Restore them, or label "
             "again."
         )
-    return RunInput(dataset, _readings(root, store, plan))
-
-
-def prove_run_input(root: str, plan: Plan, dataset: Dataset) -> None:
-    """Hold files with the sizes and footers of a run's input against what the run read of them, row group by row group:
-    whoever joins another column to its labels by row reads these rows again.
-
-    Raises:
-        InputError: a row group holds other texts than when the run read it first.
-        ManifestError: what was kept of that reading is not what the manifest says.
-    """
-    readings = _readings(root, open_run_store(root, dataset.storage), plan)
-    for number, (file, groups) in enumerate(zip(dataset.files, dataset.group_bytes, strict=True)):
-        with reading(file.path), open_planned(file, dataset) as opened:
-            found = opened.column_bytes(dataset.text_columns)
-            for block in blocks_of([rows for rows, _ in groups], readings.block_rows):
-                readings.compare(number, file.path, block, found)
-
-
-def _readings(root: str, store: RunStore, plan: Plan) -> Readings:
-    check_readings(store, plan, load_manifest(store))
-    return Readings(store, where=root, block_rows=plan.chunk_rows, keeps=False)
+    return dataset

@@ -21,7 +21,6 @@ from relabel.manifests.manifest import (
     Snapshot,
     digest_of_listing,
     engines_differ,
-    listed_readings,
     load_manifest,
     snapshot_of,
 )
@@ -383,7 +382,6 @@ def build_manifest(
         labels=found.labels,
         quarantine=found.quarantine,
         answers=found.answers,
-        readings=listed_readings(folder.store),
     )
 
 

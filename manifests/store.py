@@ -759,7 +759,6 @@ class UrlFile(io.RawIOBase):
         except EOFError:
             tail = Found(b"", "", 0)
         self._tail, self.tag, self.size_bytes = tail
-        self._held: list[tuple[int, bytes]] = []
 
     def readable(self) -> bool:
         """It is."""
@@ -786,26 +785,7 @@ class UrlFile(io.RawIOBase):
         kept_from = self.size_bytes - len(self._tail)
         if start >= kept_from:
             return self._tail[start - kept_from : end - kept_from]
-        for first, data in self._held:
-            if first <= start and end <= first + len(data):
-                return data[start - first : end - first]
         return self._fetch(start, end) if start < end else b""
-
-    def hold(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Fetch these ranges, those that touch as one, and keep them in place of those held before; reads within them
-        cost no request.
-        """
-        joined: list[tuple[int, int]] = []
-        for start, stop in sorted(spans):
-            if joined and start <= joined[-1][1]:
-                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-            else:
-                joined.append((start, stop))
-        self._held = []
-        kept_from = self.size_bytes - len(self._tail)
-        self._held = [
-            (start, self._fetch(start, min(stop, self.size_bytes))) for start, stop in joined if start < kept_from
-        ]
 
     def readall(self) -> bytes:
         """All that is left."""

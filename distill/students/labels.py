@@ -25,7 +25,6 @@ from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import NODE_SCORES, Pair, PhiTable
 from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, load_manifest
 from relabel.manifests.plan import PLAN_NAME, Plan, ShardPlan
-from relabel.manifests.readings import Readings
 from relabel.manifests.records import digest_of, plain, sha256_bytes
 from relabel.manifests.rows import open_run_input, read_chunks
 from relabel.manifests.run import RunFolder, open_planned, read_labels
@@ -141,7 +140,7 @@ def check_outside(masses: Sequence[float | None], where: str) -> None:
 READ_ROWS = 4096
 
 
-def rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings | None, where: str) -> list[Pair]:
+def rejoin(columns: dict[str, list[Any]], dataset: Dataset, where: str) -> list[Pair]:
     """The pair that each label is of.
 
     Args:
@@ -158,7 +157,7 @@ def rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings |
             f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the right "
             "pairs?"
         )
-    pairs = read_pairs(dataset, rows, readings=readings)
+    pairs = read_pairs(dataset, rows)
     for number, pair in enumerate(pairs):
         ids = str(columns["query_id"][number]), str(columns["doc_id"][number])
         if ids != (pair.query_id, pair.doc_id):
@@ -170,24 +169,20 @@ def rejoin(columns: dict[str, list[Any]], dataset: Dataset, readings: Readings |
     return pairs
 
 
-def read_pairs(dataset: Dataset, rows: np.ndarray, *, readings: Readings | None) -> list[Pair]:
-    """The rows with these ids, in their order; row groups without one are not read.
-
-    Args:
-        readings: of the run that labelled them (`read_chunks`); None for pairs that no run has read.
-    """
+def read_pairs(dataset: Dataset, rows: np.ndarray) -> list[Pair]:
+    """The rows with these ids, in their order; row groups without one are not read."""
     if not len(rows):
         return []
     distinct = np.unique(rows)
     sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
     is_range = len(distinct) == distinct[-1] - distinct[0] + 1
     shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
-    found = {pair.row_id: pair for pair in _chunked(dataset, readings, shard, None if is_range else distinct)}
+    found = {pair.row_id: pair for pair in _chunked(dataset, shard, None if is_range else distinct)}
     return [found[row] for row in rows.tolist()]
 
 
-def _chunked(dataset: Dataset, readings: Readings | None, shard: ShardPlan, rows: np.ndarray | None) -> Iterator[Pair]:
-    for chunk in read_chunks(dataset, shard, rows, range(len(shard.chunks)), readings=readings):
+def _chunked(dataset: Dataset, shard: ShardPlan, rows: np.ndarray | None) -> Iterator[Pair]:
+    for chunk in read_chunks(dataset, shard, rows, range(len(shard.chunks))):
         yield from chunk.pairs
 
 
@@ -318,9 +313,9 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
     root, plan, manifest = run.root, run.plan, run.manifest
     labeler = plan.facts.labeler
     tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in manifest.labels]
-    dataset, readings = open_run_input(root, run.store, plan, storage)
+    dataset = open_run_input(root, plan, storage)
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
-    table = _usable(held, dataset, root, labeler.grades, readings)
+    table = _usable(held, dataset, root, labeler.grades)
     about = LearnedLabels(
         path=root,
         kind="run",
@@ -357,7 +352,7 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         )
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
     statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
-    table = _usable(held, dataset, path, None, None)
+    table = _usable(held, dataset, path, None)
     about = LearnedLabels(
         path=path,
         kind="file",
@@ -370,7 +365,7 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
     return replace(table, about=about)
 
 
-def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None, readings: Readings | None) -> LabelTable:
+def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None) -> LabelTable:
     """The labels that can be learned from, as of a file; what made them is not known yet."""
     columns = {name: held[name].to_pylist() for name in held.column_names}
     size = held.num_rows
@@ -396,7 +391,7 @@ def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None, re
         targets[name] = targets_of(
             columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name
         )
-    pairs = rejoin(columns, dataset, readings, where)
+    pairs = rejoin(columns, dataset, where)
     outside = columns.get("outside_mass") or [None] * len(usable)
     check_outside(outside, where)
     return LabelTable(where, "file", grades, pairs, targets, outside, None, None, dataset.columns, None)
@@ -461,11 +456,7 @@ class GoldGrades:
             return self._of(table)
 
     def _of(self, table: Joined) -> list[int | None]:
-        own = (
-            None
-            if table.plan is None
-            else own_input(table.where, table.plan, self.source.path, self.source.grade, self.storage)
-        )
+        own = None if table.plan is None else own_input(table.plan, self.source.path, self.source.grade, self.storage)
         if own is not None:
             files, column = own
             grades = _grades(load_gold_by_row(files, column, self.storage), self.source)
@@ -511,7 +502,7 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
         dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
         column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
         grades = _grades(column, source).to_pylist()
-    pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    pairs = read_pairs(dataset, np.arange(dataset.rows))
     about = replace(
         about,
         rows=len(grades),

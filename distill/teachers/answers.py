@@ -188,17 +188,17 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
     held = [
         row for table in tables for row in label_rows(_whole(table)) if row.status == "ok" and row.grade is not None
     ]
-    dataset, readings = open_run_input(run.root, run.store, run.plan, storage, reads=reads)
+    dataset = open_run_input(run.root, run.plan, storage, reads=reads)
     columns = {name: [getattr(row, name) for row in held] for name in ("row_id", "query_id", "doc_id")}
     if found.is_of_sets:
-        rejoin(columns, dataset, readings, run.root)  # the labels are of these rows
+        rejoin(columns, dataset, run.root)  # the labels are of these rows
         chosen = {row.row_id: row.columns["selected"] for row in held}
         for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
-            pairs = read_pairs(dataset, shard_row_ids(run.store, shard), readings=readings)
+            pairs = read_pairs(dataset, shard_row_ids(run.store, shard))
             _add_sets(found, chosen_in(chosen, pairs), run)
         found.runs.append(_about(run, len(held)))
         return
-    pairs = rejoin(columns, dataset, readings, run.root)
+    pairs = rejoin(columns, dataset, run.root)
     trusted = None if gold is None else gold.of(_Joined(run.root, run.plan, pairs))
     for number, (row, pair) in enumerate(zip(held, pairs, strict=True)):
         assert row.grade is not None

@@ -128,7 +128,7 @@ def load_evidence_queries(
             f"{path}: no column `{sets}` with the chunks that are wanted. `relabel pairs similar` writes `similar`; "
             "name another as `data.gold.sets`."
         )
-    pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    pairs = read_pairs(dataset, np.arange(dataset.rows))
     found = [_query(pair, held[sets], path=path, column=sets, answers=answers) for pair in whole_queries(pairs)]
     return EvidenceQueries(found, dataset)
 

@@ -314,7 +314,7 @@ def load_gold_rows(
             if column is not None:
                 trusted[node] = _scores(source.path, files, column, storage, key=f"data.gold.{node}")
     found = GoldRows(LearnedGold(path=source.path, grade=source.grade, map=source.map))
-    for number, pair in enumerate(read_pairs(dataset, np.arange(dataset.rows), readings=None)):
+    for number, pair in enumerate(read_pairs(dataset, np.arange(dataset.rows))):
         gold = {node: values[number] for node, values in trusted.items()}
         if gold["grade"] is None:
             found.dropped["without a trusted grade"] += 1

@@ -22,7 +22,6 @@ from relabel.manifests.files import Storage, place_of
 from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import Pair
-from relabel.manifests.manifest import differing_readings
 from relabel.manifests.metrics.comparison import BY_IDS, BY_ROW, PairedRows, QueryMoves
 from relabel.manifests.rows import open_run_input
 from relabel.manifests.run import RunLabels, open_run_labels
@@ -72,11 +71,8 @@ def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
     changed = changed_files(first.plan.files, tuple(second.plan.files))
     columns = [run.plan.facts.columns for run in (first, second)]
     ids = [(one.query_id, one.doc_id) for one in columns]
-    other = None if changed else differing_readings(first.folder.store, second.folder.store)
-    if not changed and other is None and ids[0] == ids[1]:
+    if not changed and ids[0] == ids[1]:
         return BY_ROW, []
-    if other is not None:
-        changed = [f"{first.plan.files[other[0]].path}: its row group {other[1]} was written over between the two"]
     why = (
         f"their inputs differ ({changed[0]})"
         if changed
@@ -414,8 +410,8 @@ def _pairs(run: RunLabels, row_ids: list[int], storage: Storage) -> dict[int, Pa
     Raises:
         InputError, ManifestError: the input is gone, or is not any more what was labelled.
     """
-    dataset, readings = open_run_input(run.root, run.folder.store, run.plan, storage)
-    return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64), readings=readings)}
+    dataset = open_run_input(run.root, run.plan, storage)
+    return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64))}
 
 
 def _reasoning(run: RunLabels, rows: list[RowOfRun]) -> dict[int, str | None]:

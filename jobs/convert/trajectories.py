@@ -256,14 +256,14 @@ class Replays:
     def _pairs(self) -> Iterator[Pair]:
         run, store = self._run, self._run.folder.store
         reads = declared_reads(self._labeler, name=run.plan.facts.labeler.name)
-        dataset, readings = open_run_input(run.root, store, run.plan, self._storage, reads=reads)
+        dataset = open_run_input(run.root, run.plan, self._storage, reads=reads)
         wanted = np.fromiter(self._labels, dtype=np.int64)
         for shard in run.plan.shards:
             rows = [np.intersect1d(chunk, wanted).tolist() for chunk in chunk_row_ids(store, shard)]
             pending = [number for number, found in enumerate(rows) if found]
             row_ids = shard_row_ids(store, shard) if shard.row_ids is not None else None
             only = {number: set(rows[number]) for number in pending}
-            for chunk in read_chunks(dataset, shard, row_ids, pending, readings=readings, wanted=only):
+            for chunk in read_chunks(dataset, shard, row_ids, pending, wanted=only):
                 yield from chunk.pairs
 
 

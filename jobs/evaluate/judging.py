@@ -277,7 +277,7 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
         )
         return Gold(held.grades, BY_FILE_ROW)
     assert labels.plan is not None
-    own = own_input(labels.where, labels.plan, options.qrels, options.grade, storage)
+    own = own_input(labels.plan, options.qrels, options.grade, storage)
     if own is None:
         return Gold(None, BY_IDS)
     files, column = own

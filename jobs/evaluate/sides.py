@@ -222,8 +222,8 @@ def _lineage(held: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:
 def _sides_by_text(labels: LabelSet, split: SplitFacts, storage: Storage) -> tuple[pa.Array, np.ndarray]:
     """Query ids of a run's input, and their sides by the queries' text; one of several texts is where any is first."""
     assert labels.plan is not None
-    dataset, readings = open_run_input(labels.where, open_run_store(labels.where, storage), labels.plan, storage)
-    pairs = read_pairs(dataset, np.arange(labels.plan.rows), readings=readings)
+    dataset = open_run_input(labels.where, labels.plan, storage)
+    pairs = read_pairs(dataset, np.arange(labels.plan.rows))
     side_N = _split(split, [folded(pair.query) for pair in pairs])
     code_N, ids = codes_of(ids_of(pair.query_id for pair in pairs))
     side_P = np.full(len(ids), UNKNOWN, dtype=np.int8)
@@ -342,8 +342,8 @@ def lexical_scores(
         notes.append(f"no lexical baseline: of more than {MOST_LEXICAL:,} rows it would take long")
         return None
     try:
-        dataset, readings = open_run_input(labels.where, open_run_store(labels.where, storage), labels.plan, storage)
-        pairs = read_pairs(dataset, row_ids, readings=readings)
+        dataset = open_run_input(labels.where, labels.plan, storage)
+        pairs = read_pairs(dataset, row_ids)
     except (InputError, ManifestError) as exc:
         notes.append(f"no lexical baseline: {exc}")
         return None

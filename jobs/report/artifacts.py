@@ -41,13 +41,14 @@ from relabel.jobs.run.counts import ASKED, asked_for
 from relabel.jobs.run.results import AskedInVain
 from relabel.manifests.errors import InputError, ManifestError, TransientError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of, scheme_of
+from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
 from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, Snapshot, load_manifest
 from relabel.manifests.models import default_cache_dir, digest_of_files, directory_digest
 from relabel.manifests.plan import PLAN_NAME, Plan, load_plan, refuse_rounds
 from relabel.manifests.receipts import Receipt
 from relabel.manifests.records import digest_of, read_record, sha256_bytes
-from relabel.manifests.rows import RunInput, open_run_input
+from relabel.manifests.rows import open_run_input
 from relabel.manifests.run import RunFolder
 from relabel.manifests.store import RunStore, open_run_store, read_if_there
 
@@ -134,13 +135,13 @@ class RunArtifact:
         for shard in range(len(self.plan.shards)):
             yield from itertools.chain.from_iterable(self.folder.chunk_receipts(shard))
 
-    def texts(self, reads: Reads = QUERY_AND_DOCUMENT) -> RunInput:
+    def texts(self, reads: Reads = QUERY_AND_DOCUMENT) -> Dataset:
         """The run's own input, to read texts from.
 
         Raises:
             InputError, ManifestError: it is not there any more, or not what was labelled.
         """
-        return open_run_input(self.path, self.store, self.plan, self.storage, reads=reads)
+        return open_run_input(self.path, self.plan, self.storage, reads=reads)
 
 
 def _commit(receipt: Receipt) -> Commit:

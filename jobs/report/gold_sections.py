@@ -150,7 +150,7 @@ def _gold_of_paths(run: RunArtifact, column: str) -> _OwnGold:
         return _OwnGold(why_not=f"{said}its input is {len(paths)} paths, and grades are read from one.")
     path = str(paths[0])
     try:
-        own = own_input(run.path, run.plan, path, column, run.storage)
+        own = own_input(run.plan, path, column, run.storage)
     except CANT as exc:
         return _OwnGold(why_not=f"{said}{exc}")
     if own is None:

@@ -223,8 +223,8 @@ def texts_of(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AND_D
     from relabel.distill.students.labels import read_pairs
 
     wanted = np.array(sorted(row_ids), dtype=np.int64)
-    dataset, readings = run.texts(reads)
-    return {pair.row_id: pair for pair in read_pairs(dataset, wanted, readings=readings)}
+    dataset = run.texts(reads)
+    return {pair.row_id: pair for pair in read_pairs(dataset, wanted)}
 
 
 def _add_labels(found: LabelTally, table: pa.Table) -> None:

@@ -278,7 +278,7 @@ def _open_chunks(session: Session, shard: int) -> Iterator[list[Pair]]:
     pending, planned = opened.folder.pending(shard), opened.plan.shards[shard]
     if pending:
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-        for _, pairs in read_chunks(opened.dataset, planned, row_ids, pending, readings=opened.readings):
+        for _, pairs in read_chunks(opened.dataset, planned, row_ids, pending):
             yield pairs
 
 
@@ -338,9 +338,7 @@ def _own_rows(
     for shard, chunks in ids.items():
         planned = opened.plan.shards[shard]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-        for _, pairs in read_chunks(
-            opened.dataset, planned, row_ids, sorted(chunks), readings=opened.readings, wanted=chunks
-        ):
+        for _, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(chunks), wanted=chunks):
             if _must_end(session, num_to_ask):
                 return rows
             rows += [Drawn(pair, labels[pair.row_id], not reused) for pair in pairs]

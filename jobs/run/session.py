@@ -372,9 +372,7 @@ class Session:
                 rows_of = functools.partial(self._rows_of, shard, row_ids, wanted)
                 self.journal.opens(shard, attempts, rows_of, num_rows=sum(planned.chunks))
             settled = self.left.settled_rows(shard) if self.is_retry else {}
-            rows = read_chunks(
-                opened.dataset, planned, row_ids, sorted(attempts), readings=opened.readings, wanted=wanted
-            )
+            rows = read_chunks(opened.dataset, planned, row_ids, sorted(attempts), wanted=wanted)
             for chunk, pairs in rows:
                 if self._is_lost(shard):
                     self._give_up(shard, [one for one in attempts if one >= chunk])

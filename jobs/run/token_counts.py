@@ -156,7 +156,7 @@ def _open_rows(opened: OpenRun, reuse: Reuse, pending: dict[int, list[int]]) -> 
     for number, chunks in pending.items():
         planned = plan.shards[number]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-        for _, pairs in read_chunks(opened.dataset, planned, row_ids, chunks, readings=opened.readings):
+        for _, pairs in read_chunks(opened.dataset, planned, row_ids, chunks):
             for pair, place in zip(pairs, reuse.find(pairs, keys.keys(pairs)), strict=True):
                 yield pair, place is not None
 

@@ -106,7 +106,7 @@ def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_
     assert path.stat().st_size == other.stat().st_size
     dataset = open_dataset(InputSpec(path=(str(path),)), Storage())
     shard = ShardPlan(rows, 0, None, [100] * (rows // 100), 0, 0)
-    chunks = read_chunks(dataset, shard, None, range(rows // 100), readings=None)
+    chunks = read_chunks(dataset, shard, None, range(rows // 100))
     seen = [next(chunks)]
     if how == "in place":
         path.write_bytes(other.read_bytes())
@@ -163,7 +163,7 @@ def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, 
     assert place.call("run --shard 1/3", "run", "verify").codes == [0, 0, 0]
     found = sorted(str(path.relative_to(place.output)) for path in Path(place.output).rglob("*.*") if path.is_file())
     names = [name for name in found if name != KNOWN_NAME and not name.startswith(("leases/", "logs/", "claims/"))]
-    assert {"budget", "canary", "receipts", "labels", "quarantine", "answers", "inputs", "plan", "manifest.json"} <= {
+    assert {"budget", "canary", "receipts", "labels", "quarantine", "answers", "plan", "manifest.json"} <= {
         name.partition("/")[0] for name in names
     }, names
     rng = random.Random(13)

@@ -46,7 +46,7 @@ def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, patte
     found = [
         pair
         for shard in plan.shards
-        for chunk in read_chunks(opened, shard, None, range(len(shard.chunks)), readings=None)
+        for chunk in read_chunks(opened, shard, None, range(len(shard.chunks)))
         for pair in chunk.pairs
     ]
     assert [(pair.row_id, pair.document) for pair in found] == [(row, f"b{row}") for row in range(10)]

@@ -103,7 +103,7 @@ def test_a_dataset_of_the_hub_reads_like_input_on_disk(hub: Storage, path: str, 
     url = f"hf://datasets/{REPO}{path if path.startswith('@') else f'/{path}'}"
     opened = open_dataset(InputSpec(path=(url,)), hub)
     plan, _ = make_plan(opened, {}, name="job", shards=1, chunk_rows=2)
-    chunks = read_chunks(opened, plan.shards[0], None, range(len(plan.shards[0].chunks)), readings=None)
+    chunks = read_chunks(opened, plan.shards[0], None, range(len(plan.shards[0].chunks)))
     found = [pair.document for chunk in chunks for pair in chunk.pairs]
     start = 3 if "train-1" in path else 0
     assert found == [str(number) for number in range(start, start + rows)]

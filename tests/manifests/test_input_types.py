@@ -154,7 +154,7 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
     found = {}
     for shard in plan.shards:
         row_ids = None if shard.row_ids is None else shard_row_ids(store, shard)
-        for _, pairs in read_chunks(dataset, shard, row_ids, range(len(shard.chunks)), readings=None):
+        for _, pairs in read_chunks(dataset, shard, row_ids, range(len(shard.chunks))):
             found |= {pair.row_id: (pair.query_id, pair.query, pair.doc_id, pair.document) for pair in pairs}
     return found
 
@@ -269,7 +269,7 @@ def test_a_column_with_dots_in_its_name_beside_a_struct_is_itself(tmp_path: Path
         store = LocalRunStore(tmp_path / f"out{order[0]}")
         write_plan(store, plan, beside)
         row_ids = shard_row_ids(store, plan.shards[0]) if plan.is_scattered else None
-        (chunk,) = read_chunks(dataset, plan.shards[0], row_ids, [0], readings=None)
+        (chunk,) = read_chunks(dataset, plan.shards[0], row_ids, [0])
         assert {pair.row_id: pair.query_id for pair in chunk.pairs} == dict(enumerate(table["query_id"].to_pylist()))
         assert plan.queries == QUERIES
 

@@ -86,9 +86,7 @@ def check_chunks(layout: tuple, keep: int, reads: Reads = QUERY_AND_DOCUMENT) ->
                 [chunk for chunk in range(len(shard.chunks)) if keep >> chunk & 1 or chunk == 0] if shard.chunks else []
             )
             bounds = np.cumsum([0, *shard.chunks])
-            read = functools.partial(
-                read_chunks, dataset, shard, planned if shard.row_ids else None, pending, readings=None
-            )
+            read = functools.partial(read_chunks, dataset, shard, planned if shard.row_ids else None, pending)
             found = list(read())
             assert [chunk.chunk for chunk in found] == pending
             again = {chunk: {int(planned[bounds[chunk]])} for chunk in pending}
@@ -116,7 +114,7 @@ def test_text_that_is_not_utf8_is_read_with_replacement_characters(tmp_path: Pat
     pq.write_table(table, tmp_path / "a.parquet")
     dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage())
     plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
-    (chunk,) = read_chunks(dataset, plan.shards[0], None, [0], readings=None)
+    (chunk,) = read_chunks(dataset, plan.shards[0], None, [0])
     assert [pair.document for pair in chunk.pairs] == ["fine", "caf�"]
 
 
@@ -134,7 +132,7 @@ def test_context_documents_are_read_when_asked_for_and_capped_at_four(tmp_path: 
     for reads_context, expected in ((True, [("a", "b", "c", "d"), ()]), (False, [(), ()])):
         dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage(), reads=Reads(context=reads_context))
         plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
-        (chunk,) = read_chunks(dataset, plan.shards[0], None, [0], readings=None)
+        (chunk,) = read_chunks(dataset, plan.shards[0], None, [0])
         assert [pair.context for pair in chunk.pairs] == expected
 
 
@@ -144,7 +142,7 @@ def test_long_rows_are_decoded_few_at_a_time_and_picked_one_by_one(tmp_path: Pat
     rows = [{"query_id": "q", "query": "oak", "doc_id": str(row), "document": text} for row in range(12)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", use_dictionary=False)
     dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage())
-    assert max(batch.num_rows for _, batch, _ in row_batches.batches_in(dataset, None, 0, 12)) == 4
+    assert max(batch.num_rows for _, batch, _ in row_batches.batches_in(dataset, 0, 12)) == 4
     picked = pairs_by_number(dataset, [11, 3, 4])
     assert [next(picked).doc_id for _ in range(3)] == ["11", "3", "4"]
     assert next(picked, None) is None

@@ -146,7 +146,7 @@ def forge_run(
     run = RunFolder(store, plan)
     count = len(plan.shards[0].chunks)
     row_ids = None if plan.shards[0].row_ids is None else shard_row_ids(store, plan.shards[0])
-    for chunk, found in read_chunks(dataset, plan.shards[0], row_ids, range(count), readings=None):
+    for chunk, found in read_chunks(dataset, plan.shards[0], row_ids, range(count)):
         if not is_finished and chunk == count - 1:
             continue
         labels: list[LabelRow] = []

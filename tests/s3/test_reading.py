@@ -5,15 +5,11 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.labels import load_labels
-from relabel.distill.students.spec import LabelSource
 from relabel.manifests.errors import InputError, StoreUnreachableError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset
@@ -21,9 +17,9 @@ from relabel.manifests.plan import Plan
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import TAIL_BYTES, UrlFile, open_object_run_store, read_url
+from relabel.manifests.store import TAIL_BYTES, UrlFile, read_url
 from tests import seaweed
-from tests.s3.conftest import Outcome, put_parquet
+from tests.s3.conftest import put_parquet
 
 ROWS, GROUP = 4000, 500
 
@@ -72,11 +68,7 @@ def test_a_shard_fetches_at_most_a_fifth_more_than_its_columns_weigh(
     assert not plan.is_scattered
     for number, shard in enumerate(plan.shards):
         proxy.seen.clear()
-        rows = [
-            pair
-            for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks)), readings=None)
-            for pair in chunk.pairs
-        ]
+        rows = [pair for chunk in read_chunks(dataset, shard, None, range(len(shard.chunks))) for pair in chunk.pairs]
         assert len(rows) == shard.rows
         fetched = sum(seen.sent_bytes for seen in proxy.seen)
         assert shard.first_row is not None
@@ -93,7 +85,7 @@ def test_a_row_group_without_an_open_chunk_is_not_fetched(
     proxy = through()
     dataset, plan, _ = planned(f"{s3}/pairs.parquet", shards=1)
     proxy.seen.clear()
-    (chunk,) = read_chunks(dataset, plan.shards[0], None, [len(plan.shards[0].chunks) - 1], readings=None)
+    (chunk,) = read_chunks(dataset, plan.shards[0], None, [len(plan.shards[0].chunks) - 1])
     assert chunk.pairs[-1].row_id == ROWS - 1
     assert sum(seen.sent_bytes for seen in proxy.seen) <= 1.2 * weight(data, range(7, 8)) + TAIL_BYTES
 
@@ -116,7 +108,7 @@ def test_scattered_shards_fetch_what_the_plan_said(
         proxy.seen.clear()
         rows = [
             pair.row_id
-            for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks)), readings=None)
+            for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks)))
             for pair in chunk.pairs
         ]
         assert rows == row_ids.tolist()
@@ -140,13 +132,13 @@ def test_a_file_that_is_replaced_while_it_is_read_is_reported(table: pa.Table, s
     url = f"{s3}/pairs.parquet"
     put_parquet(url, table, row_group_size=GROUP)
     dataset, plan, _ = planned(url, shards=1)
-    chunks = read_chunks(dataset, plan.shards[0], None, range(len(plan.shards[0].chunks)), readings=None)
+    chunks = read_chunks(dataset, plan.shards[0], None, range(len(plan.shards[0].chunks)))
     next(chunks)
     put_parquet(url, table.slice(0, ROWS - 10), row_group_size=GROUP)
     with pytest.raises(InputError, match="replaced while it was read"):
         list(chunks)
     with pytest.raises(InputError, match="changed while this run was under way"):
-        next(read_chunks(dataset, plan.shards[0], None, [0], readings=None))
+        next(read_chunks(dataset, plan.shards[0], None, [0]))
 
 
 def test_reads_are_tried_again_and_a_short_reply_is_no_file(
@@ -173,40 +165,3 @@ def test_a_url_file_reads_and_seeks_as_a_file_does(s3: str, table: pa.Table) -> 
         assert file.tell() == max(min(start + length, len(data)), min(start, len(data)))
     assert file.seek(-4, 2) == len(data) - 4
     assert file.readall() == b"PAR1"
-
-
-def test_an_object_that_is_written_over_with_equal_size_and_footer_is_refused_where_it_is_read_again(
-    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
-) -> None:
-    """The sha256 of each row group's columns is kept in the output on S3, too; a copy of equal bytes with another ETag
-    passes.
-    """
-    plain: dict[str, Any] = {
-        "row_group_size": 16,
-        "compression": "none",
-        "use_dictionary": False,
-        "write_statistics": False,
-    }
-
-    def put(letter: str) -> bytes:
-        rows = range(60)
-        columns: dict[str, list[str]] = {name: [f"{name} {row % 10}" for row in rows] for name in ("query_id", "query")}
-        columns |= {"doc_id": [f"d{row:02d}" for row in rows], "document": [f"{letter} shoe {row:02d}" for row in rows]}
-        return put_parquet(f"{s3}/pairs.parquet", pa.table(columns), **plain)
-
-    job = write_job({"engine": {"args": {}}})
-    first = put("a")
-    assert relabel("run", job, "--shard", "0/3").returncode == 0
-    names = sorted(open_object_run_store(f"{s3}/out", Storage()).names("inputs"))
-    assert names == [f"inputs/00000-{group:06d}.json" for group in range(4)]
-    second = put("b")
-    assert len(first) == len(second)
-    refused = relabel("run", job)
-    assert refused.returncode == 3
-    assert "pairs.parquet: row group 0 holds another `document` than when" in refused.stderr
-    assert put("a") == first
-    assert relabel("run", job).returncode == 0
-    assert relabel("verify", job).returncode == 0
-    put("b")
-    with pytest.raises(InputError, match="row group 0 holds another `document`"):
-        load_labels(LabelSource(path=f"{s3}/out"), Storage(), allow_over_limit=True)

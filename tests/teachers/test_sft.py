@@ -407,5 +407,5 @@ def readable(model_dir: str | Path, labeler: dict[str, Any], pairs_path: Path) -
         return found
 
     dataset = open_dataset(InputSpec(path=(str(pairs_path),)), Storage())
-    pairs = read_pairs(dataset, np.arange(dataset.rows), readings=None)
+    pairs = read_pairs(dataset, np.arange(dataset.rows))
     return [one.label for one in talks.roll(pairs, write) if one.label is not None]
