@@ -119,13 +119,12 @@ def ask(
     from relabel.jobs.job import load_job
 
     job = load_job(spec, overrides=overrides)
-    wanted = [rows] if isinstance(rows, int) else list(rows)
-    found: list[AskedRows] = []
-    with Asker(on_engine=lambda *_: None, on_rows=lambda _: None, heard=lambda _: None) as asker:
-        for number, row in enumerate(wanted):
-            choice = RowChoice(row) if isinstance(row, int) else [_pair(row, number)]
-            found += asker.ask(job, choice)
-    return found
+    wanted = [rows] if isinstance(rows, int) else rows
+    with Asker() as asker:
+        choices = (
+            RowChoice(row) if isinstance(row, int) else [_pair(row, number)] for number, row in enumerate(wanted)
+        )
+        return [asked for choice in choices for asked in asker.ask(job, choice)]
 
 
 def _pair(row: Mapping[str, Any], number: int) -> Pair:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,71 +25,51 @@ from relabel.manifests.rows import pairs_by_number, rows_of_queries
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.store import open_run_store
 
-# ------------------------------------------------------------------------------
-# An engine that remembers what it was asked and what it said.
-
 
 @dataclass(slots=True)
-class HeardAsk:
-    """An ask, and what came of it.
+class Exchange:
+    """An ask and its answer.
 
     Args:
-        answer: None while there is none.
+        answer: None in a dry run.
         seconds: from the ask to the answer, waiting included.
-        prompt: as the model reads it, template text and data by turns; None where that is not known here.
+        prompt: as the model reads it, template text and data in turn; None where that is not known here.
     """
 
     ask: Ask
     answer: Answer | None = None
-    seconds: float | None = None
+    seconds: float = 0.0
     prompt: list[str] | None = None
 
 
-class Listening:
-    """Passes everything on to an engine, and tells of every ask and every answer.
+class RecordingEngine:
+    """Passes everything on to an engine and records what is asked and answered in `exchanges`."""
 
-    Args:
-        heard: called with each exchange, when it is asked and when it is answered.
-    """
-
-    def __init__(self, engine: Engine, heard: Callable[[HeardAsk], None]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._heard = heard
-        self._open: dict[int, tuple[HeardAsk, float]] = {}
-
-    def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        return self._engine.prepare(asks)
+        self._open: dict[int, tuple[Exchange, float]] = {}
+        self.exchanges: list[Exchange] = []
+        self.prepare, self.facts, self.close = engine.prepare, engine.facts, engine.close
 
     @property
     def capacity(self) -> int:
         return self._engine.capacity
 
     def submit(self, request: Request) -> None:
-        exchange = HeardAsk(request.ask)
+        exchange = Exchange(request.ask)
         if isinstance(self._engine, ShowsPrompts):
             exchange.prompt = self._engine.rendered(request.ask)
         self._open[request.id] = exchange, time.perf_counter()
-        self._heard(exchange)
+        self.exchanges.append(exchange)
         self._engine.submit(request)
 
     def poll(self) -> list[Answer]:
         answers = self._engine.poll()
         for answer in answers:
-            if (held := self._open.pop(answer.request_id, None)) is not None:
-                exchange, started_s = held
+            if answer.request_id in self._open:
+                exchange, started_s = self._open.pop(answer.request_id)
                 exchange.answer, exchange.seconds = answer, time.perf_counter() - started_s
-                self._heard(exchange)
         return answers
-
-    def facts(self) -> EngineFacts:
-        return self._engine.facts()
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-# ------------------------------------------------------------------------------
-# Rows put to the model as a run would put them, with the same seeds, and nothing written.
 
 
 class RowChoice(NamedTuple):
@@ -109,11 +89,11 @@ class AskedRows:
         pairs: the rows that were chosen.
         exchanges: in the order in which they were asked; the asks of a query's other rows too.
         rows: of each pair its label, or why it has none; None where nothing was asked.
-        remarks: why a row could not be asked at all.
+        remarks: of the engine, and why a row could not be asked at all.
     """
 
     pairs: list[Pair]
-    exchanges: list[HeardAsk] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
     rows: list[LabelRow | QuarantineRow | None] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -173,7 +153,7 @@ def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
             finally:
                 conversation.close()
             if all(ask != one.ask for one in found.exchanges):
-                found.exchanges.append(HeardAsk(ask, prompt=None if encoder is None else encoder.shown(ask)))
+                found.exchanges.append(Exchange(ask, prompt=None if encoder is None else encoder.shown(ask)))
         found.rows = [None] * len(found.pairs)
         yield found
 
@@ -189,24 +169,10 @@ def _encoder_of(job: Job) -> tuple[PromptEncoder | None, list[str]]:
 
 
 class Asker:
-    """A job's engine, started when it is first asked, and kept while the job's prompts change.
+    """Asks rows with a job's engine, which is started at the first ask and kept while the job's prompts change."""
 
-    Args:
-        on_engine: called when the engine has started, and when it remarks on other prompts.
-        on_rows: called before rows are asked, with those that were chosen.
-        heard: called with each exchange, when it is asked and when it is answered.
-    """
-
-    def __init__(
-        self,
-        *,
-        on_engine: Callable[[EngineFacts, list[str]], None],
-        on_rows: Callable[[list[Pair]], None],
-        heard: Callable[[HeardAsk], None],
-    ) -> None:
-        self._on_engine, self._on_rows, self._heard = on_engine, on_rows, heard
-        self._engine: Listening | None = None
-        self._exchanges: list[HeardAsk] = []
+    def __init__(self) -> None:
+        self._engine: RecordingEngine | None = None
 
     def ask(self, job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[AskedRows]:
         """Ask the chosen rows, one after the other, as often as a run would.
@@ -217,15 +183,19 @@ class Asker:
             ModelError, MissingExtraError, EngineCrashError: as the engine does.
             ManifestError, StoreError: what an output that is there was begun with can't be read.
         """
-        together = chosen_rows(job, choice)
-        first = next(together)  # a wrong choice is said before a model is loaded
-        engine = self._engine_of(job)
-        for pairs, chosen in itertools.chain([first], together):
-            self._exchanges = []
-            self._on_rows([pair for pair in pairs if pair.row_id in chosen])
+        groups = chosen_rows(job, choice)
+        first = next(groups)  # a wrong choice is reported before a model is loaded
+        engine, remarks = self._prepared(job)
+        for pairs, chosen in itertools.chain([first], groups):
+            engine.exchanges = []
             rows = ask_unwritten(job, engine, pairs, Progress()).rows
             kept = [(pair, row) for pair, row in zip(pairs, rows, strict=True) if pair.row_id in chosen]
-            yield AskedRows([pair for pair, _ in kept], self._exchanges, [row for _, row in kept])
+            yield AskedRows([pair for pair, _ in kept], engine.exchanges, [row for _, row in kept], remarks)
+            remarks = []
+
+    def facts(self) -> EngineFacts | None:
+        """Provenance of the engine; None before the first ask."""
+        return None if self._engine is None else self._engine.facts()
 
     def __enter__(self) -> Asker:
         return self
@@ -234,18 +204,11 @@ class Asker:
         if self._engine is not None:
             self._engine.close()
 
-    def _engine_of(self, job: Job) -> Listening:
-        if self._engine is None:
-            store = open_run_store(job.spec.output, job.storage)
-            begun = with_options_begun_with(job, store).at_day_of(load_plan(store))
-            started, remarks = start_engine(begun)
-            self._engine = Listening(started, self._listen)
-        else:
-            remarks = self._engine.prepare(job.labeler.probe())
-        self._on_engine(self._engine.facts(), remarks)
-        return self._engine
-
-    def _listen(self, exchange: HeardAsk) -> None:
-        if exchange.answer is None:
-            self._exchanges.append(exchange)
-        self._heard(exchange)
+    def _prepared(self, job: Job) -> tuple[RecordingEngine, list[str]]:
+        """The engine, ready for the job's prompts, and its remarks on them."""
+        if self._engine is not None:
+            return self._engine, self._engine.prepare(job.labeler.probe())
+        store = open_run_store(job.spec.output, job.storage)
+        started, remarks = start_engine(with_options_begun_with(job, store).at_day_of(load_plan(store)))
+        self._engine = RecordingEngine(started)
+        return self._engine, remarks

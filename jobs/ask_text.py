@@ -10,19 +10,14 @@ from typing import Any, NoReturn
 
 import click
 
-from relabel.jobs.ask import AskedRows, HeardAsk
+from relabel.jobs.ask import AskedRows, Exchange
 from relabel.jobs.output import note, shown
 from relabel.jobs.run.chunks import RefusedAnswer
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.labels import Pair
 from relabel.manifests.records import plain
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.secrets import one_line
-
-# ------------------------------------------------------------------------------
-# What was asked and answered, for people and for programs.
-
 
 LEGEND = "⟦ ⟧ holds what the data says; all else is the template."
 _MARKS = {ord(mark): mark.encode("unicode_escape").decode() for mark in "⟦⟧"}
@@ -33,52 +28,58 @@ _LEFT_OUT = {"row_id", "query_id", "doc_id", "key", "origin", "reused", "columns
 """Columns of a label that say nothing of what the model wrote."""
 
 
-def head_of(pair: Pair) -> str:
-    """The row, in a line."""
-    return click.style(f"row {pair.row_id} · query {shown(pair.query_id)} · document {shown(pair.doc_id)}", bold=True)
-
-
-def ask_text(exchange: HeardAsk, above: str = "") -> str:
-    """The prompt as the model reads it; where a server makes that, turn by turn as it is asked.
+def asked_text(asked: AskedRows, stage: str | None) -> str:
+    """All that was asked and answered about some rows, and their labels.
 
     Args:
-        above: the prompt that is on the screen already; one that begins with it goes on from there.
+        stage: the only one whose asks are shown; None for all.
     """
-    ask, prompt = exchange.ask, prompt_text(exchange)
-    lines = [ruler(f"{ask.stage}: asked")]
+    lines = [
+        click.style(f"row {pair.row_id} · query {shown(pair.query_id)} · document {shown(pair.doc_id)}", bold=True)
+        for pair in asked.pairs
+    ]
+    above = ""
+    for exchange in asked.exchanges:
+        if stage in (None, exchange.ask.stage):
+            prompt = _prompt_text(exchange)
+            lines += _ask_lines(exchange, prompt, above)
+            lines += [] if exchange.answer is None else _answer_lines(exchange, exchange.answer)
+            above = prompt
+    return "\n".join([*lines, *(outcome_text(row) + "\n" for row in asked.rows if row is not None)])
+
+
+def _ask_lines(exchange: Exchange, prompt: str, above: str) -> Iterator[str]:
+    """The prompt as the model reads it; what it shares with the one above is left out."""
+    yield ruler(f"{exchange.ask.stage}: asked")
     if above and prompt.startswith(above):
-        lines.append(
-            click.style("the prompt above, with another seed" if prompt == above else "the turns above, then", dim=True)
-        )
+        is_same = prompt == above
+        yield click.style("the prompt above, with another seed" if is_same else "the turns above, then", dim=True)
         prompt = prompt[len(above) :].removeprefix("\n")
-    lines += [prompt] if prompt else []
-    if ask.prefill and exchange.prompt is None:
-        lines += [click.style("the answer begins with", dim=True), shown(ask.prefill)]
-    return "\n".join(lines)
+    if prompt:
+        yield prompt
+    if exchange.ask.prefill and exchange.prompt is None:
+        yield click.style("the answer begins with", dim=True)
+        yield shown(exchange.ask.prefill)
 
 
-def prompt_text(exchange: HeardAsk) -> str:
-    """The whole prompt, with its data marked."""
+def _prompt_text(exchange: Exchange) -> str:
+    """The whole prompt with its data marked; where a server builds it, turn by turn."""
     if exchange.prompt is not None:
         return _marked(exchange.prompt)
     return "\n".join(f"{click.style(one.role, dim=True)}\n{_marked(one.parts)}" for one in exchange.ask.messages)
 
 
-def answer_text(exchange: HeardAsk) -> str:
-    """What the model said, how sure it was at each decision, and what that took."""
-    answer = exchange.answer
-    assert answer is not None
+def _answer_lines(exchange: Exchange, answer: Answer) -> Iterator[str]:
+    """The answer, how sure the model was at each decision, and the tokens and seconds it took."""
     tokens = f"{answer.prompt_tokens:,} + {answer.output_tokens:,} tokens"
-    lines = [ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds or 0:.1f} s)")]
+    yield ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds:.1f} s)")
     if "document_truncated" in answer.flags:
-        lines.append(_CUT)
-    if answer.text:
-        lines.append(shown(answer.text))
-    if answer.detail:
-        lines.append(shown(answer.detail))
+        yield _CUT
+    yield from (shown(text) for text in (answer.text, answer.detail) if text)
     if answer.raw:
-        lines += [click.style("as it came", dim=True), shown(answer.raw)]
-    return "\n".join([*lines, *_distributions(exchange.ask, answer)])
+        yield click.style("as it came", dim=True)
+        yield shown(answer.raw)
+    yield from _distributions(exchange.ask, answer)
 
 
 def refused_text(answer: RefusedAnswer) -> str:
@@ -126,7 +127,7 @@ def _label(row: LabelRow) -> dict[str, Any]:
     return found
 
 
-def _exchange(exchange: HeardAsk) -> dict[str, Any]:
+def _exchange(exchange: Exchange) -> dict[str, Any]:
     ask, answer = exchange.ask, exchange.answer
     said = None
     if answer is not None:
@@ -140,7 +141,7 @@ def _exchange(exchange: HeardAsk) -> dict[str, Any]:
             "distributions": distributions,
             "prompt_tokens": answer.prompt_tokens,
             "output_tokens": answer.output_tokens,
-            "seconds": round(exchange.seconds or 0.0, 3),
+            "seconds": round(exchange.seconds, 3),
         }
     turns = [{"role": one.role, "parts": [*_parts(one)]} for one in ask.messages]
     return {
@@ -190,64 +191,15 @@ def ruler(title: str) -> str:
     return click.style(f"── {title} ".ljust(80, "─"), dim=True)
 
 
-# ------------------------------------------------------------------------------
-# What is asked and answered as lines on stdout.
-
-
-class AskScreen:
-    """Shows exchanges in the order in which they come.
-
-    Args:
-        stage: the only one that is shown; None shows all.
-    """
-
-    def __init__(self, stage: str | None) -> None:
-        self._stage = stage
-        self._is_first = True
-        self._above = ""
-        """The prompt that was shown last, of the same rows."""
-
-    def begins(self, pairs: list[Pair]) -> None:
-        """Rows are asked from here on."""
-        if self._is_first:
-            click.echo(LEGEND)
-        self._is_first = False
-        self._above = ""
-        for pair in pairs:
-            click.echo(head_of(pair))
-
-    def heard(self, exchange: HeardAsk) -> None:
-        """Something was asked, or answered."""
-        if self._stage not in (None, exchange.ask.stage):
-            return
-        if exchange.answer is not None:
-            click.echo(answer_text(exchange))
-            return
-        click.echo(ask_text(exchange, self._above))
-        self._above = prompt_text(exchange)
-
-    def ends(self, asked: AskedRows) -> None:
-        """All is answered."""
-        for row in asked.rows:
-            if row is not None:
-                click.echo(outcome_text(row) + "\n")
-
-
-# ------------------------------------------------------------------------------
-# A folder of prompt templates that somebody edits: whenever a file there has another content, something is done
-# again.
-
-
-LOOK_EVERY_S = 0.25
-"""Between two looks at the files, seconds; a change counts when two looks in a row see the same."""
+CHECK_EVERY_S = 0.25
+"""Between two reads of the files, seconds; a change counts once two reads in a row find the same."""
 
 
 def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[float], None] = time.sleep) -> NoReturn:
     """Do it, wait until a file is changed, added or removed, do it again, until Ctrl-C.
 
     Args:
-        do: what a template makes impossible it raises as ConfigError, which is said; then the next change is waited
-            for.
+        do: a ConfigError that it raises for a template is reported, and the next change is waited for.
     """
     seen = _contents(folder)
     while True:
@@ -265,7 +217,7 @@ def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[fl
 def _next_contents(folder: Path, seen: dict[str, bytes], pause: Callable[[float], None]) -> dict[str, bytes]:
     before, found = seen, seen
     while found == seen or found != before:  # an editor may write a file in several steps
-        pause(LOOK_EVERY_S)
+        pause(CHECK_EVERY_S)
         before, found = found, _contents(folder)
     return found
 

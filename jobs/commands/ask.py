@@ -10,14 +10,13 @@ import click
 
 from relabel.jobs import ask_text
 from relabel.jobs.ask import AskedRows, Asker, RowChoice, render
-from relabel.jobs.ask_text import AskScreen, again_on_change
+from relabel.jobs.ask_text import again_on_change
 from relabel.jobs.commands.options import date_option, job_options, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import Job, load_job
 from relabel.jobs.output import emit, note
 from relabel.jobs.run.results import engine_text
 from relabel.jobs.run.reuse import kept_answers
-from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import UsageError
 from relabel.manifests.plan import plan_to_read
 from relabel.manifests.records import plain
@@ -80,19 +79,23 @@ def ask(
         _check_stage(job, stage)
     if is_refused:
         return _show_refused(job, row, stage, output)
-    if edited is not None and Path(edited).is_file():
-        raise UsageError(f"--edit-prompt {edited}: a file. Name the folder of the templates.")
     if edited is not None and not Path(edited).is_dir():
         raise UsageError(
-            f"--edit-prompt {edited}: no such folder. It is made by `relabel templates export {job.spec.labeler.name} "
-            f"{edited}`."
+            f"--edit-prompt {edited}: no such folder. `relabel templates export {job.spec.labeler.name} {edited}` "
+            "makes it."
         )
-    screen = AskScreen(stage) if output == "text" else None
-    with sigterm_ends(), _asker(job, screen) as asker:
+    with sigterm_ends(), Asker() as asker:
 
         def put(job: Job) -> None:
-            started = time.perf_counter()
-            found = _rendered(job, choice, screen) if dry_run else _asked(job, choice, asker, screen)
+            started, found = time.perf_counter(), []
+            for asked in render(job, choice) if dry_run else asker.ask(job, choice):
+                if not found and (facts := asker.facts()) is not None:
+                    note(engine_text(job.spec.labeler.name, facts))
+                for remark in asked.remarks:
+                    note(remark)
+                if output == "text":
+                    click.echo(("" if found else f"{ask_text.LEGEND}\n") + ask_text.asked_text(asked, stage))
+                found.append(asked)
             _conclude(found, stage, output, is_dry=dry_run, seconds=round(time.perf_counter() - started, 3))
 
         if edited is None:
@@ -118,52 +121,12 @@ def _show_refused(job: Job, row: int | None, stage: str | None, output: str) -> 
     return emit({"refused": [plain(one) for one in found]}, redacted("\n".join(lines)), output)
 
 
-def _asker(job: Job, screen: AskScreen | None) -> Asker:
-    is_told = False
-
-    def announce(facts: EngineFacts, remarks: list[str]) -> None:
-        nonlocal is_told
-        for line in [*([] if is_told else [engine_text(job.spec.labeler.name, facts)]), *remarks]:
-            note(line)
-        is_told = True
-
-    return Asker(
-        on_engine=announce,
-        on_rows=screen.begins if screen is not None else lambda _: None,
-        heard=screen.heard if screen is not None else lambda _: None,
-    )
-
-
-def _rendered(job: Job, choice: RowChoice, screen: AskScreen | None) -> list[AskedRows]:
-    found = []
-    for asked in render(job, choice):
-        found.append(asked)
-        if screen is not None:
-            screen.begins(asked.pairs)
-            for one in asked.exchanges:
-                screen.heard(one)
-        for remark in asked.remarks:
-            note(remark)
-    return found
-
-
-def _asked(job: Job, choice: RowChoice, asker: Asker, screen: AskScreen | None) -> list[AskedRows]:
-    found = []
-    for asked in asker.ask(job, choice):
-        found.append(asked)
-        if screen is not None:
-            screen.ends(asked)
-    return found
-
-
 def _conclude(found: list[AskedRows], stage: str | None, output: str, *, is_dry: bool, seconds: float) -> None:
     stages = {one.ask.stage for asked in found for one in asked.exchanges}
     if stage is not None and stages and stage not in stages:
         when = "is asked first: a dry run has no answers to go on from" if is_dry else "was asked"
         note(f"--stage {stage}: nothing of that name {when}; there was {', '.join(sorted(stages))}")
     result = {"asked": [ask_text.rows_json(one, stage) for one in found], "dry_run": is_dry, "seconds": seconds}
-    num_rows, num_asks = (
-        sum(map(len, held)) for held in zip(*((one.rows, one.exchanges) for one in found), strict=True)
-    )
+    num_rows, num_asks = sum(len(one.rows) for one in found), sum(len(one.exchanges) for one in found)
     how = "would be asked first" if is_dry else f"in {seconds:.1f} s"
     emit(result, f"{counted(num_rows, 'row')}, {counted(num_asks, 'ask')} {how}; nothing was written.", output)

@@ -42,7 +42,7 @@ def job(folder: Path) -> Callable[..., None]:
 
     def write(labeler: str, **engine: Any) -> None:
         spec = {
-            "name": "looked-at",
+            "name": "asked",
             "input": {"path": "pairs.parquet"},
             "labeler": {"name": labeler, "attempts": 2},
             "engine": {"name": "fake", "seed": 5, **engine},
@@ -115,7 +115,7 @@ def test_a_prompt_that_was_cut_before_it_was_asked_is_said_to_be(
     assert said in relabel("ask", "job.yaml", "--row", "2").out
 
 
-def test_the_text_tells_template_from_data_and_says_how_sure_the_model_was(
+def test_the_text_marks_data_in_the_template_and_says_how_sure_the_model_was(
     relabel: Callable[..., Any], job: Callable[..., None]
 ) -> None:
     job("graph-grpo")

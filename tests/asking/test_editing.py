@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.ask import HeardAsk
-from relabel.jobs.ask_text import AskScreen, again_on_change
+from relabel.jobs.ask import AskedRows, Exchange
+from relabel.jobs.ask_text import again_on_change, asked_text
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.secrets import keep_secret, redacted
@@ -38,7 +39,7 @@ def job(folder: Path, decoder: Path) -> Callable[..., str]:
 
     def write(labeler: str = "umbrela", engine: str = "transformers", **options: Any) -> str:
         spec = {
-            "name": "looked-at",
+            "name": "asked",
             "input": {"path": "pairs.parquet"},
             "labeler": {"name": labeler, "attempts": 2, "max_think_tokens": 24, **options},
             "engine": {"name": engine, "seed": 5, **({"model": str(decoder)} if engine == "transformers" else {})},
@@ -53,22 +54,17 @@ def job(folder: Path, decoder: Path) -> Callable[..., str]:
 ASK = Ask("think", (Message("user", ("hello",)),), None, 9)
 
 
-def test_nothing_that_is_written_is_a_command_to_the_terminal_or_a_secret(
-    capsys: pytest.CaptureFixture[str], no_secrets_kept: None
-) -> None:
+def test_nothing_that_is_written_is_a_command_to_the_terminal_or_a_secret(no_secrets_kept: None) -> None:
     keep_secret(SECRET, "the variable KEY")
-    screen, one = AskScreen(None), HeardAsk(ASK)
     text = f"a\x1b[31m\x07 {SECRET} and api_key={SECRET}, done"
-    one.answer, one.seconds = Answer(0, text, "stop"), 1.0
-    screen.heard(one)
-    out = redacted(capsys.readouterr().out)
+    out = redacted(click.unstyle(asked_text(AskedRows([], [Exchange(ASK, Answer(0, text, "stop"), 1.0)]), None)))
     assert "hunter" not in out
     assert "\x1b" not in out
     assert "a\\x1b[31m\\x07 " in out
 
 
 class Editor:
-    """Stands for a person at an editor: at each pause the next step is taken, and then Ctrl-C."""
+    """A person at an editor: at each pause the next step is taken, and then Ctrl-C."""
 
     def __init__(self, *steps: Callable[[], object]) -> None:
         self.steps = list(steps)
@@ -133,7 +129,6 @@ def test_a_dry_run_renders_again_and_loads_no_model(
 ) -> None:
     job("direct", "fake")
     relabel("ask", "job.yaml", "--edit-prompt", "prompts").refused(2, "relabel templates export direct prompts")
-    relabel("ask", "job.yaml", "--edit-prompt", "job.yaml").refused(2, "a file. Name the folder of the templates")
     relabel("templates", "export", "direct", "prompts")
     monkeypatch.setattr("relabel.jobs.ask.start_engine", lambda _: pytest.fail("an engine was started"))
     editor = Editor(replaces("prompts/user.j2", "{{ query }}", "Mine: {{ query }}"), wait)
@@ -157,7 +152,7 @@ def test_a_file_that_is_written_in_steps_is_one_change_and_what_editors_leave_is
     Path("p/a.j2").write_text("one")
     seen: list[str] = []
 
-    def look() -> None:
+    def read() -> None:
         seen.append("".join(sorted(path.read_text() for path in Path("p").glob("*.j2"))))
 
     editor = Editor(
@@ -175,7 +170,7 @@ def test_a_file_that_is_written_in_steps_is_one_change_and_what_editors_leave_is
         wait,
     )
     with pytest.raises(KeyboardInterrupt):
-        again_on_change(Path("p"), look, pause=editor)
+        again_on_change(Path("p"), read, pause=editor)
     assert seen == ["one", "two", "moretwo", "more"]
 
 
@@ -189,7 +184,7 @@ def test_only_what_a_template_can_mend_is_waited_for(folder: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("name", ["user.j2~", "#user.j2#"])
-def test_what_an_editor_leaves_beside_a_template_is_none(
+def test_what_an_editor_leaves_with_a_template_is_ignored(
     relabel: Callable[..., Any], job: Callable[..., str], name: str
 ) -> None:
     job("direct", "fake")
