@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,8 @@ from relabel.manifests.bundle_store import Held, open_bundle_store
 from relabel.manifests.errors import DiskFullError, StoreError, UsageError
 from relabel.manifests.files import Storage, is_url, out_of_files, place_of, scheme_of
 from relabel.manifests.process import check_interrupted
+from relabel.manifests.records import sha256_file
 from relabel.manifests.store import UrlFile, open_run_store, sync_folder
-
-# ------------------------------------------------------------------------------
-# A scratch folder that goes when the work in it ends, and what is said when its disk is full: that is not the fault of
-# what is read or written, and the remedy is another one (TMPDIR).
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -40,36 +34,34 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     except StoreError:  # ours already, and an OSError too
         raise
     except OSError as exc:
-        if exc.errno not in _FULL and "No space left" not in str(exc):
+        if not _is_full(exc):
             raise
         raise DiskFullError(
             f"{tempfile.gettempdir()}: no space left for scratch files. Nothing was changed; free some, or point "
-            "TMPDIR at a folder that "
-            "has more, and give the command again."
+            "TMPDIR at a folder that has more, and give the command again."
         ) from exc
 
 
+def _is_full(exc: OSError) -> bool:
+    return exc.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(exc)
+
+
 @contextlib.contextmanager
-def spilling(polars: Any) -> Iterator[None]:
-    """Tell a full disk from a damaged source where polars writes: it says the same of both, but for the number of the
-    system's error.
+def full_disk_as_os_error(polars: Any) -> Iterator[None]:
+    """Where polars writes: raise a full disk as OSError. Its own error tells it from a damaged source by the number of
+    the system's error alone.
     """
     try:
         yield
     except polars.exceptions.PolarsError as exc:
-        for number in _FULL:
-            if f"(os error {number})" in str(exc):
-                raise OSError(number, os.strerror(number)) from exc
-        raise
-
-
-# ------------------------------------------------------------------------------
-# A file that a command writes for its user: there whole or not at all, on a disk or behind a URL.
+        found = re.search(r"\(os error ([0-9]{1,4})\)", str(exc))
+        if found is None or int(found[1]) not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from exc
 
 
 ONE_PUT_BYTES = 64 << 20
 """A file up to this size goes to storage in one put, held in memory; a larger one goes to S3 in parts."""
-_HASH_BYTES = 4 << 20
 
 
 def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:
@@ -100,21 +92,9 @@ def _local(to: str) -> Path:
 
 
 def _refuse_odd(to: str, target: Path) -> None:
-    """Raise for what a rename would replace by a file: devices, pipes, sockets. Asked of the path as given: a pipe has
-    no other.
-    """
-    if not os.path.lexists(target) or target.is_file():
-        return
-    if target.is_dir():
-        raise UsageError(f"{to}: is a folder. Give a file.")
-    if not target.exists():
-        raise UsageError(
-            f"{to}: is a link to {target.readlink()}, which is not there. Give that name, or remove the link."
-        )
-    raise UsageError(
-        f"{to}: is not a regular file but a device, pipe or socket, and a whole file can't be put there. Give the name "
-        "of a file."
-    )
+    """Raise for what a rename would replace by a file: folders, devices, pipes, sockets, dangling links."""
+    if os.path.lexists(target) and not target.is_file():
+        raise UsageError(f"{to}: is not a regular file. Give the name of a file.")
 
 
 def _refuse_taken(to: str, *, force: bool) -> None:
@@ -153,13 +133,11 @@ def written(to: str, storage: Storage) -> Iterator[Path]:
     except StoreError:  # ours already, and an OSError too
         raise
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(exc):
+        if _is_full(exc):
             raise DiskFullError(
                 f"{to}: no space left. Nothing was changed; free some and give the command again."
             ) from exc
-        if (why := out_of_files(exc)) is not None:
-            raise StoreError(f"{to}: can't write it: {why}") from exc
-        raise StoreError(f"{to}: can't write it ({exc.strerror or exc}).") from exc
+        raise StoreError(f"{to}: can't write it: {out_of_files(exc) or exc.strerror or exc}") from exc
 
 
 def _publish(temporary: Path, target: Path) -> None:
@@ -175,11 +153,8 @@ def _upload(file: Path, to: str, storage: Storage) -> None:
     folder, _, name = to.rpartition("/")
     size = file.stat().st_size
     if size > ONE_PUT_BYTES and scheme_of(to) == "s3":
-        digest = hashlib.sha256()
-        with file.open("rb") as source:
-            while block := source.read(_HASH_BYTES):
-                digest.update(block)
-        open_bundle_store(folder, storage).upload(name, file, Held(size, digest.hexdigest()), lambda _: None)
+        held = Held(size, sha256_file(file))
+        open_bundle_store(folder, storage).upload(name, file, held, lambda _: None)
         return
     # `single_writer`: one whole put needs no condition
     open_run_store(folder, storage, single_writer=True).put(name, file.read_bytes())

@@ -1,4 +1,4 @@
-"""How a command says its result: text for people, one JSON object for programs."""
+"""How a command prints its result: text for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from relabel.jobs.exits import Exit
+from relabel.manifests.records import plain
 from relabel.manifests.secrets import one_line, redacted_values
 
 
@@ -15,6 +16,26 @@ def emit(result: dict[str, Any], text: str, output: str, code: int = Exit.DONE) 
     """Print a result: `text` for people, `result` as one JSON object for programs. Returns the exit code."""
     click.echo(json.dumps(redacted_values(result), ensure_ascii=False) if output == "json" else text)
     return code
+
+
+def emit_record(head: str, result: Any, output: str, code: int = Exit.DONE) -> int:
+    """Print a record: as one JSON object, or as `head` over a table of its values. Returns the exit code.
+
+    The table leaves out what is empty or zero.
+    """
+    values: dict[str, Any] = plain(result)
+    rows = [(name.replace("_", " "), _value_text(value)) for name, value in values.items() if value]
+    return emit(values, f"{one_line(head)}\n{table(rows)}", output, code)
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_value_text(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_value_text, value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def note(text: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.files import written
+from relabel.jobs.files import check_free, full_disk_as_os_error, written
 from relabel.manifests.columns import is_number_type, plain_type
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
@@ -22,11 +20,7 @@ from relabel.manifests.inputs import check_single, open_parquet
 from relabel.manifests.process import require
 from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import nearest
-from relabel.manifests.store import UrlFile, fetched, scratch_file
-
-# ------------------------------------------------------------------------------
-# Parquet files as lazy frames with checked columns, and a frame as one file that is there whole or not at all.
-
+from relabel.manifests.store import fetched, scratch_file
 
 Kind = Literal["id", "text", "ids", "texts"]
 _KINDS: dict[Kind, str] = {
@@ -80,7 +74,7 @@ def scan(
 def open_tables(
     path: str, wanted: Mapping[str, Kind], storage: Storage, *, role: str, ids: Collection[str] = ()
 ) -> tuple[list[str], dict[str, Any], str]:
-    """The Parquet files behind a file, folder or glob, on this machine; their columns with types; and the first one's
+    """The Parquet files of a path, folder or glob, on this machine; their columns with types; and the first one's
     name for messages.
 
     polars knows fewer types than Parquet has, and wants the same of all files: a file whose columns of ids or texts it
@@ -225,8 +219,18 @@ def check_columns(held: Mapping[str, Any], wanted: Mapping[str, Kind], *, file: 
         InputError: one is missing, or of the wrong type.
     """
     polars = load_polars()
+    texts = (polars.String, polars.Categorical, polars.Null)
     for name, kind in wanted.items():
-        _check(polars, held, name, kind, file=file, role=role)
+        if name not in held:
+            hint = nearest(name, list(held))
+            raise InputError(
+                f"{file} ({role}): no column `{name}`; it has {', '.join(held)}."
+                + (f" Did you mean `{hint}`?" if hint else "")
+            )
+        dtype = getattr(held[name], "inner", None) if kind in ("ids", "texts") else held[name]
+        is_id = kind in ("ids", "id") and dtype is not None and dtype.is_integer()
+        if dtype not in texts and not is_id:
+            raise InputError(f"{file} ({role}): column `{name}` holds {held[name]}; {_KINDS[kind]} is wanted.")
 
 
 def refuse_null(frame: Any, name: str, *, path: str) -> None:
@@ -264,7 +268,7 @@ def translate_polars_errors(path: str) -> Iterator[None]:
 
 def _files(path: str, role: str, storage: Storage) -> list[str]:
     if not is_url(path) and not any(mark in path for mark in "*?[") and not Path(path).exists():
-        raise InputError(f"{path} ({role}): no such file or folder (looked from {Path.cwd()}).")
+        raise InputError(f"{path} ({role}): no such file or folder (working directory: {Path.cwd()}).")
     files = [file.path for file in list_files(path, storage)]
     if not files:
         raise InputError(
@@ -274,65 +278,18 @@ def _files(path: str, role: str, storage: Storage) -> list[str]:
     return files
 
 
-def _check(polars: Any, schema: Mapping[str, Any], name: str, kind: Kind, *, file: str, role: str) -> None:
-    if name not in schema:
-        hint = nearest(name, list(schema))
-        raise InputError(
-            f"{file} ({role}): no column `{name}`; it has {', '.join(schema)}."
-            + (f" Did you mean `{hint}`?" if hint else "")
-        )
-    dtype = schema[name]
-    inner = getattr(dtype, "inner", None)
-    if kind == "ids":
-        fits = inner is not None and _is_id(polars, inner)
-    elif kind == "texts":
-        fits = inner in (polars.String, polars.Categorical, polars.Null)
-    elif kind == "id":
-        fits = _is_id(polars, dtype)
-    else:
-        fits = dtype in (polars.String, polars.Categorical, polars.Null)
-    if not fits:
-        raise InputError(f"{file} ({role}): column `{name}` holds {dtype}; {_KINDS[kind]} is wanted.")
-
-
-def _is_id(polars: Any, dtype: Any) -> bool:
-    return bool(dtype.is_integer() or dtype in (polars.String, polars.Categorical, polars.Null))
-
-
-# ------------------------------------------------------------------------------
-# A table written where the user said, whole or not at all.
-
-
 _ROWS_PER_GROUP = 16_384
 
 
-def check_target(to: str, inputs: tuple[str, ...], storage: Storage, *, force: bool) -> None:
+def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:
     """Raise where the output can't be written, before any work is done.
 
     Raises:
-        UsageError: it is a folder, no Parquet name, one of the inputs, or there already.
+        UsageError: it is no Parquet name, or see `check_free`.
     """
     if not to.endswith(PARQUET_SUFFIXES):
         raise UsageError(f"--to {to}: want a name that ends in .parquet, so that a job finds it.")
-    if is_url(to):
-        _check_target_url(to, inputs, storage, force=force)
-        return
-    target = Path(to).resolve()
-    for path in inputs:
-        held = Path(path).resolve()
-        if held == target or (held.is_dir() and target.is_relative_to(held)):
-            raise UsageError(f"--to {to}: is in the input {path}. Give a file elsewhere.")
-    if target.is_dir() or (target.exists() and not force):
-        raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
-
-
-def _check_target_url(to: str, inputs: tuple[str, ...], storage: Storage, *, force: bool) -> None:
-    if any(to == path or to.startswith(path.rstrip("/") + "/") for path in inputs):
-        raise UsageError(f"--to {to}: is in an input. Give a file elsewhere.")
-    with contextlib.suppress(FileNotFoundError):
-        UrlFile(to, storage)
-        if not force:
-            raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+    check_free(to, inputs, storage, force=force)
 
 
 def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
@@ -344,39 +301,21 @@ def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
         InputError: the rows can't be read.
     """
-    import pyarrow.parquet as pq
-
     with written(to, storage) as file:
-        with translate_polars_errors(source):
-            _sink(frame, file)
+        with translate_polars_errors(source), full_disk_as_os_error(load_polars()):
+            frame.sink_parquet(file, compression="zstd", maintain_order=True, row_group_size=_ROWS_PER_GROUP)
         return int(pq.read_metadata(file).num_rows)
 
 
-def _sink(frame: Any, path: Path) -> None:
-    """Write a lazy frame. polars says of a failed write what it says of a damaged file, but for the number of the
-    system's error.
-    """
-    polars = load_polars()
-    try:
-        frame.sink_parquet(path, compression="zstd", maintain_order=True, row_group_size=_ROWS_PER_GROUP)
-    except polars.exceptions.PolarsError as exc:
-        found = re.search(r"\(os error ([0-9]{1,4})\)", str(exc))
-        if found is None:
-            raise
-        number = int(found[1])
-        raise OSError(number, os.strerror(number)) from exc
-
-
 # ------------------------------------------------------------------------------
-# Rows of any number, taken some at a time, all rows of one query together: what needs a query's rows side by side
-# (duplicates, ranks, Kendall tau) then works in memory that does not grow with the data. What grows is one entry for
-# each query.
+# Rows of any number, taken in buckets of whole queries, so that duplicates, ranks and Kendall tau need memory for one
+# bucket and an entry for each query only.
 
 
 BUCKET_ROWS = 1 << 17
 """Rows held at a time, or those of the largest query."""
 MOST_BUCKETS = 512
-"""Files that are written side by side; beyond 67 million rows buckets get larger instead of more."""
+"""Files that are written at the same time; beyond 67 million rows buckets get larger instead of more."""
 BATCH_ROWS = 1 << 16
 
 
@@ -395,7 +334,7 @@ def query_buckets(
             which rows are ordered.
         folder: a scratch folder that does not exist yet.
     Yields:
-        Frames with `query` beside their columns: the number of the query, in order; sorted by (query, row). None at all
+        Frames with the further column `query`: the number of the query, in order; sorted by (query, row). None at all
         without rows.
     """
     rows = polars.concat(

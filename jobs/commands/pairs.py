@@ -11,12 +11,8 @@ import click
 
 from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, note, table
+from relabel.jobs.output import emit, emit_record, note
 from relabel.manifests.files import Storage
-
-# ------------------------------------------------------------------------------
-# `pairs chunk` and `pairs tree`: documents as pages, cut into chunks or given their structure.
-
 
 page_options = together(
     click.option(
@@ -76,21 +72,15 @@ def chunk(
     cache = os.environ.get(CACHE_VARIABLE)
     count = token_counter(tokenizer, storage, cache_dir=Path(cache) if cache else None)
     counts = chunk_pairs(pairs_file, to, ChunkRule(form, column, count, max_tokens), storage)
-    for number, what in (
-        (counts.without_chunks, "documents hold no text, so no chunk"),
-        (counts.unreadable_json_ld, "scripts of JSON-LD can't be read, left out"),
-    ):
-        if number:
-            note(f"{number:,} {what}")
-    num_chunks = sum(counts.chunks.values())
+    kinds = {f"{kind}_chunks": count for kind, count in counts.chunks.items()}
     result = {
         "output": to,
         "pairs": counts.pairs,
         "format": form,
         "max_tokens": max_tokens,
         "tokenizer": tokenizer,
-        "chunks": num_chunks,
-        **{f"{kind}_chunks": count for kind, count in counts.chunks.items()},
+        "chunks": sum(counts.chunks.values()),
+        **kinds,
         "tokens": counts.tokens,
         "duplicates_left_out": counts.duplicates,
         "documents_without_chunks": counts.without_chunks,
@@ -98,16 +88,7 @@ def chunk(
         "json_ld_unreadable": counts.unreadable_json_ld,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.chunks.items())
-    lines = [
-        ("chunks", f"{num_chunks:,}: {kinds}; {counts.duplicates:,} duplicates left out"),
-        (
-            "tokens",
-            f"{counts.tokens:,}, by {tokenizer or 'the rule without a tokenizer'}",
-        ),
-        ("JSON-LD", f"{counts.json_ld:,} objects"),
-    ]
-    return emit(result, f"Wrote {counts.pairs:,} pairs with their chunks to {to}\n" + table(lines), output)
+    return emit_record(f"Wrote {counts.pairs:,} pairs with their chunks to {to}", result, output)
 
 
 @click.command(
@@ -138,15 +119,7 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
         "documents_without_content": counts.without_content,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    lines = [
-        ("nodes", f"{counts.structure_nodes:,} structure, {counts.content_nodes:,} content, beside the roots"),
-        ("without content", f"{counts.without_content:,} documents"),
-    ]
-    return emit(result, f"Wrote {counts.pairs:,} pairs with their trees to {to}\n" + table(lines), output)
-
-
-# ------------------------------------------------------------------------------
-# `pairs similar`: how similar a query and its documents are, by an encoder's embeddings.
+    return emit_record(f"Wrote {counts.pairs:,} pairs with their trees to {to}", result, output)
 
 
 @click.command(
@@ -216,8 +189,6 @@ def similar(
     if not embedder.settings.is_stated:
         note(f"{model} does not say how it pools: the mean over its tokens is taken")
     counts = compared.write(target, embedder, fingerprint)
-    if counts.without:
-        note(f"{counts.without:,} pairs have no cosine: their query or all of their document is blank")
     result = {
         "output": target,
         "pairs": counts.pairs,
@@ -231,15 +202,7 @@ def similar(
         "device": embedder.device,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    lines = [("model", f"{model}, {embedder.settings.pooling} pooling, up to {embedder.max_tokens} tokens")]
-    if compared.has_chunks:
-        lines.append(("chunks", f"{counts.chunks:,}, {counts.similar:,} above {threshold:g}"))
-    return emit(result, f"Wrote {counts.pairs:,} pairs with their cosines to {target}\n" + table(lines), output)
-
-
-# ------------------------------------------------------------------------------
-# `pairs`: build pairs from citations, and give pairs their context documents; `pairs_pages.py` and `pairs_similar.py`
-# hold the commands that prepare documents.
+    return emit_record(f"Wrote {counts.pairs:,} pairs with their cosines to {target}", result, output)
 
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
@@ -304,27 +267,13 @@ def cited(
     in N of M answers is a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers
     are left out.
     """
-    from relabel.jobs.pairs.citations import KINDS, CitationRule, cited_pairs
+    from relabel.jobs.pairs.citations import CitationRule, cited_pairs
     from relabel.jobs.tables import check_target, publish
 
     started, storage = time.perf_counter(), Storage()
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
     check_target(to, (answers, docs), storage, force=force)
     frame, counts = cited_pairs(answers, docs, rule, storage)
-    if counts.short_queries:
-        note(
-            f"{len(counts.short_queries):,} queries have fewer than {answers_per_query} answers, left out: "
-            f"{counts.short_names()}"
-        )
-    for count, what in (
-        (counts.answers_unused, f"answers beyond a query's first {answers_per_query} by answer id, not counted"),
-        (counts.strange_citations, "citations of documents that the query's answers were never shown, not counted"),
-        (counts.missing_documents, f"candidates whose document is not in {docs}, left out"),
-        (counts.twins, "hard negatives with the very text of a likely positive of their query, left out"),
-        (counts.random_short, "random negatives that the corpus is too small for"),
-    ):
-        if count:
-            note(f"{count:,} {what}")
     rows = publish(frame, to, storage, source=docs)
     result = {
         "output": to,
@@ -340,9 +289,7 @@ def cited(
         "seed": seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    lines = [("queries", f"{counts.queries:,}, {len(counts.short_queries):,} left out")]
-    lines += [(kind.replace("_", " "), f"{counts.pairs[kind]:,}") for kind in KINDS]
-    return emit(result, f"Wrote {rows:,} pairs to {to}\n" + table(lines), output)
+    return emit_record(f"Wrote {rows:,} pairs to {to}", result, output)
 
 
 @pairs.command(
@@ -389,11 +336,6 @@ def context(
     rule = ContextRule(k, max_chars, None if noisy is None else NoiseRule(noisy, seed))
     frame, counts = with_context(pairs_file, rule, storage, corpus_path=corpus)
     rows = publish(frame, to, storage, source=pairs_file)
-    if counts.queries_without:
-        note(
-            f"{counts.queries_without:,} queries have an empty context: none was given, or they share no word with "
-            "any document"
-        )
     result = {
         "output": to,
         "pairs": rows,
@@ -407,15 +349,4 @@ def context(
         "seed": seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    lines = [
-        ("queries", f"{counts.queries:,}, {counts.queries_without:,} without context"),
-        ("documents", f"{counts.documents:,} distinct, from {corpus or pairs_file}"),
-    ]
-    if noisy is not None:
-        lines.append(
-            (
-                "noise",
-                f"{counts.replaced:,} of {counts.context_documents:,} context documents of the queries, seed {seed}",
-            )
-        )
-    return emit(result, f"Wrote {rows:,} pairs with up to {k} context documents to {to}\n" + table(lines), output)
+    return emit_record(f"Wrote {rows:,} pairs with up to {k} context documents to {to}", result, output)

@@ -21,7 +21,7 @@ from relabel.jobs.convert.formats import (
     refuse_rounded,
     trec_frame,
 )
-from relabel.jobs.files import spilling
+from relabel.jobs.files import full_disk_as_os_error
 from relabel.jobs.tables import open_tables, translate_polars_errors
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
@@ -328,7 +328,7 @@ def checked_rows(polars: Any, source: Source, target: Format, scratch: Path) -> 
         odd=polars.when(is_odd).then(shown) if not isinstance(is_odd, bool) else polars.lit(None, polars.String),
         **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
     )
-    with translate_polars_errors(source.path), spilling(polars):
+    with translate_polars_errors(source.path), full_disk_as_os_error(polars):
         wanted.sink_parquet(file, row_group_size=ROW_GROUP_ROWS)
     found = polars.scan_parquet(file, glob=False)
     _check(polars, found, source, target)

@@ -91,7 +91,6 @@ def id_texts(frame: Any, column: str) -> Any:
 
 
 KINDS = ("likely_positive", "hard_negative", "random_negative")
-_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +135,6 @@ class CitationCounts:
     """Hard negatives that have the very text of a likely positive of their query; left out."""
     random_short: int = 0
     """Random negatives that the corpus was too small for."""
-
-    def short_names(self) -> str:
-        """The first of `short_queries`, and how many more there are."""
-        more = len(self.short_queries) - _NAMES_SHOWN
-        return ", ".join(self.short_queries[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: Storage) -> tuple[Any, CitationCounts]:

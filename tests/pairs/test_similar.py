@@ -123,7 +123,7 @@ def test_documents_without_chunks_have_one_cosine(
     texts = [*(f"roses\n\n{text}" for text in WORDS), "roses"]
     wanted = [cosine(encoder, "prune roses", text) for text in texts]
     assert table["cosine"].to_pylist() == [*(pytest.approx(one, abs=1e-5) for one in wanted), None, None]
-    assert "2 pairs have no cosine" in done.err
+    assert "pairs without cosine  2" in done.out
 
 
 def test_shards_make_a_file_each_that_together_are_the_whole_and_none_is_made_twice(
