@@ -87,7 +87,8 @@ def ask(
     with sigterm_ends(), Asker() as asker:
 
         def put(job: Job) -> None:
-            started, found = time.perf_counter(), []
+            started = time.perf_counter()
+            found: list[AskedRows] = []
             for asked in render(job, choice) if dry_run else asker.ask(job, choice):
                 if not found and (facts := asker.facts()) is not None:
                     note(engine_text(job.spec.labeler.name, facts))
