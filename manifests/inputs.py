@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -29,113 +28,6 @@ from relabel.manifests.secrets import counted
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import TAIL_BYTES, UrlFile
 from relabel.manifests.table_snapshots import TableSnapshot, reading_table
-
-# ------------------------------------------------------------------------------
-# Which columns of a Parquet file are encrypted, by its footer's own bytes: Arrow ends the process where it is asked
-# about one.
-#
-# A footer is a struct in Thrift's compact protocol. Only what leads to a column's `crypto_metadata` is looked at, all
-# else is skipped.
-#
-# Source:
-#     parquet.thrift: FileMetaData (4 row_groups), RowGroup (1 columns), ColumnChunk (3 meta_data, 8 crypto_metadata),
-#     ColumnMetaData (3 path_in_schema), EncryptionWithColumnKey (1 path_in_schema).
-
-
-STRUCT = 12
-LISTS = (9, 10)
-MAX_DEPTH = 32
-_FIXED = {3: 1, 7: 8}  # a byte, a double
-_VARINTS = (4, 5, 6)
-
-
-def encrypted_columns(footer: bytes) -> list[str]:
-    """Paths of the encrypted columns of a file's first row group, in order.
-
-    Args:
-        footer: the bytes of its FileMetaData; more may follow.
-    Raises:
-        ValueError: they can't be read as that.
-    """
-    try:
-        groups = _Reader(footer).struct({4: {1: {3: {3: None}, 8: {2: {1: None}}}}}).get(4) or []
-        columns = groups[0].get(1) or [] if groups else []
-        return [_path(column) for column in columns if 8 in column]
-    except (IndexError, AttributeError, TypeError) as exc:
-        raise ValueError(f"not a footer: {type(exc).__name__}") from exc
-
-
-def _path(column: dict[int, Any]) -> str:
-    held = (column.get(3) or {}).get(3) or ((column[8] or {}).get(2) or {}).get(1) or [b"?"]
-    return ".".join(step.decode("utf-8", "replace") for step in held)
-
-
-class _Reader:
-    """Reads on from one place to the next."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def struct(self, wanted: dict[int, Any], depth: int = 0) -> dict[int, Any]:
-        """The wanted fields of a struct, by number: structs as such, lists as lists, text as bytes."""
-        if depth > MAX_DEPTH:
-            raise ValueError("nested too deeply")
-        found: dict[int, Any] = {}
-        number = 0
-        while head := self._byte():
-            kind = head & 15
-            number = number + (head >> 4) if head >> 4 else _unzigzag(self._varint())
-            value = self._value(kind, wanted.get(number), depth)
-            if number in wanted:
-                found[number] = value
-        return found
-
-    def _value(self, kind: int, wanted: dict[int, Any] | None, depth: int) -> Any:
-        if kind in (1, 2):  # truth, in the field's head
-            return kind == 1
-        if kind in _FIXED:
-            self._at += _FIXED[kind]
-            return None
-        if kind in _VARINTS:
-            return _unzigzag(self._varint())
-        if kind == 8:
-            size = self._varint()
-            self._at += size
-            return self._data[self._at - size : self._at]
-        if kind in LISTS:
-            return self._list(wanted, depth)
-        if kind == STRUCT:
-            return self.struct(wanted or {}, depth + 1)
-        raise ValueError(f"a value of kind {kind}")
-
-    def _list(self, wanted: dict[int, Any] | None, depth: int) -> list[Any]:
-        head = self._byte()
-        kind, size = head & 15, head >> 4
-        if size == 15:
-            size = self._varint()
-        if kind in (1, 2):
-            self._at += size
-            return []
-        return [self._value(kind, wanted, depth) for _ in range(size)]
-
-    def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-
-
-def _unzigzag(value: int) -> int:
-    return (value >> 1) ^ -(value & 1)
-
 
 # ------------------------------------------------------------------------------
 # The door to tables: `input.table` and its snapshot become a list of files, like a folder's.
@@ -192,6 +84,8 @@ def list_table(table: TableSnapshot, storage: Storage) -> list[ListedFile]:
 
 
 READ_BUFFER_BYTES = 1 << 20
+SIGNATURE_BYTES = 28
+"""What signs a footer that is not encrypted while columns are."""
 LOOKS_AT_A_TIME = 16
 """Footers that are fetched at once by URL: at 25 ms a reply, a thousand wait two seconds instead of twenty-five."""
 LOOKS_KEPT = 64
@@ -295,7 +189,6 @@ def open_dataset(
                 table.check_size(number, look.file.size_bytes)
                 table.check_columns(_read_columns(columns, found, gold=True), look.schema, path)
             check_types(columns, found, look.schema, path, first_types, first_path=paths[0], folders=look.folders)
-            _check_readable(columns, found, look, path)
             groups.append(_group_bytes(look, columns, found))
         used = [name for name in _read_columns(columns, found) if name in look.folders]
         files.append(look.file._replace(footer_sha256=_with_folders(look.file.footer_sha256, path, used)))
@@ -422,7 +315,6 @@ class _Look(NamedTuple):
     metadata: pq.FileMetaData
     schema: pa.Schema
     stamp: str
-    encrypted: list[str]
 
     @property
     def folders(self) -> dict[str, str | None]:
@@ -448,9 +340,12 @@ def _look(path: str, storage: Storage) -> _Look:
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
         stamp = file.tag if isinstance(file, UrlFile) else file_stamp(os.fstat(file.fileno()))
-        # a footer that is signed, as are those of files with encrypted columns, is longer than what it says
-        encrypted = encrypted_columns(footer[:-8]) if metadata.serialized_size != len(footer) - 8 else []
-        return _Look(found, metadata, metadata.schema.to_arrow_schema(), stamp, encrypted)
+        if len(footer) - 8 - metadata.serialized_size == SIGNATURE_BYTES:
+            # Arrow ends the process where it is asked about an encrypted column
+            raise InputError(
+                f"{path}: has encrypted columns, and relabel takes no keys. Write it again without encryption."
+            )
+        return _Look(found, metadata, metadata.schema.to_arrow_schema(), stamp)
 
 
 def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
@@ -493,48 +388,6 @@ def _footer_bytes(tail: bytes, size: int, path: str) -> int:
     return footer_bytes
 
 
-def _check_readable(columns: Columns, reads: Reads, look: _Look, path: str) -> None:
-    """Refuse encrypted columns before Arrow is asked about one, which would end the process."""
-    for name, leaves in _leaves(look, columns, reads, gold=True).items():
-        if any(look.metadata.schema.column(leaf).path in look.encrypted for leaf in leaves):
-            raise InputError(
-                f"{path}: column `{name}` is encrypted, and relabel takes no keys. Write the file again without "
-                "encryption."
-            )
-
-
-def _leaves(look: _Look, columns: Columns, reads: Reads, *, gold: bool = False) -> dict[str, list[int]]:
-    names = [name for name in _read_columns(columns, reads, gold=gold) if name not in look.folders]
-    return leaves_of(look.metadata, look.schema, names)
-
-
-def leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, columns: Iterable[str]) -> dict[str, list[int]]:
-    """Numbers of the stored columns that make up each column of a table.
-
-    Counted off the schema and not found by their paths: a column `q.id` has the path of the field `id` in a struct `q`.
-    """
-    counts = [_num_leaves(field.type) for field in schema]
-    starts = list(itertools.accumulate(counts, initial=0))
-    if starts[-1] != metadata.num_columns:
-        raise pa.ArrowInvalid(
-            f"its footer names {metadata.num_columns} stored columns, and its schema has {starts[-1]}"
-        )
-    places = {name: place for place, name in enumerate(schema.names)}
-    return {name: list(range(starts[places[name]], starts[places[name] + 1])) for name in columns}
-
-
-def _num_leaves(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _num_leaves(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _num_leaves(kind.value_type)
-    if pa.types.is_map(kind):
-        return _num_leaves(kind.key_type) + _num_leaves(kind.item_type)
-    return (
-        sum(_num_leaves(kind.field(place).type) for place in range(kind.num_fields)) if pa.types.is_nested(kind) else 1
-    )
-
-
 def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list[str]:
     """What a run reads, each once; with gold, which is read later alone."""
     names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
@@ -543,8 +396,9 @@ def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list
 
 
 def _group_bytes(look: _Look, columns: Columns, reads: Reads) -> tuple[tuple[int, int], ...]:
-    metadata = look.metadata
-    leaves = sorted(itertools.chain.from_iterable(_leaves(look, columns, reads).values()))
+    metadata, names = look.metadata, {*_read_columns(columns, reads)}
+    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+    leaves = [leaf for leaf, path in enumerate(paths) if path in names or path.partition(".")[0] in names]
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import io
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import Field
 
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.input_files import DELTA_LOG, ICEBERG_METADATA
 from relabel.manifests.process import require
-from relabel.manifests.records import checked
 from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import TableFormat, nearest
 from relabel.manifests.store import map_concurrent, open_run_store, read_whole
@@ -158,13 +155,9 @@ def name_below(folder: str, path: str) -> str:
     return name
 
 
-def missing_snapshot(folder: str, wanted: int, known: Sequence[int]) -> InputError:
+def missing_snapshot(folder: str, wanted: int, known: str) -> InputError:
     """The error for a snapshot that a table does not have."""
-    shown = ", ".join(map(str, known[-5:]))
-    return InputError(
-        f"{folder}: no snapshot {wanted} in this table; it has {'… ' if len(known) > 5 else ''}{shown or 'none'}. "
-        "Was it expired? Name one that is there."
-    )
+    return InputError(f"{folder}: no snapshot {wanted} in this table; it has {known}. Was it expired?")
 
 
 @contextlib.contextmanager
@@ -187,176 +180,15 @@ def reading_table(folder: str, format_name: TableFormat) -> Iterator[None]:
         ) from exc
 
 
-def counted(rows: Mapping[str, Any]) -> str:
-    """How many, and the first, for messages about files."""
-    names = sorted(rows)
+def first_of(names: Iterable[str]) -> str:
+    """The first, and how many more, for messages about files."""
+    names = sorted(names)
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
 
 
 # ------------------------------------------------------------------------------
-# Actions of a Delta table's log, and what they come to.
-
-
-@dataclass(frozen=True)
-class DeltaFile:
-    """An action that adds or removes a file."""
-
-    path: str
-    size: int | None = None
-    deletion_vector: Annotated[dict[str, Any] | None, Field(alias="deletionVector")] = None
-    is_data_change: Annotated[bool, Field(alias="dataChange")] = True
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What makes it one file of the log: its path, and its deletion vector."""
-        vector = self.deletion_vector or {}
-        return self.path, "".join(str(vector.get(part)) for part in ("storageType", "pathOrInlineDv", "offset"))
-
-
-@dataclass(frozen=True)
-class DeltaProtocol:
-    min_reader_version: Annotated[int, Field(alias="minReaderVersion")]
-    reader_features: Annotated[list[str] | None, Field(alias="readerFeatures")] = None
-
-
-@dataclass(frozen=True)
-class DeltaSidecar:
-    """A further Parquet file of a checkpoint."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class _Column:
-    name: str
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Schema:
-    fields: list[_Column]
-
-
-@dataclass(frozen=True)
-class _Metadata:
-    id: str
-    schema_string: Annotated[str, Field(alias="schemaString")]
-    configuration: dict[str, str | None] = field(default_factory=dict)
-
-    def columns(self) -> dict[str, str]:
-        """The name in the files of each column."""
-        is_mapped = self.configuration.get("delta.columnMapping.mode", "none") != "none"
-        key = "delta.columnMapping.physicalName"
-        return {
-            one.name: one.metadata.get(key, one.name) if is_mapped else one.name
-            for one in checked(_Schema, json.loads(self.schema_string)).fields
-        }
-
-
-@dataclass
-class DeltaState:
-    """What the log says up to a version."""
-
-    protocol: DeltaProtocol | None = None
-    metadata: _Metadata | None = None
-    files: dict[tuple[str, str], DeltaFile] = field(default_factory=dict)
-
-    def take(self, actions: Iterable[dict[str, Any]]) -> None:
-        """Go on by one commit or checkpoint."""
-        added = []
-        for action in actions:
-            if (one := action.get("protocol")) is not None:
-                self.protocol = checked(DeltaProtocol, one)
-            if (one := action.get("metaData")) is not None:
-                self.metadata = checked(_Metadata, {**one, "configuration": dict(one.get("configuration") or {})})
-            if (one := action.get("remove")) is not None:
-                self.files.pop(checked(DeltaFile, one).key, None)
-            if (one := action.get("add")) is not None:
-                added.append(checked(DeltaFile, one))
-        self.files.update((file.key, file) for file in added)  # after what the same commit removed
-
-
-# ------------------------------------------------------------------------------
-# Snapshots of Delta tables, read from the log (`_delta_log/`) through the same storage as everything else.
-#
-# A version is the last checkpoint before it and the commits since. Nothing is passed over: a log with a gap, a reader
-# feature that is not known here and deleted rows are refused.
-
-
-READER_VERSION = 3
-READER_FEATURES = {
-    "columnMapping",
-    "deletionVectors",
-    "timestampNtz",
-    "typeWidening",
-    "typeWidening-preview",
-    "v2Checkpoint",
-    "vacuumProtocolCheck",
-}
-"""Those that change no row, or whose effect is known from the log and refused where it matters."""
-_COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
-_CHECKPOINT_COLUMNS = ["protocol", "metaData", "add.path", "add.size", "add.deletionVector", "sidecar"]
-
-
-class _Log:
-    """The log of a table: its commits, and its whole checkpoints, by version."""
-
-    def __init__(self, folder: str, storage: Storage) -> None:
-        self._store = open_run_store(folder, storage, single_writer=True)
-        names = [name.rpartition("/")[2] for name in self._store.names(DELTA_LOG)]
-        self.commits = sorted(int(found[1]) for name in names if (found := _COMMIT.fullmatch(name)))
-        parts: dict[tuple[int, int], list[str]] = {}
-        for name in names:
-            if found := _CHECKPOINT.fullmatch(name):
-                parts.setdefault((int(found[1]), int(found[3] or 1)), []).append(name)
-        # one version may have several, each of which tells all
-        self.checkpoints = {
-            version: sorted(held)[:count] for (version, count), held in parts.items() if len(held) >= count
-        }
-        self.versions = sorted({*self.commits, *self.checkpoints})
-        self.commit = functools.cache(self._commit)
-
-    def _commit(self, version: int) -> list[dict[str, Any]]:
-        """The actions of a commit.
-
-        Raises:
-            FileNotFoundError: the log does not hold it any more.
-        """
-        text = self._store.read(f"{DELTA_LOG}/{version:020}.json").decode()
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-
-    def state(self, version: int) -> DeltaState:
-        """What the log says up to a version."""
-        first = max((one for one in self.checkpoints if one <= version), default=None)
-        state = DeltaState()
-        for name in self.checkpoints.get(first, ()) if first is not None else ():
-            state.take(self._checkpoint(name))
-        steps = range(0 if first is None else first + 1, version + 1)
-        if missing := set(steps) - set(self.commits):
-            raise InputError(
-                f"{self._store.root}: {DELTA_LOG} holds neither commit {min(missing)} nor a checkpoint after it, so "
-                f"version {version} can't be determined. Restore the log, or name a later `input.snapshot`."
-            )
-        for actions in map_concurrent(self._store, self.commit, steps):
-            state.take(actions)
-        return state
-
-    def _checkpoint(self, name: str) -> Iterator[dict[str, Any]]:
-        data = self._store.read(f"{DELTA_LOG}/{name}")
-        actions = _rows(data) if name.endswith(".parquet") else map(json.loads, filter(None, data.decode().split("\n")))
-        for action in actions:
-            yield action
-            if (one := action.get("sidecar")) is not None:
-                _, _, sidecar = checked(DeltaSidecar, one).path.rpartition("/")
-                yield from _rows(self._store.read(f"{DELTA_LOG}/_sidecars/{sidecar}"))
-
-
-def _rows(data: bytes) -> list[dict[str, Any]]:
-    """The actions in a Parquet file, one a row."""
-    with pq.ParquetFile(pa.BufferReader(data)) as parquet:
-        found: list[dict[str, Any]] = parquet.read(columns=_CHECKPOINT_COLUMNS).to_pylist()
-    return found
+# Delta tables, read by the deltalake library from the log (`_delta_log/`). By URL the log is fetched into a temporary
+# folder first, so that storage options and retries are the same as for everything else.
 
 
 def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, storage: Storage) -> TableSnapshot:
@@ -366,96 +198,90 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
         snapshot: version; the latest by default.
         since: leave out the files of this version.
     Raises:
-        InputError: no such version; deleted rows; commits since `since` that do more than append.
-        Exception: whatever damaged JSON and Parquet raise (`reading_table`).
+        InputError: no such version; deleted rows; files of `since` that were removed or rewritten.
+        MissingExtraError: deltalake is not installed.
+        Exception: whatever deltalake raises for a damaged log (`reading_table`).
     """
+    library = require("deltalake", extra="delta", purpose="input.table: delta")
     folder = folder.rstrip("/")
-    log = _Log(folder, storage)
-    if not log.versions:
-        raise InputError(f"{folder}: no Delta table: there is no {DELTA_LOG}/ with commits. Check `input.path`.")
-    latest = log.versions[-1]
-    version = latest if snapshot is None else snapshot
-    if not 0 <= version <= latest:
-        raise missing_snapshot(folder, version, log.versions)
-    state = log.state(version)
-    if state.protocol is None or state.metadata is None:
-        raise InputError(
-            f"{folder}: {DELTA_LOG} has no protocol or no metaData up to version {version}. Restore the log."
-        )
-    _check_features(state.protocol, folder)
-    if deleted := {file.path: file for file in state.files.values() if file.deletion_vector is not None}:
-        raise InputError(
-            f"{folder}: version {version} has deleted rows in {counted(deleted)} (deletion vectors), which relabel "
-            "does not read. Write the files again first: REORG TABLE … APPLY (PURGE), or OPTIMIZE."
-        )
-    added = None if since is None else _added(log, since, version, folder)
-    names = [
-        DataFile(_name(folder, file.path), file.size)
-        for file in state.files.values()
-        if added is None or file.path in added
-    ]
-    return TableSnapshot(
-        format="delta",
-        folder=folder,
-        table_id=state.metadata.id,
-        snapshot=version,
-        since=since,
-        latest=latest,
-        committed=_committed(log, version),
-        files=tuple(sorted(names)),
-        columns=state.metadata.columns(),
-    )
-
-
-def _check_features(protocol: DeltaProtocol, folder: str) -> None:
-    unknown = set(protocol.reader_features or ()) - READER_FEATURES
-    if protocol.min_reader_version > READER_VERSION or unknown:
-        wanted = ", ".join(sorted(unknown)) or f"version {protocol.min_reader_version}"
-        raise InputError(
-            f"{folder}: to be read, this table asks for {wanted}, which relabel does not know. Copy its rows to a "
-            "table without, or to Parquet files."
-        )
-
-
-def _added(log: _Log, since: int, version: int, folder: str) -> set[str]:
-    """Paths of the files that commits after `since` added, if they did nothing else to rows."""
-    if since > version:
-        raise InputError(f"{folder}: input.since {since} is newer than snapshot {version}. Give an earlier one.")
-    if missing := set(range(since + 1, version + 1)) - set(log.commits):
-        raise InputError(
-            f"{folder}: {DELTA_LOG} does not hold commit {min(missing)} any more, so what was added since version "
-            f"{since} can't be determined. Give a later input.since, or label the whole snapshot."
-        )
-    added: set[str] = set()
-    for number in range(since + 1, version + 1):
-        actions = log.commit(number)
-        if any("remove" in action for action in actions):
-            what = _info(actions).get("operation", "a commit that removes files")
+    with tempfile.TemporaryDirectory(prefix="relabel-delta-") as temporary:
+        place = temporary if is_url(folder) else folder
+        if is_url(folder):
+            _fetch_log(folder, Path(temporary, DELTA_LOG), storage)
+        if not any(Path(place, DELTA_LOG).glob("*.*")):
+            raise InputError(f"{folder}: no Delta table: there is no {DELTA_LOG}/ with commits. Check `input.path`.")
+        table = library.DeltaTable(place)
+        latest = table.version()
+        version = latest if snapshot is None else snapshot
+        if not 0 <= version <= latest:
+            raise missing_snapshot(folder, version, f"0 to {latest}")
+        before = set[str]()
+        if since is not None:
+            if since > version:
+                raise InputError(f"{folder}: input.since {since} is newer than snapshot {version}. Give another.")
+            table.load_as_version(since)
+            before = _delta_files(table).keys()
+        table.load_as_version(version)
+        files = _delta_files(table)
+        if removed := sorted(before - files.keys()):
             raise InputError(
-                f"{folder}: version {number}, after input.since {since}, is no append but {what}: which rows are new "
-                f"can't be determined from its files. Give an input.since of {number} or later, or label the whole "
-                "snapshot."
+                f"{folder}: files of version {since} (input.since) were removed or rewritten up to version {version}, "
+                f"{first_of(removed)}: which rows are new can't be determined. Give a later input.since, or label the "
+                "whole snapshot."
             )
-        files = [checked(DeltaFile, action["add"]) for action in actions if "add" in action]
-        added.update(file.path for file in files if file.is_data_change)
-    return added
+        if "deletionVectors" in (table.protocol().reader_features or ()) and _has_deleted_rows(table):
+            raise InputError(
+                f"{folder}: version {version} has deleted rows (deletion vectors), which relabel does not read. Write "
+                "the files again first: REORG TABLE … APPLY (PURGE), or OPTIMIZE."
+            )
+        metadata, history = table.metadata(), table.history(1)
+        is_mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+        key = "delta.columnMapping.physicalName"
+        # without the commit's own file, the library gives another commit's time
+        has_commit = Path(place, DELTA_LOG, f"{version:020}.json").is_file()
+        written_ms = history[0].get("timestamp") if history and has_commit else None
+        return TableSnapshot(
+            format="delta",
+            folder=folder,
+            table_id=str(metadata.id),
+            snapshot=version,
+            since=since,
+            latest=latest,
+            committed=None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC),
+            files=tuple(sorted(DataFile(_delta_name(folder, path), files[path]) for path in files.keys() - before)),
+            columns={
+                one.name: str(one.metadata.get(key, one.name)) if is_mapped else one.name
+                for one in table.schema().fields
+            },
+        )
 
 
-def _name(folder: str, path: str) -> str:
+def _fetch_log(folder: str, to: Path, storage: Storage) -> None:
+    store = open_run_store(folder, storage, single_writer=True)
+    names = list(store.etags(DELTA_LOG))
+    for name, data in zip(names, map_concurrent(store, store.read, names), strict=True):
+        path = to / name.removeprefix(f"{DELTA_LOG}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def _delta_files(table: Any) -> dict[str, int]:
+    """Sizes of a version's data files by path."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    return dict(zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), strict=True))
+
+
+def _has_deleted_rows(table: Any) -> bool:
+    """Whether any file has a deletion vector; one that can't be read counts too."""
+    try:
+        return next(table.deletion_vectors(), None) is not None
+    except Exception:  # noqa: BLE001 — the vectors are files, which a fetched log does not hold
+        return True
+
+
+def _delta_name(folder: str, path: str) -> str:
     decoded = unquote(path)
     return name_below(folder, decoded if is_url(decoded) or decoded.startswith("/") else f"{folder}/{decoded}")
-
-
-def _info(actions: list[dict[str, Any]]) -> dict[str, Any]:
-    return functools.reduce(lambda found, action: {**found, **(action.get("commitInfo") or {})}, actions, {})
-
-
-def _committed(log: _Log, version: int) -> datetime | None:
-    if version not in log.commits:
-        return None
-    info = _info(log.commit(version))
-    when = info.get("inCommitTimestamp", info.get("timestamp"))
-    return None if when is None else datetime.fromtimestamp(int(when) / 1000, UTC)
 
 
 # ------------------------------------------------------------------------------
@@ -515,7 +341,7 @@ def open_iceberg_snapshot(path: str, snapshot: int | None, since: int | None, st
         raise InputError(f"{path}: this table has no snapshot yet, so no rows. Write some to it first.")
     found = metadata.snapshot_by_id(wanted)
     if found is None:
-        raise missing_snapshot(path, wanted, [one.snapshot_id for one in metadata.snapshots])
+        raise missing_snapshot(path, wanted, ", ".join(str(one.snapshot_id) for one in metadata.snapshots[-5:]))
     schema = next((one for one in metadata.schemas if one.schema_id == found.schema_id), None) or metadata.schema_by_id(
         metadata.current_schema_id
     )
@@ -605,11 +431,11 @@ def _data_files(snapshot: Any, added: set[int] | None, folder: str, storage: Sto
                 found.append(DataFile(name_below(folder, _plain(held.file_path)), held.file_size_in_bytes))
     if deletes:
         raise InputError(
-            f"{folder}: snapshot {snapshot.snapshot_id} has deleted rows in {counted(deletes)} (delete files), which "
+            f"{folder}: snapshot {snapshot.snapshot_id} has deleted rows in {first_of(deletes)} (delete files), which "
             "relabel does not read. Write the data files again first: rewrite_data_files with delete-file-threshold 1."
         )
     if other:
-        raise InputError(f"{folder}: {counted(other)} is no Parquet. Write the table's files again as Parquet.")
+        raise InputError(f"{folder}: {first_of(other)} is no Parquet. Write the table's files again as Parquet.")
     return tuple(sorted(found))
 
 

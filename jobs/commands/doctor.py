@@ -35,6 +35,7 @@ EXTRAS: dict[str, str] = {
     "wandb": "train.report_to",
     "sign": "signatures of bundles",
     "iceberg": "Iceberg tables",
+    "delta": "Delta tables",
     "ray": "the Ray backend",
     "s3": "object storage",
     "openvino": "bundles in OpenVINO on a CPU",

@@ -136,7 +136,7 @@ def test_since_over_an_overwrite_is_refused_by_name(table: RealTable, over: Call
     first = snapshots(table)[0]
     changed = table.overwrite(pairs(0, 24))
     table.append(pairs(24, 28))
-    relabel("plan", over(since=first)).refused(3, f"after input.since {first}, is no append but ", "label the whole")
+    relabel("plan", over(since=first)).refused(3, "input.since", "which rows are new can't be determined", "label the")
     assert relabel("plan", over(since=changed)).code == 0
 
 

@@ -99,31 +99,31 @@ def test_a_checkpoint_stands_for_the_commits_before_it(delta: Delta, kind: str) 
         pq.write_table(files.select(["add"]), log / "_sidecars" / "files.parquet")
         actions = [action for version in (0, 1) for action in delta.actions(version)]
         top = [action for action in actions if {"protocol", "metaData"} & action.keys()]
-        sidecar = {"sidecar": {"path": "files.parquet", "sizeInBytes": 1, "modificationTime": 1}}
+        size = (log / "_sidecars" / "files.parquet").stat().st_size
+        sidecar = {"sidecar": {"path": "files.parquet", "sizeInBytes": size, "modificationTime": 1}}
         lines = "\n".join(map(json.dumps, [{"checkpointMetadata": {"version": 1}}, *top, sidecar]))
         (log / f"{1:020}.checkpoint.{uuid.uuid4()}.json").write_text(lines)
     wanted = sorted(str(path) for path in Path(delta.path).glob("*.parquet"))
     for version in (0, 1):
         delta.commit_file(version).unlink()
     if kind == "half of its parts":
-        with pytest.raises(InputError, match="neither commit 0 nor a checkpoint after it"):
+        with pytest.raises(InputError, match=f"{delta.path}: not a readable delta table"):
             opened(delta)
         return
     assert opened(delta).paths == wanted
     assert opened(delta, since=1).paths == sorted(set(wanted) - {*opened(delta, snapshot=1).paths})
     assert opened(delta, snapshot=1).committed is None
-    with pytest.raises(InputError, match="does not hold commit 1 any more"):
+    with pytest.raises(InputError, match="not a readable delta table"):
         opened(delta, since=0)
-    with pytest.raises(InputError, match="no snapshot 9 in this table; it has 1, 2"):
+    with pytest.raises(InputError, match="no snapshot 9 in this table; it has 0 to 2"):
         opened(delta, snapshot=9)
 
 
 def test_a_log_with_a_gap_is_refused(delta: Delta) -> None:
     delta.append(pairs(16, 24))
     delta.commit_file(1).unlink()
-    with pytest.raises(InputError, match="holds neither commit 1 nor a checkpoint after it"):
+    with pytest.raises(InputError, match="not a readable delta table: .*gap"):
         opened(delta)
-    assert len(opened(delta, snapshot=0).files) == 1
 
 
 def test_deleted_rows_are_refused_and_a_rewrite_is_read_again(delta: Delta) -> None:
@@ -139,7 +139,7 @@ def test_deleted_rows_are_refused_and_a_rewrite_is_read_again(delta: Delta) -> N
         {"remove": gone},
         {"add": {**add, "deletionVector": vector}},
     )
-    with pytest.raises(InputError, match=f"version {marked} has deleted rows in {add['path']}.*REORG TABLE"):
+    with pytest.raises(InputError, match=f"version {marked} has deleted rows .*REORG TABLE"):
         opened(delta)
     with pytest.raises(InputError, match="has deleted rows"):
         opened(delta, since=1)
@@ -149,17 +149,19 @@ def test_deleted_rows_are_refused_and_a_rewrite_is_read_again(delta: Delta) -> N
     delta.commit({"commitInfo": {"operation": "REORG"}}, {"remove": {**gone, "deletionVector": vector}}, {"add": other})
     assert [Path(path).name for path in opened(delta).paths].count("rewritten.parquet") == 1
     assert len(opened(delta).files) == 2
-    with pytest.raises(InputError, match=f"version {marked}, after input.since 1, is no append but DELETE"):
+    with pytest.raises(
+        InputError, match=f"version 1 .input.since. were removed or rewritten up to version {marked + 1}, {add['path']}"
+    ):
         opened(delta, since=1)
 
 
 def test_reader_features_that_are_not_known_are_refused(delta: Delta) -> None:
     unknown = {**FEATURES, "readerFeatures": ["timestampNtz", "zebra"], "writerFeatures": ["timestampNtz", "zebra"]}
     delta.commit({"protocol": unknown}, version=2)
-    with pytest.raises(InputError, match="asks for zebra, which relabel does not know"):
+    with pytest.raises(InputError, match="not a readable delta table: .*zebra"):
         opened(delta)
     delta.commit({"protocol": {"minReaderVersion": 4, "minWriterVersion": 9}}, version=3)
-    with pytest.raises(InputError, match="asks for version 4"):
+    with pytest.raises(InputError, match="not a readable delta table"):
         opened(delta)
 
 

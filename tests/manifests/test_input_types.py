@@ -308,7 +308,7 @@ def test_every_shape_of_a_file_beside_an_ordinary_one_is_read_right_or_refused_b
 
 @pytest.mark.parametrize("plaintext_footer", [True, False])
 @pytest.mark.parametrize("name", [*COLUMNS, "more"])
-def test_an_encrypted_column_is_refused_by_name_and_one_that_is_not_read_is_none_of_ours(
+def test_a_file_with_an_encrypted_column_is_refused(
     tmp_path: Path, name: str, plaintext_footer: bool
 ) -> None:
     """Asked about such a column, Arrow ends the process."""
@@ -331,9 +331,6 @@ def test_an_encrypted_column_is_refused_by_name_and_one_that_is_not_read_is_none
     table = table.append_column("more", table["query"])
     (tmp_path / "plain.parquet").unlink()
     pq.write_table(table, tmp_path / "a.parquet", encryption_properties=props)
-    if plaintext_footer and name == "more":
-        assert labelled(tmp_path) == expected([table])
-        return
-    said = f"a.parquet: column `{name}` is encrypted" if plaintext_footer else "a.parquet: its footer is encrypted"
+    said = "a.parquet: has encrypted columns" if plaintext_footer else "a.parquet: its footer is encrypted"
     with pytest.raises(InputError, match=said):
         labelled(tmp_path)
