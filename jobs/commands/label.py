@@ -185,7 +185,6 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         keep_estimate(opened, planned.estimate)
     found = opened.plan
     done = opened.folder.attempts_of_all()
-    costs = opened.job.engine_class.decision_costs(opened.job.spec.engine, opened.job.labeler.probe())
     todo = [len(shard.chunks) - len(done.get(number, ())) for number, shard in enumerate(found.shards)]
     timing = chunk_time(_measured_runs(opened), found.chunk_rows)
     budget = budget_so_far(opened)
@@ -209,12 +208,11 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         "variables": dict(opened.job.variables),
         "template_day": next(iter(template_days(opened)), None),
         "chunk_seconds": None if timing is None else round(timing.seconds, 3),
-        "decision_costs": [cost._asdict() for cost in costs],
         "budget": plain(budget),
         "shard_rows": [shard.rows for shard in found.shards],
         "seconds": round(time.perf_counter() - started, 3),
     }
-    emit(result, plan_text(opened, sum(todo), costs, budget) + "\n" + estimate_text(planned), output)
+    emit(result, plan_text(opened, sum(todo), budget) + "\n" + estimate_text(planned), output)
     if timing is not None and timing.warning:
         logs.say(timing.warning, level="warning", event="chunk_time")
     return Exit.DONE

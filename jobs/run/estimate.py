@@ -26,7 +26,6 @@ from relabel.jobs.run.token_counts import (
     history_of,
     sampled_stages,
 )
-from relabel.labelers.engines.registry import DecisionCost
 from relabel.manifests.costs import BudgetState, Estimate, EstimateBasis, Range, StageEstimate
 from relabel.manifests.errors import UsageError
 from relabel.manifests.input_files import left_out_text
@@ -417,10 +416,8 @@ def pairs_per_s(receipts: Iterable[Receipt]) -> float | None:
 # A plan in a table.
 
 
-def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budget: BudgetState | None) -> str:
-    """A plan as `plan` shows it: rows, queries, shards, chunks, what distributions cost, and what of the budget is
-    gone.
-    """
+def plan_text(opened: OpenRun, chunks_open: int, budget: BudgetState | None) -> str:
+    """A plan as `plan` shows it: rows, queries, shards, chunks, and what of the budget is gone."""
     found: Plan = opened.plan
     left_out = opened.dataset.left_out
     sizes = [shard.rows for shard in found.shards]
@@ -442,7 +439,6 @@ def plan_text(opened: OpenRun, chunks_open: int, costs: list[DecisionCost], budg
             ("queries", f"{found.queries:,}, {lies}"),
             ("shards", f"{len(sizes):,} of {interval} rows"),
             ("chunks", f"{found.num_chunks:,}, {chunks_open:,} open"),
-            *(("distributions", _cost_text(cost)) for cost in costs),
             *([("budget", budget.text)] if budget is not None else []),
             ("fingerprint", found.fingerprint[:16]),
         ]
@@ -467,14 +463,3 @@ def table_json(table: TableSnapshot | None) -> dict[str, str | None] | None:
         return None
     when = None if table.committed is None else table.committed.isoformat()
     return {**table.identity, "path": table.folder, "committed": when, "latest": str(table.latest)}
-
-
-def _cost_text(cost: DecisionCost) -> str:
-    way = cost.way.replace("_", " ")
-    if cost.way == "alone":
-        return f"{cost.stage}: no further cost ({cost.basis})"
-    if cost.ratio is None:
-        return f"{cost.stage}: {way}, cost unknown ({cost.basis})"
-    low, high = cost.ratio
-    ratio = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
-    return f"{cost.stage}: {way}, {ratio} of the requests/s without ({cost.basis})"

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -125,36 +123,6 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     """Tokens that are not text: they stand for nothing in an answer."""
     added = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
     return frozenset(added | set(tokenizer.all_special_ids))
-
-
-def count_parameters(folder: Path) -> int | None:
-    """Numbers in a model's safetensors, from the files' headers alone; None where they do not tell (packed weights,
-    other formats).
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        files = sorted(folder.glob("*.safetensors"))
-        if not files or "quantization_config" in config:  # several weights to a number
-            return None
-        counts = (
-            math.prod(tensor["shape"])
-            for file in files
-            for name, tensor in _header(file).items()
-            if name != "__metadata__"
-        )
-        return sum(int(count) for count in counts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return None  # the engine says what is wrong with the files when it starts; here they only do not tell
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """The JSON at the head of a safetensors file, after its length in eight bytes, little-endian."""
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        if length > file.stat().st_size:
-            raise ValueError(f"{file.name}: a header of {length} bytes does not fit into the file")
-        header: dict[str, Any] = json.loads(opened.read(length))
-    return header
 
 
 def cache_bytes(config: Any, itemsize: int) -> int:

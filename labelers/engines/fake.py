@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from relabel.labelers.engines.registry import DecisionCost, plan_decision_costs
 from relabel.manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
 from relabel.manifests.formats import (
@@ -379,11 +378,6 @@ class Fake:
             return min(num_chars, most_chars) // CHARS_PER_TOKEN + 1
 
         return count
-
-    @staticmethod
-    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:  # noqa: ARG004
-        """They are made up with the answer."""
-        return plan_decision_costs(asks, "same_pass", unmeasured="made up with the answer")
 
     @staticmethod
     def check(spec: EngineSpec) -> None:

@@ -24,7 +24,6 @@ from relabel.labelers.engines.openai_chat import ChatMode, ChatWork
 from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, LoopThread
 from relabel.labelers.engines.openai_connections import OpenAiArgs, args_of, key_of
 from relabel.labelers.engines.openai_replies import MAX_COUNT, shown
-from relabel.labelers.engines.registry import DecisionCost, plan_decision_costs
 from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
 from relabel.manifests.process import require
@@ -101,15 +100,6 @@ class OpenAi:
         """
         args = args_of(spec)
         return served_digest(args, find_tokenizer(spec, args))
-
-    @staticmethod
-    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:  # noqa: ARG004
-        """Unknown: the server decides whether there is a distribution at all, and over a network
-        nothing was measured.
-        """
-        return plan_decision_costs(
-            asks, "unknown", unmeasured="depends on the server: tokens mode sends a second request, chat has none"
-        )
 
     @staticmethod
     def check(spec: EngineSpec) -> None:

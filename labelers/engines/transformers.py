@@ -26,7 +26,6 @@ from relabel.labelers.engines.checkpoints import (
 )
 from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, quotable, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.registry import DecisionCost, plan_decision_costs
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, EngineWork, Request
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
@@ -159,13 +158,6 @@ class Transformers:
         if args.dtype != "auto" or device.type != "cpu":
             return {}
         return {"dtype": _auto_dtype(resolve_checkpoint(spec, args.cache_dir), device)}
-
-    @staticmethod
-    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:  # noqa: ARG004
-        """No request and no pass of their own: the logits are there."""
-        return plan_decision_costs(
-            asks, "same_pass", unmeasured="no further request or pass; what reading the logits costs was not measured"
-        )
 
     @staticmethod
     def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:

@@ -18,7 +18,6 @@ from pydantic import Field, field_validator, model_validator
 from relabel.labelers.engines.checkpoints import (
     adapter_dir,
     checkpoint_token_counter,
-    count_parameters,
     digest_with_adapter,
     end_ids,
     load_tokenizer,
@@ -27,7 +26,6 @@ from relabel.labelers.engines.checkpoints import (
 )
 from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, quotable, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.registry import DecisionCost, plan_decision_costs
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
@@ -264,16 +262,6 @@ class Vllm:
         """Digest of the model's files, and of the adapter's where there is one."""
         args = args_of(spec)
         return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
-
-    @staticmethod
-    def decision_costs(spec: EngineSpec, asks: Sequence[Ask]) -> list[DecisionCost]:
-        """By the way that `engine.args.decisions` names and the model's size."""
-        args = args_of(spec)
-        unmeasured = None
-        if args.quantization is not None or args.tensor_parallel_size > 1:
-            unmeasured = "measured in bfloat16 on one GPU alone"
-        parameters = count_parameters(resolve_checkpoint(spec, args.cache_dir).path)
-        return plan_decision_costs(asks, args.decisions, parameters=parameters, unmeasured=unmeasured)
 
     @staticmethod
     def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:

@@ -122,7 +122,7 @@ def test_a_checkpoint_stands_for_the_commits_before_it(delta: Delta, kind: str) 
 def test_a_log_with_a_gap_is_refused(delta: Delta) -> None:
     delta.append(pairs(16, 24))
     delta.commit_file(1).unlink()
-    with pytest.raises(InputError, match="not a readable delta table: .*gap"):
+    with pytest.raises(InputError, match=r"not a readable delta table: .*gap"):
         opened(delta)
 
 
@@ -158,7 +158,7 @@ def test_deleted_rows_are_refused_and_a_rewrite_is_read_again(delta: Delta) -> N
 def test_reader_features_that_are_not_known_are_refused(delta: Delta) -> None:
     unknown = {**FEATURES, "readerFeatures": ["timestampNtz", "zebra"], "writerFeatures": ["timestampNtz", "zebra"]}
     delta.commit({"protocol": unknown}, version=2)
-    with pytest.raises(InputError, match="not a readable delta table: .*zebra"):
+    with pytest.raises(InputError, match=r"not a readable delta table: .*zebra"):
         opened(delta)
     delta.commit({"protocol": {"minReaderVersion": 4, "minWriterVersion": 9}}, version=3)
     with pytest.raises(InputError, match="not a readable delta table"):
