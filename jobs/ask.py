@@ -16,7 +16,7 @@ from relabel.jobs.run.execution import ask_unwritten, start_engine
 from relabel.jobs.run.rates import with_options_begun_with
 from relabel.labelers.engines.checkpoints import prompt_encoder
 from relabel.labelers.engines.tokens import PromptEncoder
-from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request, ShowsPrompts
+from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, VerdictError
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import Pair
@@ -42,23 +42,23 @@ class Exchange:
     prompt: list[str] | None = None
 
 
-class RecordingEngine:
+class RecordingEngine(Engine):
     """Passes everything on to an engine and records what is asked and answered in `exchanges`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._open: dict[int, tuple[Exchange, float]] = {}
         self.exchanges: list[Exchange] = []
-        self.prepare, self.facts, self.close = engine.prepare, engine.facts, engine.close
 
     @property
     def capacity(self) -> int:
         return self._engine.capacity
 
+    def facts(self) -> EngineFacts:
+        return self._engine.facts()
+
     def submit(self, request: Request) -> None:
-        exchange = Exchange(request.ask)
-        if isinstance(self._engine, ShowsPrompts):
-            exchange.prompt = self._engine.rendered(request.ask)
+        exchange = Exchange(request.ask, prompt=self._engine.rendered(request.ask))
         self._open[request.id] = exchange, time.perf_counter()
         self.exchanges.append(exchange)
         self._engine.submit(request)

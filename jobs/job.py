@@ -18,9 +18,10 @@ from relabel.jobs import logs
 from relabel.jobs.downloads import fetch_model, local_templates
 from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
 from relabel.labelers.engines.checkpoints import TokenizerFolder, prompt_encoder, tokenizer_folder
-from relabel.labelers.engines.registry import EngineClass, engine_class
+from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, declared_columns, declared_reads, labeler_class
+from relabel.manifests.asks import Engine
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.inputs import Dataset, Known, open_dataset
@@ -68,7 +69,7 @@ class Job:
 
     spec: JobSpec
     labeler: Labeler
-    engine_class: EngineClass
+    engine_class: type[Engine]
     where: str
     storage: Storage
     """How input, output, templates and models are reached."""

@@ -5,11 +5,18 @@ seed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from relabel.manifests.formats import AnswerFormat
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from relabel.manifests.records import BatchRecords
+    from relabel.manifests.specs import EngineArgs, EngineSpec
 
 # ------------------------------------------------------------------------------
 # What a labeler asks, what an engine answers, and the three verbs between them.
@@ -170,52 +177,6 @@ class EngineFacts:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """Runs a model. One process, one thread: the caller alternates `submit` and `poll`."""
-
-    def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        """Check before the first row what a labeler will need, on asks made from a made-up pair.
-
-        Resolves the label tokens of every decision, and looks whether a later stage's prompt extends an earlier one's
-        tokens.
-
-        Returns:
-            Remarks that the user should hear, each a sentence.
-        Raises:
-            ModelError: a decision's labels are not one distinct token each.
-        """
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Requests that `submit` would take now; more than the batch, so that the engine can group by length."""
-        ...
-
-    def submit(self, request: Request) -> None:
-        """Take one request. Never blocks."""
-        ...
-
-    def poll(self) -> list[Answer]:
-        """Work until at least one answer is ready, and return all that are.
-
-        Returns after about `POLL_S` with what there is, perhaps nothing, so that the caller can heed a stop; empty at
-        once if nothing is in flight.
-
-        Raises:
-            EngineCrashError: the engine is gone, with all that was in flight.
-        """
-        ...
-
-    def facts(self) -> EngineFacts:
-        """Provenance of this engine."""
-        ...
-
-    def close(self) -> None:
-        """Free device and memory. Safe to call twice."""
-        ...
-
-
 class EngineWork(NamedTuple):
     """What an engine has run so far, for requests that are answered and others alike: tokens, without those that a
     cache held, and the seconds that they took; prompts that were `begun`.
@@ -228,7 +189,7 @@ class EngineWork(NamedTuple):
     decode_s: float
 
     def plus(self, other: EngineWork) -> EngineWork:
-        """Another engine's beside this."""
+        """Both engines' work."""
         return EngineWork(
             self.begun + other.begun,
             self.prefilled_tokens + other.prefilled_tokens,
@@ -239,35 +200,6 @@ class EngineWork(NamedTuple):
 
 
 NO_WORK = EngineWork(0, 0, 0.0, 0, 0.0)
-
-
-@runtime_checkable
-class ShowsWork(Protocol):
-    """An engine that tells of its work between answers, so that a rate is known before the first of them."""
-
-    def work(self) -> EngineWork:
-        """Since it was started; cheap, may be called often."""
-        ...
-
-
-@runtime_checkable
-class KeepsCosts(Protocol):
-    """An engine that counts what its asks cost beyond their tokens."""
-
-    def costs(self) -> dict[str, Any]:
-        """Requests, tries, tokens and money so far, by name, for the receipts; may be called once it is closed."""
-        ...
-
-
-@runtime_checkable
-class ShowsPrompts(Protocol):
-    """An engine that makes the prompts that its model reads."""
-
-    def rendered(self, ask: Ask) -> list[str] | None:
-        """The whole prompt, template text and data by turns as in `Message.parts`, its document not cut; None where a
-        server makes it.
-        """
-        ...
 
 
 # ------------------------------------------------------------------------------
@@ -300,23 +232,6 @@ class Charge(NamedTuple):
         return Charge(round(self.tokens * count), self.cost * count)
 
 
-@runtime_checkable
-class CountsCharges(Protocol):
-    """An engine that knows what its asks are charged for: further requests, and replies that were lost, included."""
-
-    def most(self, ask: Ask) -> Charge:
-        """What an ask is charged for at most, if each of its requests is answered at the first try.
-
-        Raises:
-            ConfigError: its answer has no limit.
-        """
-        ...
-
-    def charged(self) -> Charge:
-        """What was charged so far at most, without what is in flight; may be called once it is closed."""
-        ...
-
-
 def most_prompt_tokens(ask: Ask) -> int:
     """More tokens than a prompt can have: no tokenizer makes more of a text than it has bytes."""
     texts = [*(message.text for message in ask.messages), ask.prefill]
@@ -326,3 +241,148 @@ def most_prompt_tokens(ask: Ask) -> int:
 def most_output_tokens(ask: Ask) -> int:
     """Its own limit, and a token for each of its decisions."""
     return ask.max_tokens + len(ask.decisions)
+
+
+# ------------------------------------------------------------------------------
+# What runs a model.
+
+
+class Engine(ABC):
+    """Runs a model. One process, one thread: the caller alternates `submit` and `poll`. Importing an engine's module
+    loads no heavy package; starting the engine does.
+
+    Args:
+        spec: the job's `engine`.
+        overlong: what happens to a prompt that is too long.
+    """
+
+    Args: ClassVar[type[EngineArgs]]
+    """Option model of the spec's `engine.args`."""
+
+    def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> None:  # noqa: B027
+        """Load the model, or raise ModelError or MissingExtraError."""
+
+    @staticmethod
+    def model_digest(spec: EngineSpec) -> str:
+        """Digest of the model's files (and of a LoRA, where there is one), without starting anything.
+
+        Raises:
+            ModelError: the reference names no model.
+        """
+        raise NotImplementedError
+
+    @staticmethod  # noqa: B027
+    def check(spec: EngineSpec) -> None:
+        """Check whether the engine could start here, without loading a model.
+
+        Raises:
+            MissingExtraError: a package or the device that the spec names is absent.
+        """
+
+    @staticmethod
+    def resolve_auto(spec: EngineSpec) -> dict[str, str]:  # noqa: ARG004
+        """Values of the options that are `auto`, by option, as `facts` would give them; only those that could differ
+        on another machine of the same kind.
+
+        Raises:
+            ModelError: the reference names no model.
+        """
+        return {}
+
+    @staticmethod
+    def token_counter(
+        spec: EngineSpec,  # noqa: ARG004
+        *,
+        overlong: Literal["truncate", "quarantine"],  # noqa: ARG004
+    ) -> Callable[[Ask], int]:
+        """From an ask to its prompt's tokens, without the weights; here characters over four.
+
+        Raises:
+            ModelError: the model's tokenizer can't be read.
+        """
+        return lambda ask: sum(len(message.text) for message in ask.messages) // 4 + 1
+
+    @staticmethod
+    def try_server(spec: EngineSpec, asks: Sequence[Ask], secrets: Mapping[str, SecretStr]) -> str:  # noqa: ARG004
+        """Call the server as a start does, with answers of one token where it gives such; what was found, in words.
+        Empty for an engine without a server.
+
+        Raises:
+            ModelError: it refuses.
+            ServerGoneError: it does not answer.
+        """
+        return ""
+
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        """Check before the first row what a labeler will need, on asks made from a made-up pair.
+
+        Resolves the label tokens of every decision, and checks whether a later stage's prompt extends an earlier one's
+        tokens.
+
+        Returns:
+            Remarks for the user, each a sentence.
+        Raises:
+            ModelError: a decision's labels are not one distinct token each.
+        """
+        return []
+
+    def use_records(self, records: BatchRecords) -> None:  # noqa: B027
+        """Send asks as batches from here on, where the spec asks for that; called once, after the start."""
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Requests that `submit` would take now; more than the batch, so that the engine can group by length."""
+
+    @abstractmethod
+    def submit(self, request: Request) -> None:
+        """Take one request. Never blocks."""
+
+    @abstractmethod
+    def poll(self) -> list[Answer]:
+        """Work until at least one answer is ready, and return all that are.
+
+        Returns after about `POLL_S` with what there is, perhaps nothing, so that the caller can heed a stop; empty at
+        once if nothing is in flight.
+
+        Raises:
+            EngineCrashError: the engine is gone, with all that was in flight.
+        """
+
+    @abstractmethod
+    def facts(self) -> EngineFacts:
+        """Provenance of this engine."""
+
+    def work(self) -> EngineWork:
+        """Since it was started; cheap, may be called often."""
+        return NO_WORK
+
+    def rendered(self, ask: Ask) -> list[str] | None:
+        """The whole prompt, template text and data by turns as in `Message.parts`, its document not cut; None where a
+        server makes it.
+        """
+        return None
+
+    def costs(self) -> dict[str, Any] | None:
+        """Requests, tries, tokens and money so far, by name, for the receipts; None where nothing is counted beyond
+        tokens. May be called once it is closed.
+        """
+        return None
+
+    def most(self, ask: Ask) -> Charge | None:
+        """What an ask is charged for at most, if each of its requests is answered at the first try; None where its
+        tokens say so.
+
+        Raises:
+            ConfigError: its answer has no limit.
+        """
+        return None
+
+    def charged(self) -> Charge | None:
+        """What was charged so far at most, without what is in flight, further requests and lost replies included; None
+        where answers alone count. May be called once it is closed.
+        """
+        return None
+
+    def close(self) -> None:  # noqa: B027
+        """Free device and memory. Safe to call twice."""

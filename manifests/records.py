@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast, get_type_hints, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -242,13 +242,4 @@ class BatchRecords(Protocol):
 
     def keep(self, record: BatchRecord) -> None:
         """Make one durable, in place of an earlier one of its name."""
-        ...
-
-
-@runtime_checkable
-class SendsBatches(Protocol):
-    """An engine that may hand its asks over as batches."""
-
-    def use_records(self, records: BatchRecords) -> None:
-        """Called once, when it has started; without it asks are sent one by one."""
         ...

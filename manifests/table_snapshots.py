@@ -7,7 +7,7 @@ import gzip
 import io
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -215,7 +215,7 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
         version = latest if snapshot is None else snapshot
         if not 0 <= version <= latest:
             raise missing_snapshot(folder, version, f"0 to {latest}")
-        before = set[str]()
+        before: Set[str] = frozenset()
         if since is not None:
             if since > version:
                 raise InputError(f"{folder}: input.since {since} is newer than snapshot {version}. Give another.")

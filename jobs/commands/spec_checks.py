@@ -18,7 +18,6 @@ from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import Job, load_job
 from relabel.jobs.settings import JOB, SpecKind, resolved
 from relabel.jobs.spec_yaml import read_spec_file
-from relabel.labelers.engines.registry import CallsServer
 from relabel.manifests.errors import ConfigError, ManifestError, RelabelError, StoreError
 from relabel.manifests.files import Storage, filesystem_of, is_url
 from relabel.manifests.gold import load_gold_by_row
@@ -67,7 +66,7 @@ def _job(spec_file: str) -> Iterator[str]:
     yield f"{job.spec.engine.name} can start"
     engine = job.engine_class
     asks = job.labeler.probe()
-    yield engine.try_server(job.spec.engine, asks, job.secrets) if isinstance(engine, CallsServer) else ""
+    yield engine.try_server(job.spec.engine, asks, job.secrets)
     yield _output(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
     yield _clock(job.spec.output, job.storage)
 

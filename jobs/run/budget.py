@@ -11,7 +11,6 @@ from relabel.manifests.asks import (
     Answer,
     Ask,
     Charge,
-    CountsCharges,
     Engine,
     Request,
     most_output_tokens,
@@ -41,7 +40,7 @@ class Allowance:
     """
 
     def __init__(self, opened: OpenRun, limits: Limits, worker: str) -> None:
-        self._engine: CountsCharges | None = None
+        self._engine: Engine | None = None
         self._spec = opened.job.spec.engine
         self._probe = opened.job.labeler.probe()
         self._samples = opened.job.spec.labeler.samples
@@ -77,7 +76,7 @@ class Allowance:
     def uses(self, engine: Engine) -> None:
         """The engine that is asked, from its start on."""
         self._trials = Charge()
-        self._engine = engine if isinstance(engine, CountsCharges) else None
+        self._engine = engine
 
     def takes(self, request: Request, ready: Iterable[Request], *, is_idle: bool) -> bool:
         """Hold the most that a request may be charged, if there is room for it.
@@ -158,13 +157,14 @@ class Allowance:
         return self._ledger.limits.hold(self._ledger.taken.minus(self._taken).plus(self._charged()).plus(need))
 
     def _charged(self) -> Charge:
-        return self._answered.plus(self._trials) if self._engine is None else self._engine.charged()
+        charged = None if self._engine is None else self._engine.charged()
+        return self._answered.plus(self._trials) if charged is None else charged
 
     def _spent(self) -> Charge:
         return self._charged().plus(self._held)
 
     def _most(self, ask: Ask) -> Charge:
-        return most_charge(self._spec, ask) if self._engine is None else self._engine.most(ask)
+        return (self._engine and self._engine.most(ask)) or most_charge(self._spec, ask)
 
 
 def open_allowance(opened: OpenRun, worker: str) -> Allowance | None:

@@ -20,12 +20,11 @@ from relabel.jobs.run.rates import keep_rates, rates_of, with_auto_resolved
 from relabel.jobs.run.results import RunReport, StoredBatches, conclude, refuse_mixing
 from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import DRAIN_S, Stop, start_unless_stopped
-from relabel.manifests.asks import Engine, EngineFacts, KeepsCosts
+from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import EngineCrashError, LockHeldError, RelabelError, ServerGoneError
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import engines_differ
 from relabel.manifests.receipts import ChunkId
-from relabel.manifests.records import SendsBatches
 from relabel.manifests.reuse import why_nothing
 from relabel.manifests.specs import is_batched
 from relabel.manifests.store import Lock
@@ -142,7 +141,7 @@ def work(
                     keep_rates(session.opened, rates_of(session.opened, session.facts, session.progress, source="run"))
             finally:
                 engine.close()
-            worked.costs = engine.costs() if isinstance(engine, KeepsCosts) else None
+            worked.costs = engine.costs()
     except Exception as exc:
         session.close(is_crash=isinstance(exc, EngineCrashError) or not isinstance(exc, RelabelError))
         raise
@@ -159,7 +158,7 @@ def _start(session: Session) -> tuple[Engine, list[str]]:
     engine, remarks = start_engine(
         with_auto_resolved(opened.job, opened.store, lambda: opened.folder.snapshot().engines)
     )
-    if isinstance(engine, SendsBatches) and is_batched(opened.job.spec.engine.args):
+    if is_batched(opened.job.spec.engine.args):
         engine.use_records(StoredBatches(opened.store))
     return engine, remarks
 

@@ -19,7 +19,7 @@ from relabel.jobs.run.session import CommitThreads, Watch
 from relabel.jobs.run.stop import LOOK_EVERY_S, Pace, Stop, num_fitting
 from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, row_of
 from relabel.labelers.registry import Labeler, declared_columns, declared_reads
-from relabel.manifests.asks import Answer, Ask, Engine, Request, ShowsWork
+from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.reuse import answer_row
@@ -273,8 +273,7 @@ class RunLoop:
         live.begun_chunks = len(unfinished)
         live.begun_rows = sum(len(work.pairs) for work in unfinished)
         live.rows_in = live.begun_rows - sum(work.left for work in unfinished)
-        if isinstance(self.engine, ShowsWork):
-            live.work = self.engine.work()
+        live.work = self.engine.work()
 
     @property
     def unfinished(self) -> list[ChunkWork]:

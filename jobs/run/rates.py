@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from relabel.jobs.job import Job, OpenRun
 from relabel.jobs.run.chunks import MOST, StageSeen
 from relabel.jobs.run.counts import Progress
-from relabel.labelers.engines.registry import ResolvesAuto
 from relabel.manifests.asks import NO_WORK, Ask, EngineFacts, EngineWork
 from relabel.manifests.costs import DEFAULT_OUTPUT_SHARE, Estimate, Range, StageEstimate
 from relabel.manifests.manifest import engine_identity
@@ -51,10 +50,10 @@ def with_auto_resolved(job: Job, store: RunStore, begun: Callable[[], Sequence[M
         begun: facts of the engines that have answered, as receipts hold them; called only where something is `auto`.
     Raises:
         ManifestError: what the first worker wrote down can't be read.
-        ModelError: see `ResolvesAuto`.
+        ModelError: see `Engine.resolve_auto`.
     """
     kind, engine = job.engine_class, job.spec.engine
-    chosen = kind.resolve_auto(engine) if isinstance(kind, ResolvesAuto) else {}
+    chosen = kind.resolve_auto(engine)
     if not chosen:
         return job
     earlier = begun()
@@ -65,8 +64,6 @@ def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
     """What the engine's `auto` options came to in this output, as far as its first worker wrote it down; nothing is
     written, and nothing asked of this machine.
     """
-    if not isinstance(job.engine_class, ResolvesAuto):
-        return {}
     try:
         held = read_auto(store)
     except FileNotFoundError:

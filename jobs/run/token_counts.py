@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from relabel.jobs.job import OpenRun
 from relabel.jobs.run.rates import Rates, answer_length, first_asks_a_row, prefix_hit, repeats
 from relabel.jobs.run.reuse import Reuse, label_keys
-from relabel.labelers.engines.registry import CountsTokens
 from relabel.labelers.registry import AsksOften, MostAsks
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from relabel.manifests.costs import (
@@ -239,10 +238,7 @@ def _token_counter(opened: OpenRun) -> Callable[[Ask], int]:
     """The engine's own count of a prompt's tokens, where it has one that needs no weights; else
     characters over four.
     """
-    engine = opened.job.engine_class
-    if isinstance(engine, CountsTokens):
-        return engine.token_counter(opened.job.spec.engine, overlong=opened.job.spec.input.overlong)
-    return lambda ask: int(sum(len(message.text) for message in ask.messages) / DEFAULT_CHARS.value) + 1
+    return opened.job.engine_class.token_counter(opened.job.spec.engine, overlong=opened.job.spec.input.overlong)
 
 
 def _answer_tokens(opened: OpenRun, history: History | None) -> dict[str, float]:

@@ -41,9 +41,8 @@ from relabel.jobs.score.students import (
     start_student,
 )
 from relabel.jobs.settings import Places, resolved
-from relabel.labelers.engines.registry import EngineClass
 from relabel.labelers.registry import declared_columns
-from relabel.manifests.asks import EngineFacts
+from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import ManifestError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset
@@ -162,7 +161,7 @@ def score_job(request: ScoreRequest, storage: Storage, say: Callable[[str], None
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
     labeler = StudentLabeler(options, record.heads)
     # `start_student` stands for the class
-    return ScoreJob(spec, labeler, cast("EngineClass", None), f"relabel score {request.student}", storage)
+    return ScoreJob(spec, labeler, cast("type[Engine]", None), f"relabel score {request.student}", storage)
 
 
 def _args(request: ScoreRequest, say: Callable[[str], None]) -> StudentArgs | BundleArgs:

@@ -17,7 +17,17 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from relabel.manifests.asks import DOCUMENT_FIELD, POLL_S, Answer, Ask, Distribution, EngineFacts, Finish, Request
+from relabel.manifests.asks import (
+    DOCUMENT_FIELD,
+    POLL_S,
+    Answer,
+    Ask,
+    Distribution,
+    Engine,
+    EngineFacts,
+    Finish,
+    Request,
+)
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
 from relabel.manifests.formats import (
     AnswerFormat,
@@ -337,7 +347,7 @@ class FakeArgs(EngineArgs):
         return self
 
 
-class Fake:
+class Fake(Engine):
     """The fake engine.
 
     Args:
@@ -378,10 +388,6 @@ class Fake:
             return min(num_chars, most_chars) // CHARS_PER_TOKEN + 1
 
         return count
-
-    @staticmethod
-    def check(spec: EngineSpec) -> None:
-        """Nothing is needed."""
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:

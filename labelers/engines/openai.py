@@ -24,7 +24,7 @@ from relabel.labelers.engines.openai_chat import ChatMode, ChatWork
 from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, LoopThread
 from relabel.labelers.engines.openai_connections import OpenAiArgs, args_of, key_of
 from relabel.labelers.engines.openai_replies import MAX_COUNT, shown
-from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, EngineFacts, Request
+from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
 from relabel.manifests.process import require
 from relabel.manifests.records import BatchRecords
@@ -37,7 +37,7 @@ WAITING_PER_SLOT = 2
 logger = logging.getLogger(__name__)
 
 
-class OpenAi:
+class OpenAi(Engine):
     """Engine over an OpenAI-compatible server.
 
     Args:
@@ -112,7 +112,7 @@ class OpenAi:
 
     @staticmethod
     def try_server(spec: EngineSpec, asks: Sequence[Ask], secrets: Mapping[str, SecretStr]) -> str:
-        """See `CallsServer`. With two tries at most: nobody waits for rows."""
+        """With two tries at most: nobody waits for rows."""
         args = args_of(spec)
         hasty = args.model_copy(update={"max_tries": min(args.max_tries, 2)})
         engine = OpenAi(spec.model_copy(update={"args": hasty}), secrets=secrets)

@@ -3,7 +3,7 @@ formats enforced by a grammar."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -80,7 +80,7 @@ class TokensMode:
         self._client, self._spec, self._args, self._reference, self._context = client, spec, args, reference, context
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
-        self.rendered = self._encoder.shown
+        self.rendered: Callable[[Ask], list[str]] = self._encoder.shown
         self._vocab_size = max(self._encoder.vocabulary.values()) + 1
         self._special = special_ids(tokenizer)
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []

@@ -27,7 +27,7 @@ from relabel.labelers.engines.checkpoints import (
 from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, quotable, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
-from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, EngineWork, Request
+from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, EngineWork, Request
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from relabel.manifests.models import ResolvedModel, check_loading
 from relabel.manifests.process import cpu_flags, free_cores, multiplies_bfloat16, require, usable_cores
@@ -85,7 +85,7 @@ class TransformersArgs(EngineArgs):
     """Where fetched models are kept. Default: `~/.cache/relabel`."""
 
 
-class Transformers:
+class Transformers(Engine):
     """Engine over a causal language model of transformers.
 
     Args:
@@ -141,7 +141,6 @@ class Transformers:
         self._batch: Batch | None = Batch(forward, vocabulary, BatchLimits(*_limits(torch, model, self._device, args)))
         self._capacity = args.batch_size * (1 + WAITING_PER_ROW)
         self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
-        self.rendered = self._encoder.shown
         self._ready: list[Answer] = []
 
     @staticmethod
@@ -226,6 +225,9 @@ class Transformers:
 
     def work(self) -> EngineWork:
         return self._open_batch().work
+
+    def rendered(self, ask: Ask) -> list[str]:
+        return self._encoder.shown(ask)
 
     def facts(self) -> EngineFacts:
         return EngineFacts(

@@ -27,7 +27,7 @@ from relabel.labelers.engines.checkpoints import (
 from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, quotable, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
-from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
+from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
 from relabel.manifests.models import ResolvedModel
 from relabel.manifests.process import require, stdout_apart
@@ -204,7 +204,7 @@ PROBE_ROOM = 16
 """Tokens left free for a decision's marker when it is encoded apart."""
 
 
-class Vllm:
+class Vllm(Engine):
     """Engine over vLLM.
 
     Args:
@@ -254,7 +254,6 @@ class Vllm:
             self.close()
             raise
         self._facts = self._describe(library)
-        self.rendered = self._encoder.shown
         self._ready: list[Answer] = []
 
     @staticmethod
@@ -327,6 +326,9 @@ class Vllm:
                 "If memory ran out, lower engine.args.max_num_seqs or engine.args.gpu_memory_utilization."
             ) from exc
         return answers
+
+    def rendered(self, ask: Ask) -> list[str]:
+        return self._encoder.shown(ask)
 
     def facts(self) -> EngineFacts:
         return self._facts

@@ -22,7 +22,6 @@ from tests.docs.pages import PAGES, ROOT, blocks
 GOLDEN = ROOT / "tests" / "golden" / "public_names.txt"
 PORTS = (
     "relabel.labelers.registry.Labeler",
-    "relabel.labelers.engines.registry.EngineClass",
     "relabel.manifests.asks.Engine",
     "relabel.export.exporters.Exporter",
     "relabel.export.exporters.BundleFormat",

@@ -12,7 +12,7 @@ from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import RunLoop
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.trajectories import merge_samples
-from relabel.manifests.asks import Answer, Ask, Decision, Distribution, EngineFacts, Message, Request, Sampling
+from relabel.manifests.asks import Answer, Ask, Decision, Distribution, Engine, EngineFacts, Message, Request, Sampling
 from relabel.manifests.errors import EngineCrashError, InputError, VerdictError
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.receipts import ChunkId
@@ -20,7 +20,7 @@ from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import LabelerOptions
 
 
-class Scripted:
+class Scripted(Engine):
     """An engine at the edge of the world: answers by a function of the request, last come first served."""
 
     def __init__(self, answer: Any, capacity: int = 4, batch: int = 2) -> None:

@@ -308,9 +308,7 @@ def test_every_shape_of_a_file_beside_an_ordinary_one_is_read_right_or_refused_b
 
 @pytest.mark.parametrize("plaintext_footer", [True, False])
 @pytest.mark.parametrize("name", [*COLUMNS, "more"])
-def test_a_file_with_an_encrypted_column_is_refused(
-    tmp_path: Path, name: str, plaintext_footer: bool
-) -> None:
+def test_a_file_with_an_encrypted_column_is_refused(tmp_path: Path, name: str, plaintext_footer: bool) -> None:
     """Asked about such a column, Arrow ends the process."""
     encryption = pytest.importorskip("pyarrow.parquet.encryption")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from relabel.manifests.asks import Answer, Ask, EngineFacts, Request
+from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Answers each ask when it is submitted.
 
     Args:
