@@ -54,8 +54,14 @@ class RecordingEngine(Engine):
     def capacity(self) -> int:
         return self._engine.capacity
 
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        return self._engine.prepare(asks)
+
     def facts(self) -> EngineFacts:
         return self._engine.facts()
+
+    def close(self) -> None:
+        self._engine.close()
 
     def submit(self, request: Request) -> None:
         exchange = Exchange(request.ask, prompt=self._engine.rendered(request.ask))
