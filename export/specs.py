@@ -135,8 +135,6 @@ class BenchSpec(Spec):
     """Of the CPU; 0 is every core that this process may use, or as many as its quota of CPU time keeps busy."""
     seconds: float = Field(120.0, gt=0.0)
     """For all measuring together. What does not fit is left out and said so."""
-    rounds: int = Field(20, ge=2)
-    """Rounds of a comparison, at least; both sides take their turn in each."""
     seed: int = 0
     """Draws pairs, lengths and arrivals."""
     allows_fallback: bool = False
@@ -148,14 +146,6 @@ class BenchSpec(Spec):
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-class OtherGraph(Spec):
-    """An ONNX file that a bundle is compared with."""
-
-    path: PathText = Field(min_length=1)
-    name: str | None = Field(None, min_length=1)
-    """What results call it; by default the file's name without its ending."""
-
-
 class BenchFile(BenchSpec):
     """A bench that is kept as a file: `relabel bench BENCH.yaml`. Flags of the command win over its keys."""
 
@@ -163,14 +153,10 @@ class BenchFile(BenchSpec):
     """The bundle's folder."""
     pairs: PathText | None = None
     """Parquet with pairs to replay, instead of the lengths that the bundle records."""
-    student: PathText | None = None
-    """The bundle's student, to compare with: it runs in torch, eager, float32."""
-    against: tuple[OtherGraph, ...] = ()
-    """ONNX files to compare with."""
     require: tuple[str, ...] = ()
-    """Gates: exit 5 unless they hold. `cpu.int8/fp32.1x128.ratio<=0.7`."""
+    """Gates: exit 5 unless they hold. `cpu.int8.1x128.p99_ms<=20`."""
     to: PathText | None = None
-    """Write the results there, with a table and plots; by default the figures lie beside the bundle."""
+    """Write the results there, with a table and a plot; by default the figures lie next to the bundle."""
 
 
 def bench_schema() -> Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -52,6 +53,13 @@ def table(rows: list[tuple[str, str]]) -> str:
     """Two columns, the first padded."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {one_line(name.ljust(width))}  {one_line(value)}" for name, value in rows)
+
+
+def grid(rows: Sequence[Sequence[str]]) -> str:
+    """Any number of columns, each padded."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def clock_text(seconds: float) -> str:

@@ -1,4 +1,1 @@
-"""Latency and throughput of a bundle: closed and open loop, and comparisons with other runtimes.
-
-Start with `benching.py`, then `cells.py`.
-"""
+"""Latency and throughput of a bundle: closed and open loop. Start with `measure.py`."""

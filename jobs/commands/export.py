@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import click
 from relabel.jobs.commands.options import given_parameters, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import CACHE_VARIABLE
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit, grid, table
 from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import MissingExtraError, UsageError
 from relabel.manifests.files import Storage
@@ -247,13 +246,4 @@ def _text(done: Any) -> str:
         ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
     ]
     head = "Nothing to do: this bundle is in" if done.was_done else "The bundle is in"
-    return "\n".join(
-        [f"{head} {done.bundle.folder}", table(rows), _grid(parity_rows(parity)), *undecided_lines(parity)]
-    )
-
-
-def _grid(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return "\n".join(
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join([f"{head} {done.bundle.folder}", table(rows), grid(parity_rows(parity)), *undecided_lines(parity)])

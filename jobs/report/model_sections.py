@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from relabel.distill.students.manifest import SideFigures, StudentManifest
 from relabel.distill.teachers.manifest import NODES, RolloutRow
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
-from relabel.export.bench.records import FACTS_NAME, BenchFacts, LatencyRow, machine_name, measured_beside, read_latency
+from relabel.export.bench.records import BenchFacts, LatencyRow, machine_name, measurements_of
 from relabel.export.bundle_facts import Parity, compared_on, parity_rows, undecided_lines
 from relabel.jobs.evaluate.results import baseline_text
 from relabel.jobs.report.artifacts import BundleArtifact, StudentArtifact, TeacherArtifact, TrainingArtifact
@@ -392,7 +391,7 @@ def _name(name: str) -> str:
 
 MOST_LINES = 6
 _TONES = {"passed": "good", "REFUSED": "bad"}
-_CLOSED = ("provider", "precision", "preset", "cell", "scope", "samples", "p50_ms", "p90_ms", "p99_ms", "pairs_per_s")
+_CLOSED = ("provider", "precision", "preset", "cell", "scope", "samples", "p50_ms", "p99_ms", "pairs_per_s")
 _OPEN = (
     "provider",
     "precision",
@@ -471,9 +470,7 @@ def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
     """Closed loop: ask, wait, ask again. Open loop: requests come when they come."""
     blocks: list[Block] = []
     for bundle in bundles:
-        found = [] if is_url(bundle.path) else measured_beside(Path(bundle.path), bundle.manifest_sha256)
-        with suppress(FileNotFoundError):  # as benches wrote it before
-            found.append(read_latency(bundle.store.read(FACTS_NAME), f"{bundle.path}/{FACTS_NAME}"))
+        found = [] if is_url(bundle.path) else measurements_of(Path(bundle.path), bundle.manifest_sha256)
         for facts in found:
             name = bundle.name if len(found) == 1 else f"{bundle.name} on {machine_name(facts.machine)}"
             if facts.rows:
@@ -498,9 +495,6 @@ def _latency_blocks(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
             blocks.append(
                 Fold(f"{name}: {len(chosen):,} measurements of {bundle.name}", [Table(titles, body, name, save)])
             )
-    findings = [Paragraph(f"{one.where}: {one.text}") for one in facts.findings]
-    if findings:
-        blocks.append(Fold(f"What the bench found: {len(findings)}", findings))
     return blocks
 
 
@@ -510,8 +504,7 @@ def _machine(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
     rows: list[tuple[str, Cell]] = [
         ("measured at", facts.measured_at),
         ("CPU", f"{machine.cpu}, {machine.threads} threads"),
-        *([("GPU", machine.gpu.name)] if machine.gpu else []),
-        ("load before", str(machine.load_before)),
+        *([("GPU", machine.gpu)] if machine.gpu else []),
     ]
     limits: list[list[Cell]] = []
     for model in facts.models:
@@ -525,14 +518,6 @@ def _machine(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
         found.append(
             Table(head, limits, "The most that it serves in time", csv_download(f"slo-{bundle.name}", head, limits))
         )
-    pairs: list[list[Cell]] = [
-        [f"{one.ours} over {one.theirs}", one.provider, one.cell, one.ratio, one.low, one.high]
-        for one in facts.comparisons
-    ]
-    if pairs:
-        side_head = ("models", "provider", "cell", "time over time", "low", "high")
-        save = csv_download(f"side-by-side-{bundle.name}", side_head, pairs)
-        found.append(Table(side_head, pairs, "Side by side; under 1 the first is faster", save))
     return found
 
 

@@ -338,7 +338,11 @@ def choose(path: str, device: str, precision: str | None) -> tuple[str, ChosenPr
     provider = provider_here(device, option="--device", purpose=PURPOSE)
     bundle = open_bundle(Path(path), check_bytes=False)
     where = f"{path}/{MANIFEST_NAME}"
-    measured = (facts for facts in measurements_of(bundle) if any(one.provider == provider for one in facts.models))
+    measured = (
+        facts
+        for facts in measurements_of(bundle.folder, bundle.manifest.sha256)
+        if any(one.provider == provider for one in facts.models)
+    )
     parity, latency = read_parity(bundle.facts.get("parity"), where), next(measured, None)
     if hint is not None:
         choose_precision(parity, None, "cpu", "fp32")

@@ -20,25 +20,17 @@ def write(path: Path, **keys: Any) -> str:
 
 
 def test_paths_count_from_the_file_s_folder_and_flags_win_over_its_keys(
-    relabel: Callable[..., Any], folder: Path, bundle: Path, student: Path
+    relabel: Callable[..., Any], folder: Path, bundle: Path
 ) -> None:
     before = (bundle / "manifest.json").read_bytes()
-    other = {"path": "../bundle/model.int8.onnx", "name": "mine"}
-    spec = write(
-        folder / "specs/bench.yaml",
-        bundle="../bundle",
-        student=str(student),
-        against=[other],
-        to="../results",
-        require=["cpu.fp32.1x16.mean_ms<=0"],
-    )
-    done = relabel("bench", spec, "--batches", "2", "--to", "elsewhere", "--require", "cpu.fp32.2x16.mean_ms>=0")
+    gates = ["cpu.fp32.1x16.mean_ms<=0"]
+    spec = write(folder / "specs/bench.yaml", bundle="../bundle", to="../results", require=gates)
+    line = ("--batches", "2", "--preset", "table3", "--to", "elsewhere", "--require", "cpu.fp32.table3-1.mean_ms>=0")
+    done = relabel("bench", spec, *line)
     assert done.code == 0, done
     assert not (folder / "results").exists()
-    held = json.loads(next((folder / "elsewhere").glob("*.json")).read_text())
-    text = json.dumps(held)
-    assert '"mine"' in text
-    assert '"torch"' in text
+    held = json.loads((folder / "elsewhere/latency.json").read_text())
+    assert (held["spec"]["batches"], held["spec"]["seconds"], held["machine"]["threads"]) == ([2], 2, 1)
     assert (bundle / "manifest.json").read_bytes() == before
 
 
@@ -48,8 +40,7 @@ def test_a_bench_file_with_a_fault_is_refused_by_its_key(
     relabel("bench", write(folder / "a.yaml", bundle="bundle", secnds=3)).refused(3, "a.yaml", "`secnds`", "seconds")
     relabel("bench", write(folder / "b.yaml", bundle="bundle", threads=-1)).refused(3, "b.yaml", "threads")
     relabel("bench", write(folder / "c.yaml")).refused(3, "c.yaml", "bundle")
-    twice = [{"path": "x/model.onnx"}, {"path": "y/model.onnx"}]
-    relabel("bench", write(folder / "d.yaml", bundle="bundle", against=twice)).refused(2, "the name model is taken")
+    relabel("bench", write(folder / "d.yaml", bundle="bundle", student="student")).refused(3, "d.yaml", "`student`")
     relabel("bench", write(folder / "e.yaml", bundle="s3://bucket/bundle")).refused(2, "a local folder is wanted")
     relabel("bench", write(folder / "f.yaml", bundle="bundle"), "--threads", "-1").refused(2, "--threads")
 
@@ -75,7 +66,7 @@ def test_a_place_that_can_t_be_written_is_refused_before_anything_is_measured(
     def measure(*_: Any, **__: Any) -> None:
         raise AssertionError("measured, for figures that can't be kept")
 
-    monkeypatch.setattr("relabel.export.bench.benching.bench_bundle", measure)
+    monkeypatch.setattr("relabel.export.bench.measure.bench_bundle", measure)
     (folder / (place or "measurements").split("/")[0]).write_text("a file where a folder belongs")
     to = [] if place is None else ["--to", place]
     relabel("bench", str(bundle), *to).refused(3, "Not a directory", "--to DIR")

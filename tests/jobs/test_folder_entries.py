@@ -98,7 +98,7 @@ NO_TABLES = {
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),
-    "students, bundles and stores": "score student, export student, bench student, bench bundle, bench against, "
+    "students, bundles and stores": "score student, export student, bench bundle, "
     "build-engine bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
     "gold of runs of route, read as that of evaluate": "convert gold",

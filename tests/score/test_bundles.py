@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.students.model import student_digest
-from relabel.export.bench.records import choose_precision
+from relabel.export.bench.records import BenchedBundle, choose_precision, write_measurements
 from relabel.export.bundle_facts import read_parity
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.exporting import export_bundle
@@ -27,7 +27,6 @@ from relabel.jobs.report.artifacts import open_artifacts
 from relabel.jobs.report.lineage import trace
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.records import plain, readable_json
 from tests.bench.made_up import bench_facts, latency_row, model_facts
 from tests.score.test_kill import command, run, write_scattered_pairs
 from tests.score.test_kill import committed as files_of
@@ -112,15 +111,14 @@ def measured(precision: str, **cells: float) -> Any:
 def test_a_bench_decides_and_seals_no_new_labels(
     score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any], folder: Path, bundle: Path
 ) -> None:
-    """By the largest call that was measured of all. What is written into the bundle changes its version and none of its
-    answers: a run goes on.
-    """
+    """By the largest call that was measured of all. A run that began goes on in its precision."""
     shutil.copytree(bundle, folder / "benched")
     write_pairs()
     assert score("--shard", "0/2", "--precision", "int8", student="benched").code == 0
     models = [measured("fp32", of_1=50, of_32=90, of_64=10), measured("int8", of_1=80, of_32=70)]
-    (folder / "benched/latency.json").write_bytes(readable_json(plain(bench_facts(models=models))))
-    seal_bundle(folder / "benched", {**open_bundle(bundle).own_facts, "latency": {}})
+    opened = open_bundle(folder / "benched")
+    benched = BenchedBundle(opened.version, opened.manifest.sha256)
+    write_measurements(opened, bench_facts(bundle=benched, models=models))
     done = score("--dry-run", student="benched", to="out/other")
     assert "precision fp32 on cpu: the fastest of fp32, int8 at 32x20 in the bundle's bench" in done.err
     assert score("--shard", "1/2", "--precision", "int8", student="benched").code == 0
