@@ -4,235 +4,64 @@ and how it takes its place atomically and is recovered after a kill."""
 from __future__ import annotations
 
 import glob
-import json
 import os
 import shutil
 import stat
-import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from relabel.manifests.bundle_store import MAX_RECORD_BYTES
-from relabel.manifests.errors import ManifestError
+from relabel.export import puller
+from relabel.export.puller import AGAIN as FULL
+from relabel.export.puller import GATE, LOCKED, MANIFEST, MISSING, USAGE, File, Refused, entries_in, fault_among
+from relabel.manifests.errors import (
+    DiskFullError,
+    GateError,
+    LockHeldError,
+    ManifestError,
+    MissingExtraError,
+    RelabelError,
+    UsageError,
+)
 from relabel.manifests.files import FileLock, held_temp, remove_abandoned, translate_errors
 from relabel.manifests.process import check_interrupted
-from relabel.manifests.records import canonical_json, readable_json, sha256_bytes, sha256_file
+from relabel.manifests.records import readable_json, sha256_file
 from relabel.manifests.store import LocalRunStore, sync_folder
 
-# ------------------------------------------------------------------------------
-# Files of a bundle as its manifest names them, and JSON that says each key once.
-
-
-class BundleFile(NamedTuple):
-    """A file of a bundle: its name relative to the folder, size in bytes, sha256 of its bytes."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-
-
-def read_files(held: Any, where: str) -> tuple[BundleFile, ...]:
-    """A list of files as JSON holds it; names are not checked yet.
-
-    Raises:
-        ManifestError: an item is not a path, a size and a digest.
-    """
-    if not isinstance(held, list):
-        raise ManifestError(f"{where}: `files` is not a list.")
-    return tuple(_file(item, f"{where}: `files.{number}`") for number, item in enumerate(held))
-
-
-def strict_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object with no key twice and no NaN, as a signature needs it: two readers must not see two things.
-
-    Raises:
-        ManifestError: it is none.
-    """
-
-    def refuse(value: str) -> Any:
-        raise ValueError(f"{value} is not a JSON number")
-
-    def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a key occurs twice")
-        return found
-
-    try:
-        held = json.loads(data, object_pairs_hook=once, parse_constant=refuse)
-        canonical_json(held)  # what JSON can hold and a signature or a terminal can't: half a surrogate pair, 1e999
-    except (ValueError, RecursionError) as exc:
-        raise ManifestError(f"{where}: not readable as JSON ({type(exc).__name__}).") from exc
-    if not isinstance(held, dict):
-        raise ManifestError(f"{where}: not a JSON object.")
-    return held
-
-
-def is_sha256(value: object) -> bool:
-    """Whether a value is a digest as we write it: 64 lower-case hex digits."""
-    return isinstance(value, str) and len(value) == 64 and not set(value) - set("0123456789abcdef")
-
-
-def _file(held: Any, where: str) -> BundleFile:
-    if not isinstance(held, dict) or held.keys() != set(BundleFile._fields):
-        raise ManifestError(f"{where} is not a path, size_bytes and sha256.")
-    file = BundleFile(**held)
-    is_size = type(file.size_bytes) is int and 0 <= file.size_bytes < 2**53
-    if not isinstance(file.path, str) or not is_sha256(file.sha256) or not is_size:
-        raise ManifestError(f"{where} is not a path, a size in bytes and a sha256 of 64 hex digits.")
-    return file
-
-
-# ------------------------------------------------------------------------------
-# What lies in a bundle's folder, and that nothing else does.
-
-
-def entries_in(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Name and state of all that lies below a folder: files, links, special files, and folders that are empty.
-
-    Python's caches of modules (`__pycache__`) are passed over: whoever imports a bundle's `load.py` leaves one there.
-    """
-    pending = [folder]
-    while pending:
-        current = pending.pop()
-        with os.scandir(current) as entries:
-            held = [entry for entry in entries if entry.name != "__pycache__"]
-        if not held and current != folder:
-            yield current.relative_to(folder).as_posix(), current.stat()
-        for entry in held:
-            found = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode):
-                pending.append(Path(entry.path))
-            else:
-                yield Path(entry.path).relative_to(folder).as_posix(), found
-
-
-def names_in(folder: Path) -> list[str]:
-    """Names of all files below a folder, sorted.
-
-    Raises:
-        ManifestError: a link, a socket or an empty folder lies among them: no manifest can say what it must be.
-    """
-    found = []
-    with translate_errors("list", folder):
-        for name, held in entries_in(folder):
-            if stat.S_ISDIR(held.st_mode):
-                raise ManifestError(f"{folder / name}: an empty folder has no place in a bundle. Remove it.")
-            if not stat.S_ISREG(held.st_mode):
-                raise ManifestError(
-                    f"{folder / name}: a link or a special file has no place in a bundle. Put the file itself there."
-                )
-            found.append(name)
-    return sorted(found)
-
-
-# ------------------------------------------------------------------------------
-# Names of files in a bundle: relative, plain, and the same file on every system that may unpack them.
-#
-# A manifest comes from a store that others can write to. A name that climbs out of its folder, means a device on
-# Windows, or falls together with another on a disk that folds case or Unicode is refused before anything is made.
-
-
-MAX_FILES = 10_000
-MAX_NAME_BYTES = 512
-MAX_STEP_BYTES = 200
-MAX_DEPTH = 16
-_WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³")}
-_FORBIDDEN_CHARACTERS = set('\\:*?"<>|')
-_FORBIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Control, format (which can turn a name's reading direction), surrogate, private, unassigned, line and paragraph
-separators.
-"""
-
-
-def check_names(names: Sequence[str], where: str) -> None:
-    """Refuse names that could write outside their folder, or over one another.
-
-    Args:
-        names: relative, steps parted by `/`.
-        where: whose names these are, for the message.
-    Raises:
-        ManifestError: names the first that is off, and how.
-    """
-    if len(names) > MAX_FILES:
-        raise ManifestError(f"{where}: lists {len(names):,} files; more than {MAX_FILES:,} are refused.")
-    files: set[str] = set()
-    folders: dict[str, str] = {}
-    for name in names:
-        if fault := _fault(name):
-            raise ManifestError(f"{where}: refuses the file name {name!r}: {fault}.")
-        key = _folded(name)
-        if key in files:
-            raise ManifestError(
-                f"{where}: refuses the file name {name!r}: another file has that name, or one that differs in case "
-                "alone."
-            )
-        files.add(key)
-        steps = name.split("/")
-        for depth in range(1, len(steps)):
-            folder = "/".join(steps[:depth])
-            if folders.setdefault(_folded(folder), folder) != folder:
-                raise ManifestError(f"{where}: refuses the file name {name!r}: its folder is spelled in two ways.")
-    if both := files & folders.keys():
-        raise ManifestError(
-            f"{where}: refuses the file name {folders[min(both)]!r}: it is a file and a folder at once."
-        )
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
-
-
-def _fault(name: object) -> str | None:
-    """What is off with one name; None if nothing is."""
-    if not isinstance(name, str) or not name:
-        return "it is not text"
-    if any(unicodedata.category(letter) in _FORBIDDEN_CATEGORIES for letter in name):
-        return "it holds a control or invisible character"
-    if bad := _FORBIDDEN_CHARACTERS & set(name):
-        return f"it holds {min(bad)!r}, which is a path or a drive on some systems"
-    if unicodedata.normalize("NFC", name) != name:
-        return "it is not in Unicode's composed form (NFC)"
-    if len(name.encode()) > MAX_NAME_BYTES:
-        return f"it is longer than {MAX_NAME_BYTES} bytes"
-    steps = name.split("/")
-    if len(steps) > MAX_DEPTH:
-        return f"it is deeper than {MAX_DEPTH} folders"
-    return next((fault for step in steps if (fault := _step_fault(step))), None)
-
-
-def _step_fault(step: str) -> str | None:
-    if step in ("", ".", ".."):
-        return "it is absolute or leaves its folder"
-    if step[-1] in " ." or step[0] == " ":
-        return "a step of it begins or ends in a blank, or ends in a dot"
-    if step.partition(".")[0].casefold() in _WINDOWS_DEVICES:
-        return "a step of it is a device on some systems"
-    if len(step.encode()) > MAX_STEP_BYTES:
-        return f"a step of it is longer than {MAX_STEP_BYTES} bytes"
-    return None
-
-
-# ------------------------------------------------------------------------------
-# A bundle: one folder with a student ready to deploy, and `manifest.json`, which says what every file in it must be.
-#
-# `seal_bundle` writes the manifest last, `open_bundle` believes a folder only after each name, size and digest was held
-# against it. The manifest holds no time, so that the same files and facts make the same bytes, and so the same version.
-
-
-MANIFEST_NAME = "manifest.json"
-BUNDLE_FORMAT = 1
+MANIFEST_NAME = MANIFEST
+MAX_MANIFEST_BYTES = puller.RECORD_BYTES
 OWN_KEYS = ("kind", "format", "files")
 """Keys of the manifest that `seal_bundle` writes itself."""
 VERSION_DIGITS = 16
+_ERRORS: dict[int, type[RelabelError]] = {
+    USAGE: UsageError,
+    MISSING: MissingExtraError,
+    GATE: GateError,
+    FULL: DiskFullError,
+    LOCKED: LockHeldError,
+}
+
+
+@contextmanager
+def translate_refusals(note: str = "") -> Iterator[None]:
+    """Turn what the puller refuses into relabel's error of the same exit code; a note ends its message."""
+    try:
+        yield
+    except Refused as exc:
+        raise _ERRORS.get(exc.code, ManifestError)(exc.text + note) from exc
+
+
+# A bundle: one folder with a student ready to deploy, and `manifest.json`, which says what every file in it must be.
+#
+# `seal_bundle` writes the manifest last; `open_bundle` believes a folder only after it checked each name, size and
+# digest. The manifest holds no time, so that the same files and facts make the same bytes, and so the same version.
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A folder that was held against its manifest.
+    """A folder that was checked against its manifest.
 
     Args:
         folder: where it lies.
@@ -243,8 +72,8 @@ class Bundle:
 
     folder: Path
     facts: Mapping[str, Any]
-    files: tuple[BundleFile, ...]
-    manifest: BundleFile
+    files: tuple[File, ...]
+    manifest: File
 
     @property
     def name(self) -> str:
@@ -253,7 +82,7 @@ class Bundle:
 
     @property
     def own_facts(self) -> dict[str, Any]:
-        """The manifest but for what `seal_bundle` writes itself: to seal the bundle anew with whatever it holds."""
+        """The manifest but for what `seal_bundle` writes itself: to seal the bundle again."""
         return {key: value for key, value in self.facts.items() if key not in OWN_KEYS}
 
     @property
@@ -262,7 +91,7 @@ class Bundle:
         return self.manifest.sha256[:VERSION_DIGITS]
 
     @property
-    def all_files(self) -> tuple[BundleFile, ...]:
+    def all_files(self) -> tuple[File, ...]:
         """Every file to be moved, the manifest last."""
         return (*self.files, self.manifest)
 
@@ -280,10 +109,9 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     if taken := [key for key in OWN_KEYS if key in facts]:
         raise ManifestError(f"{folder}: the key `{taken[0]}` of a bundle's manifest is not free.")
     LocalRunStore(folder).sweep("")
-    names = [name for name in names_in(folder) if name != MANIFEST_NAME]
-    check_names([*names, MANIFEST_NAME], str(folder))
-    files = [BundleFile(name, (folder / name).stat().st_size, sha256_file(folder / name)) for name in names]
-    held = {"kind": "bundle", "format": BUNDLE_FORMAT, **facts, "files": [file._asdict() for file in files]}
+    names = [name for name in _names_in(folder) if name != MANIFEST_NAME]
+    files = [File(name, (folder / name).stat().st_size, sha256_file(folder / name)) for name in names]
+    held = {"kind": "bundle", "format": 1, **facts, "files": [file._asdict() for file in files]}
     try:
         data = readable_json(held)
     except (TypeError, ValueError) as exc:
@@ -293,86 +121,51 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     return open_bundle(folder, check_bytes=False)
 
 
+def _names_in(folder: Path) -> list[str]:
+    """Names of all files below a folder, sorted; refuses what no manifest can describe."""
+    with translate_errors("list", folder):
+        found = list(entries_in(folder))
+        if odd := [path for path in found if not stat.S_ISREG(path.lstat().st_mode)]:
+            raise ManifestError(f"{odd[0]}: a link, a special file or an empty folder has no place in a bundle.")
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
 def open_bundle(folder: Path, *, check_bytes: bool = True) -> Bundle:
-    """Hold a folder against its manifest: the same files, no more and no fewer, each with its size and digest.
+    """Check a folder against its manifest: the same files, no more and no fewer, each with its size and digest.
 
     Args:
         check_bytes: also read every file and compare its sha256; otherwise names and sizes alone.
     Raises:
         ManifestError: says what is missing, strange or damaged.
     """
-    data = _manifest_bytes(folder)
-    facts, files = read_manifest(data, f"{folder}/{MANIFEST_NAME}")
-    listed = {file.path: file for file in files}
-    with translate_errors("look into", folder):
-        found = names_in(folder)
-    if missing := sorted(listed.keys() - set(found)):
-        raise ManifestError(
-            f"{folder}: {missing[0]} is missing, and {len(missing) - 1} more. Export or pull the bundle again."
-        )
-    if strange := sorted(set(found) - listed.keys() - {MANIFEST_NAME}):
-        raise ManifestError(
-            f"{folder}: {strange[0]} is not in the manifest, and {len(strange) - 1} more. Move it away, or seal the "
-            "bundle again."
-        )
-    for file in files:
-        check_file(folder / file.path, file, check_bytes=check_bytes)
-    manifest = BundleFile(MANIFEST_NAME, len(data), sha256_bytes(data))
-    return Bundle(folder, facts, files, manifest)
-
-
-def check_file(path: Path, file: BundleFile, *, check_bytes: bool) -> None:
-    """Hold one file against what is written of it.
-
-    Raises:
-        ManifestError: it is another file.
-    """
-    with translate_errors("read", path):
-        size = path.stat().st_size
-        if size != file.size_bytes:
-            raise ManifestError(
-                f"{path}: {size:,} bytes, its manifest says {file.size_bytes:,}. Export or pull the bundle again."
-            )
-        if check_bytes and (found := sha256_file(path)) != file.sha256:
-            raise ManifestError(
-                f"{path}: sha256 {found[:16]}…, its manifest says {file.sha256[:16]}…. Export or pull the bundle again."
-            )
-
-
-def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], tuple[BundleFile, ...]]:
-    """A manifest's facts and files, everything checked that can be without the files.
-
-    Raises:
-        ManifestError: it is damaged, hostile, or of another format.
-    """
-    held = strict_json(data, where)
-    if held.get("kind") != "bundle":
-        raise ManifestError(f"{where}: not the manifest of a bundle (kind {held.get('kind')!r}).")
-    if held.get("format") != BUNDLE_FORMAT:
-        raise ManifestError(f"{where}: a bundle of format {held.get('format')!r}; this relabel reads {BUNDLE_FORMAT}.")
-    name = held.get("name")
-    if not isinstance(name, str) or not name:
-        raise ManifestError(f"{where}: `name` is missing: what the bundle is called.")
-    if not isinstance(held.get("lineage"), dict):
-        raise ManifestError(f"{where}: `lineage` is missing: what the bundle was made of.")
-    files = read_files(held.get("files"), where)
-    check_names([*(file.path for file in files), MANIFEST_NAME], where)
-    return held, files
-
-
-def _manifest_bytes(folder: Path) -> bytes:
     path = folder / MANIFEST_NAME
     try:
         with translate_errors("read", path, is_missing_fine=True):
             if not path.is_file() and path.exists():
                 raise ManifestError(f"{path}: is not a plain file. Export or pull the bundle again.")
-            if path.stat().st_size > MAX_RECORD_BYTES:
+            if path.stat().st_size > MAX_MANIFEST_BYTES:
                 raise ManifestError(f"{path}: too big to be a manifest.")
-            return path.read_bytes()
+            data = path.read_bytes()
     except FileNotFoundError as exc:
         raise ManifestError(
             f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote."
         ) from exc
+    with translate_refusals(), translate_errors("read", folder):
+        facts, files = puller.read_manifest(data, str(path))
+        if fault := fault_among(folder, files, reads=check_bytes):
+            raise ManifestError(f"{fault}. Export, seal or pull the bundle again.")
+    return Bundle(folder, facts, tuple(files[:-1]), files[-1])
+
+
+@translate_refusals()
+def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], tuple[File, ...]]:
+    """A manifest's facts, and the files that it lists, everything checked that can be without the files.
+
+    Raises:
+        ManifestError: it is damaged, hostile, or of another format.
+    """
+    facts, files = puller.read_manifest(data, where)
+    return facts, tuple(files[:-1])
 
 
 # ------------------------------------------------------------------------------

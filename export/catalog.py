@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from relabel.export.bundles import BundleFile, read_manifest
-from relabel.export.pulling import DEFAULT_CHANNEL
+from relabel.export.bundles import read_manifest
+from relabel.export.puller import STABLE, Address, File
 from relabel.export.store import (
-    Address,
     Channel,
     Move,
     Version,
@@ -80,12 +79,12 @@ class ShownBundle:
 
 @dataclass(frozen=True)
 class VersionContents(ListedVersion):
-    """A version with the channel that it was asked for by, if it was, its files, and what its own manifest says
-    besides.
+    """A version with the channel that it was asked for by, if it was, its files, and what else its
+    own manifest says.
     """
 
     channel: ListedChannel | None
-    list: tuple[BundleFile, ...]
+    list: tuple[File, ...]
     facts: dict[str, Any]
 
 
@@ -139,7 +138,7 @@ def version_in(bundle_store: BundleStore, address: Address) -> VersionContents:
         InputError: neither a channel nor a version of that name.
         ManifestError: its manifest is not the one published.
     """
-    at = address.at or DEFAULT_CHANNEL
+    at = address.at or STABLE
     channel = find_channel(bundle_store, address.name, at)
     version = load_version(bundle_store, address.name, channel.head.version if channel else at)
     manifest = version.manifest
@@ -170,7 +169,7 @@ def _about(version: Version) -> dict[str, Any]:
         "sha256": version.sha256,
         "files": len(version.files),
         "size_bytes": version.size_bytes,
-        "signed_by": [signature.key_id for signature in version.signatures],
+        "signed_by": [signature["key_id"] for signature in version.signatures],
     }
 
 
@@ -182,5 +181,5 @@ def _about_channel(channel: Channel) -> dict[str, Any]:
         "sequence": head.sequence,
         "moved": head.moved,
         "reason": head.reason,
-        "signed_by": [signature.key_id for signature in channel.signatures],
+        "signed_by": [signature["key_id"] for signature in channel.signatures],
     }

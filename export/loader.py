@@ -514,7 +514,7 @@ def check_files(folder: Path, manifest: Mapping[str, Any], *, reads_all: bool = 
     write, it reads all.
 
     Args:
-        reads_all: read files too that did not change since an earlier load, or `relabel pull`, proved them.
+        reads_all: read files too that did not change since an earlier load.
     Raises:
         BundleError: names the first that differs.
     """
@@ -904,12 +904,10 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _known_stamps(folder: Path, version: str) -> dict[str, Any]:
-    """Stamps that a pull, or an earlier load of the same manifest, kept; none where they can't be read."""
-    own, pulled = _json(folder / PYTHON_CACHE / STAMPS), _json(_pull_folder(folder) / ".stamps.json")
+    """Stamps that an earlier load of the same manifest kept; none where they can't be read."""
+    held = _json(folder / PYTHON_CACHE / STAMPS)
     with contextlib.suppress(AttributeError, KeyError, TypeError):
-        return (
-            dict(own["stamps"]) if own.get("manifest") == version else dict(pulled["versions"][folder.resolve().name])
-        )
+        return dict(held["stamps"]) if held.get("manifest") == version else {}
     return {}
 
 

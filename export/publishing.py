@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from relabel.export.bundles import Bundle, BundleFile, strict_json
+from relabel.export.bundles import Bundle, translate_refusals
+from relabel.export.puller import File, Progress, strict_json
 from relabel.export.signatures import SigningKey
 from relabel.export.store import (
     OBJECTS,
@@ -30,7 +31,6 @@ from relabel.export.store import (
     move_channel,
     object_name,
     version_name,
-    version_of,
     write_version,
 )
 from relabel.manifests import failpoints
@@ -43,7 +43,7 @@ from relabel.manifests.records import checked, fault_of, readable_json
 # What `gc` has marked: names of objects and versions that nothing points to, on their way out in two steps.
 #
 # A name is first marked, in one small record that is replaced by compare and swap; a later `gc` claims it, and only
-# then deletes. Whoever is about to rely on a name (a publisher that finds an object already there, a channel set to an
+# then deletes. Who is about to rely on a name (a publisher that finds an object already there, a channel set to an
 # old version) first takes it off the list. So a name is either spared or claimed, never both; and no clock but the
 # bundle store's decides.
 
@@ -96,7 +96,8 @@ def load_gc_marks(bundle_store: BundleStore) -> tuple[GcMarks, str]:
     except FileNotFoundError:
         return GcMarks(), ""
     where = f"{bundle_store.url}/{RECORD_NAME}"
-    held = strict_json(data, where)
+    with translate_refusals():
+        held = strict_json(data, where)
     try:
         since, claim = checked(dict[str, float], held.get("since")), held.get("claim")
         return GcMarks(since, None if claim is None else checked(Claim, claim)), tag
@@ -130,7 +131,7 @@ def change_gc_marks(bundle_store: BundleStore, change: Callable[[GcMarks], GcMar
 
 
 def spare(bundle_store: BundleStore, names: Iterable[str]) -> None:
-    """Take names off the list, before anything comes to rely on them.
+    """Take names off the list, before anything relies on them.
 
     Raises:
         LockHeldError: `gc` is deleting one of them right now.
@@ -157,8 +158,8 @@ def spare(bundle_store: BundleStore, names: Iterable[str]) -> None:
 
 
 SETTLE_S = 24 * 3600.0
-"""How long a name stays marked before it is deleted, at most: no publish or channel move may take longer from first
-look to end.
+"""How long a name stays marked before it is deleted, at most: no publish or channel move may take longer from its
+begin to its end.
 """
 RENEW_S = 300.0
 TAKE_OVER_S = 900.0
@@ -200,7 +201,7 @@ class Collected(NamedTuple):
 
 
 def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Garbage:
-    """Look through a bundle store.
+    """Find what nothing points to.
 
     Args:
         keep: how many of a channel's last moves keep their versions.
@@ -239,7 +240,7 @@ def collect(
         deletes: otherwise only say what would happen.
         on_progress: called with each name that was deleted.
     Raises:
-        LockHeldError: another gc is at work.
+        LockHeldError: another gc is running.
     """
     settle_s = min(grace_s, SETTLE_S)
     garbage = find_garbage(bundle_store, keep=keep, grace_s=grace_s)
@@ -280,7 +281,7 @@ def _left_by_another(held: GcMarks, now_s: float, url: str) -> tuple[str, ...]:
         return ()
     if now_s - held.claim.renewed_s < TAKE_OVER_S:
         raise LockHeldError(
-            f"{url}: another gc is at work, or was killed less than {TAKE_OVER_S / 60:.0f} minutes ago. Try again "
+            f"{url}: another gc is running, or was killed less than {TAKE_OVER_S / 60:.0f} minutes ago. Try again "
             "later."
         )
     return held.claim.names
@@ -325,9 +326,6 @@ def _is_ours(held: GcMarks, owner: str) -> bool:
 UPLOAD_TRIES = 3
 """Uploads of one file before a bundle store that keeps holding other bytes is given up."""
 
-Progress = Callable[[str, int], None]
-"""Receives what is going on, and bytes that went through since the last call."""
-
 
 class Published(NamedTuple):
     """What a publish did.
@@ -370,7 +368,7 @@ def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, 
     """Make a bundle a version, and point a channel at it if one is given.
 
     Args:
-        bundle: whose bytes were just held against its manifest.
+        bundle: whose bytes were just checked against its manifest.
     Raises:
         GateError: a channel is to be moved to a student that is no better than a baseline; nothing was uploaded.
         ManifestError: the version is there with other contents.
@@ -386,7 +384,9 @@ def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions,
     if options.channel is not None and not options.is_anyway:
         _check_baselines(bundle)
     name = check_name(options.name or bundle.name, "name")
-    version = version_of(bundle, name, check_name(options.version, "version") if options.version else None)
+    version = Version(
+        name, check_name(options.version, "version") if options.version else bundle.version, bundle.all_files
+    )
     # read first, so that a move made during a long upload is not overruled
     pointer = _pointer(bundle_store, name, options)
     if find_channel(bundle_store, name, version.version) is not None:
@@ -415,7 +415,7 @@ def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions,
 
 
 def _check_baselines(bundle: Bundle) -> None:
-    """Hold the student's figures on its test split against the baselines beside them; older bundles have none."""
+    """Compare the student's figures on its test split with its baselines; older bundles have none."""
     from relabel.manifests.metrics.evaluation import (
         Baselines,
         not_beaten,  # brings numpy, which a move does without
@@ -424,8 +424,8 @@ def _check_baselines(bundle: Bundle) -> None:
     test: Any = bundle.facts
     for name in ("lineage", "student", "metrics", "test"):
         test = test.get(name) if isinstance(test, dict) else None
-    beside = test.get("baselines") if isinstance(test, dict) else None
-    below = not_beaten(test["student"], checked(Baselines, beside)) if beside else []
+    baselines = test.get("baselines") if isinstance(test, dict) else None
+    below = not_beaten(test["student"], checked(Baselines, baselines)) if baselines else []
     if below:
         raise GateError(
             f"{bundle.folder}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a "
@@ -510,7 +510,7 @@ def _rely_on(bundle_store: BundleStore, version: Version) -> None:
 def _ensure_object(
     bundle_store: BundleStore,
     bundle: Bundle,
-    file: BundleFile,
+    file: File,
     size: int | None,
     *,
     is_vouched: bool,
@@ -559,6 +559,6 @@ def _holds(bundle_store: BundleStore, name: str, wanted: Held, progress: Progres
         return False
 
 
-def _uploading(progress: Progress, file: BundleFile, count: int) -> None:
+def _uploading(progress: Progress, file: File, count: int) -> None:
     failpoints.hit("during_upload")
     progress(f"uploading {file.path}", count)

@@ -4,13 +4,13 @@
     python3 pull.py URL/NAME[@CHANNEL|@VERSION] DEST [--key FILE] [--keep 3] [--unhold] [--check-parity]
     python3 pull.py --rollback DEST [--to VERSION]
 
-URL is https://…, s3://bucket/prefix, file:///path or a path. Digests of all bytes are checked before anything serves,
+URL is https://…, s3://bucket/prefix, file:///path or a path. Digests of all bytes are checked before a version serves,
 signatures by `cryptography` where --key or RELABEL_TRUST_KEY names a key; without that package such a pull ends with 4.
 With --check-parity the new version's own load.py asks its reference pairs before the switch, in a process of its own
-that needs numpy, onnxruntime and tokenizers. The folder is the one that `relabel pull` makes, so either goes on with
-what the other left. Exit codes: 0 switched or repaired, 10 nothing new, 2 usage, 3 damaged or hostile, 4 a library is
-missing, 5 unsigned, downgraded or answering otherwise, 20 run again, 75 another pull is at work. From top to bottom:
-store, records, what lies in DEST, the pull itself.
+that needs numpy, onnxruntime and tokenizers. `relabel pull` is this code over relabel's own stores. Exit codes: 0
+switched or repaired, 10 nothing new, 2 usage, 3 damaged or hostile, 4 a library is missing, 5 unsigned, downgraded or
+answering otherwise, 20 run again, 75 another pull is running. From top to bottom: store, records, what lies in DEST,
+the pull itself.
 """
 
 from __future__ import annotations
@@ -40,21 +40,30 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 DONE, USAGE, BAD, MISSING, GATE, NOTHING, AGAIN, LOCKED, STOPPED = 0, 2, 3, 4, 5, 10, 20, 75, 130
 ASKING = ("numpy", "onnxruntime", "tokenizers")
 TRIES, RETRY_S, TIMEOUT_S = 12, 120.0, 60.0
 BLOCK_BYTES, RECORD_BYTES, SPARE_BYTES = 1 << 20, 64 << 20, 16 << 20
-MANIFEST, EMPTY_SHA256 = "manifest.json", hashlib.sha256(b"").hexdigest()
+MANIFEST, VERSIONS, STABLE = "manifest.json", ".versions", "stable"
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+YOUNG_NS = 100_000_000
+PROVEN: dict[tuple[int, ...], str] = {}
+"""sha256 by what the file system says of a file, so that a process reads each file once: a write changes the time of
+the last change, which nobody can set; within a tick of its clock, which is younger than YOUNG_NS, it could stay.
+"""
+
+Progress = Callable[[str, int], None]
+"""Receives what is going on, and bytes that came in since the last call; may raise to stop the pull."""
 
 # Texts in records, by their patterns.
 NAME, SHA256, TEXT = "(?!objects$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "[0-9a-f]{64}", "[ -~]{0,100}"
 STEP, DEVICE = r"(?!\.$)[\w.+=@~-]([\w.+=@~ ()-]{0,198}[\w+=@~()-])?", r"(con|prn|aux|nul|(com|lpt)\d)(\..*)?"
-FILE: dict[str, Any] = {"path": ".*", "size_bytes": int, "sha256": SHA256}
+FILE: dict[str, Any] = {"path": "(?s).*", "size_bytes": int, "sha256": SHA256}
 MOVE: dict[str, Any] = {"sequence": int, "version": NAME, "version_sha256": SHA256, "reason": "publish|set|rollback"}
 MOVE |= {"restores": (int, None), "moved": TEXT, "write": TEXT}
 BODIES: dict[str, dict[str, Any]] = {
@@ -68,7 +77,7 @@ SIGNATURE = {"algorithm": TEXT, "key_id": "[0-9a-f]{16}", "signature": TEXT}
 
 
 class Refused(Exception):  # noqa: N818
-    """Ends the pull with an exit code and a reason; what serves goes on serving."""
+    """Ends the pull with an exit code and a reason; the active version is unchanged."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
@@ -76,12 +85,22 @@ class Refused(Exception):  # noqa: N818
 
 
 def need(is_so: bool, text: str, code: int = BAD) -> None:
-    """Go on only where something is so."""
+    """Raise Refused unless something is so."""
     if not is_so:
         raise Refused(code, text)
 
 
 # The store: a folder, or a server that answers GET.
+
+
+class Store(Protocol):
+    """What a pull reads from."""
+
+    @property
+    def url(self) -> str: ...
+
+    def blocks(self, name: str, start: int) -> Iterator[bytes]:
+        """A file's bytes from an offset on. Raises FileNotFoundError."""
 
 
 class FolderStore:
@@ -110,7 +129,7 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class WebStore:
-    """A bundle store behind https://, or behind s3:// with requests that are signed (SigV4)."""
+    """A bundle store at an https:// URL, or at an s3:// URL with requests that are signed (SigV4)."""
 
     def __init__(self, url: str) -> None:
         self.url, self._base, self._keys = url, url, None
@@ -122,13 +141,13 @@ class WebStore:
         self._opener = urllib.request.build_opener(NoRedirects)
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
-        """A file's bytes from an offset on; a broken reply is gone on with. Raises FileNotFoundError."""
+        """A file's bytes from an offset on; a broken reply is continued. Raises FileNotFoundError."""
         failures, since, where = 0, time.monotonic(), f"{self.url}/{name}"
         while True:
             try:
                 with self._ask(name, start) as reply:
                     left = int(reply.headers.get("Content-Length") or -1)
-                    skip = start if reply.status == http.client.OK else 0  # a server that knows no ranges begins anew
+                    skip = start if reply.status == http.client.OK else 0  # a server without ranges sends all of it
                     while block := reply.read1(BLOCK_BYTES):
                         left, block, skip = left - len(block), block[skip:], max(0, skip - len(block))
                         start, failures, since = start + len(block), 0, time.monotonic()
@@ -177,15 +196,15 @@ class S3Keys(NamedTuple):
 def s3_keys() -> S3Keys:
     """From the usual variables."""
 
-    def said(*names: str) -> str:
+    def variable(*names: str) -> str:
         return next(filter(None, map(os.environ.get, names)), "")
 
-    region = said("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1"
-    endpoint = said("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com"
-    access_key, secret_key = said("AWS_ACCESS_KEY_ID"), said("AWS_SECRET_ACCESS_KEY")
+    region = variable("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1"
+    endpoint = variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com"
+    access_key, secret_key = variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY")
     how = 'eval "$(aws configure export-credentials --format env)"'
     need(bool(access_key and secret_key), f"AWS_ACCESS_KEY_ID or its secret is not set. Of a role or profile: {how}.")
-    return S3Keys(endpoint.rstrip("/"), region, access_key, secret_key, said("AWS_SESSION_TOKEN"))
+    return S3Keys(endpoint.rstrip("/"), region, access_key, secret_key, variable("AWS_SESSION_TOKEN"))
 
 
 def signed(url: str, headers: Mapping[str, str], keys: S3Keys, now_s: float) -> dict[str, str]:
@@ -196,9 +215,9 @@ def signed(url: str, headers: Mapping[str, str], keys: S3Keys, now_s: float) -> 
     names = sorted(held)
     lines = ["GET", parts.path, "", *(f"{name}:{held[name]}" for name in names), "", ";".join(names), EMPTY_SHA256]
     scope = f"{stamp[:8]}/{keys.region}/s3/aws4_request"
-    said = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256("\n".join(lines).encode()).hexdigest()])
+    text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256("\n".join(lines).encode()).hexdigest()])
     key = b"AWS4" + keys.secret_key.encode()
-    for part in (*scope.split("/"), said):
+    for part in (*scope.split("/"), text):
         key = hmac.new(key, part.encode(), "sha256").digest()
     who = f"Credential={keys.access_key}/{scope}, SignedHeaders={';'.join(names)}, Signature={key.hex()}"
     return {**held, "Authorization": f"AWS4-HMAC-SHA256 {who}"}
@@ -280,7 +299,27 @@ class Record(NamedTuple):
         return hashlib.sha256(canonical(self.body)).hexdigest()
 
 
-def read_record(store: FolderStore | WebStore, kind: str, name: str, at: str) -> Record | None:
+def parse_record(data: bytes, kind: str, name: str, at: str, where: str) -> Record:
+    """The record of a channel or version, with all checks that need no other file."""
+    held = strict_json(data, where)
+    body, signatures = held.get("body"), held.get("signatures")
+    is_one = (held.get("kind"), held.get("format")) == (kind, 1) and fits(body, BODIES[kind])
+    is_one = is_one and fits(signatures, [SIGNATURE]) and len(signatures or ()) <= 16
+    if not is_one or body is None or signatures is None:
+        raise Refused(BAD, f"{where}: no {kind} of format 1.")
+    need((body["name"], body[kind]) == (name, at), f"{where}: is another {kind}'s record.")
+    if kind == "version":
+        listed = [file.path for file in read_files(body["files"], where)]
+        need(MANIFEST in listed, f"{where}: lists no {MANIFEST}.")
+    else:
+        sequences = [move["sequence"] for move in body["moves"]]
+        first = sequences[0] if sequences else 0
+        is_rising = first > 0 and sequences == list(range(first, first + len(sequences)))
+        need(is_rising, f"{where}: its sequence does not rise by one with every move.")
+    return Record(kind, where, body, signatures)
+
+
+def read_record(store: Store, kind: str, name: str, at: str) -> Record | None:
     """The record of a channel or version, None where there is none."""
     path, data = f"{name}/{kind}s/{at}.json", b""
     where = f"{store.url}/{path}"
@@ -290,30 +329,44 @@ def read_record(store: FolderStore | WebStore, kind: str, name: str, at: str) ->
             need(len(data) <= RECORD_BYTES, f"{where}: too big to be a record.")
     except FileNotFoundError:
         return None
-    held = strict_json(data, where)
-    body, signatures = held.get("body"), held.get("signatures")
-    is_one = (held.get("kind"), held.get("format")) == (kind, 1) and fits(body, BODIES[kind])
-    is_one = is_one and fits(signatures, [SIGNATURE]) and len(signatures or ()) <= 16
-    if not is_one or body is None or signatures is None:
-        raise Refused(BAD, f"{where}: no {kind} of format 1.")
-    need((body["name"], body[kind]) == (name, at), f"{where}: is another {kind}'s record.")
-    return Record(kind, where, body, signatures)
+    return parse_record(data, kind, name, at, where)
+
+
+def signed_bytes(kind: str, body: Mapping[str, Any]) -> bytes:
+    """What a signature is of."""
+    return f"relabel {kind} 1\n".encode() + canonical(body)
+
+
+def is_signed(
+    kind: str, body: Mapping[str, Any], signatures: Sequence[Mapping[str, str]], keys: Mapping[str, Any]
+) -> bool:
+    """Whether one of the public keys, by id, truly signed a body; a key id alone proves nothing."""
+    from cryptography.exceptions import InvalidSignature
+
+    for one in signatures:
+        if one["algorithm"] == "ed25519" and one["key_id"] in keys:
+            with contextlib.suppress(ValueError, InvalidSignature):
+                keys[one["key_id"]].verify(base64.b64decode(one["signature"], validate=True), signed_bytes(kind, body))
+                return True
+    return False
+
+
+def key_id(public_key: Any) -> str:
+    """The first digits of the sha256 of a public key."""
+    return hashlib.sha256(public_key.public_bytes_raw()).hexdigest()[:16]
 
 
 class Trust:
     """Public ed25519 keys, by PEM files or PEM text; without one nothing need be signed."""
 
-    def __init__(self, sources: Sequence[str]) -> None:
+    def __init__(self, sources: Sequence[str] = ()) -> None:
         self._keys: dict[str, Any] = {}
-        self._invalid: type[Exception] = ValueError
         if sources:
             try:
-                from cryptography.exceptions import InvalidSignature
                 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
                 from cryptography.hazmat.primitives.serialization import load_pem_public_key
             except ImportError as exc:
                 raise Refused(MISSING, "a key was given, and checking signatures needs `cryptography`.") from exc
-            self._invalid = InvalidSignature
         for source in sources:
             text = source.strip("\ufeff'\"` \t\r\n").replace("\\r", "").replace("\\n", "\n")
             is_text = "-----BEGIN " in text
@@ -322,19 +375,19 @@ class Trust:
                 key = load_pem_public_key(pem)
             except ValueError:
                 key = None
-            need(isinstance(key, Ed25519PublicKey), "a key that was given is no PEM public key of ed25519.")
-            raw: bytes = getattr(key, "public_bytes_raw", bytes)()
-            self._keys[hashlib.sha256(raw).hexdigest()[:16]] = key
+            if not isinstance(key, Ed25519PublicKey):
+                raise Refused(
+                    BAD, "a key that was given is no PEM public key of ed25519. Make one: openssl pkey -pubout."
+                )
+            self._keys[key_id(key)] = key
 
     def check(self, record: Record) -> None:
         """Refuse a record that no trusted key signed."""
-        message = f"relabel {record.kind} 1\n".encode() + canonical(record.body)
-        for one in record.signatures:
-            if one["algorithm"] == "ed25519" and one["key_id"] in self._keys:
-                with contextlib.suppress(ValueError, self._invalid):
-                    self._keys[one["key_id"]].verify(base64.b64decode(one["signature"], validate=True), message)
-                    return
-        need(not self._keys, f"{record.where}: not signed by a key that was given.", GATE)
+        if self._keys and not is_signed(record.kind, record.body, record.signatures, self._keys):
+            by = ", ".join(sorted({one["key_id"] for one in record.signatures})) or "nobody"
+            trusted = ", ".join(sorted(self._keys))
+            text = f"{record.where}: no valid signature by a trusted key (signed by {by}; trusted: {trusted})."
+            raise Refused(GATE, text)
 
 
 # What lies in DEST: the link, whole versions, and what is remembered of the channel.
@@ -358,7 +411,7 @@ class Served:
 
 @dataclass(frozen=True)
 class ServingState:
-    """`.pull.json`: versions that are kept, the serving one first; by channel the newest that was seen, the sequence up
+    """`.pull.json`: versions that are kept, the active one first; by channel the newest that was seen, the sequence up
     to which somebody rolled back here, and the versions that the channel left by a rollback.
     """
 
@@ -368,12 +421,16 @@ class ServingState:
     held: dict[str, int] = field(default_factory=dict)
     left: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def leavers(self, served: Served) -> list[str]:
+        """Channels that left a version by a rollback."""
+        return sorted(channel for channel, versions in self.left.items() if served.version_sha256 in versions)
+
 
 class ServingFolder:
     """A folder to pull to."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.versions, self.link = folder, folder / ".versions", folder / "current"
+        self.folder, self.versions, self.link = folder, folder / VERSIONS, folder / "current"
 
     def serving(self) -> Path | None:
         """The folder that the link leads to."""
@@ -387,11 +444,11 @@ class ServingFolder:
         path, serving = self.folder / ".pull.json", self.serving()
         need(path.is_file() or not path.exists(), f"{path}: is not an ordinary file. Move it away and pull again.")
         try:
-            said = json.loads(path.read_bytes())
-            need(said["format"] == 1, f"{path}: written by another relabel. Pull to a new folder.")
-            seen, held, left = (said.get(key, {}) for key in ("seen", "held", "left"))
-            served = said.get("served", [])
-            is_known = fits(said["name"], NAME) and fits([*seen.values()], [SEEN]) and fits(served, [SERVED])
+            found = json.loads(path.read_bytes())
+            need(found["format"] == 1, f"{path}: written by another relabel. Pull to a new folder.")
+            seen, held, left = (found.get(key, {}) for key in ("seen", "held", "left"))
+            served = found.get("served", [])
+            is_known = fits(found["name"], NAME) and fits([*seen.values()], [SEEN]) and fits(served, [SERVED])
             is_known = is_known and fits([*held.values()], [int]) and fits([*left.values()], [[SHA256]])
             need(is_known, f"{path}: not what a pull writes. Move it away and pull again.")
         except FileNotFoundError:
@@ -399,7 +456,7 @@ class ServingFolder:
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
             raise Refused(BAD, f"{path}: not what a pull writes. Move it away and pull again.") from exc
         state = ServingState(
-            said["name"],
+            found["name"],
             {channel: SeenMove(**one) for channel, one in seen.items()},
             tuple(Served(**one) for one in served),
             held,
@@ -410,19 +467,33 @@ class ServingFolder:
         known = [place for place, one in enumerate(state.served) if one.folder == serving.name]
         if known:
             return replace(state, served=state.served[known[0] :])
-        found = digest(serving / MANIFEST)
-        unknown = Served(serving.name, serving.name.partition("~")[0], "", found.sha256 if found else "", None, None)
-        return replace(state, served=(unknown, *state.served)) if found else state
+        sha256 = sha256_of(serving / MANIFEST)
+        unknown = Served(serving.name, serving.name.partition("~")[0], "", sha256, None, None)
+        return replace(state, served=(unknown, *state.served)) if sha256 else state
 
     def pulled(self) -> ServingState:
         """What is remembered, where anything was pulled."""
         state = self.state()
         if state is None or not state.served:
-            raise Refused(BAD, f"{self.folder}: no version was pulled here.")
+            raise Refused(BAD, f"{self.folder}: no version was pulled here. Pull one: URL/NAME {self.folder}.")
         return state
 
     def path_of(self, served: Served) -> Path:
         return self.versions / served.folder
+
+    def fault(self, served: Served) -> str:
+        """What is wrong with a version that should serve, every byte of it read; empty where it is whole."""
+        if self.serving() != self.path_of(served):
+            return f"{self.link}: is missing, or leads elsewhere"
+        return fault_in(self.path_of(served), served.manifest_sha256)[0]
+
+    def check(self) -> tuple[ServingState, str]:
+        """What serves, and what is wrong with it; writes nothing and waits for nobody."""
+        while True:
+            state = self.pulled()
+            fault = self.fault(state.served[0])
+            if not fault or self.state() == state:  # else a pull switched and tidied up while files were read
+                return state, fault
 
     def write(self, state: ServingState) -> None:
         """Make the state durable; the switch lock is held."""
@@ -436,7 +507,7 @@ class ServingFolder:
     def switch(self, state: ServingState, to: Served, keep: int) -> ServingState:
         """Let a whole version serve, in one step; the switch lock is held."""
         link = self.folder / f".link-{secrets.token_hex(4)}"
-        link.symlink_to(Path(".versions", to.folder))
+        link.symlink_to(Path(VERSIONS, to.folder))
         link.replace(self.link)
         sync(self.folder)
         others = [one for one in state.served if to.folder != one.folder and to.version_sha256 != one.version_sha256]
@@ -463,32 +534,44 @@ class ServingFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError as exc:
-                raise Refused(LOCKED, f"{self.folder}: another pull is at work ({path}).") from exc
+                raise Refused(LOCKED, f"{self.folder}: another pull is running ({path}).") from exc
             file.truncate()
             file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
             file.flush()
             yield
 
 
-def digest(path: Path) -> File | None:
-    """Size and sha256 of a plain file that its owner may read; None for anything else."""
-    found, size = hashlib.sha256(), 0
-    try:
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode) or not mode & stat.S_IRUSR:
-            return None
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                found.update(block)
-                size += len(block)
-    except OSError:
-        return None
-    return File(path.name, size, found.hexdigest())
+def plain(path: Path) -> os.stat_result | None:
+    """What the system says of a plain file that its owner may read; None for anything else."""
+    with contextlib.suppress(OSError):
+        held = path.lstat()
+        if stat.S_ISREG(held.st_mode) and held.st_mode & stat.S_IRUSR:
+            return held
+    return None
 
 
-def is_file(path: Path, file: File) -> bool:
-    found = digest(path)
-    return found is not None and (found.size_bytes, found.sha256) == (file.size_bytes, file.sha256)
+def sha256_of(path: Path) -> str:
+    """sha256 of a plain file; empty where it can't be read."""
+    held, now_ns, found = plain(path), time.time_ns(), hashlib.sha256()
+    if held is None:
+        return ""
+    stamp = (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns, held.st_ctime_ns)
+    if stamp not in PROVEN:
+        try:
+            with path.open("rb") as file:
+                while block := file.read(BLOCK_BYTES):
+                    found.update(block)
+        except OSError:
+            return ""
+        if now_ns - held.st_ctime_ns <= YOUNG_NS:
+            return found.hexdigest()
+        PROVEN[stamp] = found.hexdigest()
+    return PROVEN[stamp]
+
+
+def is_file(path: Path, file: File, *, reads: bool = True) -> bool:
+    held = plain(path)
+    return held is not None and held.st_size == file.size_bytes and (not reads or sha256_of(path) == file.sha256)
 
 
 def entries_in(folder: Path) -> Iterator[Path]:
@@ -498,26 +581,41 @@ def entries_in(folder: Path) -> Iterator[Path]:
             yield from (list(entries_in(path)) if path.is_dir() and not path.is_symlink() else []) or [path]
 
 
-def fault_in(folder: Path, manifest_sha256: str) -> tuple[str | None, list[File]]:
+def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], list[File]]:
+    """What a bundle says of itself, and all its files, the manifest last."""
+    held = strict_json(data, where)
+    is_manifest = (held.get("kind"), held.get("format")) == ("bundle", 1) and fits(held.get("name"), ".+")
+    is_manifest = is_manifest and isinstance(held.get("lineage"), dict) and isinstance(held.get("files"), list)
+    need(is_manifest, f"{where}: no bundle's manifest of format 1 (kind, format, name, lineage, files)")
+    itself = File(MANIFEST, len(data), hashlib.sha256(data).hexdigest())
+    return held, read_files([*held["files"], itself._asdict()], where)
+
+
+def fault_among(folder: Path, files: Sequence[File], *, reads: bool = True) -> str:
+    """What is wrong with a folder that should hold these files and no other; empty where nothing is."""
+    try:
+        found = {path.relative_to(folder).as_posix() for path in entries_in(folder)}
+    except OSError as exc:
+        return f"{folder}: can't be listed ({exc.strerror})"
+    for file in files:
+        path = folder / file.path
+        above = [folder / parent for parent in Path(file.path).parents]
+        if not is_file(path, file, reads=reads) or any(one.stat().st_mode & 0o500 != 0o500 for one in above):
+            return f"{path}: {'is not what its manifest says' if os.path.lexists(path) else 'is missing'}"
+    strangers = found - {file.path for file in files}
+    return f"{folder}/{min(strangers)}: is not in the manifest" if strangers else ""
+
+
+def fault_in(folder: Path, manifest_sha256: str) -> tuple[str, list[File]]:
     """What is wrong with a bundle, every byte of it read, and the files that it lists."""
-    where, manifest = f"{folder}/{MANIFEST}", digest(folder / MANIFEST)
-    if folder.is_symlink() or manifest is None or manifest.sha256 != manifest_sha256:
+    where = folder / MANIFEST
+    if folder.is_symlink() or sha256_of(where) != manifest_sha256:
         return f"{where}: is missing, or not the one that was pulled", []
     try:
-        held = strict_json((folder / MANIFEST).read_bytes(), where)
-        is_manifest = (held.get("kind"), held.get("format")) == ("bundle", 1) and fits(held.get("name"), ".+")
-        is_manifest = is_manifest and isinstance(held.get("lineage"), dict) and isinstance(held.get("files"), list)
-        need(is_manifest, f"{where}: is no bundle's manifest of format 1")
-        files = read_files([*held["files"], manifest._asdict()], where)
-        strangers = {path.relative_to(folder).as_posix() for path in entries_in(folder)}
-    except (OSError, Refused) as exc:
-        return exc.text if isinstance(exc, Refused) else f"{folder}: can't be listed ({exc.strerror})", []
-    for file in files:
-        above = [folder / parent for parent in Path(file.path).parents]
-        if not is_file(folder / file.path, file) or any(one.stat().st_mode & 0o500 != 0o500 for one in above):
-            return f"{folder}/{file.path}: is missing, or not as it was pulled", files
-    strangers -= {file.path for file in files}
-    return (f"{folder}/{min(strangers)}: is not in the manifest" if strangers else None), files
+        files = read_manifest(where.read_bytes(), str(where))[1]
+    except Refused as exc:
+        return exc.text, []
+    return fault_among(folder, files), files
 
 
 def remove(path: Path) -> None:
@@ -563,33 +661,66 @@ class TrustedVersion(NamedTuple):
         return self.moves[-1]["sequence"] if self.moves else None
 
 
-def find_wanted(store: FolderStore | WebStore, name: str, at: str, trust: Trust) -> TrustedVersion:
+class Pulled(NamedTuple):
+    """What a pull did; `is_held` where it left a version that somebody rolled back to."""
+
+    dest: Path
+    served: Served
+    has_switched: bool = False
+    is_held: bool = False
+    fetched_bytes: int = 0
+    repaired: str = ""
+
+    def __str__(self) -> str:
+        served, how = self.served, f"{self.fetched_bytes:,} bytes fetched"
+        if self.repaired:
+            how = f"repaired, {how}. Damaged: {self.repaired}"
+        elif self.is_held:
+            how = "left so after a rollback, until the channel moves on (--unhold follows now)"
+        elif not self.has_switched:
+            how = "already"
+        by = f" ({served.channel}, sequence {served.sequence})" if served.channel else ""
+        return f"{self.dest}: serves {served.version}{by}, {how}."
+
+
+class Address(NamedTuple):
+    """A bundle's store and name, and a channel or version where one is named."""
+
+    url: str
+    name: str
+    at: str | None
+
+
+def parse_address(text: str) -> Address:
+    """Read `URL/NAME`, `URL/NAME@CHANNEL` or `URL/NAME@VERSION`."""
+    url, slash, last = text.rstrip("/").rpartition("/")
+    name, sign, at = last.partition("@")
+    is_one = fits(name, NAME) and (fits(at, NAME) or not sign) and bool(url or not slash) and not url.endswith(":/")
+    need(is_one, f"{text}: write URL/NAME or URL/NAME@CHANNEL, for instance s3://bucket/models/ecom@stable.", USAGE)
+    return Address(url or ".", name, at or None)
+
+
+def find_wanted(store: Store, address: Address, trust: Trust) -> TrustedVersion:
     """What an address names; a channel goes before a version of the same name."""
-    pointer = read_record(store, "channel", name, at)
+    at = address.at or STABLE
+    pointer = read_record(store, "channel", address.name, at)
     if pointer is None:
-        return find_version(store, name, at, trust)
-    moves = pointer.body["moves"]
-    sequences = [move["sequence"] for move in moves]
-    first = sequences[0] if sequences else 0
-    is_rising = first > 0 and sequences == list(range(first, first + len(sequences)))
-    need(is_rising, f"{pointer.where}: its sequence does not rise by one with every move.")
+        return find_version(store, address.name, at, trust)
     trust.check(pointer)
-    found = find_version(store, name, moves[-1]["version"], trust, moves[-1]["version_sha256"])
+    moves = pointer.body["moves"]
+    found = find_version(store, address.name, moves[-1]["version"], trust, moves[-1]["version_sha256"])
     return found._replace(channel=at, moves=moves)
 
 
-def find_version(
-    store: FolderStore | WebStore, name: str, at: str, trust: Trust, sha256: str | None = None
-) -> TrustedVersion:
+def find_version(store: Store, name: str, at: str, trust: Trust, sha256: str | None = None) -> TrustedVersion:
     """A version by its name, and by its digest where that is known."""
     record = read_record(store, "version", name, at)
     if record is None:
-        raise Refused(BAD, f"{store.url}/{name}@{at}: neither a channel nor a version is there.")
-    files = read_files(record.body["files"], record.where)
-    need(any(file.path == MANIFEST for file in files), f"{record.where}: lists no {MANIFEST}.")
-    need(sha256 in (None, record.sha256), f"{record.where}: is another record than the one that was named.")
+        where = f"{store.url}/{name}"
+        raise Refused(BAD, f"{where}@{at}: neither a channel nor a version. List them: relabel show {where}.")
+    need(sha256 in (None, record.sha256), f"{record.where}: is not the record that was named by its digest. Refused.")
     trust.check(record)
-    return TrustedVersion(at, record.sha256, files)
+    return TrustedVersion(at, record.sha256, read_files(record.body["files"], record.where))
 
 
 def note_seen(dest: ServingFolder, state: ServingState, wanted: TrustedVersion) -> ServingState:
@@ -624,15 +755,15 @@ def left_by_rollback(moves: Sequence[Mapping[str, Any]], known: Collection[str],
     return found
 
 
-def fetch(store: FolderStore | WebStore, dest: ServingFolder, state: ServingState, wanted: TrustedVersion) -> str:
-    """See to it that a version lies in `.versions`, whole; the name of its folder."""
+def fetch(store: Store, dest: ServingFolder, state: ServingState, wanted: TrustedVersion, progress: Progress) -> str:
+    """Bring a version into `.versions`, whole; the name of its folder."""
     here = [dest.versions / wanted.version, *sorted(dest.versions.glob(f"{wanted.version}~*"))]
     for path in here:
         fault, files = fault_in(path, wanted.manifest_sha256)
-        if fault is None and sorted(files) == sorted(wanted.files):
+        if not fault and sorted(files) == sorted(wanted.files):
             return path.name
     building = dest.versions / f".new-{wanted.sha256[:16]}"  # found again by the next pull, if this one is killed
-    bring_in(store, dest, building, wanted, [*here, *map(dest.path_of, state.served)])
+    bring_in(store, dest, building, wanted, [*here, *map(dest.path_of, state.served)], progress)
     fault, files = fault_in(building, wanted.manifest_sha256)
     if fault or sorted(files) != sorted(wanted.files):
         remove(building)
@@ -647,7 +778,12 @@ def fetch(store: FolderStore | WebStore, dest: ServingFolder, state: ServingStat
 
 
 def bring_in(
-    store: FolderStore | WebStore, dest: ServingFolder, building: Path, wanted: TrustedVersion, kept: Sequence[Path]
+    store: Store,
+    dest: ServingFolder,
+    building: Path,
+    wanted: TrustedVersion,
+    kept: Sequence[Path],
+    progress: Progress,
 ) -> None:
     """Every file of a version into a folder: copied from versions that are kept, else fetched."""
     partial, ours = dest.folder / ".partial", {file.path for file in wanted.files}
@@ -664,10 +800,12 @@ def bring_in(
     for file in missing:
         target, copy = building / file.path, partial / f"{file.sha256}.copy"
         target.parent.mkdir(parents=True, exist_ok=True)
-        twins = [building / one.path for one in wanted.files if one.sha256 == file.sha256 and one != file]
-        for source in (*twins, *(folder / file.path for folder in kept)):
+        same = [one.path for one in wanted.files if one.sha256 == file.sha256]
+        twins = [building / path for path in same if path != file.path]
+        for source in (*twins, *(folder / path for folder in kept for path in same)):
             copy.unlink(missing_ok=True)
             if is_file(source, file):
+                progress(f"copying {file.path}", 0)
                 if source in twins:  # a file that the bundle holds twice takes its space once
                     copy.hardlink_to(source)
                 else:
@@ -677,15 +815,16 @@ def bring_in(
                 copy.replace(target)
                 break
         else:
-            download(store, file, target, partial)
+            download(store, file, target, partial, progress)
 
 
-def download(store: FolderStore | WebStore, file: File, target: Path, partial: Path) -> None:
-    """Fetch what is missing of a file; a bad part is fetched anew, once."""
+def download(store: Store, file: File, target: Path, partial: Path, progress: Progress) -> None:
+    """Fetch what is missing of a file; a bad part is fetched again, once."""
     part, name = partial / file.sha256, f"objects/{file.sha256[:2]}/{file.sha256}"
     for _ in range(2):
         size = part.stat().st_size if part.is_file() else 0
-        print(f"fetching {file.path} from byte {size:,} of {file.size_bytes:,}", file=sys.stderr)
+        what = f"fetching {file.path} from byte {size:,} of {file.size_bytes:,}"
+        progress(what, 0)
         with part.open("ab") as out:
             try:
                 for block in store.blocks(name, size) if size < file.size_bytes else ():
@@ -694,6 +833,7 @@ def download(store: FolderStore | WebStore, file: File, target: Path, partial: P
                         break
                     out.write(block)
                     out.flush()  # what came in is there for the next pull, if this one is killed
+                    progress(what, len(block))
             except FileNotFoundError as exc:
                 raise Refused(BAD, f"{store.url}/{name} ({file.path}): is missing. Publish the bundle again.") from exc
         if size == file.size_bytes and is_file(part, file):
@@ -701,87 +841,111 @@ def download(store: FolderStore | WebStore, file: File, target: Path, partial: P
             part.replace(target)
             return
         part.unlink()
-    raise Refused(BAD, f"{store.url}/{name} ({file.path}): its bytes are not those published.")
+    text = "its bytes are not those published. Publish the bundle again with --reread"
+    raise Refused(BAD, f"{store.url}/{name} ({file.path}): {text}.")
 
 
 def check_parity(version: Path) -> None:
     """Refuse a version that answers its reference pairs otherwise here than where it was made."""
-    print("asking the reference pairs", file=sys.stderr)
     line = [sys.executable, "-P", str(version / "load.py"), "--check"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     code = done.returncode if done.returncode in (DONE, MISSING, GATE) else BAD
-    said = (done.stderr.strip() or f"{version}: load.py ended with {done.returncode}.").splitlines()[-1]
-    need(code == DONE, f"--check-parity: {said}", code)
+    last = (done.stderr.strip() or f"{version}: load.py ended with {done.returncode}.").splitlines()[-1]
+    need(code == DONE, f"--check-parity: {last}", code)
 
 
-def pull(store: FolderStore | WebStore, name: str, at: str, dest: ServingFolder, options: argparse.Namespace) -> int:
-    """Let DEST serve what an address names, whole; the exit code."""
-    for held in (MANIFEST, "objects"):
-        is_free = not (dest.folder / held).exists()
-        need(is_free, f"{dest.folder}: holds {held}, so it is a bundle, an output or a store. Pull to another folder.")
-    trust, state = Trust(options.key), dest.state()
-    need(state is None or state.name == name, f"{dest.folder}: holds another bundle than {name}.")
-    wanted = find_wanted(store, name, at, trust)
+def pull(
+    store: Store,
+    address: Address,
+    dest: ServingFolder,
+    trust: Trust,
+    progress: Progress,
+    *,
+    keep: int = 3,
+    lifts_hold: bool = False,
+    checks_parity: bool = False,
+) -> Pulled:
+    """Let DEST serve what an address names, whole.
+
+    Args:
+        keep: versions that stay, the active one among them.
+        lifts_hold: switch although somebody rolled back from this very move of the channel.
+        checks_parity: ask the new version's reference pairs before the switch.
+    """
+    for one in (MANIFEST, "objects"):
+        is_free = not (dest.folder / one).exists()
+        need(is_free, f"{dest.folder}: holds {one}, so it is a bundle, an output or a store. Pull to another folder.")
+    lacking = [one for one in ASKING if checks_parity and importlib.util.find_spec(one) is None]
+    need(not lacking, f"--check-parity needs {', '.join(lacking)}: pip install {' '.join(ASKING)}.", MISSING)
+    name, state = address.name, dest.state() or ServingState(address.name)
+    need(state.name == name, f"{dest.folder}: holds {state.name}; {name} needs a folder of its own.")
+    wanted, fetched = find_wanted(store, address, trust), [0]
+
+    def counted(what: str, count: int) -> None:
+        fetched[0] += count
+        progress(what, count)
+
     with dest.locked("pull", waits=False):
         with dest.locked("switch", waits=True):
             noted = note_seen(dest, dest.state() or ServingState(name), wanted)
         served, was = noted.served[0] if noted.served else None, dest.serving()
         is_held = bool(served) and (wanted.sequence or 0) <= noted.held.get(wanted.channel or "", -1)
-        is_left, fault = is_held and not options.unhold, ""
-        if served is not None and (is_left or served.version_sha256 == wanted.sha256):
-            fault = "linked elsewhere" if was != dest.path_of(served) else ""
-            fault = fault_in(dest.path_of(served), served.manifest_sha256)[0] or fault
+        is_held, fault = is_held and not lifts_hold, ""
+        if served is not None and (is_held or served.version_sha256 == wanted.sha256):
+            progress("checking the active version", 0)
+            fault = dest.fault(served)
             if not fault:
                 dest.tidy(noted)
-                return say(NOTHING, dest, noted, "left so after a rollback" if is_left else "already")
-            if is_left:  # what serves is repaired, and stays what it is
+                return Pulled(dest.folder, served, is_held=is_held)
+            if is_held:  # what serves is repaired, and stays what it is
                 wanted = find_version(store, name, served.version, trust, served.version_sha256)
-            to = replace(served, folder=fetch(store, dest, noted, wanted))
+            to = replace(served, folder=fetch(store, dest, noted, wanted, counted))
         else:
-            folder, manifest_sha256 = fetch(store, dest, noted, wanted), wanted.manifest_sha256
-            if options.check_parity:
+            folder, manifest_sha256 = fetch(store, dest, noted, wanted, counted), wanted.manifest_sha256
+            if checks_parity:
+                progress("asking the reference pairs", 0)
                 check_parity(dest.versions / folder)
             to = Served(folder, wanted.version, wanted.sha256, manifest_sha256, wanted.channel, wanted.sequence)
         with dest.locked("switch", waits=True):
             state = dest.state() or ServingState(name)
-            if state != noted and not options.unhold:
-                return say(NOTHING, dest, state, "left so: it was rolled back while files came in")
+            if state != noted and not lifts_hold:  # somebody rolled back while files came in
+                return Pulled(dest.folder, state.served[0], is_held=True, fetched_bytes=fetched[0])
             if served is None or served.version_sha256 != to.version_sha256:
                 state = replace(state, held={one: upto for one, upto in state.held.items() if one != to.channel})
-            state = dest.switch(state, to, options.keep)
+            state = dest.switch(state, to, keep)
         dest.tidy(state)
-        return say(DONE if was != dest.serving() else NOTHING, dest, state, f"repaired: {fault}" if fault else "pulled")
+        return Pulled(dest.folder, to, bool(fault) or was != dest.path_of(to), is_held, fetched[0], fault)
 
 
-def roll_back(dest: ServingFolder, to: str | None) -> int:
+def roll_back(dest: ServingFolder, to: str | None = None) -> Pulled:
     """Let the version serve that did before, without network; none that a channel left by a rollback, unless named."""
-    dest.pulled()  # before a lock makes a folder of what is none
+    dest.pulled()  # before a lock makes a folder where none was
     with dest.locked("switch", waits=True):
         state, was = dest.pulled(), dest.serving()
-        bad = {sha256 for one in state.left.values() for sha256 in one}
-        fits = [
-            place
-            for place, one in enumerate(state.served)
-            if one.version == to or (to is None and place > 0 and one.version_sha256 not in bad)
-        ]
-        here = ", ".join(one.version for one in state.served)
-        need(bool(fits), f"{dest.folder}: nothing to go back to; here are: {here}. Name one by --to.")
-        target = state.served[fits[0]]
+        for place, target in enumerate(state.served):
+            if target.version == to or (to is None and place > 0 and not state.leavers(target)):
+                break
+        else:
+            notes = [[f"{by} left it by a rollback" for by in state.leavers(one)] for one in state.served]
+            notes[0].insert(0, "serves")
+            names = [one.version for one in state.served]
+            kept = "; ".join(
+                f"{name} ({', '.join(note)})" if note else name for name, note in zip(names, notes, strict=True)
+            )
+            why = f"version {to} is not kept" if to is not None else "keeps no version to go back to"
+            raise Refused(
+                BAD, f"{dest.folder}: {why}. Here are: {kept}. Name one of them: --to VERSION; or pull another."
+            )
         fault = fault_in(dest.path_of(target), target.manifest_sha256)[0]
-        need(fault is None, f"{fault}. Name another one by --to, or pull it again.")
+        need(not fault, f"{fault}. Name another one by --to VERSION, or pull it again.")
         held = {**state.held, **{channel: seen.sequence for channel, seen in state.seen.items()}}
-        left = replace(state, served=state.served[fits[0] :], held=held)
-        state = dest.switch(left, target, len(left.served))
-        return say(DONE if was != dest.path_of(target) else NOTHING, dest, state, "rolled back")
-
-
-def say(code: int, dest: ServingFolder, state: ServingState, how: str) -> int:
-    print(f"{dest.folder}: serves {state.served[0].version}, {how}.")
-    return code
+        left = replace(state, served=state.served[place:], held=held)
+        dest.switch(left, target, len(left.served))
+        return Pulled(dest.folder, target, was != dest.path_of(target))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, pull, and say how it went; the exit code."""
+    """Parse, pull, and report; the exit code."""
     lines = (__doc__ or "").split("\n\n")
     usage = " ".join(lines[1].split()).replace("python3 pull.py", "\n  pull.py")
     parser = argparse.ArgumentParser("pull.py", usage, lines[0], allow_abbrev=False)
@@ -797,33 +961,44 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("give URL/NAME@CHANNEL and DEST, or --rollback and DEST; --to goes with --rollback alone")
     if options.rollback and (options.key or options.unhold or options.check_parity):
         parser.error("--rollback takes one argument, DEST, and no other option but --to")
-    options.key = options.key or list(filter(None, [os.environ.get("RELABEL_TRUST_KEY")]))
     try:
         need(bool(options.places[-1]), "DEST is empty: a variable that is not set?", USAGE)
+        need(1 <= options.keep <= 1000, f"--keep {options.keep}: write 1 to 1000.", USAGE)
         dest = ServingFolder(Path(options.places[-1]))
         if options.rollback:
-            return roll_back(dest, options.to)
-        url, slash, last = options.places[0].rstrip("/").rpartition("/")
-        name, at, channel = last.partition("@")
-        is_address = fits(name, NAME) and (fits(channel, NAME) or not at) and bool(url or not slash)
-        need(is_address, f"{options.places[0]}: write URL/NAME@CHANNEL.", USAGE)
-        need(1 <= options.keep <= 1000, f"--keep {options.keep}: write 1 to 1000.", USAGE)
-        lacking = [one for one in ASKING if options.check_parity and importlib.util.find_spec(one) is None]
-        need(not lacking, f"--check-parity needs {', '.join(lacking)}: pip install {' '.join(ASKING)}.", MISSING)
-        is_vouched = not url.startswith("http://") or bool(options.key)
-        need(is_vouched, "http:// proves nobody: write https://, or give --key.", USAGE)
-        is_web = url.startswith(("https://", "http://", "s3://"))
-        need(is_web or "://" not in url.removeprefix("file://"), f"{url}: https://, s3://, file:// or a path.", USAGE)
-        store = WebStore(url) if is_web else FolderStore(url.removeprefix("file://") or ".")
-        return pull(store, name, channel or "stable", dest, options)
+            done = roll_back(dest, options.to)
+        else:
+            address = parse_address(options.places[0])
+            url, keys = address.url, options.key or list(filter(None, [os.environ.get("RELABEL_TRUST_KEY")]))
+            need(
+                bool(keys) or not url.startswith("http://"),
+                "http:// proves nobody: write https://, or give --key.",
+                USAGE,
+            )
+            is_web = url.startswith(("https://", "http://", "s3://"))
+            is_known = is_web or "://" not in url.removeprefix("file://")
+            need(is_known, f"{url}: https://, s3://, file:// or a path.", USAGE)
+            store = WebStore(url) if is_web else FolderStore(url.removeprefix("file://") or ".")
+            done = pull(
+                store,
+                address,
+                dest,
+                Trust(keys),
+                lambda what, count: None if count else print(what, file=sys.stderr),
+                keep=options.keep,
+                lifts_hold=options.unhold,
+                checks_parity=options.check_parity,
+            )
     except Refused as exc:
-        print(f"pull.py: {exc.text} What serves is as it was.", file=sys.stderr)
+        print(f"pull.py: {exc.text} The active version is unchanged.", file=sys.stderr)
         return exc.code
     except OSError as exc:
-        print(f"pull.py: {exc}. What serves is as it was.", file=sys.stderr)
+        print(f"pull.py: {exc}. The active version is unchanged.", file=sys.stderr)
         return AGAIN if exc.errno in (errno.ENOSPC, errno.EDQUOT) else BAD
     except KeyboardInterrupt:
         return STOPPED
+    print(done)
+    return DONE if done.has_switched else NOTHING
 
 
 if __name__ == "__main__":

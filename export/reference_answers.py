@@ -13,7 +13,7 @@ from relabel.export.bundle_facts import ModelParity
 from relabel.export.loader import OPENVINO, BundleError, choose_provider, open_session
 from relabel.export.parity import PairSet, Run, answers
 from relabel.export.specs import ParitySpec
-from relabel.manifests.errors import GateError, ManifestError, MissingExtraError
+from relabel.manifests.errors import MissingExtraError
 from relabel.manifests.process import require
 from relabel.manifests.records import readable_json
 
@@ -133,24 +133,3 @@ def write_reference(
         },
     }
     (folder / loader.REFERENCE).write_bytes(readable_json(held))
-
-
-def check_here(folder: Path) -> str:
-    """Ask a bundle's reference pairs on this machine, as its `load.py --check` does; a sentence on how they came out.
-
-    Args:
-        folder: whose bytes are proven.
-    Raises:
-        GateError: some are answered otherwise; says which and by how much.
-        ManifestError: the bundle has none, or can't be opened here.
-        MissingExtraError: onnxruntime or tokenizers is absent.
-    """
-    for library in ("onnxruntime", "tokenizers"):
-        require(library, extra="cpu", purpose="--check-parity")
-    try:
-        checked = loader.check_answers(loader.Student(folder, check_digests=False))
-    except loader.BundleError as exc:
-        raise ManifestError(f"--check-parity: {exc}") from exc
-    if not checked.has_passed:
-        raise GateError(f"{checked}")
-    return str(checked)

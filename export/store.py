@@ -2,62 +2,39 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from relabel.export.bundles import MANIFEST_NAME, Bundle, BundleFile, check_names, is_sha256, read_files, strict_json
-from relabel.export.signatures import Signature, SigningKey, read_signatures
+from relabel.export import puller
+from relabel.export.bundles import MANIFEST_NAME, translate_refusals
+from relabel.export.puller import Address, File, Record
+from relabel.export.signatures import Signature, SigningKey
 from relabel.manifests import failpoints
 from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, TransientError, UsageError
-from relabel.manifests.records import checked, digest_of, fault_of, plain, readable_json
-
-# ------------------------------------------------------------------------------
-# `NAME@VERSION` in a bundle store, and the names of what lies there.
-
+from relabel.manifests.records import digest_of, readable_json
 
 OBJECTS = "objects"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class Address(NamedTuple):
-    """What `s3://bucket/models/ecom@stable` says.
-
-    Args:
-        url: of the bundle store.
-        name: of the bundle in it.
-        at: a channel or version, None where there is no `@`.
-    """
-
-    url: str
-    name: str
-    at: str | None
-
-
+@translate_refusals()
 def parse_address(text: str) -> Address:
     """Read `URL/NAME`, `URL/NAME@CHANNEL` or `URL/NAME@VERSION`.
 
     Raises:
         UsageError: no name in it, or one that can't be a name.
     """
-    url, slash, last = text.rstrip("/").rpartition("/")
-    name, at, what = last.partition("@")
-    if not slash:
-        url = "."
-    if not url or url.endswith(":/") or not name:
-        raise UsageError(f"{text}: write URL/NAME or URL/NAME@CHANNEL, for instance s3://bucket/models/ecom@stable.")
-    return Address(url, check_name(name, "name"), check_name(what, "channel or version") if at else None)
+    return puller.parse_address(text)
 
 
 def check_name(text: str, what: str) -> str:
     """A bundle's, version's or channel's name.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it can't be one.
     """
     if not is_name(text):
         raise UsageError(
@@ -68,7 +45,7 @@ def check_name(text: str, what: str) -> str:
 
 def is_name(text: str) -> bool:
     """Whether a text can name a bundle, version or channel."""
-    return _NAME.fullmatch(text) is not None and text != OBJECTS
+    return puller.fits(text, puller.NAME)
 
 
 def object_name(sha256: str) -> str:
@@ -81,48 +58,34 @@ def version_name(name: str, version: str) -> str:
     return f"{name}/versions/{version}.json"
 
 
-# ------------------------------------------------------------------------------
-# Records of a bundle store: one line of JSON that may be signed.
+def channel_name(name: str, channel: str) -> str:
+    """Where a pointer lies."""
+    return f"{name}/channels/{channel}.json"
 
 
-RECORD_FORMAT = 1
+def _record_bytes(kind: str, body: Mapping[str, Any], signatures: Sequence[Signature]) -> bytes:
+    return readable_json({"kind": kind, "format": 1, "body": body, "signatures": list(signatures)})
 
 
-def record_bytes(kind: str, body: Mapping[str, Any], signatures: Sequence[Signature]) -> bytes:
-    """A record as it is written; the inverse of `read_record`."""
-    held = {"kind": kind, "format": RECORD_FORMAT, "body": body, "signatures": plain(signatures)}
-    return readable_json(held)
-
-
-def read_record(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], tuple[Signature, ...]]:
-    """Body and signatures of a record.
-
-    Raises:
-        ManifestError: it is none of that kind.
-    """
-    held = strict_json(data, where)
-    if held.get("kind") != kind or held.get("format") != RECORD_FORMAT:
-        raise ManifestError(
-            f"{where}: no {kind} of format {RECORD_FORMAT} (kind {held.get('kind')!r}, format {held.get('format')!r})."
-        )
-    body = held.get("body")
-    if not isinstance(body, dict):
-        raise ManifestError(f"{where}: `body` is missing.")
+@translate_refusals()
+def _read_record(bundle_store: BundleStore, kind: str, name: str, at: str) -> tuple[Record, str] | None:
+    """A version's or channel's record and its tag, None if there is none."""
+    path = f"{name}/{kind}s/{at}.json"
     try:
-        return body, read_signatures(held.get("signatures"))
-    except ValueError as exc:
-        raise ManifestError(f"{where}: {exc}.") from exc
+        data, tag = bundle_store.read(path)
+    except FileNotFoundError:
+        return None
+    return puller.parse_record(data, kind, name, at, f"{bundle_store.url}/{path}"), tag
 
 
 # ------------------------------------------------------------------------------
-# Versions of a published bundle: one record each, written once and last, that names every object the bundle is made
-# of.
+# Versions of a published bundle: one record each, written once and last, that names every object of the bundle.
 #
 #     objects/ab/ab12…                  a file, by its sha256; shared by all versions that hold it
 #     NAME/versions/VERSION.json        a version: files with sizes and digests, and signatures
-#     NAME/channels/CHANNEL.json        a pointer (see channels.py)
+#     NAME/channels/CHANNEL.json        a pointer
 #
-# A version's body never changes. Signatures are added beside it, and each is of the whole body.
+# A version's body never changes. Signatures are added to it, and each is of the whole body.
 
 
 VERSION_KIND = "version"
@@ -132,7 +95,7 @@ _SWAPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version as its record tells it.
+    """A version as its record has it.
 
     Args:
         files: all files of the bundle, its manifest among them.
@@ -142,7 +105,7 @@ class Version:
 
     name: str
     version: str
-    files: tuple[BundleFile, ...]
+    files: tuple[File, ...]
     signatures: tuple[Signature, ...] = ()
     tag: str = ""
 
@@ -163,23 +126,18 @@ class Version:
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def distinct_files(self) -> list[BundleFile]:
+    def distinct_files(self) -> list[File]:
         """One file for each digest: what a bundle store holds of it."""
         return list({file.sha256: file for file in self.files}.values())
 
     @property
-    def manifest(self) -> BundleFile:
+    def manifest(self) -> File:
         """The bundle's own manifest."""
         return next(file for file in self.files if file.path == MANIFEST_NAME)
 
     def record(self) -> bytes:
         """The version as it is written."""
-        return record_bytes(VERSION_KIND, self.body, self.signatures)
-
-
-def version_of(bundle: Bundle, name: str, version: str | None) -> Version:
-    """The version that a bundle becomes when it is published."""
-    return Version(name, version or bundle.version, bundle.all_files)
+        return _record_bytes(VERSION_KIND, self.body, self.signatures)
 
 
 def load_version(bundle_store: BundleStore, name: str, version: str) -> Version:
@@ -200,24 +158,12 @@ def load_version(bundle_store: BundleStore, name: str, version: str) -> Version:
 
 def find_version(bundle_store: BundleStore, name: str, version: str) -> Version | None:
     """`load_version`, or None if there is none."""
-    where = f"{bundle_store.url}/{version_name(name, version)}"
-    try:
-        data, tag = bundle_store.read(version_name(name, version))
-    except FileNotFoundError:
+    found = _read_record(bundle_store, VERSION_KIND, name, version)
+    if found is None:
         return None
-    body, signatures = read_record(data, VERSION_KIND, where)
-    files = read_files(body.get("files"), where)
-    paths = [file.path for file in files]
-    check_names(paths, where)
-    if MANIFEST_NAME not in paths:
-        raise ManifestError(f"{where}: lists no {MANIFEST_NAME}.")
-    found = Version(name, version, files, signatures, tag)
-    if found.body != body:
-        raise ManifestError(
-            f"{where}: is the record of {body.get('name')!r} version {body.get('version')!r}, or holds more than it "
-            "may."
-        )
-    return found
+    record, tag = found
+    files = tuple(File(**file) for file in record.body["files"])
+    return Version(name, version, files, tuple(record.signatures), tag)
 
 
 def write_version(bundle_store: BundleStore, version: Version, held: Version | None, key: SigningKey | None) -> bool:
@@ -262,7 +208,7 @@ def check_same(bundle_store: BundleStore, held: Version, version: Version) -> No
 
 
 def check_whole(bundle_store: BundleStore, version: Version) -> None:
-    """Look whether every object of a version is there with its size; reads no object.
+    """Check that every object of a version is there with its size; reads no object.
 
     Raises:
         ManifestError: one is missing or cut off.
@@ -289,8 +235,8 @@ def _signed(version: Version, key: SigningKey | None) -> Version:
 # Channels: moving names such as `stable`, each a small pointer that is replaced only if it is still as it was read.
 #
 # A pointer holds its whole history, newest last. Its sequence rises by one with every move, a rollback's too, so that
-# whoever has seen 7 can refuse 6: an old pointer that somebody put back. A write carries an id of its own, so that a
-# mover whose reply was lost finds its move.
+# a reader that has seen 7 can refuse 6: an old pointer that somebody put back. A write carries an id of its own, so
+# that a mover whose reply was lost finds its move.
 
 
 CHANNEL_KIND = "channel"
@@ -355,7 +301,7 @@ class Channel:
 
     def record(self) -> bytes:
         """The pointer as it is written."""
-        return record_bytes(CHANNEL_KIND, self.body, self.signatures)
+        return _record_bytes(CHANNEL_KIND, self.body, self.signatures)
 
     def points_to(self, version: Version, key: SigningKey | None) -> bool:
         """Whether a move there would change nothing: it is there, and is signed by the key if there is one."""
@@ -365,11 +311,6 @@ class Channel:
     def is_signed_by(self, key: SigningKey) -> bool:
         """Whether this key signed all that the pointer says, its history too."""
         return key.has_signed(CHANNEL_KIND, self.body, self.signatures)
-
-
-def channel_name(name: str, channel: str) -> str:
-    """Where a pointer lies."""
-    return f"{name}/channels/{channel}.json"
 
 
 def load_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel:
@@ -390,31 +331,12 @@ def load_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel:
 
 def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel | None:
     """`load_channel`, or None if there is none."""
-    where = f"{bundle_store.url}/{channel_name(name, channel)}"
-    try:
-        data, tag = bundle_store.read(channel_name(name, channel))
-    except FileNotFoundError:
+    found = _read_record(bundle_store, CHANNEL_KIND, name, channel)
+    if found is None:
         return None
-    body, signatures = read_record(data, CHANNEL_KIND, where)
-    try:
-        moves = checked(tuple[Move, ...], body.get("moves"))
-    except ValueError as exc:
-        raise ManifestError(f"{where}: `moves` is off ({fault_of(exc)}).") from exc
-    found = Channel(name, channel, moves, signatures, tag)
-    if not moves or found.body != body:
-        raise ManifestError(
-            f"{where}: is the pointer of {body.get('name')!r} channel {body.get('channel')!r}, or holds more than it "
-            "may."
-        )
-    sequences = [move.sequence for move in moves]
-    if sequences != list(range(sequences[0], sequences[0] + len(moves))) or sequences[0] < 1 or sequences[-1] >= 2**53:
-        raise ManifestError(f"{where}: its sequence does not rise by one with every move.")
-    for move in moves:
-        if not is_name(move.version) or not is_sha256(move.version_sha256):
-            raise ManifestError(f"{where}: a move names no version and digest.")
-        if not (move.moved + move.write).isprintable() or len(move.moved + move.write) > 100:
-            raise ManifestError(f"{where}: a move names its time or author in an unknown form.")
-    return found
+    record, tag = found
+    moves = tuple(Move(**move) for move in record.body["moves"])
+    return Channel(name, channel, moves, tuple(record.signatures), tag)
 
 
 def channels_of(bundle_store: BundleStore, name: str) -> list[Channel]:
@@ -449,7 +371,7 @@ def move_channel(
 ) -> Channel:
     """Point a channel at a version that is whole, if it is still as it was read.
 
-    With a key, a history that this key did not sign is left behind and only its sequence goes on: signing it would make
+    With a key, a history that this key did not sign is dropped and only its sequence goes on: signing it would make
     true what anybody may have written.
 
     Args:
@@ -489,23 +411,6 @@ def move_channel(
         f"(sequence {now.head.sequence}) in the meantime. "
         "Nothing is lost: check that this is what you want, then run the same command again."
     )
-
-
-def left_by_rollback(channel: Channel, known: Collection[str], last: tuple[int, str] | None) -> set[str]:
-    """Versions that a channel left by a rollback, by digest. One that it was pointed to again since is none of them.
-
-    Args:
-        known: what this said when the channel was seen last: a pointer forgets moves.
-        last: sequence and version that it had then.
-    """
-    found = set(known)
-    at = last[1] if last and last[0] == channel.moves[0].sequence - 1 else None
-    for move in channel.moves:
-        if at is not None and move.reason == "rollback":
-            found.add(at)
-        at = move.version_sha256
-        found.discard(at)
-    return found
 
 
 def before(held: Channel, where: str) -> Move:

@@ -12,12 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from relabel.export.bundles import BundleFile
+from relabel.export import puller
+from relabel.export.bundles import translate_refusals
+from relabel.export.puller import Address, File, Progress, Pulled, ServingFolder, Trust
 from relabel.jobs.logs import redacted_streams
+from relabel.manifests import failpoints
+from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import RelabelError, TransientError
+from relabel.manifests.files import translate_errors
 from relabel.manifests.secrets import redacted
 
 # ------------------------------------------------------------------------------
@@ -33,13 +38,18 @@ class TransferDisplay:
     def __init__(self) -> None:
         self._door = contextlib.ExitStack()
         self._console = Console(file=sys.stderr)
-        self._bar: Progress | None = None
+        self._bar: bars.Progress | None = None
         self._moved_bytes = 0
         self._next_s = time.monotonic() + LINE_EVERY_S
         if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("looking", total=None)
+            columns = (
+                bars.TextColumn("{task.description}"),
+                bars.BarColumn(),
+                bars.DownloadColumn(),
+                bars.TransferSpeedColumn(),
+            )
+            self._bar = bars.Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("connecting", total=None)
 
     def __enter__(self) -> TransferDisplay:
         if self._bar is not None:
@@ -81,22 +91,62 @@ def size_text(size_bytes: int) -> str:
     return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
 
 
-def files_text(files: Sequence[BundleFile]) -> str:
+def files_text(files: Sequence[File]) -> str:
     """A bundle's files for people, its manifest among them: `6 files, 150.9 MB`."""
     return f"{len(files)} files, {size_text(sum(file.size_bytes for file in files))}"
 
 
 # ------------------------------------------------------------------------------
-# Follow a channel: pull, wait, pull again, until SIGTERM or Ctrl-C. Whatever goes wrong is said, and what serves goes
-# on serving.
+# Pulling: once, or following a channel until SIGTERM or Ctrl-C. Errors are reported, and the active version goes on.
 
 
+UNCHANGED = " The active version is unchanged."
 JITTER = 0.1
 """Share of the interval by which a tick is early or late, so that a thousand servers do not ask at once."""
 
 
+def pull_version(
+    bundle_store: BundleStore,
+    address: Address,
+    destination: ServingFolder,
+    trust: Trust,
+    progress: Progress,
+    *,
+    keep: int = 3,
+    lifts_hold: bool = False,
+    checks_parity: bool = False,
+) -> Pulled:
+    """`puller.pull` over a store of ours, its refusals as relabel's errors.
+
+    Raises:
+        ManifestError: there is no such bundle or version, or a record, a file or the destination is damaged or hostile.
+        GateError: unsigned, signed by an untrusted key, older than what was seen already, or with answers that differ.
+        MissingExtraError: its answers were to be checked, and onnxruntime is absent.
+        LockHeldError: another pull to this destination is running.
+        DiskFullError: no space for it.
+        StoreError: store or disk fail.
+    """
+
+    def counted(what: str, count: int) -> None:
+        if count:
+            failpoints.hit("during_download")
+        progress(what, count)
+
+    with translate_refusals(UNCHANGED), translate_errors("pull to", destination.folder):
+        return puller.pull(
+            bundle_store,
+            address,
+            destination,
+            trust,
+            counted,
+            keep=keep,
+            lifts_hold=lifts_hold,
+            checks_parity=checks_parity,
+        )
+
+
 class StoppedError(TransientError):
-    """A signal broke a pull off; what came in is kept."""
+    """A signal interrupted a pull; what came in is kept."""
 
 
 @dataclass
@@ -104,12 +154,12 @@ class ChannelWatch:
     """What a watch did so far.
 
     Args:
-        pulls: looks at the channel.
+        pulls: pulls that were begun.
         switches: versions that came to serve.
-        refused: looks that ended in a refusal or in trouble.
-        last_error: how the last look that came to an end ended; None where it went well.
+        refused: pulls that ended in an error.
+        last_error: how the last pull that ended did; None where it went well.
         stopped_by: the signal, once there was one.
-        is_pulling: a pull is under way, and may be broken off.
+        is_pulling: a pull is under way, and may be interrupted.
     """
 
     pulls: int = 0
@@ -120,26 +170,31 @@ class ChannelWatch:
     is_pulling: bool = False
 
 
-def follow(pull_once: Callable[[], bool], every_s: float, say: Callable[[str], None]) -> ChannelWatch:
+def follow(
+    pull_once: Callable[[], Pulled], destination: ServingFolder, every_s: float, say: Callable[[str], None]
+) -> ChannelWatch:
     """Pull every so often until a signal ends it.
 
-    A signal breaks a pull off wherever it is, in a long wait for a store too: a pull is made to be killed anywhere.
+    A signal interrupts a pull wherever it is, in a long wait for a store too: a pull is made to be killed anywhere.
 
     Args:
-        pull_once: pulls; True if another version serves now.
         every_s: pause between pulls, seconds.
-        say: called with what goes wrong, once for as long as it stays the same.
+        say: called with each switch, and with what goes wrong, once for as long as it stays the same.
     """
     watch, asked = ChannelWatch(), threading.Event()
     with _stopping(watch, asked):
         while not asked.is_set():
             watch.pulls += 1
+            was, watch.is_pulling = destination.serving(), True
             try:
-                watch.is_pulling = True
-                watch.switches += pull_once()
-                watch.is_pulling = False
-                watch.last_error = None
+                pulled = pull_once()
+                watch.is_pulling, watch.last_error = False, None
+                if pulled.has_switched:
+                    watch.switches += 1
+                    say(str(pulled))
             except StoppedError:
+                if destination.serving() != was:  # the switch was made, and the tidying up interrupted
+                    watch.switches, watch.last_error = watch.switches + 1, None
                 break
             except RelabelError as exc:
                 watch.is_pulling = False
@@ -162,9 +217,7 @@ def _stopping(watch: ChannelWatch, asked: threading.Event) -> Iterator[None]:
             watch.is_pulling = False
             raise StoppedError("stopped in the middle of a pull; what came in is kept")
 
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in earlier:
-        signal.signal(number, on_signal)
+    earlier = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

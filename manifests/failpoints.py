@@ -46,18 +46,7 @@ PUBLISH_FAILPOINTS = (
     "before_channel",
     "after_channel",
 )
-PULL_FAILPOINTS = (
-    "before_seen",
-    "after_seen",
-    "during_download",
-    "after_download",
-    "before_unpacked",
-    "after_unpacked",
-    "before_switch",
-    "after_switch",
-    "after_pull_state",
-    "before_stamps",
-)
+PULL_FAILPOINTS = ("during_download",)
 """Places of `relabel publish` and `relabel pull`; tests/publish loops over them."""
 
 TRAINING_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpoint", "before_model")

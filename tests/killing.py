@@ -1,9 +1,13 @@
-"""A kill that the process of the tests outlives."""
+"""Kills: one that the process of the tests outlives, and one before any change of the disk."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -26,3 +30,22 @@ def killed_at(place: str, count: int = 1) -> Iterator[None]:
         patch.setattr("relabel.manifests.failpoints.hit", die)
         with pytest.raises(Killed):
             yield
+
+
+CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link")
+"""Audit events of calls that change the disk, besides opening a file to write."""
+
+
+def die_before_change(number: int) -> None:
+    """Have this process killed before its call number so many that changes the disk."""
+    seen = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        is_write = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if is_write or event in CHANGES:
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)

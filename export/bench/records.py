@@ -13,7 +13,7 @@ from pydantic import Field
 
 from relabel.export.bundle_facts import Parity, TokenLengths
 from relabel.export.bundles import Bundle
-from relabel.export.destinations import VERSIONS
+from relabel.export.puller import VERSIONS
 from relabel.manifests.errors import ManifestError, StoreError, UsageError
 from relabel.manifests.files import translate_errors
 from relabel.manifests.records import plain, read_record, readable_json

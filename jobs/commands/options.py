@@ -19,7 +19,8 @@ from relabel.manifests.errors import UsageError
 from relabel.manifests.process import check_interrupted, forget_interruptions, on_signal
 
 if TYPE_CHECKING:
-    from relabel.export.signatures import SigningKey, TrustedKeys
+    from relabel.export.puller import Trust
+    from relabel.export.signatures import SigningKey
 
 # ------------------------------------------------------------------------------
 # Options that every command shares, and how a command says its result.
@@ -187,12 +188,11 @@ def _signing_key(source: str | None) -> SigningKey | None:
 TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"
 
 
-def _trusted_keys(sources: tuple[str, ...]) -> TrustedKeys | None:
+def _trusted_keys(sources: tuple[str, ...]) -> Trust:
     """The keys of the command line, else of the environment."""
-    from relabel.export.signatures import TrustedKeys
+    from relabel.export.signatures import trusted_keys
 
-    named = sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),)))
-    return TrustedKeys(named) if named else None
+    return trusted_keys(sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),))))
 
 
 # ------------------------------------------------------------------------------

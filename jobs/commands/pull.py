@@ -1,12 +1,11 @@
-"""`pull`: what a channel points to comes to serve in a folder; and what `verify` and `show` say of such a folder."""
+"""`pull`: a folder serves what a channel points to; and `verify` and `show` of such a folder."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +13,14 @@ from relabel.jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_k
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.output import emit, table
 from relabel.jobs.run.stop import LONGEST_S
-from relabel.manifests.files import Storage
+from relabel.manifests.errors import ManifestError
+from relabel.manifests.files import Storage, translate_errors
 
-FAULTS_SHOWN = 3
+if TYPE_CHECKING:
+    from relabel.export.puller import Pulled, ServingFolder, ServingState
+    from relabel.jobs.delivery import ChannelWatch
+
+KEPT_SHOWN = 2
 
 
 @click.command(epilog="Example: relabel pull s3://bucket/models/ecom@stable models/ecom")
@@ -43,11 +47,6 @@ FAULTS_SHOWN = 3
 )
 @click.option("--unhold", is_flag=True, help="Switch to the version that was rolled back from.")
 @click.option(
-    "--check",
-    is_flag=True,
-    help="Read every byte of what serves, also of files that were not written to since they were proven.",
-)
-@click.option(
     "--check-parity",
     is_flag=True,
     help="Before the switch, ask the bundle's reference pairs on this machine; exit 5 where its answers differ.",
@@ -66,7 +65,6 @@ def pull(
     rollback: bool,
     to: str | None,
     unhold: bool,
-    check: bool,
     check_parity: bool,
     script: str | None,
     output: str,
@@ -74,17 +72,17 @@ def pull(
     """Let DEST/current be the version that a channel points to (stable by default).
 
     What is here is kept, what is missing is fetched and resumed, every digest is checked, and one link is switched. A
-    damaged or hostile bundle is refused with exit 3, an unsigned (with --key) or downgraded one with exit 5, and what
-    serves stays. Where the version serves already, its link and files are checked, and what is damaged is
+    damaged or hostile bundle is refused with exit 3, an unsigned (with --key) or downgraded one with exit 5, and the
+    active version is unchanged. Where the version serves already, its link and files are read, and what is damaged is
     fetched again. After --rollback, pulls leave DEST alone until the channel moves on. It never goes to a version that
     a channel left by a rollback, unless --to names it.
     """
     if script is not None:
-        if arguments or rollback or keys or watch is not None or to is not None or unhold or check or check_parity:
-            raise click.UsageError("--script stands alone: relabel pull --script pull.py")
+        if arguments or rollback or keys or watch is not None or to is not None or unhold or check_parity:
+            raise click.UsageError("--script takes no other option: relabel pull --script pull.py")
         return _write_script(local_folder(script, "--script"), output)
     if rollback:
-        if len(arguments) != 1 or keys or watch is not None or unhold or check or check_parity:
+        if len(arguments) != 1 or keys or watch is not None or unhold or check_parity:
             raise click.UsageError("--rollback takes one argument, DEST, and no other option but --to and --output.")
         return _roll_back_here(local_folder(arguments[0], "DEST"), to, output)
     if to is not None:
@@ -93,29 +91,48 @@ def pull(
         raise click.UsageError(
             "Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom"
         )
-    from relabel.export.destinations import Destination
-    from relabel.export.pulling import PullOptions
-    from relabel.export.pulling import pull as pull_version
+    from relabel.export.puller import ServingFolder
     from relabel.export.store import parse_address
-    from relabel.jobs.delivery import TransferDisplay
+    from relabel.jobs.delivery import TransferDisplay, follow, pull_version
     from relabel.manifests.bundle_store import open_bundle_store
 
     address = parse_address(arguments[0])
-    destination = Destination(local_folder(arguments[1], "DEST"))
-    bundle_store = open_bundle_store(address.url, Storage())
-    options = PullOptions(_trusted_keys(keys), keep, unhold, check, check_parity)
-    if watch is not None:
-        with TransferDisplay() as display:
-            seen = _watch(
-                lambda: pull_version(bundle_store, address, destination, options, display), destination, watch, display
-            )
-        return _emit_watch(seen, destination, output)
+    destination = ServingFolder(local_folder(arguments[1], "DEST"))
+    bundle_store, trust = open_bundle_store(address.url, Storage()), _trusted_keys(keys)
     with TransferDisplay() as display:
-        pulled = pull_version(bundle_store, address, destination, options, display)
+
+        def pull_once() -> Pulled:
+            return pull_version(
+                bundle_store,
+                address,
+                destination,
+                trust,
+                display,
+                keep=keep,
+                lifts_hold=unhold,
+                checks_parity=check_parity,
+            )
+
+        if watch is not None:
+            watched = follow(pull_once, destination, watch, display.say)
+        else:
+            pulled = pull_once()
+    if watch is not None:
+        return _emit_watch(watched, destination, output)
     code = Exit.DONE if pulled.has_switched else Exit.NOTHING_TO_DO
-    return emit(
-        {**_plain_pull(pulled, destination), "exit_code": int(code)}, _pull_text(pulled, destination), output, code
-    )
+    result = {
+        "destination": str(destination.folder),
+        "current": str(destination.serving()),
+        "version": pulled.served.version,
+        "channel": pulled.served.channel,
+        "sequence": pulled.served.sequence,
+        "has_switched": pulled.has_switched,
+        "is_held": pulled.is_held,
+        "fetched_bytes": pulled.fetched_bytes,
+        "repaired": list(filter(None, [pulled.repaired])),
+        "exit_code": int(code),
+    }
+    return emit(result, str(pulled), output, code)
 
 
 def _write_script(path: Path, output: str) -> int:
@@ -134,26 +151,8 @@ def _write_script(path: Path, output: str) -> int:
     return emit({"path": str(path), "sha256": sha256, "exit_code": 0}, text, output)
 
 
-def _watch(pull_once: Callable[[], Any], destination: Any, every_s: float, display: Any) -> Any:
-    from relabel.jobs.delivery import StoppedError, follow
-
-    def once() -> bool:
-        was = destination.serving()
-        try:
-            pulled = pull_once()
-        except StoppedError:
-            if destination.serving() != was:  # the switch was made, and the tidying up broken off
-                return True
-            raise
-        if pulled.has_switched:
-            display.say(_pull_text(pulled, destination))
-        return bool(pulled.has_switched)
-
-    return follow(once, every_s, display.say)
-
-
-def _emit_watch(watch: Any, destination: Any, output: str) -> int:
-    state = destination.reconciled()  # the signal may have come between a switch and its being noted
+def _emit_watch(watch: ChannelWatch, destination: ServingFolder, output: str) -> int:
+    state = destination.state()  # the signal may have come between a switch and the state's writing
     served = state.served[0].version if state and state.served else None
     by_hand = watch.stopped_by is not None and watch.stopped_by.name == "SIGINT"
     code = Exit.STOPPED if by_hand else exit_for(watch.last_error) if watch.last_error else Exit.DONE
@@ -166,75 +165,34 @@ def _emit_watch(watch: Any, destination: Any, output: str) -> int:
         "exit_code": int(code),
     }
     text = (
-        f"{destination.folder}: serves {served}; {watch.pulls} looks, {watch.switches} switches, {watch.refused} "
-        "refused or in trouble"
+        f"{destination.folder}: serves {served}; {watch.pulls} pulls, {watch.switches} switches, {watch.refused} "
+        "refused or failed"
     )
     return emit(result, text, output, code)
 
 
 def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
-    from relabel.export.destinations import Destination
+    from relabel.export.bundles import translate_refusals
+    from relabel.export.puller import ServingFolder, roll_back
 
     started_s = time.monotonic()
-    destination = Destination(folder)
-    was = destination.serving()
-    served = destination.roll_back(to)
-    seconds = round(time.monotonic() - started_s, 3)
-    code = Exit.NOTHING_TO_DO if was == destination.path_of(served) else Exit.DONE
+    with translate_refusals(), translate_errors("roll back in", folder):
+        done = roll_back(ServingFolder(folder), to)
+    seconds, version = round(time.monotonic() - started_s, 3), done.served.version
+    code = Exit.DONE if done.has_switched else Exit.NOTHING_TO_DO
     text = (
-        f"{folder}: serves {served.version} {'already' if code else 'again'}, after {seconds:.2f} s. Pulls leave it "
-        "so until the channel moves on (or --unhold). To take others along: relabel rollback URL/NAME CHANNEL."
+        f"{folder}: serves {version} {'already' if code else 'again'}, after {seconds:.2f} s. Pulls leave it "
+        "so until the channel moves on (or --unhold). To roll back others too: relabel rollback URL/NAME CHANNEL."
     )
-    return emit(
-        {"destination": str(folder), "version": served.version, "seconds": seconds, "exit_code": int(code)},
-        text,
-        output,
-        code,
-    )
-
-
-def _plain_pull(pulled: Any, destination: Any) -> dict[str, Any]:
-    served = pulled.served
-    return {
-        "destination": str(destination.folder),
-        "current": str(destination.serving()),
-        "version": served.version,
-        "channel": served.channel,
-        "sequence": served.sequence,
-        "has_switched": pulled.has_switched,
-        "is_held": pulled.is_held,
-        "fetched_bytes": pulled.fetched_bytes,
-        "repaired": list(pulled.repaired),
-    }
-
-
-def _pull_text(pulled: Any, destination: Any) -> str:
-    from relabel.jobs.delivery import size_text
-
-    served = pulled.served
-    if pulled.repaired:
-        return (
-            f"{destination.folder}: serves {served.version}, repaired, {size_text(pulled.fetched_bytes)} fetched. "
-            f"Damaged: {'; '.join(pulled.repaired[:FAULTS_SHOWN])}{_more(pulled.repaired)}."
-        )
-    if pulled.is_held:
-        return (
-            f"{destination.folder}: left at {served.version}, since DEST was rolled back. It follows the "
-            "channel's next move; --unhold follows now."
-        )
-    if not pulled.has_switched:
-        return f"{destination.folder}: serves {served.version} already."
-    by = f" ({served.channel}, sequence {served.sequence})" if served.channel else ""
-    return f"{destination.folder}: serves {served.version}{by}, {size_text(pulled.fetched_bytes)} fetched."
+    result = {"destination": str(folder), "version": version, "seconds": seconds, "exit_code": int(code)}
+    return emit(result, text, output, code)
 
 
 def is_destination(target: str) -> bool:
     """Whether bundles were pulled to a folder."""
     if "://" in target or not os.path.isdir(target):  # noqa: PTH112 (most targets are none, and the import is dear)
         return False
-    from relabel.export.destinations import is_destination as is_one
-
-    return is_one(Path(target))
+    return Path(target, ".pull.json").exists() or Path(target, ".versions").is_dir()
 
 
 def verify_destination(folder: Path, output: str) -> int:
@@ -243,16 +201,10 @@ def verify_destination(folder: Path, output: str) -> int:
     Raises:
         ManifestError: it is not; names a file.
     """
-    from relabel.export.destinations import LINK, Destination
-    from relabel.manifests.errors import ManifestError
-
-    state, proof = Destination(folder).look(checks_bytes=True)
+    state, fault = _checked(folder)
     served = state.served[0]
-    if proof.faults:
-        raise ManifestError(
-            f"{folder}/{LINK}: {proof.faults[0]}{_more(proof.faults, 1)}. To repair it: relabel pull URL/{state.name} "
-            f"{folder}."
-        )
+    if fault:
+        raise ManifestError(f"{fault}. To repair it: relabel pull URL/{state.name} {folder}.")
     result = {
         "destination": str(folder),
         "name": state.name,
@@ -260,19 +212,14 @@ def verify_destination(folder: Path, output: str) -> int:
         "sha256": served.version_sha256,
         "exit_code": 0,
     }
-    return emit(
-        result,
-        f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled.",
-        output,
-    )
+    text = f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled."
+    return emit(result, text, output)
 
 
 def show_destination(folder: Path, output: str) -> int:
-    """Show what serves in a folder, what is kept beside it, and whether what serves is whole."""
-    from relabel.export.destinations import Destination
-
-    state, proof = Destination(folder).look(checks_bytes=False)
-    code = Exit.BAD_INPUT if proof.faults else Exit.DONE
+    """Show what serves in a folder, which versions are kept, and whether the active one is whole."""
+    state, fault = _checked(folder)
+    code = Exit.BAD_INPUT if fault else Exit.DONE
     served = state.served[0]
     result = {
         "destination": str(folder),
@@ -280,31 +227,26 @@ def show_destination(folder: Path, output: str) -> int:
         "version": served.version,
         "channel": served.channel,
         "sequence": served.sequence,
-        "faults": list(map(str, proof.faults)),
+        "faults": list(filter(None, [fault])),
         "kept": [{"version": one.version, "left_by": state.leavers(one)} for one in state.served],
         "held": state.held,
         "exit_code": int(code),
     }
     rows = [("serves", served.version + (f" ({served.channel}, sequence {served.sequence})" if served.channel else ""))]
-    rows += _first([("damaged", str(fault)) for fault in proof.faults], 2)
-    rows += [] if proof.faults else [("whole", "link and files are as they were pulled")]
-    rows += _first(
-        [
-            ("kept", one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one)))
-            for one in state.served[1:]
-        ],
-        3 if not proof.faults else 2,
-    )
+    rows += [("damaged", fault)] if fault else [("whole", "link and files are as they were pulled")]
+    kept = [
+        one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one)) for one in state.served[1:]
+    ]
+    more = [f"and {len(kept) - KEPT_SHOWN} more: --output json"] if len(kept) > KEPT_SHOWN else []
+    rows += [("kept", text) for text in (*kept[:KEPT_SHOWN], *more)]
     held = [f"follows {channel} from sequence {sequence + 1} on" for channel, sequence in state.held.items()]
     rows += [("held", "; ".join(held))] if held else []
     return emit(result, f"{folder}: {state.name}\n" + table(rows), output, code)
 
 
-def _first(rows: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
-    """The first of some rows, the last of which says how many are left out."""
-    left = rows[most:]
-    return [*rows[: most - bool(left)], *([(rows[0][0], f"and {len(left) + 1} more: --output json")] if left else [])]
+def _checked(folder: Path) -> tuple[ServingState, str]:
+    from relabel.export.bundles import translate_refusals
+    from relabel.export.puller import ServingFolder
 
-
-def _more(faults: Sequence[object], shown: int = FAULTS_SHOWN) -> str:
-    return f" and {len(faults) - shown} more" if len(faults) > shown else ""
+    with translate_refusals(), translate_errors("read", folder):
+        return ServingFolder(folder).check()

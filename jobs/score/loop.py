@@ -18,7 +18,6 @@ from relabel.distill.students.length_batches import batch_tokens_on
 from relabel.distill.students.manifest import STUDENT_NAME
 from relabel.distill.students.model import PairScorer, Scorer, TokenRow
 from relabel.distill.students.spec import NODE_HEADS
-from relabel.export.destinations import is_destination
 from relabel.export.loader import OPENVINO
 from relabel.jobs.job import Job
 from relabel.jobs.run.chunks import ChunkWork, StageSeen
@@ -120,10 +119,9 @@ def _identify(path: str) -> Identity:
     if students.is_bundle(path):
         return students.identify_bundle(path)
     if not (Path(path) / STUDENT_NAME).exists():
-        serving = f"{path}/current" if is_destination(Path(path)) else "what serves in a folder that was pulled to"
         raise ManifestError(
             f"{path}: holds no {STUDENT_NAME}, so no student, and is no bundle. Give the output of `relabel distill` "
-            f"or of `relabel export`, or {serving}."
+            f"or of `relabel export`; where a bundle was pulled to, {path}/current."
         )
     return students.identify(path)
 

@@ -20,10 +20,15 @@ from typing import Any, ClassVar
 
 
 def arm(place: str) -> None:
-    """Be killed at a failpoint."""
+    """Be killed at a failpoint, or before the change of the disk of a number (`change:7`)."""
     from relabel.manifests import failpoints
+    from tests.killing import die_before_change
 
-    failpoints.arm(place)
+    name, _, number = place.partition(":")
+    if name == "change":
+        die_before_change(int(number))
+    else:
+        failpoints.arm(place)
 
 
 def work_in(folder: str, function: str = "", *arguments: Any) -> None:

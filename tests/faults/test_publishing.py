@@ -2,7 +2,7 @@
 whole, no move is lost or doubled, and the same commands end the work.
 
 Each command is a fork of a warm parent (`forks.py`) over a store of its own, on a local disk and on S3. tests/publish
-looks at each such case by itself; here they are swept.
+tests each such case by itself; here they are swept.
 """
 
 from __future__ import annotations
@@ -148,12 +148,14 @@ def armed(place: str) -> forks.Setup:
 
 
 STEPS = {
-    "publish two": (PUBLISH_FAILPOINTS, ["publish one", "pull"]),
-    "pull": (PULL_FAILPOINTS, ["publish one", "pull", "publish two"]),
-    "rollback": (("before_channel", "after_channel"), ["publish one", "publish two", "pull"]),
-    "restore": (("before_switch", "after_switch", "after_pull_state"), ["publish one", "pull", "publish two", "pull"]),
+    "publish two": (PUBLISH_FAILPOINTS, 0, ["publish one", "pull"]),
+    "pull": (PULL_FAILPOINTS, 40, ["publish one", "pull", "publish two"]),
+    "rollback": (("before_channel", "after_channel"), 0, ["publish one", "publish two", "pull"]),
+    "restore": ((), 5, ["publish one", "pull", "publish two", "pull"]),
 }
-"""What is killed where, and what went before; publish and pull also with nothing before."""
+"""What is killed where (failpoints, and before how many of its changes of the disk), and what went before; publish also
+with nothing before.
+"""
 
 
 def test_killed_at_every_failpoint_channels_point_to_whole_versions_and_the_same_command_ends_the_work(
@@ -163,25 +165,31 @@ def test_killed_at_every_failpoint_channels_point_to_whole_versions_and_the_same
     schedules = [
         (line, f"{name}:{hit}", is_first)
         for hit in ((1, 2, 3) if IS_FULL else (1,))
-        for line, (names, _) in STEPS.items()
-        for name in (*names, *temps)
+        for line, (names, _, _) in STEPS.items()
+        for name in (*names, *(temps if line in ("publish two", "rollback") else ()))
         for is_first in ([False, True] if line == "publish two" else [False])
+    ]
+    schedules += [
+        (line, f"change:{number}", False)
+        for line, (_, changes, _) in STEPS.items()
+        for number in range(1, changes + 1, 1 if IS_FULL else 4)
     ]
 
     def attempt(schedule: tuple[str, str, bool]) -> str | None:
         line, place, is_first = schedule
         shelf = new_shelf()
-        before = [] if is_first else STEPS[line][1]
+        before = [] if is_first else STEPS[line][2]
         if before and set(shelf.call(*before).codes) != {0}:
             return "what went before failed"
         killed = shelf.call(line, setup=armed(place))
-        if killed.code != -signal.SIGKILL and (place.endswith(":1") and not place.startswith(WRITE_FAILPOINTS)):
+        must_die = place.startswith("change:") or (place.endswith(":1") and not place.startswith(WRITE_FAILPOINTS))
+        if killed.code != -signal.SIGKILL and must_die:
             return f"not killed: {killed}"
         if wrong := shelf.fault():
             return wrong
         if line == "publish two" and is_first:
             return shelf.finish("two", moves=1)
-        if line == "restore":  # whoever rolled back here is not followed up by a pull
+        if line == "restore":  # a pull leaves a folder that was rolled back as it is
             again = shelf.call("restore").codes if shelf.served() == "two" else [0]
             return (
                 shelf.fault()
@@ -265,7 +273,7 @@ def test_every_call_about_the_disk_may_fail_or_be_the_last(
         root = tmp_path / f"disk-{next(numbers)}"
         root.mkdir()
         shelf, log = Shelf(root, str(root / "store"), bundles, {}), root.with_suffix(".log")
-        before = shelf.call(*STEPS[line][1])
+        before = shelf.call(*STEPS[line][2])
         assert set(before.codes) == {0}, before
         ended = shelf.call(
             line, setup=forks.Setup("tests.faults.children", "fail_file_call", (str(root), nth, how, str(log)))
@@ -309,7 +317,7 @@ def test_every_request_may_fail_and_the_command_ends_whole(
         root = tmp_path / f"wire-{next(numbers)}"
         root.mkdir()
         shelf = Shelf(root, f"s3://{seaweed.BUCKET}/{tmp_path.name}-{root.name}", bundles, s3_variables)
-        before = shelf.call(*STEPS[line][1])
+        before = shelf.call(*STEPS[line][2])
         assert set(before.codes) == {0}, before
         seen = itertools.count(1)
         with seaweed.proxying(server, lambda _: how if next(seen) == nth else "pass") as proxy:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from relabel.export.bundles import Bundle, seal_bundle
-from relabel.export.destinations import Destination
+from relabel.export.bundles import Bundle, seal_bundle, translate_refusals
 from relabel.export.publishing import Published, PublishOptions, publish
-from relabel.export.pulling import Pulled, PullOptions, pull
+from relabel.export.puller import Pulled, ServingFolder, Trust, roll_back
 from relabel.export.store import parse_address
+from relabel.jobs.delivery import pull_version
 from relabel.manifests.bundle_store import BundleStore, open_bundle_store
 from relabel.manifests.files import Storage
 from tests import seaweed
@@ -79,7 +79,7 @@ def lead_to(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def bundle_store(url: str) -> BundleStore:
-    """The depot behind the URL."""
+    """The bundle store at the URL."""
     return open_bundle_store(url, Storage())
 
 
@@ -117,10 +117,22 @@ def publish_to(bundle_store: BundleStore, source: Path, channel: str | None = "s
 
 
 def pull_from(
-    bundle_store: BundleStore, target: Path, at: str = "stable", *, name: str = "ecom", **options: Any
+    bundle_store: BundleStore,
+    target: Path,
+    at: str = "stable",
+    *,
+    name: str = "ecom",
+    trust: Trust | None = None,
+    **options: Any,
 ) -> Pulled:
     address = parse_address(f"{bundle_store.url}/{name}@{at}")
-    return pull(bundle_store, address, Destination(target), PullOptions(**options), silent)
+    return pull_version(bundle_store, address, ServingFolder(target), trust or Trust(), silent, **options)
+
+
+def roll_back_in(target: Path, to: str | None = None) -> Pulled:
+    """`relabel pull --rollback`."""
+    with translate_refusals():
+        return roll_back(ServingFolder(target), to)
 
 
 def served_text(target: Path) -> str:

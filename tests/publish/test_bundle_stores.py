@@ -1,4 +1,4 @@
-"""What publishing asks of a place to publish to, held against a folder and against S3."""
+"""What publishing asks of a place to publish to, tested with a folder and with S3."""
 
 from __future__ import annotations
 

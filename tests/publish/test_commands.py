@@ -160,15 +160,13 @@ def test_refusals_end_in_3_or_5_and_say_that_the_old_one_serves(
 ) -> None:
     target = str(tmp_path / "dest")
     bundle_store = open_bundle_store(store, Storage())
-    relabel("pull", f"{store}/ecom", target, "--key", str(keys["ours.pub"])).refused(
-        5, "is not signed, and a key was given"
-    )
+    relabel("pull", f"{store}/ecom", target, "--key", str(keys["ours.pub"])).refused(5, "signed by nobody")
     assert not (tmp_path / "dest" / "current").exists()
     pull_from(bundle_store, tmp_path / "dest")
     version = publish_to(bundle_store, bundle("two")).version
     weights = next(file for file in version.files if file.path == "model.onnx")
     Path(store, object_name(weights.sha256)).write_bytes(b"z" * weights.size_bytes)
-    relabel("pull", f"{store}/ecom", target).refused(3, "not those published", "the served version stays")
+    relabel("pull", f"{store}/ecom", target).refused(3, "not those published", "The active version is unchanged")
     assert served_text(tmp_path / "dest") == "one"
 
 
@@ -213,7 +211,7 @@ def test_keys_may_come_from_the_environment_as_paths_or_text(
         monkeypatch.setenv("RELABEL_TRUST_KEY", form(keys["ours.pub"]))
         assert relabel("pull", f"{store}/ecom@c{number}", str(tmp_path / f"dest{number}")).code == 0
         monkeypatch.setenv("RELABEL_TRUST_KEY", form(keys["theirs.pub"]))
-        relabel("pull", f"{store}/ecom@c{number}", str(tmp_path / "refused")).refused(5, "trusted are")
+        relabel("pull", f"{store}/ecom@c{number}", str(tmp_path / "refused")).refused(5, "trusted: ")
 
 
 def test_no_key_is_written_anywhere_or_shown(
@@ -304,12 +302,12 @@ def test_a_watch_says_once_what_it_refuses_and_goes_on(store: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("stops_by", [signal.SIGTERM, signal.SIGINT])
-def test_a_watch_whose_last_look_was_refused_ends_in_that_code(
+def test_a_watch_whose_last_pull_was_refused_ends_in_that_code(
     store: str, tmp_path: Path, keys: dict[str, Path], stops_by: signal.Signals
 ) -> None:
     process = watch(store, tmp_path / "dest", "--key", str(keys["ours.pub"]))
     assert process.stderr is not None
-    assert "is not signed" in process.stderr.readline()
+    assert "signed by nobody" in process.stderr.readline()
     time.sleep(0.2)
     process.send_signal(stops_by)
     out, _ = process.communicate(timeout=20)

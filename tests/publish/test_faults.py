@@ -1,5 +1,5 @@
 """A store that fails: every call in turn raises before it acts, after it acted, or hands over too few bytes; and S3
-behind a bad wire.
+over a bad wire.
 
 Whatever happens, each channel points to a whole version and what serves is whole; the same command afterwards ends the
 work.

@@ -165,7 +165,7 @@ def test_what_a_gc_has_claimed_can_not_be_relied_on(
         set_channel(local_bundle_store, "ecom", "candidate", old.version, None)
     with pytest.raises(LockHeldError, match="gc is removing"):
         publish_to(local_bundle_store, bundle("two"))
-    with pytest.raises(LockHeldError, match="another gc is at work"):
+    with pytest.raises(LockHeldError, match="another gc is running"):
         gc(local_bundle_store)
     clock.forward(TAKE_OVER_S / DAY_S + 0.001)
     assert gc(local_bundle_store).deleted == list(names)

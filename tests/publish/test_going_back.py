@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from relabel.export import store
-from relabel.export.destinations import Destination
 from relabel.export.publishing import roll_back, set_channel
+from relabel.export.puller import ServingFolder
 from relabel.manifests.bundle_store import open_bundle_store
-from relabel.manifests.errors import GateError, InputError
+from relabel.manifests.errors import GateError, InputError, ManifestError
 from relabel.manifests.files import Storage
 from tests.faults.conftest import count
-from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
+from tests.publish.conftest import publish_to, pull_from, roll_back_in, served_text, write_bundle
 
 TEXTS = ("one", "two", "three", "four", "five")
 CHANNELS = ("stable", "candidate")
@@ -108,11 +108,11 @@ class GoingBack(RuleBasedStateMachine):
         seen_bad = set().union(*self.seen_bad.values())
         place = next((place for place, text in enumerate(self.kept) if place and text not in seen_bad), None)
         if place is None:
-            with pytest.raises(InputError, match="keeps no version to go back to") as refused:
-                Destination(self.dest).roll_back()
+            with pytest.raises(ManifestError, match="keeps no version to go back to") as refused:
+                roll_back_in(self.dest)
             assert all(self.versions[text] in str(refused.value) for text in self.kept)
             return
-        Destination(self.dest).roll_back()
+        roll_back_in(self.dest)
         self.went_back(place)
         assert served_text(self.dest) not in seen_bad
 
@@ -120,18 +120,18 @@ class GoingBack(RuleBasedStateMachine):
     @rule(text=texts)
     def go_back_to(self, text: str) -> None:
         if text not in self.kept:
-            with pytest.raises(InputError, match="is not kept") as refused:
-                Destination(self.dest).roll_back(self.versions[text])
+            with pytest.raises(ManifestError, match="is not kept") as refused:
+                roll_back_in(self.dest, self.versions[text])
             assert all(self.versions[one] in str(refused.value) for one in self.kept)
             return
-        Destination(self.dest).roll_back(self.versions[text])
+        roll_back_in(self.dest, self.versions[text])
         self.went_back(self.kept.index(text))
 
     @invariant()
     def what_serves_is_what_the_model_says(self) -> None:
         if self.kept:
             assert served_text(self.dest) == self.kept[0]
-            state = Destination(self.dest).state()
+            state = ServingFolder(self.dest).state()
             assert state is not None
             assert [one.version for one in state.served] == [self.versions[text] for text in self.kept]
 
@@ -208,10 +208,10 @@ def test_what_a_pointer_forgot_the_destination_remembers(
         pull_from(bundle_store, dest, keep=9)
     assert len(store.load_channel(bundle_store, "ecom", "stable").moves) == 2
     for text in ("three", "one"):
-        Destination(dest).roll_back()
+        roll_back_in(dest)
         assert served_text(dest) == text
-    with pytest.raises(InputError, match=rf"{bad} \(stable left it by a rollback\)"):
-        Destination(dest).roll_back()
+    with pytest.raises(ManifestError, match=rf"{bad} \(stable left it by a rollback\)"):
+        roll_back_in(dest)
 
 
 def test_a_destination_of_an_earlier_relabel_learns_of_a_rollback_at_its_next_pull(
@@ -230,5 +230,5 @@ def test_a_destination_of_an_earlier_relabel_learns_of_a_rollback_at_its_next_pu
     del state["left"]
     (dest / ".pull.json").write_text(json.dumps(state))
     assert not pull_from(bundle_store, dest).has_switched
-    with pytest.raises(InputError, match="left it by a rollback"):
-        Destination(dest).roll_back()
+    with pytest.raises(ManifestError, match="left it by a rollback"):
+        roll_back_in(dest)

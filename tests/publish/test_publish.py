@@ -91,7 +91,9 @@ def test_publishing_what_is_there_asks_the_store_little_and_looks_at_objects_sid
         assert not publish_to(bundle_store, source).has_changed
     asked = [f"{one.method} {one.path}" for one in proxy.seen]
     assert sum("/objects/" in one for one in asked) == 12
-    assert len(asked) <= 12 + 5, asked  # two looks for names that clash, the pointer, the version's record, gc's list
+    assert len(asked) <= 12 + 5, (
+        asked
+    )  # two requests for names that clash, the pointer, the version's record, gc's list
     assert most[0] > 4
 
 
@@ -364,7 +366,7 @@ def test_a_rollback_does_not_follow_a_history_that_somebody_changed(
 def test_a_key_signs_no_history_that_it_did_not_sign_before(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
 ) -> None:
-    """Else whoever can write could have his own history made true by the next honest publisher."""
+    """Else anybody who can write could have his own history made true by the next honest publisher."""
     ours = SigningKey(str(keys["ours"]))
     for text in ("one", "two"):
         publish_to(local_bundle_store, bundle(text))
@@ -379,7 +381,7 @@ def test_a_key_signs_no_history_that_it_did_not_sign_before(
 def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path], tmp_path: Path
 ) -> None:
-    from relabel.export.signatures import TrustedKeys
+    from relabel.export.signatures import trusted_keys
     from tests.publish.conftest import pull_from
 
     ours, theirs = (SigningKey(str(keys[name])) for name in ("ours", "theirs"))
@@ -389,11 +391,11 @@ def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
         held = json.loads(data)
         held["signatures"][0]["key_id"] = ours.key_id
         assert local_bundle_store.replace(name, json.dumps(held).encode(), tag)
-    trusted = TrustedKeys([str(keys["ours.pub"])])
-    with pytest.raises(GateError, match="is false"):
-        pull_from(local_bundle_store, tmp_path / "dest", keys=trusted)
+    trusted = trusted_keys([str(keys["ours.pub"])])
+    with pytest.raises(GateError, match="no valid signature"):
+        pull_from(local_bundle_store, tmp_path / "dest", trust=trusted)
     assert publish_to(local_bundle_store, bundle("one"), key=ours).has_changed
-    assert pull_from(local_bundle_store, tmp_path / "dest", keys=trusted).has_switched
+    assert pull_from(local_bundle_store, tmp_path / "dest", trust=trusted).has_switched
 
 
 @pytest.mark.parametrize(
@@ -433,7 +435,7 @@ def test_a_damaged_pointer_is_an_error_of_ours(
 
 
 def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, tmp_path: Path) -> None:
-    """Real processes on one channel; whoever learns that it moved tries again."""
+    """Real processes on one channel; who learns that it moved tries again."""
     import subprocess
     import sys
 

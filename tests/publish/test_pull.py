@@ -13,22 +13,20 @@ from typing import Any
 
 import pytest
 
-from relabel.export.destinations import Destination
 from relabel.export.publishing import roll_back, set_channel
-from relabel.export.signatures import SigningKey, TrustedKeys
+from relabel.export.signatures import SigningKey, trusted_keys
 from relabel.export.store import channel_name, load_channel, load_version, move_channel, object_name, version_name
 from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import (
     DiskFullError,
     GateError,
-    InputError,
     LockHeldError,
     ManifestError,
     StoreUnreachableError,
 )
 from relabel.manifests.files import Storage
 from relabel.manifests.records import sha256_bytes
-from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
+from tests.publish.conftest import publish_to, pull_from, roll_back_in, served_text, write_bundle
 
 MIB = 1 << 20
 
@@ -78,10 +76,10 @@ def test_only_what_is_not_here_is_fetched(
     (folder / "README.md").write_text("# Another card\n")
     from relabel.export.bundles import seal_bundle
 
-    seal_bundle(folder, {"name": "ecom", "lineage": {"student": "one, better told"}})
+    seal_bundle(folder, {"name": "ecom", "lineage": {"student": "one, corrected"}})
     publish_to(bundle_store, folder)
     assert pull_from(bundle_store, tmp_path / "dest").fetched_bytes < 2000
-    assert served_text(tmp_path / "dest") == "one, better told"
+    assert served_text(tmp_path / "dest") == "one, corrected"
 
 
 def test_a_file_of_a_kept_version_that_was_damaged_is_not_taken_over(
@@ -113,6 +111,9 @@ def cut_after(bundle_store: BundleStore, monkeypatch: pytest.MonkeyPatch, size: 
     left = [size]
 
     def blocks(self: BundleStore, name: str, start: int) -> Iterator[bytes]:
+        if not name.startswith("objects/"):
+            yield from real(self, name, start)
+            return
         asked.append((name, start))
         for block in real(self, name, start):
             if left[0] <= 0:
@@ -196,7 +197,7 @@ def test_a_missing_object_is_refused_and_the_old_version_serves(
     pull_from(bundle_store, tmp_path / "dest")
     version = publish_to(bundle_store, bundle("two")).version
     bundle_store.delete(object_name(next(file for file in version.files if file.path == "model.onnx").sha256))
-    with pytest.raises(ManifestError, match="is missing from the store"):
+    with pytest.raises(ManifestError, match=r"is missing\. Publish the bundle again"):
         pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "one"
 
@@ -243,7 +244,7 @@ def test_a_version_with_a_name_that_escapes_or_collides_is_refused_before_anythi
 def test_a_record_that_lists_other_files_than_the_bundles_own_manifest_is_refused(
     local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A file slipped in beside a bundle: each digest is right, and the manifest does not know it."""
+    """A file slipped into a bundle: each digest is right, and the manifest does not know it."""
     publish_to(local_bundle_store, bundle("one"))
     pull_from(local_bundle_store, tmp_path / "dest")
     version = publish_to(local_bundle_store, bundle("two")).version
@@ -277,7 +278,7 @@ def test_a_record_that_is_not_the_one_the_channel_names_is_refused(
         version_name("ecom", version.version),
         lambda held: {**held, "body": {**held["body"], "files": files}},
     )
-    with pytest.raises(ManifestError, match="not the one that the channel names"):
+    with pytest.raises(ManifestError, match="is not the record that was named"):
         pull_from(local_bundle_store, tmp_path / "dest")
 
 
@@ -304,7 +305,7 @@ def test_a_version_can_be_pulled_by_its_name(
     publish_to(bundle_store, bundle("two"), version="2.0")
     pull_from(bundle_store, tmp_path / "dest", first.version)
     assert served_text(tmp_path / "dest") == "one"
-    with pytest.raises(InputError, match="neither a channel nor a version"):
+    with pytest.raises(ManifestError, match="neither a channel nor a version"):
         pull_from(bundle_store, tmp_path / "dest", "3.0")
 
 
@@ -314,7 +315,7 @@ def test_one_destination_holds_one_bundle(
     publish_to(local_bundle_store, bundle("one"))
     publish_to(local_bundle_store, bundle("two"), name="other")
     pull_from(local_bundle_store, tmp_path / "dest")
-    with pytest.raises(InputError, match="holds ecom; other needs a folder of its own"):
+    with pytest.raises(ManifestError, match="holds ecom; other needs a folder of its own"):
         pull_from(local_bundle_store, tmp_path / "dest", name="other")
 
 
@@ -324,7 +325,7 @@ def test_a_folder_that_no_pull_made_is_left_alone(
     publish_to(local_bundle_store, bundle("one"))
     (tmp_path / "dest" / "current").mkdir(parents=True)
     (tmp_path / "dest" / "current" / "mine").write_text("mine")
-    with pytest.raises(InputError, match="is not a link that a pull made"):
+    with pytest.raises(ManifestError, match="is not a link that a pull made"):
         pull_from(local_bundle_store, tmp_path / "dest")
     assert (tmp_path / "dest" / "current" / "mine").read_text() == "mine"
 
@@ -337,7 +338,7 @@ def test_an_old_pointer_put_back_is_a_downgrade_and_a_rollback_is_none(
     publish_to(bundle_store, bundle("two"))
     pull_from(bundle_store, tmp_path / "dest")
     put(bundle_store, channel_name("ecom", "stable"), old)
-    with pytest.raises(GateError, match="downgraded: its sequence is 1, and 2 was seen already"):
+    with pytest.raises(GateError, match="downgraded: a newer sequence than 1"):
         pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "two"
     # no move: it is there
@@ -359,7 +360,7 @@ def test_a_pointer_of_the_same_sequence_to_another_version_is_refused(
     pull_from(local_bundle_store, tmp_path / "dest")
     local_bundle_store.delete(channel_name("ecom", "stable"))
     move_channel(local_bundle_store, "ecom", "stable", None, two, "set", key=None)
-    with pytest.raises(GateError, match="sequence 1 pointed to another version"):
+    with pytest.raises(GateError, match=r"downgraded: .* another version under it"):
         pull_from(local_bundle_store, tmp_path / "dest")
     put(local_bundle_store, channel_name("ecom", "stable"), old)
     assert not pull_from(local_bundle_store, tmp_path / "dest").has_switched
@@ -393,7 +394,7 @@ class TestWithAKey:
     def pull(
         self, bundle_store: BundleStore, target: Path, keys: dict[str, Path], *names: str, at: str = "stable"
     ) -> None:
-        pull_from(bundle_store, target, at, keys=TrustedKeys([str(keys[name]) for name in names or ("ours.pub",)]))
+        pull_from(bundle_store, target, at, trust=trusted_keys([str(keys[name]) for name in names or ("ours.pub",)]))
 
     def refused(self, bundle_store: BundleStore, target: Path, keys: dict[str, Path], said: str) -> None:
         with pytest.raises(GateError, match=said):
@@ -404,24 +405,24 @@ class TestWithAKey:
         self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
         publish_to(local_bundle_store, bundle("two"), key=SigningKey(str(keys["theirs"])))
-        self.refused(local_bundle_store, served, keys, "trusted are")
+        self.refused(local_bundle_store, served, keys, "trusted: ")
         self.pull(local_bundle_store, served, keys, "ours.pub", "theirs.pub")
         assert served_text(served) == "two"
 
     def test_an_unsigned_pointer_to_a_signed_version_is_refused(
         self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
-        """Else whoever can write could move the channel to any old version with a known hole."""
+        """Else anybody who can write could move the channel to any old version with a known hole."""
         two = publish_to(local_bundle_store, bundle("two"), None, key=SigningKey(str(keys["ours"]))).version
         put(local_bundle_store, channel_name("ecom", "stable"), self.moved(local_bundle_store, two).record())
-        self.refused(local_bundle_store, served, keys, "channel's record: is not signed")
+        self.refused(local_bundle_store, served, keys, "channels/stable.json: no valid signature .*signed by nobody")
 
     def test_a_signed_pointer_to_an_unsigned_version_is_refused(
         self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
         done = publish_to(local_bundle_store, bundle("two"), key=SigningKey(str(keys["ours"])))
         change(local_bundle_store, version_name("ecom", done.version.version), lambda held: {**held, "signatures": []})
-        self.refused(local_bundle_store, served, keys, "version's record: is not signed")
+        self.refused(local_bundle_store, served, keys, "versions/.*: no valid signature .*signed by nobody")
 
     def test_a_signature_of_one_record_does_not_stand_for_another(
         self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
@@ -433,9 +434,9 @@ class TestWithAKey:
         put(
             local_bundle_store,
             channel_name("ecom", "stable"),
-            json.dumps({**held, "signatures": [one._asdict() for one in signed.signatures]}).encode(),
+            json.dumps({**held, "signatures": list(signed.signatures)}).encode(),
         )
-        self.refused(local_bundle_store, served, keys, "is false")
+        self.refused(local_bundle_store, served, keys, "no valid signature")
 
     def test_a_pointer_of_another_channel_or_bundle_does_not_serve_for_this_one(
         self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
@@ -445,7 +446,7 @@ class TestWithAKey:
         publish_to(local_bundle_store, bundle("three"), key=ours, name="other")
         for source in (channel_name("ecom", "candidate"), channel_name("other", "stable")):
             put(local_bundle_store, channel_name("ecom", "stable"), local_bundle_store.read(source).data)
-            with pytest.raises(ManifestError, match="is the pointer of"):
+            with pytest.raises(ManifestError, match="is another channel's record"):
                 self.pull(local_bundle_store, served, keys)
             assert served_text(served) == "one"
 
@@ -478,9 +479,9 @@ class TestWithAKey:
             return {**held, "body": {**held["body"], "files": files}}
 
         change(local_bundle_store, version_name("ecom", version.version), swapped)
-        with pytest.raises(ManifestError, match="not the one that the channel names"):
+        with pytest.raises(ManifestError, match="is not the record that was named"):
             self.pull(local_bundle_store, served, keys)
-        with pytest.raises(GateError, match="is false"):
+        with pytest.raises(GateError, match="no valid signature"):
             self.pull(local_bundle_store, served, keys, at=version.version)
         assert served_text(served) == "one"
 
@@ -512,12 +513,11 @@ def test_a_rollback_serves_the_version_before_and_then_the_one_before_that(
         publish_to(local_bundle_store, bundle(text))
         pull_from(local_bundle_store, tmp_path / "dest")
     shutil.rmtree(local_bundle_store.url)  # no store, no network
-    destination = Destination(tmp_path / "dest")
     for text in ("two", "one"):
-        destination.roll_back()
+        roll_back_in(tmp_path / "dest")
         assert served_text(tmp_path / "dest") == text
-    with pytest.raises(InputError, match="keeps no version to go back to"):
-        destination.roll_back()
+    with pytest.raises(ManifestError, match="keeps no version to go back to"):
+        roll_back_in(tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "one"
 
 
@@ -527,12 +527,12 @@ def test_a_rollback_is_left_alone_until_the_channel_moves_on(
     for text in ("one", "two"):
         publish_to(local_bundle_store, bundle(text))
         pull_from(local_bundle_store, tmp_path / "dest")
-    Destination(tmp_path / "dest").roll_back()
+    roll_back_in(tmp_path / "dest")
     held = pull_from(local_bundle_store, tmp_path / "dest")
     assert (held.is_held, held.has_switched, served_text(tmp_path / "dest")) == (True, False, "one")
     assert pull_from(local_bundle_store, tmp_path / "dest", lifts_hold=True).has_switched
     assert served_text(tmp_path / "dest") == "two"
-    Destination(tmp_path / "dest").roll_back()
+    roll_back_in(tmp_path / "dest")
     publish_to(local_bundle_store, bundle("three"))
     pull_from(local_bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "three"
@@ -548,8 +548,9 @@ def test_a_rollback_during_a_pull_neither_waits_for_it_nor_is_undone_by_it(
     real, begun, go_on = type(local_bundle_store).blocks, threading.Event(), threading.Event()
 
     def slow(self: BundleStore, name: str, start: int) -> Iterator[bytes]:
-        begun.set()
-        assert go_on.wait(20)
+        if name.startswith("objects/"):
+            begun.set()
+            assert go_on.wait(20)
         yield from real(self, name, start)
 
     monkeypatch.setattr(type(local_bundle_store), "blocks", slow)
@@ -558,7 +559,7 @@ def test_a_rollback_during_a_pull_neither_waits_for_it_nor_is_undone_by_it(
     puller.start()
     assert begun.wait(20)
     started = time.monotonic()
-    Destination(tmp_path / "dest").roll_back()
+    roll_back_in(tmp_path / "dest")
     assert time.monotonic() - started < 5
     assert served_text(tmp_path / "dest") == "one"
     with pytest.raises(LockHeldError):
@@ -586,7 +587,7 @@ def test_a_rollback_to_what_is_not_whole_is_refused(
     pull_from(local_bundle_store, tmp_path / "dest")
     harm(tmp_path / "dest" / ".versions" / first.version)
     with pytest.raises(ManifestError, match=r"model\.onnx|manifest\.json|is missing"):
-        Destination(tmp_path / "dest").roll_back()
+        roll_back_in(tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "two"
 
 
@@ -623,9 +624,9 @@ def test_whoever_opens_the_link_finds_a_whole_bundle_at_every_instant(
     folders = [write_bundle(tmp_path / f"b{number}", str(number)) for number in range(2)]
     publish_to(local_bundle_store, folders[0])
     pull_from(local_bundle_store, tmp_path / "dest")
-    looks, stop, wrong = [0], threading.Event(), []
+    reads, stop, wrong = [0], threading.Event(), []
 
-    def look() -> None:
+    def read() -> None:
         while not stop.is_set():
             try:
                 folder = os.open(tmp_path / "dest" / "current", os.O_RDONLY)
@@ -637,11 +638,11 @@ def test_whoever_opens_the_link_finds_a_whole_bundle_at_every_instant(
                     wrong.append("files of two versions")
                 for descriptor in (folder, manifest, weights):
                     os.close(descriptor)
-                looks[0] += 1
+                reads[0] += 1
             except OSError as exc:
                 wrong.append(repr(exc))
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=read)
     reader.start()
     for number in range(20):
         publish_to(local_bundle_store, folders[(number + 1) % 2])
@@ -649,7 +650,7 @@ def test_whoever_opens_the_link_finds_a_whole_bundle_at_every_instant(
     stop.set()
     reader.join()
     assert wrong == []
-    assert looks[0] > 100
+    assert reads[0] > 100
 
 
 def test_concurrent_pulls_into_one_destination_end_with_one_whole_version(url: str, tmp_path: Path) -> None:
