@@ -276,13 +276,9 @@ class RunSpec(Spec):
     with its wait behind others in the engine's own queue, an answer of a thousand tokens may take a quarter of one on a
     CPU.
     """
-    help: bool | None = None
-    """Ask open chunks of shards that other workers hold, where waiting for them is longer. By default unless the engine
-    is paid by the token (`engine.args.price_per_million_input`, `…_output`): a chunk that two ask is paid twice.
-    """
     start_timeout_s: float = Field(7200.0, gt=0.0, le=1e6)
-    """A supervised engine that says nothing for so many seconds before it is up counts as crashed. Two hours: the first
-    start may fetch a model of a hundred gigabytes.
+    """An engine that has not started after so many seconds counts as crashed. Two hours: the first start may fetch a
+    model of a hundred gigabytes.
     """
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens, of prompts (cached ones too) and answers together, that all workers, calls and retries of this

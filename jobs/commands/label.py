@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from relabel.jobs.commands.options import (
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import CACHE_VARIABLE, Job, OpenRun, load_job, open_run
 from relabel.jobs.output import emit, table
-from relabel.jobs.pool.backends import BACKENDS, WorkerPool, label_with
+from relabel.jobs.pool.supervisor import BACKENDS, WorkerPool, label_with
 from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
 from relabel.jobs.run.budget import budget_so_far
 from relabel.jobs.run.counts import Progress
@@ -130,6 +130,8 @@ class RunOptions:
     done_ok: bool
     verbose: bool
     output: str
+    part_of: str | None
+    ledger: str | None
 
     def same_job(self, date: str | None) -> str:
         """Words of a command line that name the same job: its file, what was laid over it, the date that it took."""
@@ -143,6 +145,8 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
     return together(
         output_option,
         click.option("--done-ok", is_flag=True, help=done_ok),
+        click.option("--part-of", hidden=True),
+        click.option("--ledger", hidden=True),
         click.option("-v", "--verbose", is_flag=True, help=VERBOSE_HELP),
         click.option("--dry-run", is_flag=True, help=dry_run),
         click.option("--metrics", metavar="FILE", help=METRICS_HELP),
@@ -261,7 +265,14 @@ def _work(work: RunOptions, *, is_retry: bool) -> int:
     reason = ""
     try:
         session = open_session(
-            work.job_file, work.overrides, work.shard, is_retry=is_retry, day=work.day, deadline=deadline
+            work.job_file,
+            work.overrides,
+            work.shard,
+            is_retry=is_retry,
+            day=work.day,
+            deadline=deadline,
+            part_of=work.part_of,
+            ledger=work.ledger,
         )
         report = execute(session, metrics, pool, shows_refused=work.verbose)
         code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
@@ -307,13 +318,21 @@ def open_session(
     may_write: bool = True,
     day: str | None = None,
     deadline: Deadline | None = None,
+    part_of: str | None = None,
+    ledger: str | None = None,
 ) -> Session:
     """Check the job and its shard choice, plan it if nobody has (and write the plan if allowed), and make ready to work
     on those shards.
+
+    Args:
+        part_of: see `Session`.
+        ledger: see `Job`.
     """
     job = load_job(spec, overrides=overrides, day=day)
+    if ledger is not None:
+        job = replace(job, ledger=ledger)
     logs.bind(job=job.spec.name)
-    return session_of(job, shard, is_retry=is_retry, may_write=may_write, deadline=deadline)
+    return session_of(job, shard, is_retry=is_retry, may_write=may_write, deadline=deadline, part_of=part_of)
 
 
 def session_of(
@@ -323,6 +342,7 @@ def session_of(
     is_retry: bool = False,
     may_write: bool = True,
     deadline: Deadline | None = None,
+    part_of: str | None = None,
 ) -> Session:
     """The same for a job that was checked."""
     choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
@@ -335,7 +355,7 @@ def session_of(
             event="table",
         )
     shards = choose_shards(shard, len(opened.plan.shards))
-    return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), helps=shard is None)
+    return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), part_of=part_of)
 
 
 def execute(
@@ -373,9 +393,9 @@ def execute(
                 metrics.update()
 
         def announce(facts: EngineFacts, remarks: list[str]) -> None:
-            display.say(engine_text(spec.labeler.name, facts))
+            display.say(engine_text(spec.labeler.name, facts), event="engine")
             for remark in remarks:
-                display.say(f"note: {remark}")
+                display.say(f"note: {remark}", event="remark")
 
         report = label_with(pool or WorkerPool(), session, on_progress=on_progress, say=display.say, on_engine=announce)
     if metrics is not None:

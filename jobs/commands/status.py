@@ -244,7 +244,7 @@ def look(folder: RunFolder) -> LiveStatus:
         rows_done=rows_done,
         chunks=plan.num_chunks,
         chunks_done=sum(map(len, attempts.values())),
-        is_held=not all(state.tells_nothing for state in heard)
+        is_held=not all(state.is_outdated for state in heard)
         or any(folder.store.is_locked(shard_lock_name(number)) for number in is_open),
         workers=states,
         left_s=_left_s(folder, heard, plan.rows - rows_done) if heard else None,

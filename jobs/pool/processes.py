@@ -1,4 +1,4 @@
-"""Worker processes as a supervisor sees them: GPUs, slots, pipes, and process groups that end with their parent."""
+"""Worker processes: which GPUs they get, and the ordinary command as a child that ends with its parent."""
 
 from __future__ import annotations
 
@@ -6,61 +6,144 @@ import contextlib
 import ctypes
 import json
 import os
-import selectors
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import IO, Any, NamedTuple
 
-from relabel.jobs.pool.messages import (
-    Assignment,
-    Begins,
-    Commits,
-    Counts,
-    Done,
-    Ends,
-    EngineUp,
-    Event,
-    Fails,
-    Rows,
-    Tries,
-    read_event,
-)
-from relabel.jobs.run.chunks import ChunkCase, Live, plain_cases
-from relabel.manifests.errors import MissingExtraError, RelabelError, UsageError
-from relabel.manifests.receipts import ChunkId
-from relabel.manifests.records import checked
+from relabel.manifests.errors import MissingExtraError, UsageError
+from relabel.manifests.files import HERE
 from relabel.manifests.secrets import counted
-
-# ------------------------------------------------------------------------------
-# Which GPUs this process may use, found without torch, and how they are given out to workers.
-
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
-SMI_TIMEOUT_S = 30.0
+READ_S = 5.0
+"""How long the rest of what an ended process wrote may take to read, seconds."""
+GUARD = """
+import os, signal, sys
+for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+if not sys.stdin.read():
+    try:
+        os.killpg(int(sys.argv[1]), signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class Ended(NamedTuple):
+    """How a worker ended.
+
+    Args:
+        worker: its name in receipts, journals and live files.
+        code: of its process; negative for a signal.
+        result: the JSON object that it printed; None if it printed none.
+        lines: what it wrote to stderr since the last call of `lines`.
+    """
+
+    worker: str
+    code: int
+    result: dict[str, Any] | None
+    lines: list[str]
+
+
+class WorkerProcess:
+    """A command of relabel as a child process, in a process group of its own: Ctrl-C is its parent's alone, and the
+    group can be ended as one.
+
+    No engine outlives the process that started it, however that ends: a guard, a process of a few lines, holds the end
+    of a pipe. If this process dies, even by `kill -9`, the pipe closes, and the guard kills what is left of the group:
+    a worker that hangs in a driver's call, and processes that an engine started in its turn.
+
+    Args:
+        words: of the command; `/dev/stdin` among them is where `spec` is.
+        spec: the job. It may hold storage secrets, which no command line and no variable may.
+    """
+
+    def __init__(self, words: Sequence[str], spec: bytes, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-u", "-m", "relabel", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
+            start_new_session=True,
+        )
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", GUARD, str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._out: list[str] = []
+        self._lines: list[str] = []
+        pipes = [(self._process.stdout, self._out), (self._process.stderr, self._lines)]
+        self._readers = [threading.Thread(target=_read, args=pipe, daemon=True) for pipe in pipes]
+        for reader in self._readers:
+            reader.start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # it may be gone already
+            stdin.write(spec)
+
+    def lines(self) -> list[str]:
+        """What it wrote to stderr since the last call."""
+        count = len(self._lines)
+        found, self._lines[:count] = self._lines[:count], []
+        return found
+
+    def ended(self) -> Ended | None:
+        """How it ended, once all that it wrote is read and nothing of its group is left; None before."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        self.kill()
+        for reader in self._readers:
+            reader.join(READ_S)
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._guard.stdin as stdin:
+            stdin.write(b"over\n")
+        self._guard.wait()
+        results = [found for line in self._out if (found := _object(line)) is not None]
+        return Ended(f"{HERE}-{self._process.pid}", code, results[-1] if results else None, self.lines())
+
+    def terminate(self) -> None:
+        """Ask it to end; a worker commits what is under way."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End whatever is left of its process group, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _read(pipe: IO[bytes], lines: list[str]) -> None:
+    with pipe:
+        for line in pipe:
+            lines.append(line.decode(errors="replace").rstrip())
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Names for `CUDA_VISIBLE_DEVICES`, in order: what that variable says already, else one number for each GPU of the
-    machine.
+    """Names for `CUDA_VISIBLE_DEVICES`, in order: what that variable holds already, else one number for each GPU of the
+    machine. Found without torch.
     """
     if VISIBLE in environment:
         names: list[str] = []
         for name in environment[VISIBLE].split(","):
-            if not name.strip() or name.strip() == "-1":  # CUDA takes what comes before the first that is none
+            if not name.strip() or name.strip() == "-1":  # CUDA takes what comes before the first invalid name
                 break
             names.append(name.strip())
         return names
-    return [str(number) for number in range(_count())]
+    return [str(number) for number in range(_count_by_driver() or _count_by_folder())]
 
 
 def choose_gpus(text: str, visible: Sequence[str]) -> list[str]:
@@ -70,15 +153,17 @@ def choose_gpus(text: str, visible: Sequence[str]) -> list[str]:
         UsageError: not of that form, or a GPU twice.
         MissingExtraError: there is no such GPU here.
     """
-    numbers = _numbers(text)
+    try:
+        numbers = range(len(visible)) if text.strip() == "all" else [int(part) for part in text.split(",")]
+    except ValueError as exc:
+        raise UsageError(f"--gpus {text}: want all, or numbers such as 0,1.") from exc
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"--gpus {text}: names a GPU twice; each gets one engine.")
     if not visible:
         raise MissingExtraError(
-            f"--gpus {text}: no NVIDIA GPU is visible here (asked the driver, nvidia-smi and {DRIVER_FOLDER}; "
-            f"{VISIBLE} counts where it is "
-            "set). On a machine without one use --workers N, or leave both away."
+            f"--gpus {text}: no NVIDIA GPU is visible here (asked the driver and {DRIVER_FOLDER}; {VISIBLE} counts "
+            "where it is set). On a machine without one use --workers N, or leave both away."
         )
-    if numbers is None:
-        return list(visible)
     for number in numbers:
         if not 0 <= number < len(visible):
             raise MissingExtraError(
@@ -87,45 +172,22 @@ def choose_gpus(text: str, visible: Sequence[str]) -> list[str]:
     return [visible[number] for number in numbers]
 
 
-def _numbers(text: str) -> list[int] | None:
-    """The numbers of `0,1`; None for `all`. Read before anything is looked for: a slip is one wherever it is made."""
-    if text.strip() == "all":
-        return None
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError as exc:
-        raise UsageError(f"--gpus {text}: want all, or numbers such as 0,1.") from exc
-    if len(set(numbers)) < len(numbers):
-        raise UsageError(f"--gpus {text}: names a GPU twice; each gets one engine.")
-    return numbers
-
-
-def gpu_groups(names: Sequence[str], map_concurrent: int) -> list[list[str]]:
-    """The GPUs of each worker, as many a worker as its engine spreads over; those left over belong to none.
+def gpu_groups(names: Sequence[str], each: int) -> list[list[str]]:
+    """The GPUs of each worker, as many a worker as its engine spreads over; the rest belong to none.
 
     Raises:
         MissingExtraError: there are not enough for one.
     """
-    if len(names) < map_concurrent:
+    if len(names) < each:
         raise MissingExtraError(
-            f"engine.args.tensor_parallel_size is {map_concurrent}, and {counted(len(names), 'GPU')} given; give more, "
-            "or lower it."
+            f"engine.args.tensor_parallel_size is {each}, and {counted(len(names), 'GPU')} given; give more, or lower "
+            "it."
         )
-    return [
-        list(names[start : start + map_concurrent])
-        for start in range(0, len(names) - map_concurrent + 1, map_concurrent)
-    ]
+    return [list(names[start : start + each]) for start in range(0, len(names) - each + 1, each)]
 
 
-def _count() -> int:
-    for count in (_by_driver, _by_smi, _by_folder):
-        if found := count():
-            return found
-    return 0
-
-
-def _by_driver() -> int:
-    """NVML, the library that comes with the driver."""
+def _count_by_driver() -> int:
+    """By NVML, the library that comes with the driver."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         if library.nvmlInit_v2() != 0:
@@ -139,326 +201,5 @@ def _by_driver() -> int:
         library.nvmlShutdown()
 
 
-def _by_smi() -> int:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return 0
-    try:
-        done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else 0
-
-
-def _by_folder() -> int:
+def _count_by_folder() -> int:
     return len(list(DRIVER_FOLDER.iterdir())) if DRIVER_FOLDER.is_dir() else 0
-
-
-# ------------------------------------------------------------------------------
-# No engine outlives the command that started it, however that command ends.
-#
-# A guard is a process of a few lines that knows the process groups of the workers and holds the end of a pipe. When the
-# command dies, even by `kill -9`, the pipe closes, and the guard kills what is left of those groups: workers that hang
-# in a driver's call, and processes that an engine started in its turn (one a GPU under tensor parallelism).
-
-
-_SCRIPT = """
-import os, signal, sys
-for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-    signal.signal(getattr(signal, name), signal.SIG_IGN)
-groups = set()
-for line in sys.stdin:
-    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-for group in groups:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except OSError:
-        pass
-"""
-
-
-class ProcessGuard:
-    """Kills the process groups it was given when this process ends, or the `with` block does."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", "-u", "-c", _SCRIPT]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-        )
-
-    def __enter__(self) -> ProcessGuard:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-
-    def watch(self, group: int) -> None:
-        """Kill this group at the end."""
-        self._tell(f"+{group}\n")
-
-    def forget(self, group: int) -> None:
-        """The group is gone; its number may be somebody else's soon."""
-        self._tell(f"-{group}\n")
-
-    def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            # somebody killed the guard: workers still notice our end by themselves
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
-
-
-def kill_group(group: int) -> None:
-    """End whatever is left of a process group, at once."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-
-
-# ------------------------------------------------------------------------------
-# One worker process as its supervisor sees it: its pipes, what it reported, and which rows its engine was at when it
-# ended.
-
-
-READ_BYTES = 1 << 16
-
-
-class WorkerProcess:
-    """A worker from its start to its end.
-
-    Args:
-        on_event: called with each event, before this object takes note of it: the chunk of a commit is still in
-            `chunks`.
-        on_log: called with each line that the worker or its engine prints.
-    """
-
-    def __init__(
-        self,
-        assignment: Assignment,
-        environment: Mapping[str, str],
-        cases: dict[ChunkId, ChunkCase],
-        *,
-        guard: ProcessGuard,
-        on_event: Callable[[Event], None],
-        on_log: Callable[[str], None],
-    ) -> None:
-        self.chunks: dict[int, ChunkId] = {}
-        """Chunks begun and not known to be committed, by the worker's number for each."""
-        self.in_flight: dict[int, int] = {}
-        """Rows that the engine is at, and the number of the chunk that each is of."""
-        self.apart: tuple[int, list[int]] | None = None
-        """The group that is asked apart: its chunk's number and its rows."""
-        self.did = Done()
-        self.is_engine_up = False
-        self.end: Ends | None = None
-        self.failure: Fails | None = None
-        self.killed_for: str | None = None
-        self.heard_s = time.perf_counter()
-        self._on_event = on_event
-        self._on_log = on_log
-        self._guard = guard
-        read_end, write_end = os.pipe()
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "relabel.jobs.pool.workers", str(write_end)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(write_end,),
-                env=dict(environment),
-                start_new_session=True,  # Ctrl-C is the supervisor's alone; and the group can be ended as one
-            )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
-        guard.watch(self.process.pid)
-        assert self.process.stdout is not None
-        self._report_fd = read_end
-        self._rests = {read_end: b"", self.process.stdout.fileno(): b""}
-        self._open = dict.fromkeys(self._rests)
-        for descriptor in self._rests:
-            os.set_blocking(descriptor, False)
-        self.write(replace(assignment, cases=plain_cases(cases)).as_line())
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Let a selector say when there is something to read."""
-        for descriptor in self._rests:
-            selector.register(
-                descriptor, selectors.EVENT_READ, lambda descriptor=descriptor: self._read(selector, descriptor)
-            )
-
-    def write(self, line: str) -> None:
-        """One line on the worker's stdin; one that is gone already needs no word."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(line.encode())
-            self.process.stdin.flush()
-
-    def tell(self, **what: Any) -> None:
-        """Say something to the worker."""
-        self.write(json.dumps(what) + "\n")
-
-    def kill(self, why: str | None = None) -> None:
-        """End it and all that its engine started.
-
-        Args:
-            why: what to say it died of, where that is a crash; None if it was asked to end.
-        """
-        self.killed_for = self.killed_for or why
-        kill_group(self.process.pid)
-
-    def has_ended(self, selector: selectors.BaseSelector) -> bool:
-        """Whether the process is gone, with all that it said read and nothing of its group left.
-        Closes the pipes then.
-        """
-        if self.process.poll() is None:
-            return False
-        kill_group(self.process.pid)  # what its engine started
-        self._guard.forget(self.process.pid)
-        for descriptor in list(self._open):
-            self._read(selector, descriptor)
-        self.close(selector)
-        return True
-
-    def close(self, selector: selectors.BaseSelector) -> None:
-        """Let go of the pipes; safe to call twice."""
-        for descriptor in list(self._open):
-            self._shut(selector, descriptor)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
-        if self._report_fd >= 0:
-            os.close(self._report_fd)
-            self._report_fd = -1
-
-    def rows_in_flight(self) -> dict[ChunkId, list[int]]:
-        """The rows that the engine was at, by chunk, in the order they were asked; those of committed chunks are done
-        with.
-        """
-        found: dict[ChunkId, list[int]] = {}
-        for row, number in self.in_flight.items():
-            if number in self.chunks:
-                found.setdefault(self.chunks[number], []).append(row)
-        return found
-
-    def last_words(self) -> str:
-        """How it ended, in words that name no process and no time, so that a quarantined row's reason is the same in
-        every run.
-        """
-        if self.failure is not None:
-            failure = self.failure
-            return failure.message.rstrip(".") if failure.is_ours else f"{failure.error}: {failure.message}"
-        if self.killed_for is not None:
-            return self.killed_for.rstrip(".")
-        code = self.process.returncode
-        return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with code {code}"
-
-    def _read(self, selector: selectors.BaseSelector, descriptor: int) -> None:
-        while descriptor in self._open:
-            try:
-                data = os.read(descriptor, READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                if self._rests[descriptor]:
-                    self._take(descriptor, self._rests[descriptor])
-                self._shut(selector, descriptor)
-                return
-            *lines, self._rests[descriptor] = (self._rests[descriptor] + data).split(b"\n")
-            for line in lines:
-                self._take(descriptor, line)
-            if len(data) < READ_BYTES:
-                return
-
-    def _shut(self, selector: selectors.BaseSelector, descriptor: int) -> None:
-        if descriptor in self._open:
-            del self._open[descriptor]
-            with contextlib.suppress(KeyError, ValueError):
-                selector.unregister(descriptor)
-
-    def _take(self, descriptor: int, line: bytes) -> None:
-        if descriptor != self._report_fd:
-            self._on_log(line.decode(errors="replace").rstrip())
-            return
-        self.heard_s = time.perf_counter()
-        event = read_event(line)
-        if event is not None:
-            self._on_event(event)
-            self._note(event)
-
-    def _note(self, event: Event) -> None:
-        match event:
-            case Begins(number, chunk):
-                self.chunks[number] = ChunkId(*chunk)
-            case Rows(begun, ended):
-                self.in_flight.update({row: number for number, row in begun})
-                for row in ended:
-                    self.in_flight.pop(row, None)
-            case Tries(number, rows):
-                self.apart = (number, rows)
-            case Commits(number, True, counts):
-                self.chunks.pop(number, None)
-                self.did.commits += 1
-                self.did.committed.update(counts)
-            case Commits(number, _, counts, statuses):
-                self.chunks.pop(number, None)
-                self.did.losses += 1
-                self.did.lost.update(counts)
-                self.did.lost_statuses.update(statuses)
-            case Counts(counts, statuses, live):
-                self.did.answered, self.did.statuses = Counter(counts), Counter(statuses)
-                self.did.live = checked(Live, live)
-            case EngineUp():
-                self.is_engine_up = True
-            case Ends():
-                self.end = event
-            case Fails():
-                self.failure = event
-
-
-# ------------------------------------------------------------------------------
-# The places of a worker pool's workers: which GPUs each has, and what became of it.
-
-
-@dataclass(slots=True)
-class Slot:
-    """A worker's place: the GPUs it gets, and what became of it so far.
-
-    Args:
-        variables: what its environment has beside the supervisor's own.
-        starts_s: when its next life begins, on `time.perf_counter`; None if none is due.
-        error: why it was given up.
-        past: what the lives before did.
-    """
-
-    name: str
-    variables: dict[str, str]
-    starts_s: float | None = 0.0
-    process: WorkerProcess | None = None
-    num_processes: int = 0
-    crashes: int = 0
-    error: RelabelError | RuntimeError | None = None
-    past: Done = field(default_factory=Done)
-
-
-def cpu_slots(count: int) -> list[Slot]:
-    """Workers that get no GPU of their own."""
-    return [Slot(f"w{number}", {}) for number in range(count)]
-
-
-def gpu_slots(groups: list[list[str]]) -> list[Slot]:
-    """A worker for each group of GPUs."""
-    return [Slot(f"gpu{'+'.join(group)}", {VISIBLE: ",".join(group)}) for group in groups]
-
-
-def log_name(slot: Slot) -> str:
-    """Where a worker's own lines are kept, below the output."""
-    return f"logs/worker-{socket.gethostname()}-{slot.name}.log"

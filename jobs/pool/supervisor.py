@@ -1,450 +1,521 @@
-"""The supervisor of one node: a worker process for each GPU, restarts within limits, and the combined results."""
+"""Several workers on one run: ordinary commands, one a GPU or as many as asked for, that talk through the run folder.
+
+The supervisor loads no model. It starts `relabel run` once for each worker, restarts those that crash within limits,
+shows one progress, and concludes the run. Receipts stay the truth, so that nothing here can lose or double a row; which
+rows crash an engine is found by the workers themselves, from their crash journals.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import logging
 import os
-import selectors
+import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol
 
-from relabel.jobs.pool.messages import Assignment, Commits, Done, Ends, EngineUp, Event, Rows, assign, show, worker_name
-from relabel.jobs.pool.processes import ProcessGuard, Slot, WorkerProcess, log_name
-from relabel.jobs.run.chunks import Isolation, plain_cases
+from relabel.jobs.pool.processes import VISIBLE, Ended, WorkerProcess, choose_gpus, gpu_groups, visible_gpus
+from relabel.jobs.run.chunks import Live
+from relabel.jobs.run.counts import ASKED, WorkerState, live_states
+from relabel.jobs.run.crashes import crashed_apart
+from relabel.jobs.run.execution import label
 from relabel.jobs.run.results import RunReport, conclude
-from relabel.jobs.run.session import Session
+from relabel.jobs.run.session import Session, list_all_every_s
+from relabel.jobs.run.stop import DRAIN_S
+from relabel.jobs.settings import ENVIRONMENT_PREFIX, JOB, absolute
 from relabel.manifests import errors
-from relabel.manifests.errors import EngineLostError, RelabelError
+from relabel.manifests.asks import EngineFacts
+from relabel.manifests.errors import EngineLostError, RelabelError, StoreUnreachableError, UsageError
+from relabel.manifests.files import absolute_path
 from relabel.manifests.receipts import load_receipt
-from relabel.manifests.secrets import counted
-
-# ------------------------------------------------------------------------------
-# What a worker pool's workers did, put together.
-
-
-@dataclass(slots=True)
-class Results:
-    """What workers did, beside what the progress counts.
-
-    Args:
-        taken, busy: shards that they worked on, and shards that others held, themselves among them.
-        remarks: each once, in the order they came.
-        engine_start_s: the longest start of an engine.
-        costs: of engines that are paid for, together.
-        canary: what asking labelled rows again came to; one worker does it for all.
-    """
-
-    taken: set[int] = field(default_factory=set)
-    busy: set[int] = field(default_factory=set)
-    remarks: dict[str, None] = field(default_factory=dict)
-    engine_start_s: float = 0.0
-    costs: dict[str, Any] | None = None
-    restarts: int = 0
-    canary: dict[str, Any] | None = None
-
-    def add(self, other: Results) -> None:
-        """Another's results together with these."""
-        self.taken |= other.taken
-        self.busy |= other.busy
-        self.remarks.update(other.remarks)
-        self.engine_start_s = max(self.engine_start_s, other.engine_start_s)
-        self.costs = (
-            other.costs if self.costs is None else self.costs if other.costs is None else _sum(self.costs, other.costs)
-        )
-        self.restarts += other.restarts
-        self.canary = self.canary or other.canary
-
-    def report(self, session: Session) -> RunReport:
-        """Conclude the run, with what the workers did in it."""
-        session.taken = sorted(self.taken)
-        session.busy = sorted((self.busy - self.taken) & set(session.left.open_shards()))
-        report = conclude(session)
-        report.engine_start_s = self.engine_start_s
-        report.remarks = list(self.remarks)
-        report.engine_restarts = self.restarts
-        report.did.costs, report.did.canary = self.costs, self.canary
-        return report
-
-
-def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Costs of two engines together; what one of them does not know is not known of both."""
-    parts = {key: (one.get(key), other.get(key)) for key in {**one, **other}}
-    return {key: None if mine is None or theirs is None else mine + theirs for key, (mine, theirs) in parts.items()}
-
-
-# ------------------------------------------------------------------------------
-# One node, several engines: a process that loads no model starts a worker for each GPU, watches over them, and
-# concludes the run.
-#
-# Each worker is an ordinary worker of the run (`workers.py`): it takes free shards and commits by receipts, so that
-# nothing here can lose or double a row. What is decided here is what follows a crash: the worker is started again, the
-# rows that its engine was at are isolated (`isolation.py`), and one that goes down again and again without getting
-# anything done is given up.
-
+from relabel.manifests.secrets import STORAGE_KEY, redacted
+from relabel.manifests.specs import gpus_of
+from relabel.manifests.store import map_concurrent, shard_lock_name
 
 logger = logging.getLogger(__name__)
 
+BACKENDS = ("local", "ray")
 LISTEN_S = 0.1
-CLOSING_S = 60.0
-"""How long a worker that has said its last word may take to free its device, seconds."""
+SNAPSHOT_EVERY_S = 1.0
+"""How often the workers' live files are read, seconds."""
+READ_S = 5.0
+"""How long workers that were killed may take to end, seconds."""
+MOST_WAKES = 3
+"""Starts in a row of an idle worker that find nothing to do."""
 GRACE_S = 8.0
-"""How long past the end of a drain a worker may take to close its engine, seconds."""
+"""How long after the end of a drain a worker may take to close its engine, seconds."""
+MOST_CRASHES = 3
+"""Of one worker in a row, with neither a commit nor suspects narrowed down in between, before it is given up."""
+_COUNTS = (*ASKED, "reused", "chunks_committed", "chunks_lost")
+BACKOFF_S = 1.0
+"""Before a worker is started again after its first such crash; doubled for each further one."""
 
 
-class RestartLimits(NamedTuple):
-    """When enough is enough.
+@dataclass(frozen=True, slots=True)
+class WorkerPool:
+    """What was asked for on the command line.
 
     Args:
-        crashes: of one worker in a row, with neither a commit nor a row caught in between, before it is given up.
-        backoff_s: before a worker is started again after its first such crash; doubled for each further one.
-        isolated_rows, isolated_share: rows that an execution may set aside because engines went down over them, as a
-            number and as a share of the rows it has committed; above both, it is not the rows.
+        gpus: `all` or numbers; a worker for each, or for as many as the engine spreads over.
+        workers: number of workers, without GPUs of their own.
+        address: of the Ray cluster.
     """
 
-    crashes: int = 3
-    backoff_s: float = 1.0
-    isolated_rows: int = 8
-    isolated_share: float = 0.01
+    gpus: str | None = None
+    workers: int | None = None
+    backend: str = "local"
+    address: str | None = None
+
+    def check(self) -> None:
+        """Whether these go together.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if self.gpus is not None and self.workers is not None:
+            raise UsageError(
+                "--gpus and --workers: give one of them. --gpus starts a worker for each GPU, --workers as many as "
+                "it says."
+            )
+        if self.backend == "ray" and self.gpus is not None:
+            raise UsageError(
+                "--gpus is for this machine alone; Ray gives out the cluster's GPUs itself. --workers N limits their "
+                "number."
+            )
+        if self.backend != "ray" and self.address is not None:
+            raise UsageError("--address names a Ray cluster: add --backend ray.")
+
+
+def label_with(
+    pool: WorkerPool,
+    session: Session,
+    *,
+    on_progress: Callable[[], None],
+    say: Callable[[str], None],
+    on_engine: Callable[[EngineFacts, list[str]], None],
+) -> RunReport:
+    """Have a session's work done, by this process or by a pool, and conclude the run.
+
+    Raises:
+        MissingExtraError: no such GPU, or no Ray, here.
+        EngineLostError: every worker was given up.
+    """
+    is_pool = pool.backend == "ray" or pool.gpus is not None or pool.workers is not None
+    open_shards = session.left.open_shards() if is_pool else []
+    if not is_pool or (open_shards and not _is_any_free(session, open_shards)):  # which finds that out under the locks
+        return label(session, on_progress=on_progress, on_engine=on_engine)
+    spec = session.opened.job.spec
+    if spec.run.single_writer and (pool.backend == "ray" or pool.gpus is not None or (pool.workers or 1) > 1):
+        raise UsageError(
+            "run.single_writer vouches for one process, and --gpus, --backend ray and --workers above 1 start "
+            "several. Drop one."
+        )
+    supervisor = Supervisor(session, say=say, on_progress=on_progress)
+    each = gpus_of(spec.engine.args)
+    if pool.backend == "ray":
+        from relabel.jobs.pool.ray_backend import ray_workers
+
+        with ray_workers(supervisor, workers=pool.workers, address=pool.address, gpus_each=each):
+            return supervisor.run()
+    if pool.gpus is None:
+        places = {f"w{number}": dict[str, str]() for number in range(pool.workers or 1)}
+    else:
+        chosen = choose_gpus(pool.gpus, visible_gpus())
+        groups = gpu_groups(chosen, each)
+        if spare := len(chosen) - sum(map(len, groups)):
+            say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {each}")
+        places = {f"gpu{'+'.join(group)}": {VISIBLE: ",".join(group)} for group in groups}
+    environment = without_spec(os.environ)
+    for name, gpus in places.items():
+        supervisor.add(name, functools.partial(WorkerProcess, environment=environment | gpus))
+    return supervisor.run()
+
+
+def _is_any_free(session: Session, open_shards: list[int]) -> bool:
+    """Whether a shard with work is held by no worker; if none is, this is an overlapping tick."""
+    store = session.opened.store
+    some = max(1, store.readers)  # several at once, but not all: the first that is free settles it
+    return any(
+        not all(map_concurrent(store, store.is_locked, map(shard_lock_name, open_shards[start : start + some])))
+        for start in range(0, len(open_shards), some)
+    )
+
+
+def without_spec(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables without those that set keys of a job: a worker's job has them already."""
+    keys = {name: name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")[0] for name in environment}
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(ENVIRONMENT_PREFIX) or keys[name] not in JOB.fields
+    }
+
+
+class Worker(Protocol):
+    """A worker under way: a `WorkerProcess`, or one that an actor of Ray holds."""
+
+    def lines(self) -> list[str]: ...
+
+    def ended(self) -> Ended | None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[list[str], bytes], Worker]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A worker's place.
+
+    Args:
+        starts_s: when it is started, on `time.perf_counter`; None if no start is due.
+        seen: receipts at the last start.
+        wakes: starts in a row that found nothing to do.
+        error: why it was given up.
+    """
+
+    name: str
+    start: Start
+    starts_s: float | None = 0.0
+    worker: Worker | None = None
+    starts: int = 0
+    crashes: int = 0
+    wakes: int = 0
+    seen: set[str] = field(default_factory=set)
+    last_line: str = ""
+    has_spoken: bool = False
+    error: RelabelError | RuntimeError | None = None
 
 
 class Supervisor:
-    """Has a session's work done by worker processes.
+    """Has a session's work done by workers.
 
     Args:
         session: opened here, worked on by the workers; its `progress` is kept up to date.
-        environment: what workers inherit.
         say: a line for the user.
         on_progress: called often.
+
+    Attributes:
+        grow: called now and then while the work goes on; may add workers.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        slots: list[Slot],
-        *,
-        limits: RestartLimits = RestartLimits(),  # noqa: B008 (immutable)
-        environment: Mapping[str, str] = os.environ,
-        say: Callable[[str], None] = lambda _: None,
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, session: Session, *, say: Callable[[str], None], on_progress: Callable[[], None]) -> None:
         self.session = session
-        self.slots = slots
-        self.isolation = Isolation()
-        self._limits = limits
-        self._environment = environment
-        self._say = say
+        self.say = say
+        self.grow: Callable[[], None] = lambda: None
         self._on_progress = on_progress
+        self._slots: list[_Slot] = []
         self._error: RelabelError | RuntimeError | None = None
         self._is_ending = False
-        self._has_lost_one = False
         self._said: set[str] = set()
-        self._can_log = True
-        self.results = Results()
-        self._selector: selectors.BaseSelector = selectors.DefaultSelector()
-        self._guard: ProcessGuard | None = None
-        self._assignment: Assignment | None = None
+        self._remarks: dict[str, None] = {}
+        self._results: list[dict[str, Any]] = []
+        self._states: dict[str, WorkerState] = {}
+        self._gone: set[str] = set()
+        self._listed: int | None = None
+        self._list_every_s = list_all_every_s(session.opened.plan)
+        self._wake_every_s = self._list_every_s / 6
+        now_s = time.perf_counter()
+        self._next_snapshot_s = now_s + SNAPSHOT_EVERY_S
+        self._next_wake_s = now_s + self._wake_every_s
+        self._next_listing_s = now_s + self._list_every_s
+
+    def add(self, name: str, start: Start) -> None:
+        """Have one more worker."""
+        self._slots.append(_Slot(name, start))
 
     def run(self) -> RunReport:
         """Work until nothing is left that can be done here, and conclude.
 
         Raises:
             EngineLostError: every worker was given up.
-            RelabelError: what a worker met that starting it again would not fix, in its own words.
+            RelabelError: the error of a worker that another start would not fix.
         """
-        started = time.perf_counter()
-        self.work()
-        report = self.results.report(self.session)
+        started, session = time.perf_counter(), self.session
+        if open_shards := session.left.open_shards():
+            session.busy = open_shards
+            try:
+                self._supervise()
+            finally:
+                self._end_all()
+            seen = session.opened.folder.attempts_of_all()
+            session.taken = [shard for shard in session.shards if seen.get(shard) != session.left.seen.get(shard)]
+        if self._error is not None:
+            raise self._error
+        self._count()
+        report = conclude(session)
+        report.engine_start_s = max((one["engine_start_s"] for one in self._results), default=0.0)
+        report.remarks = list(self._remarks)
+        report.engine_restarts = sum(max(0, slot.starts - 1) for slot in self._slots)
+        report.did.costs = _sum([one["this_run"].get("costs") for one in self._results])
+        report.did.canary = next((found for one in self._results if (found := one["this_run"].get("canary"))), None)
         report.seconds = time.perf_counter() - started
         return report
 
-    def work(self) -> None:
-        """The same without the conclusion; what was done is in `results`.
+    def _supervise(self) -> None:
+        document, words = self.job(), self.words()
+        seen = set(self.session.opened.folder.listing())
+        for slot in self._slots:
+            slot.seen = seen
+        while True:
+            for slot in self._slots:
+                self._start_if_due(slot, words, document)
+            time.sleep(LISTEN_S)
+            for slot in self._slots:
+                self._listen(slot)
+            self._heed_stop()
+            self._snapshot()
+            self._on_progress()
+            alive = [slot for slot in self._slots if slot.worker is not None]
+            is_over = not alive and not any(slot.starts_s is not None for slot in self._slots)
+            if self._is_ending:
+                if not alive:
+                    return
+            elif is_over or time.perf_counter() >= self._next_wake_s:
+                self._next_wake_s = time.perf_counter() + self._wake_every_s
+                self.grow()
+                if not self._wake() and is_over:
+                    return
 
-        Raises:
-            EngineLostError, RelabelError: as `run` does.
-        """
-        if self.session.left.open_shards():
-            self._assignment = assign(self.session)
-            self._watch_over()
-        if self._error is not None:
-            raise self._error
+    def job(self) -> bytes:
+        """The job as workers read it: resolved, with its storage options, which a spec never dumps."""
+        spec = self.session.opened.job.spec
+        values = json.loads(json.dumps(absolute(spec).model_dump(mode="json")).replace("${", "$${"))
+        return json.dumps({**values, STORAGE_KEY: spec.storage_options}, ensure_ascii=False).encode()
 
-    def _watch_over(self) -> None:
-        with ProcessGuard() as self._guard, self._selector:
-            try:
-                while True:
-                    self._begin_due()
-                    for key, _ in self._selector.select(LISTEN_S):
-                        key.data()
-                    for slot in self.slots:
-                        if slot.process is not None and slot.process.has_ended(self._selector):
-                            self._ended(slot, slot.process)
-                    self._mind_stop()
-                    self._mind_silence()
-                    self._count()
-                    self._on_progress()
-                    if not self._is_busy() and not self._wake_one():
-                        return
-            finally:
-                self._end_all()
+    def words(self) -> list[str]:
+        """The command of each worker."""
+        session, ledger = self.session, self.session.opened.job.ledger
+        first, second = [*session.shards, session.shards[0] + len(session.opened.plan.shards)][:2]
+        words = ["retry" if session.is_retry else "run", "/dev/stdin", "--output", "json", "--log-format", "json"]
+        words += ["--part-of", session.execution, "--shard", f"{first}/{second - first}"]
+        if ledger is not None:
+            words += ["--ledger", absolute_path(ledger)]
+        if session.stop.deadline is not None:
+            end = datetime.fromtimestamp(time.time() + session.stop.deadline.left_s(), UTC)
+            words += ["--until", end.isoformat()]
+        return words
 
-    def _is_busy(self) -> bool:
-        may_start = self.session.stop.reason is None and self._error is None
-        return any(slot.process is not None or (may_start and slot.starts_s is not None) for slot in self.slots)
-
-    def _begin_due(self) -> None:
-        if self.session.stop.reason is not None or self._error is not None:
+    def _start_if_due(self, slot: _Slot, words: list[str], document: bytes) -> None:
+        stop = self.session.stop
+        if slot.starts_s is None or self._is_ending or time.perf_counter() < slot.starts_s:
             return
-        for slot in self.slots:
-            if slot.process is None and slot.starts_s is not None and time.perf_counter() >= slot.starts_s:
-                self._begin(slot)
+        if stop.due_in_s(DRAIN_S) <= 0:  # nothing could be done with it
+            stop.mind(DRAIN_S)
+            return
+        slot.starts_s, slot.has_spoken, slot.last_line = None, False, ""
+        slot.starts += 1
+        slot.worker = slot.start(words, document)
 
-    def _begin(self, slot: Slot) -> None:
-        assert self._guard is not None
-        assert self._assignment is not None
-        slot.starts_s = None
-        self.results.restarts += slot.num_processes > 0
-        slot.num_processes += 1
-        slot.process = WorkerProcess(
-            self._assignment.named(slot.name),
-            {**self._environment, **slot.variables},
-            self.isolation.cases,
-            guard=self._guard,
-            on_event=lambda event: self._heard(slot, event),
-            on_log=lambda line: self._log(slot, line),
-        )
-        slot.process.register(self._selector)
+    def _listen(self, slot: _Slot) -> None:
+        if slot.worker is None:
+            return
+        for line in slot.worker.lines():
+            self._hear(slot, line)
+        ended = slot.worker.ended()
+        if ended is not None:
+            for line in ended.lines:
+                self._hear(slot, line)
+            slot.worker = None
+            self._ended(slot, ended)
 
-    def _heard(self, slot: Slot, event: Event) -> None:
-        process = slot.process
-        assert process is not None
-        match event:
-            case EngineUp(asks, remarks):
+    def _hear(self, slot: _Slot, line: str) -> None:
+        """A line of a worker's stderr: an object of its log, or what a native library wrote."""
+        slot.has_spoken = True
+        event = {"event": "output", "level": "info", "message": line}
+        with contextlib.suppress(ValueError, TypeError):
+            event |= json.loads(line)
+        kind, level, text = event["event"], event["level"], event["message"]
+        if kind in ("engine", "remark"):
+            if kind == "engine":
                 self.session.progress.engine_starts += 1
                 if not self._said:
                     self.session.progress.started_s = time.perf_counter()
-                for line in (
-                    f"{self.session.opened.job.spec.labeler.name} asks {asks}",
-                    *(f"note: {remark}" for remark in remarks),
-                ):
-                    if line not in self._said:
-                        self._said.add(line)
-                        self._say(line)
-            case Rows(_, ended) if process.apart is not None:
-                number, rows = process.apart
-                cleared = set(ended) & set(rows)
-                if cleared and number in process.chunks:
-                    self.isolation.cleared(process.chunks[number], sorted(cleared))
-            case Commits(number):
-                slot.crashes = 0
-                if number in process.chunks:
-                    self.isolation.committed(process.chunks[number])
+            if text not in self._said:
+                self._said.add(text)
+                self.say(text)
+        elif kind in ("output", "crash") or (level == "warning" and kind != "none_accepted"):
+            slot.last_line = text if kind == "output" else slot.last_line
+            self._log(slot, event.get("traceback", text) if kind == "crash" else text)
 
-    def _log(self, slot: Slot, line: str) -> None:
-        """A worker's line: to the user with its name before it, and to its file."""
-        self._say(f"[{slot.name}] {line}")
-        if not self._can_log:
-            return
+    def _log(self, slot: _Slot, text: str) -> None:
+        """Lines about a worker: to the user with its name, and to its log."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        try:
-            self.session.opened.store.log(log_name(slot), f"{stamp} {line}\n".replace("\r", " "))
-        except OSError as exc:
-            self._can_log = False
-            logger.warning(
-                "%s/logs: can't be written (%s); going on without logs", self.session.opened.store.root, exc.strerror
-            )
+        for line in redacted(text).splitlines():
+            self.say(f"[{slot.name}] {line}")
+            with contextlib.suppress(OSError, RelabelError):  # a log is for people: a full disk ends no run
+                self.session.opened.store.log(_log_name(slot), f"{stamp} {line}\n")
 
-    def _ended(self, slot: Slot, process: WorkerProcess) -> None:
-        """A worker's process is gone: take note of what it did, and decide what follows."""
-        slot.process = None
-        if process.end is None:
-            process.did.cut_off()
-        slot.past.add(process.did)
-        if process.end is not None:
-            self._finished(process.end)
+    def _ended(self, slot: _Slot, ended: Ended) -> None:
+        """A worker is gone: decide what follows."""
+        result = ended.result or {}
+        if ended.result is not None and "error" not in result:
+            self._states.pop(ended.worker, None)  # its counts are in the result
+            self._results.append(result)
+            self._remarks |= dict.fromkeys(result["remarks"])
+            did = result["this_run"]
+            slot.crashes, slot.wakes = 0, 0 if did["pairs"] or did["reused"] else slot.wakes + 1
+            if (reason := result["stopped"]) is not None:
+                deadline = self.session.stop.deadline
+                self.session.stop.drain(deadline.text if deadline and reason.startswith("--until") else reason)
             return
+        self._gone.add(ended.worker)
+        if (state := self._states.get(ended.worker)) is not None:  # what it answered counts, what it had in hand not
+            answers = Live(accepted=state.live.accepted, refused=state.live.refused)
+            self._states[ended.worker] = replace(state, live=answers)
         if self._is_ending or self.session.stop.reason is not None:
             return  # it was asked to end, or crashed at a time when nothing is begun any more
-        failure = process.failure
-        if failure is None or failure.error == "EngineCrashError" or not failure.is_ours:
-            self._crashed(slot, process)
-            return
-        error = failure.as_error()
-        if isinstance(error, errors.ModelError | errors.MissingExtraError):
-            # one device may be off where the others are not
-            self._give_up(slot, error)
+        kind = getattr(errors, str(result.get("error")), RuntimeError)
+        is_ours = issubclass(kind, RelabelError)
+        if not is_ours or issubclass(kind, errors.EngineCrashError):
+            self._crashed(slot, ended, is_fault=ended.result is not None and not is_ours)
+        elif issubclass(kind, errors.ModelError | errors.MissingExtraError):
+            self._give_up(slot, kind(result["message"]))  # one device may be off where the others are not
         else:
-            self._error = error
-            self._drain_all("an error")
+            self._error = kind(result["message"])
+            self._drain_all()
 
-    def _finished(self, end: Ends) -> None:
-        remarks = dict.fromkeys(end.remarks)
-        self.results.add(
-            Results(set(end.taken), set(end.busy), remarks, end.engine_start_s, end.costs, canary=end.canary)
-        )
-        if end.stopped is not None:
-            self.session.stop.drain(end.stopped)
-
-    def _crashed(self, slot: Slot, process: WorkerProcess) -> None:
-        words = process.last_words()
-        self.results.taken.update(chunk.shard for chunk in process.chunks.values())
-        if self._committed_unheard(slot, process):
+    def _crashed(self, slot: _Slot, ended: Ended, *, is_fault: bool) -> None:
+        """Start it again, unless it crashes again and again with nothing done in between."""
+        if ended.result is not None:
+            words = str(ended.result["message"]).rstrip(".")
+        elif ended.code < 0:
+            words = f"its process was killed by signal {-ended.code}"
+        else:
+            words = f"its process ended with code {ended.code}" + (f": {slot.last_line}" if slot.last_line else "")
+        store = self.session.opened.store
+        if self._has_committed(slot, ended.worker) or crashed_apart(store, ended.worker):
             slot.crashes = 0
-        in_flight = process.rows_in_flight()
-        rows = [row for rows in in_flight.values() for row in rows]
-        number, group = process.apart if process.apart is not None else (-1, [])
-        if rows and number in process.chunks and set(rows) <= set(group):
-            chunk = process.chunks[number]
-            row = self.isolation.crashed_apart(chunk, rows, words)
-            if row is None:
-                note = f"{counted(len(rows), 'row')} of chunk {chunk.chunk} of shard {chunk.shard} in flight, no other"
-            else:
-                for one in self.slots:
-                    one.crashes = 0  # a row that is caught is as good as a commit
-                note = f"row {row} was alone in flight again: it goes to quarantine as `engine`"
+            slot.starts_s = time.perf_counter()
         else:
             slot.crashes += 1
-            self.isolation.crashed(in_flight)
-            note = f"in flight: {counted(len(rows), 'row')}; to be asked apart" if rows else "no row was in flight"
-        self._log(slot, f"the engine went down ({words}); {note}.")
-        if self._is_not_the_rows():
-            self._error = EngineLostError(
-                f"engines went down over {self.isolation.num_isolated} single rows, beside {self._committed_rows():,} "
-                f"that are done: it is not the rows. The last words were: {words}. {self._see_log(slot)}"
+            slot.starts_s = time.perf_counter() + BACKOFF_S * 2 ** (slot.crashes - 1)
+        self._log(slot, f"the engine crashed ({words}).")
+        if slot.crashes >= MOST_CRASHES:
+            text = (
+                f"worker {slot.name}: its engine crashed {slot.crashes} times without a commit in between. Last: "
+                f"{words}. See {store.root}/{_log_name(slot)}; what was committed is safe."
             )
-            self._drain_all("an error")
-        elif slot.crashes >= self._limits.crashes:
-            self._give_up(slot, self._lost(slot, process, words))
-        else:
-            delay_s = self._limits.backoff_s * 2 ** (slot.crashes - 1) if slot.crashes else 0.0
-            slot.starts_s = time.perf_counter() + delay_s
-        self._share_cases()
+            self._give_up(slot, RuntimeError(text) if is_fault else EngineLostError(text))
 
-    def _committed_unheard(self, slot: Slot, process: WorkerProcess) -> bool:
-        """Whether this life committed a chunk that it did not live to tell of. Forgets the chunks that have a receipt,
-        whoever's it is.
-        """
-        folder = self.session.opened.folder
-        done = {shard: folder.attempts(shard) for shard in {chunk.shard for chunk in process.chunks.values()}}
-        found = [
-            number
-            for number, chunk in process.chunks.items()
-            if chunk.attempt in done[chunk.shard].get(chunk.chunk, [])
-        ]
-        chunks = [process.chunks.pop(number) for number in found]
-        for chunk in chunks:
-            self.isolation.committed(chunk)
-        name = worker_name(process.process.pid, slot.name)
-        return any(load_receipt(folder.store, chunk.receipt_name).worker == name for chunk in chunks)
+    def _has_committed(self, slot: _Slot, worker: str) -> bool:
+        """Whether a worker that is gone committed a chunk."""
+        listed = set(self.session.opened.folder.listing())
+        new, slot.seen = listed - slot.seen, listed
+        return any(load_receipt(self.session.opened.store, name).worker == worker for name in sorted(new))
 
-    def _is_not_the_rows(self) -> bool:
-        count = self.isolation.num_isolated
-        return count > self._limits.isolated_rows and count > self._limits.isolated_share * self._committed_rows()
-
-    def _committed_rows(self) -> int:
-        return sum(done.committed["pairs"] for done in self.done())
-
-    def _lost(self, slot: Slot, process: WorkerProcess, words: str) -> RelabelError | RuntimeError:
-        text = (
-            f"worker {slot.name}: its engine went down {slot.crashes} times without a commit in between. The last "
-            f"words were: {words}. {self._see_log(slot)}"
-        )
-        is_fault = process.failure is not None and not process.failure.is_ours
-        return RuntimeError(text) if is_fault else EngineLostError(text)
-
-    def _see_log(self, slot: Slot) -> str:
-        return f"See {self.session.opened.store.root}/{log_name(slot)}; what was committed is safe."
-
-    def _give_up(self, slot: Slot, error: RelabelError | RuntimeError) -> None:
-        slot.error = error
-        slot.starts_s = None
-        self._has_lost_one = True
-        if all(other.error is not None for other in self.slots):
+    def _give_up(self, slot: _Slot, error: RelabelError | RuntimeError) -> None:
+        slot.error, slot.starts_s = error, None
+        if all(other.error is not None for other in self._slots):
             self._error = error
             return
-        self.results.remarks[f"worker {slot.name} was given up: {error}"] = None
-        self._say(f"worker {slot.name} is given up: {error}")
+        self._remarks[f"worker {slot.name} was given up: {error}"] = None
+        self.say(f"worker {slot.name} is given up: {error}")
 
-    def _wake_one(self) -> bool:
-        """Where a worker was given up after others had ended, what it held is free again: have one of them look."""
-        if not self._has_lost_one or self._error is not None or self.session.stop.reason is not None:
+    def _wake(self) -> bool:
+        """Start an idle worker if a shard has work and no worker holds it: its worker was given up, or its node was
+        lost. If no work is left, end the workers that Ray has not placed yet.
+        """
+        is_quiet = any(slot.worker is not None and not slot.has_spoken for slot in self._slots)
+        able = [slot for slot in self._slots if slot.worker is None and slot.starts_s is None and slot.error is None]
+        idle = [slot for slot in able if slot.wakes < MOST_WAKES]
+        open_shards = self.session.left.open_shards() if idle or is_quiet else []
+        if is_quiet and not open_shards:
+            for slot in self._slots:
+                if slot.worker is not None and not slot.has_spoken:
+                    slot.worker.kill()
+        if not idle or not open_shards or not _is_any_free(self.session, open_shards):
             return False
-        self._has_lost_one = False
-        idle = next((slot for slot in self.slots if slot.error is None), None)
-        if idle is None or not self.session.left.open_shards():
-            return False
-        idle.starts_s = 0.0
+        idle[0].starts_s = 0.0
         return True
 
-    def _share_cases(self) -> None:
-        cases = plain_cases(self.isolation.cases)
-        for slot in self.slots:
-            if slot.process is not None:
-                slot.process.tell(cases=cases)
-
-    def _mind_stop(self) -> None:
-        """Pass a wish to stop on, once; and end those that take too long over it."""
+    def _heed_stop(self) -> None:
+        """Pass a wish to stop on, once; and end those that take too long."""
         stop = self.session.stop
         stop.mind(0.0)
         if stop.reason is None:
             return
-        self._drain_all(stop.reason)
+        self._drain_all()
         if stop.is_now or time.perf_counter() > stop.deadline_s + GRACE_S:
             self._end_all()
 
-    def _drain_all(self, reason: str) -> None:
+    def _drain_all(self) -> None:
         if self._is_ending:
             return
         self._is_ending = True
-        for slot in self.slots:
-            slot.starts_s = None
-            if slot.process is None:
-                continue
-            if slot.process.is_engine_up:
-                slot.process.tell(drain=reason)
-            else:
-                slot.process.kill()  # it has begun nothing
-
-    def _mind_silence(self) -> None:
-        """A worker whose loop does not turn, or that can't end."""
-        now_s = time.perf_counter()
-        limits = self.session.opened.job.spec.run
-        for slot in self.slots:
-            process = slot.process
-            if process is None:
-                continue
-            silent_s = now_s - process.heard_s
-            if process.end is not None or process.failure is not None:
-                if silent_s > CLOSING_S:
-                    process.kill()
-            elif process.in_flight and silent_s > limits.ask_timeout_s + 2 * LISTEN_S:
-                rows = len(process.in_flight)
-                process.kill(
-                    f"its engine did not come back from its work on {counted(rows, 'row')} (run.ask_timeout_s is "
-                    f"{limits.ask_timeout_s:g})."
-                )
-            elif not process.is_engine_up and silent_s > limits.start_timeout_s:
-                process.kill(f"its engine did not start (run.start_timeout_s is {limits.start_timeout_s:g}).")
+        for slot in self._slots:
+            if slot.worker is not None:
+                slot.worker.terminate()
 
     def _end_all(self) -> None:
-        for slot in self.slots:
-            if slot.process is not None:
-                slot.process.kill()
-        for slot in self.slots:
-            if slot.process is not None:
-                slot.process.process.wait()
-                process = slot.process
-                if process.has_ended(self._selector):
-                    self._is_ending = True
-                    self._ended(slot, process)
+        self._is_ending = True
+        for slot in self._slots:
+            if slot.worker is not None:
+                slot.worker.kill()
+        until_s = time.perf_counter() + READ_S
+        while any(slot.worker is not None for slot in self._slots) and time.perf_counter() < until_s:
+            for slot in self._slots:
+                self._listen(slot)
+            time.sleep(LISTEN_S / 5)
+
+    def _snapshot(self) -> None:
+        """Bring the session's progress up to date from what is in the run folder."""
+        now_s, session = time.perf_counter(), self.session
+        if now_s < self._next_snapshot_s:
+            return
+        self._next_snapshot_s = now_s + SNAPSHOT_EVERY_S
+        with contextlib.suppress(StoreUnreachableError):  # a command that needs the store reports that
+            for state in live_states(session.opened.store):
+                if state.execution == session.execution and state.worker not in self._gone:
+                    self._states[state.worker] = state
+            self._count()
+            progress = session.progress
+            if self._listed is not None:  # by now the workers' own commits of then are counted
+                progress.others.saw_in_all(self._listed - progress.pairs - progress.reused)
+                self._listed = None
+            if now_s >= self._next_listing_s:
+                self._next_listing_s = now_s + self._list_every_s
+                seen = session.opened.folder.attempts_of_all()
+                done = (session.left.done_since(shard, seen.get(shard, {})) for shard in session.shards)
+                self._listed = sum(sum(rows.values()) for rows in done)
 
     def _count(self) -> None:
-        """Bring the session's progress up to date: what was committed, and what living workers have in hand."""
-        show(self.session.progress, self.done())
+        """Add up the workers that run, by their live files, and those that have ended, by their results."""
+        counts, statuses, live = Counter[str](), Counter[str](), Live()
+        for state in self._states.values():
+            counts.update({name: getattr(state, name, 0) for name in _COUNTS})
+            statuses.update(state.statuses)
+            live.add(state.live)
+        for result in self._results:
+            did, lost = result["this_run"], result["this_run"]["in_vain"]
+            counts.update({name: did[name] + lost.get(name, 0) for name in _COUNTS})
+            statuses.update(did["statuses"])
+            begun = {name: result["open"][name] for name in ("begun_chunks", "begun_rows", "rows_in")}
+            answers = result["answers"]
+            live.add(Live(accepted=answers["accepted"], refused=Counter(answers["refused"]), **begun))
+        progress = self.session.progress
+        for name in _COUNTS:
+            setattr(progress, name, counts[name])
+        progress.statuses, progress.live = statuses, live
 
-    def done(self) -> list[Done]:
-        """What each worker did, in its lives before and in this one."""
-        lives = [slot.process for slot in self.slots]
-        return [slot.past for slot in self.slots] + [process.did for process in lives if process is not None]
+
+def _log_name(slot: _Slot) -> str:
+    """Where a worker's lines are kept, below the output."""
+    return f"logs/worker-{socket.gethostname()}-{slot.name}.log"
+
+
+def _sum(costs: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Costs of several engines together; what one of them does not know is not known of all."""
+    known = [one for one in costs if one is not None]
+    names = dict.fromkeys(name for one in known for name in one)
+    parts = {name: [one.get(name) for one in known] for name in names}
+    return {name: None if None in some else sum(some) for name, some in parts.items()} if known else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.crashes import hangs_end
+from relabel.jobs.run.crashes import ends_hanging
 from relabel.jobs.run.loop import RunLoop
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import DRAIN_S
@@ -185,7 +185,7 @@ def ask_canary(
         allowance=session.allowance,
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in sample.rows])
-    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+    with ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
         # nobody else watches: no row is said to be in flight
         is_done = loop.run(iter([work]))
     if not is_done or not asked:

@@ -26,25 +26,22 @@ if TYPE_CHECKING:
     from relabel.jobs.run.chunks import ChunkWork
     from relabel.manifests.receipts import Receipt
 
-# ------------------------------------------------------------------------------
-# What other workers have committed of the work that one worker found open, as far as the listings show that it makes
-# anyway; and their pace of late.
-
-
 KEPT_S = 300.0
-"""How far back their pace looks: over several commits, and soon past those of one of them that was killed."""
+"""What the pace of others is measured over: several commits, and soon without those of a worker that was killed."""
 LEAST_NEWS = 4
-"""So many looks that brought news tell the pace, however long ago they were."""
+"""So many listings that brought news give the pace, however long ago they were."""
 GONE_AFTER = 2.0
 """They are gone once nothing came for so many times as long as ever lay between two commits of late."""
 
 
 class Others:
-    """Counts for one worker, from any thread. A chunk that this worker has begun is its own until it is known to be
-    lost, so that a row never counts twice.
+    """What other workers have committed of the work that one worker found open, as far as its listings show; and their
+    recent pace. May be called from any thread.
+
+    A chunk that this worker has begun is its own until it is known to be lost, so that a row never counts twice.
 
     Attributes:
-        rows: that others have committed since this worker's first look.
+        rows: that others have committed since this worker's first listing.
     """
 
     def __init__(self) -> None:
@@ -52,8 +49,8 @@ class Others:
         self._begun: set[ChunkId] = set()
         self._by_shard: dict[int, int] = {}
         self._guard = threading.Lock()
-        self._looked_s = time.perf_counter()
-        self._news = deque([(self._looked_s, 0)])
+        self._listed_s = time.perf_counter()
+        self._news = deque([(self._listed_s, 0)])
 
     def begins(self, chunk: ChunkId) -> None:
         """This worker asks a chunk."""
@@ -68,42 +65,38 @@ class Others:
                 self._set(chunk.shard, self._by_shard.get(chunk.shard, 0) + rows)
 
     def saw(self, shard: int, done: Mapping[ChunkId, int]) -> None:
-        """A look at a shard.
+        """A shard was listed.
 
         Args:
-            done: rows of each chunk that is committed by now and was not at the first look.
+            done: rows of each chunk that is committed by now and was not at the first listing.
         """
         with self._guard:
             self._set(shard, sum(rows for chunk, rows in done.items() if chunk not in self._begun))
 
-    def saw_in_all(self, least: int, most: int) -> None:
-        """A look at all shards, instead of those at each: how many rows it can have been."""
+    def saw_in_all(self, rows: int) -> None:
+        """All shards were listed: so many rows at least are others'."""
         with self._guard:
-            self._set(0, max(0, min(max(self.rows, least), most)))
+            self._set(0, max(self.rows, rows))
 
     def _set(self, shard: int, rows: int) -> None:
-        self._looked_s = time.perf_counter()
+        self._listed_s = time.perf_counter()
         self.rows += rows - self._by_shard.get(shard, 0)
         self._by_shard[shard] = rows
         if self.rows > self._news[-1][1]:
-            self._news.append((self._looked_s, self.rows))
-        while len(self._news) > LEAST_NEWS and self._news[1][0] < self._looked_s - KEPT_S:
+            self._news.append((self._listed_s, self.rows))
+        while len(self._news) > LEAST_NEWS and self._news[1][0] < self._listed_s - KEPT_S:
             self._news.popleft()
 
     def pairs_per_s(self) -> float | None:
-        """What all of them together commit a second of late, or None while nothing tells: they have not begun, or are
-        silent for so long that they are gone.
+        """What all of them together commit a second, or None while nothing is known: they have not begun, or are silent
+        for so long that they are gone.
         """
         with self._guard:
             (since_s, before), times_s = self._news[0], [when_s for when_s, _ in self._news]
-            rows, seconds = self.rows - before, self._looked_s - since_s
-            silent_s = self._looked_s - times_s[-1]
+            rows, seconds = self.rows - before, self._listed_s - since_s
+            silent_s = self._listed_s - times_s[-1]
         longest_s = max((later - sooner for sooner, later in itertools.pairwise(times_s)), default=0.0)
         return rows / seconds if rows > 0 and seconds > 0 and silent_s <= GONE_AFTER * longest_s else None
-
-
-# ------------------------------------------------------------------------------
-# What an execution has done so far, in numbers.
 
 
 ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
@@ -113,11 +106,10 @@ COUNTED = (*ASKED, "reused")
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """Counts since the start, for whoever shows them; written by the loop alone.
+    """Counts since the start; written by the loop alone, or by the supervisor of a pool.
 
     `pairs`, `statuses`, `reused` and what they were asked with count every answer. A chunk that another worker commits
-    first was asked in vain: it counts in `lost` too, and what is shown as done is the difference (`kept`), so that a
-    row counts once whoever asks it again. `rows_committed` counts what workers of a pool have told of.
+    first counts in `lost` too, and what is shown as done is the difference (`kept`), so that a row counts once.
     """
 
     pairs: int = 0
@@ -129,7 +121,6 @@ class Progress:
     output_tokens: int = 0
     chunks_committed: int = 0
     chunks_lost: int = 0
-    rows_committed: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     lost_statuses: Counter[str] = field(default_factory=Counter)
     engine_starts: int = 0
@@ -167,7 +158,7 @@ class Progress:
             done += asked_for([receipt])
         statuses["ok"] -= reused
         for name in ASKED:
-            # a worker that was killed had no time to tell of its last answers
+            # a worker that was killed did not count its last answers
             answered = max(getattr(self, name), done[name])
             setattr(self, name, answered)
             self.lost[name] = answered - done[name]
@@ -191,21 +182,13 @@ def asked_for(receipts: Iterable[Receipt]) -> Counter[str]:
     return found
 
 
-# ------------------------------------------------------------------------------
-# What each worker says of itself while it runs, for `relabel status --live`: a small file in `live/`, written every
-# few seconds and gone with its worker.
-#
-# Nothing depends on it: no label, no commit and no proof. One that can't be written is warned of once; one that a
-# killed worker left says by its age that nobody writes it any more, and goes when the run is finished.
-
-
 logger = logging.getLogger(__name__)
 
 FOLDER = "live"
 VERSION = 1
 WRITE_EVERY_S = 5.0
 STALE_S = 60.0
-"""A file that was not written for so long is nobody's any more, or its engine has been at one step since."""
+"""The worker of a file that was not written for so long is gone, or its engine has been at one step since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +196,7 @@ class WorkerState:
     """What one worker has done since its engine was up.
 
     Args:
+        execution: of the command that it works for.
         written: UTC, by the worker's clock.
         seconds: since then; pairs: that it asked, committed or not; tokens: prompt tokens that no cache held, and
             output tokens, of all answers.
@@ -220,13 +204,16 @@ class WorkerState:
 
     version: int
     worker: str
+    execution: str
     written: str
     seconds: float
     pairs: int
+    reused: int
     requests: int
     prompt_tokens: int
     output_tokens: int
     statuses: dict[str, int]
+    chunks_committed: int
     live: Live
 
     @property
@@ -240,8 +227,8 @@ class WorkerState:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a worker can have written it: no time that is none, no number that is none or below nothing."""
-        counts = self.seconds, self.pairs, self.requests, self.prompt_tokens, self.output_tokens
+        """Whether a worker can have written it: its time and its numbers are in range."""
+        counts = self.seconds, self.pairs, self.reused, self.requests, self.prompt_tokens, self.output_tokens
         return self.age_s >= 0 and all(
             0 <= one < MOST for one in (*counts, *self.live.work, *self.live.counts, *self.statuses.values())
         )
@@ -251,17 +238,24 @@ class WorkerState:
         return self.age_s > STALE_S
 
     @property
-    def tells_nothing(self) -> bool:
-        """Whether it proves nobody at work: stale, or so far ahead that its worker may be long gone."""
+    def is_outdated(self) -> bool:
+        """Whether its worker may be gone: it is stale, or dated so far ahead that nothing is known."""
         return abs(self._since_s) > STALE_S
 
 
 class LiveFile:
-    """One worker's file, written by a thread of its own, so that no store keeps the engine waiting."""
+    """`live/<worker>.json`: what one worker has done, written every few seconds and removed at its end, for
+    `relabel status --live` and for the supervisor of a pool.
 
-    def __init__(self, store: RunStore, worker: str, progress: Progress) -> None:
+    No label, no commit and no proof depends on it. It is written by a thread of its own, so that no store keeps the
+    engine waiting; if it can't be written, that is warned of once. One that a killed worker left is stale by its age,
+    and is removed when the run is finished.
+    """
+
+    def __init__(self, store: RunStore, worker: str, execution: str, progress: Progress) -> None:
         self._store = store
         self._worker = worker
+        self._execution = execution
         self._progress = progress
         self._next_s = time.perf_counter() + WRITE_EVERY_S
         self._thread: ThreadPoolExecutor | None = None
@@ -272,14 +266,14 @@ class LiveFile:
         return f"{FOLDER}/{self._worker}.json"
 
     def update(self) -> None:
-        """Write if it is time to; may be called as often as one likes."""
+        """Write if it is due; cheap enough to be called at each turn of the loop."""
         now_s = time.perf_counter()
         if now_s < self._next_s or (self._writing is not None and not self._writing.done()):
             return
         self._next_s = now_s + WRITE_EVERY_S
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="live")
-        data = readable_json(redacted_values(plain(state_of(self._worker, self._progress))))
+        data = readable_json(redacted_values(plain(state_of(self._worker, self._execution, self._progress))))
         self._writing = self._thread.submit(self._write, data)
 
     def _write(self, data: bytes) -> None:
@@ -290,25 +284,28 @@ class LiveFile:
             self._next_s = float("inf")
 
     def close(self) -> None:
-        """Take the file away, if there is one."""
+        """Remove the file, if there is one."""
         if self._thread is not None:
             self._thread.shutdown()
             with contextlib.suppress(OSError, RelabelError):
                 self._store.remove(self._name)
 
 
-def state_of(worker: str, progress: Progress) -> WorkerState:
-    """A worker's counts as they stand."""
+def state_of(worker: str, execution: str, progress: Progress) -> WorkerState:
+    """A worker's counts now."""
     return WorkerState(
         VERSION,
         worker,
+        execution,
         datetime.now(UTC).isoformat(timespec="seconds"),
         round(time.perf_counter() - progress.started_s, 1),
         progress.pairs,
+        progress.reused,
         progress.requests,
         progress.prompt_tokens - progress.cached_tokens,
         progress.output_tokens,
         dict(progress.statuses),
+        progress.chunks_committed,
         progress.live.in_short(),
     )
 

@@ -1,4 +1,4 @@
-"""Crashed and stalled engines: the crash journal, stall detection, and the watchdog."""
+"""Crashed and stalled engines: the crash journal, stall detection, and the watchdog that ends a process that hangs."""
 
 from __future__ import annotations
 
@@ -16,32 +16,23 @@ from typing import Any
 
 from relabel.jobs.exits import Exit
 from relabel.jobs.run.chunks import ChunkWork, Isolation
-from relabel.jobs.run.stop import LOOK_EVERY_S
+from relabel.jobs.run.stop import CHECK_EVERY_S
 from relabel.manifests.asks import POLL_S, Answer, Engine
 from relabel.manifests.errors import EngineCrashError, EngineLostError, RelabelError
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.records import readable_json, version_of
+from relabel.manifests.secrets import redacted
 from relabel.manifests.store import RunStore, read_if_there
-
-# ------------------------------------------------------------------------------
-# Which chunks a worker has under way, written down before their rows are asked, so that whoever takes a shard next
-# knows what the engine was at when its worker was killed, and asks those rows apart (`isolation.py` decides how).
-#
-# A shard's journal has one writer, the holder of the shard's lock, who removes it when the shard is let go in order. So
-# a journal that is found under a lock just taken is that of a worker that went down, whatever the host, process number
-# or scheduler. A reboot, a preemption, or a worker paused for longer than its lease look the same: their rows are asked
-# apart once, and are then as good as any.
-
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "crashes"
-VERSION = 1
+VERSION = 2
 AHEAD = 16
-"""Chunks that are written down at a time where a write is a request to a store, those that come next among them."""
+"""Chunks that are written down at a time if a write is a request to a store, the next ones among them."""
 REASON = "its process ended without a word"
 MOST_ISOLATED, MOST_SHARE = 8, 0.01
-"""Rows of a shard that may be set aside, as a number and as a share of its rows; above both, it is not the rows."""
+"""Rows of a shard that may be isolated, as a number and as a share of its rows; above both, it is not the rows."""
 
 
 @dataclass(slots=True)
@@ -64,14 +55,21 @@ class _Shard:
 
 
 class CrashJournal:
-    """The loop's `Watch` where no supervisor outlives the worker.
+    """Which chunks a worker has under way, written down before their rows are asked: `crashes/shard-00003.json`.
+
+    A shard's journal has one writer, the holder of the shard's lock, who removes it when the shard is released in
+    order. So a journal that is found under a lock just taken is that of a worker that crashed, whatever the host,
+    process number or scheduler, and the rows that it had in flight are asked apart (`Isolation` decides how). So are
+    those of a reboot, a preemption, or a worker paused for longer than its lease, once; then they are as good as any.
 
     Args:
         store: the run's output.
+        worker: who writes.
     """
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunStore, worker: str) -> None:
         self._store = store
+        self._worker = worker
         self._ahead = AHEAD if store.readers > 1 else 1
         self._shards: dict[int, _Shard] = {}
         self._guard = threading.Lock()
@@ -84,10 +82,10 @@ class CrashJournal:
             rows_of: ids of the rows that a chunk asks.
             num_rows: of the shard.
         Raises:
-            EngineLostError: engines went down over so many single rows that it is not the rows.
+            EngineLostError: engines crashed over so many single rows that it is not the rows.
         """
         held = self._shards[shard] = _Shard(todo)
-        record = self._read(shard)
+        record = _read(self._store, _name(shard))
         if record is None:
             return
         is_open = {chunk for chunk, attempt in record["begun"] if todo.get(chunk) == attempt}
@@ -95,7 +93,7 @@ class CrashJournal:
         held.isolation = Isolation.of(record["isolation"], {ChunkId(shard, *one) for one in todo.items()})
         if record["trying"] is not None and record["trying"][0] in is_open:
             chunk, rows = record["trying"]
-            held.isolation.crashed_apart(ChunkId(shard, chunk, todo[chunk]), rows, REASON)
+            held.isolation.crashed_apart(ChunkId(shard, chunk, todo[chunk]), rows, record.get("reason") or REASON)
             text = f"while {len(rows):,} of its rows were asked with nothing else in flight"
         elif is_open:
             suspects = {ChunkId(shard, chunk, todo[chunk]): rows_of(chunk) for chunk in sorted(is_open)}
@@ -103,37 +101,48 @@ class CrashJournal:
             text = f"with {sum(map(len, suspects.values())):,} rows under way; these are asked apart"
         else:
             return
-        logger.warning("shard %d: an earlier worker was killed, or its engine went down, %s", shard, text)
+        logger.warning("shard %d: an earlier worker was killed, or its engine crashed, %s", shard, text)
         isolated = held.isolation.num_isolated
         if isolated > MOST_ISOLATED and isolated > MOST_SHARE * num_rows:
             raise EngineLostError(
-                f"shard {shard}: engines went down over {isolated:,} single rows of {num_rows:,}, so it is not the "
+                f"shard {shard}: engines crashed over {isolated:,} single rows of {num_rows:,}, so it is not the "
                 f"rows. Mend the engine (its memory, its driver), then remove {self._store.root}/{_name(shard)} and "
                 "run again."
             )
         self._write(shard)
 
-    def closes(self, shard: int, *, is_crash: bool = False) -> None:
-        """A shard's lock is about to be let go.
+    def closes(self, shard: int, *, crash: str | None = None) -> None:
+        """A shard's lock is about to be released.
 
         Args:
-            is_crash: since the engine went down over what is under way.
+            crash: how the engine crashed over what is under way, if that is why.
         """
         held = self._shards.get(shard)
-        if held is not None and held.written is not None and not is_crash:
-            held.begun, held.written, held.trying = set(), set(), None
+        if held is not None and held.written is not None:
             with contextlib.suppress(OSError, RelabelError):  # what stays costs a while apart, no row
-                self._write(shard) if held.isolation.cases else self._store.remove(_name(shard))
+                if crash is not None:
+                    self._write(shard, reason=crash)
+                elif held.isolation.cases:
+                    held.begun, held.written, held.trying = set(), set(), None
+                    self._write(shard)
+                else:
+                    self._store.remove(_name(shard))
         self._shards.pop(shard, None)
+
+    def hangs(self, reason: str) -> None:
+        """This process is about to be ended, since its engine does not return; called from the watchdog's thread."""
+        with contextlib.suppress(OSError, RelabelError):
+            for shard in [one for one, held in self._shards.items() if held.written is not None]:
+                self._write(shard, reason=reason)
 
     def forgets(self, shard: int) -> None:
         """A shard's lock was lost to another worker, whose journal it is now."""
         self._shards.pop(shard, None)
 
     def begins(self, work: ChunkWork) -> None:
-        """Write down that the chunk is under way, and note what is held against its rows."""
+        """Write down that the chunk is under way, and note which of its rows are suspects."""
         held = self._shards.get(work.id.shard)
-        if held is None or not work.left:  # it is helped with, or wholly reused
+        if held is None or not work.left:  # its lock was lost, or all its rows are reused
             return
         with self._guard:
             held.begun.add(work.id.chunk)
@@ -147,14 +156,14 @@ class CrashJournal:
                 logger.warning("row %d goes to quarantine as `engine`: %s", work.pairs[index].row_id, why)
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
-        """Write down which rows are asked with nothing else in flight."""
+        """Write down which rows are asked with nothing else in flight; the engine is proven to work."""
         if (held := self._shards.get(work.id.shard)) is not None:
             rows = [work.pairs[index].row_id for index in indexes]
             held.trying, held.left = (work.id.chunk, rows), set(rows)
             self._write(work.id.shard)
 
     def ends(self, work: ChunkWork, index: int) -> None:
-        """Once all rows that were asked apart have their outcome, they are as good as any."""
+        """A row has its outcome. Once all rows that were asked apart have theirs, they are as good as any."""
         held = self._shards.get(work.id.shard)
         if held is None or not held.left:
             return
@@ -164,29 +173,14 @@ class CrashJournal:
             held.trying = None
             self._write(work.id.shard)
 
-    def commits(self, work: ChunkWork, *, was_first: bool) -> None:
+    def commits(self, work: ChunkWork) -> None:
         """The chunk is durable; called from a commit thread. The file need not follow: a receipt says as much."""
         if (held := self._shards.get(work.id.shard)) is not None:
             with self._guard:
                 held.begun.discard(work.id.chunk)
                 held.isolation.committed(work.id)
 
-    def asks(self, work: ChunkWork, index: int) -> None:
-        """Nothing: that its chunk is under way is written down."""
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def _read(self, shard: int) -> dict[str, Any] | None:
-        """What a shard's file holds; None where there is none, or none that can be read: it costs crashes, no row."""
-        data = read_if_there(self._store, _name(shard))
-        try:
-            record = json.loads(data or b"{}")
-            return record if version_of(record) == VERSION else None
-        except ValueError:
-            return None
-
-    def _write(self, shard: int, *, ahead_of: int | None = None) -> None:
+    def _write(self, shard: int, *, ahead_of: int | None = None, reason: str | None = None) -> None:
         held = self._shards[shard]
         with self._guard:
             begun = set(held.begun)
@@ -197,16 +191,35 @@ class CrashJournal:
         held.written = begun
         record = {
             "version": VERSION,
+            "worker": self._worker,
             "begun": sorted((chunk, held.todo[chunk]) for chunk in begun if chunk in held.todo),
             "trying": held.trying,
             "isolation": held.isolation.plain(),
+            "reason": reason and redacted(reason).rstrip("."),
         }
         self._store.jot(_name(shard), readable_json(record))
 
 
+def crashed_apart(store: RunStore, worker: str) -> bool:
+    """Whether the journals of a worker that is gone say that its engine crashed over rows that were asked apart, which
+    narrows them down.
+    """
+    records = (_read(store, name) for name in store.names(FOLDER))
+    return any(one is not None and one["trying"] and one["worker"] == worker for one in records)
+
+
+def _read(store: RunStore, name: str) -> dict[str, Any] | None:
+    """A journal; None if there is none, or it can't be read, which costs crashes and no row."""
+    try:
+        record = json.loads(read_if_there(store, name) or b"{}")
+        return record if version_of(record) == VERSION else None
+    except ValueError:
+        return None
+
+
 def _isolate_guilty_queries(work: ChunkWork) -> None:
-    """Where two rows of a query brought an engine down and none was answered since, it is the query's own text: its
-    other rows would each cost two engines more.
+    """If two rows of a query crashed an engine and none was answered since, it is the query's own text: its other rows
+    would each cost two engines more.
     """
     suspects = {index for group in work.apart for index in group} | set(work.isolated_rows)
     caught = Counter(work.pairs[index].query_id for index in work.isolated_rows)
@@ -220,15 +233,9 @@ def _name(shard: int) -> str:
     return f"{FOLDER}/shard-{shard:05d}.json"
 
 
-# ------------------------------------------------------------------------------
-# How long requests have waited in an engine, by the engine's own work: one that goes silent, or comes back empty again
-# and again, is counted as crashed. No wall clock decides it: a process that was stopped and woke up has kept no request
-# waiting.
-
-
 HASTY_POLLS = 10_000
-"""Polls in a row that came back at once with nothing, though requests are in flight: an engine that lost them would be
-asked forever.
+"""Polls in a row that return at once with nothing, though requests are in flight: an engine that lost them would be
+polled forever.
 """
 LONGEST_STEP_S = 5.0
 """Most that one poll counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a
@@ -237,7 +244,10 @@ request waiting.
 
 
 class StallDetection:
-    """Polls one engine and keeps its clock.
+    """Polls one engine, and counts it as crashed if it is silent, or returns empty again and again.
+
+    Its clock is the engine's own work, no wall clock: a process that was stopped and woke up has kept no request
+    waiting.
 
     Args:
         ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
@@ -248,11 +258,11 @@ class StallDetection:
         self.worked_s = 0.0
         """The engine's clock: seconds of its work."""
         self.polling_since_s: float | None = None
-        """Since when the engine is at work, on `time.perf_counter`; None between polls."""
+        """When the poll under way began, on `time.perf_counter`; None between polls."""
         self._engine = engine
         self._ask_timeout_s = ask_timeout_s
         self._handed: deque[tuple[int, float]] = deque()  # last request handed over, and when, by the engine's clock
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
         self._hasty_polls = 0
 
     def handed(self, request_id: int) -> None:
@@ -283,23 +293,23 @@ class StallDetection:
         self._hasty_polls = 0 if answers or took_s > POLL_S / 100 else self._hasty_polls + 1
         return answers
 
-    def idle_poll_s(self, num_in_flight: int) -> None:
-        """Raise EngineCrashError for an engine that comes back at once, again and again, with nothing."""
+    def check_idle(self, num_in_flight: int) -> None:
+        """Raise EngineCrashError for an engine that returns at once, again and again, with nothing."""
         if self._hasty_polls > HASTY_POLLS and num_in_flight:
             raise EngineCrashError(
                 f"the engine does not answer {num_in_flight} requests, and does not work on them either."
             )
 
-    def look_for_silence(self, in_flight: Iterable[int], stage_of: Callable[[int], str]) -> None:
+    def check_silence(self, in_flight: Iterable[int], stage_of: Callable[[int], str]) -> None:
         """Now and then: raise EngineCrashError if a request has waited too long.
 
         Args:
             in_flight: numbers, ascending. Requests are handed over in this order, so the first is the one that waits
                 longest.
         """
-        if self.worked_s < self._next_look_s:
+        if self.worked_s < self._next_check_s:
             return
-        self._next_look_s = self.worked_s + min(LOOK_EVERY_S, self._ask_timeout_s / 4)
+        self._next_check_s = self.worked_s + min(CHECK_EVERY_S, self._ask_timeout_s / 4)
         oldest = next(iter(in_flight), None)
         handed = self._handed
         while handed and (oldest is None or handed[0][0] < oldest):
@@ -319,43 +329,41 @@ class StallDetection:
             )
 
 
-# ------------------------------------------------------------------------------
-# Ends a process whose engine never comes back from its work: nobody else can, where no supervisor watches.
-#
-# A thread counts the time that one `poll` takes. It can end a process whose main thread waits in a driver's call, as
-# long as that call lets other threads run; a supervisor (`--workers 1`) needs no such luck.
-
-
-_CHECK_EVERY_S = 1.0
-LONGEST_LOOK_S = 5.0
-"""Most that one look counts, seconds: a process that was stopped and woke up has not hung meanwhile."""
+_WATCH_EVERY_S = 1.0
 
 
 @contextlib.contextmanager
-def hangs_end(polling_since_s: Callable[[], float | None], timeout_s: float) -> Iterator[None]:
-    """End the process with exit code 20 if a poll takes longer than `timeout_s` while the block runs.
+def ends_hanging(
+    since_s: Callable[[], float | None],
+    timeout_s: float,
+    *,
+    what: str = "the engine has not come back from its work",
+    option: str = "run.ask_timeout_s",
+    on_end: Callable[[str], None] = lambda _: None,
+) -> Iterator[None]:
+    """End the process with exit code 20 if something takes longer than `timeout_s` while the block runs.
+
+    A thread counts the time. It can end a process whose main thread waits in a driver's call, as long as that call
+    lets other threads run.
 
     Args:
-        polling_since_s: since when the poll under way runs; None between polls.
+        since_s: when it began; None while there is nothing to wait for.
+        on_end: called with the reason before the end.
     """
     has_ended = threading.Event()
 
     def watch() -> None:
-        poll, waited_s, looked_s = None, 0.0, time.perf_counter()
-        while not has_ended.wait(min(_CHECK_EVERY_S, timeout_s / 4)):
-            now_s = time.perf_counter()
-            since_s = polling_since_s()
-            waited_s = (
-                waited_s + min(now_s - looked_s, LONGEST_LOOK_S) if since_s is not None and since_s == poll else 0.0
-            )
-            poll, looked_s = since_s, now_s
+        begun_s, waited_s, checked_s = None, 0.0, time.perf_counter()
+        while not has_ended.wait(min(_WATCH_EVERY_S, timeout_s / 4)):
+            now_s, was_s, begun_s = time.perf_counter(), begun_s, since_s()
+            is_same = begun_s is not None and begun_s == was_s
+            # a process that was stopped and woke up has not hung meanwhile
+            waited_s, checked_s = (waited_s + min(now_s - checked_s, LONGEST_STEP_S) if is_same else 0.0), now_s
             if waited_s > timeout_s:
-                print(  # noqa: T201
-                    f"relabel: the engine has not come back from its work for {waited_s:.0f} s (run.ask_timeout_s is "
-                    f"{timeout_s:g}); ending without it. Committed work is safe; the same command continues.",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                reason = f"{what} for {waited_s:.0f} s ({option} is {timeout_s:g})"
+                on_end(reason)
+                text = f"relabel: {reason}; ending without it. Committed work is safe; the same command continues."
+                print(text, file=sys.stderr, flush=True)  # noqa: T201
                 os._exit(Exit.PARTIAL)
 
     thread = threading.Thread(target=watch, name="watchdog", daemon=True)

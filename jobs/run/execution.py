@@ -14,7 +14,7 @@ from relabel.jobs.run.budget import AT_BUDGET, open_allowance
 from relabel.jobs.run.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.counts import LiveFile, Progress
-from relabel.jobs.run.crashes import hangs_end
+from relabel.jobs.run.crashes import ends_hanging
 from relabel.jobs.run.loop import IDLE_S, RunLoop
 from relabel.jobs.run.rates import keep_rates, rates_of, with_auto_resolved
 from relabel.jobs.run.results import RunReport, StoredBatches, conclude, refuse_mixing
@@ -29,14 +29,12 @@ from relabel.manifests.reuse import why_nothing
 from relabel.manifests.specs import is_batched
 from relabel.manifests.store import Lock
 
-LOCK_LOOK_S = 0.5
-"""Pause between two looks at a lock that is waited for, seconds."""
-AFTER_SUPERVISOR_S = 5.0
-"""How much longer than its supervisor a worker waits for an engine that does not come back, seconds."""
+LOCK_RETRY_S = 0.5
+"""Pause between two tries to take a lock that is waited for, seconds."""
 
 
 def start_engine(job: Job) -> tuple[Engine, list[str]]:
-    """Start the job's engine and let it look at what the labeler will ask.
+    """Start the job's engine and show it what the labeler will ask.
 
     Raises:
         ModelError, MissingExtraError: what is missing, and how to get it.
@@ -63,7 +61,7 @@ def ask_unwritten(job: Job, engine: Engine, pairs: list[Pair], progress: Progres
         stop=Stop(),
         ask_timeout_s=job.spec.run.ask_timeout_s,
     )
-    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+    with ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
         loop.run(iter([asked]))
     return asked
 
@@ -94,12 +92,12 @@ def label(
 
 @dataclass(slots=True)
 class Worked:
-    """What one engine's life came to, beside what `Session` and `Progress` hold.
+    """What one engine did that is neither in `Session` nor in `Progress`.
 
     Args:
-        remarks: what the engine said when it started.
+        remarks: of the engine at its start.
         costs: what an engine that is paid for has spent.
-        canary: what asking labelled rows again came to, where that was asked for.
+        canary: the result of asking labelled rows again, if that was asked for.
     """
 
     canary: CanaryResult | None = None
@@ -137,13 +135,15 @@ def work(
                 _check_engine(session)
                 worked.canary = _pass_canary(engine, session, begun, on_progress)
                 _drive(engine, session, begun.chunks, on_progress)
-                if not session.is_retry:  # rows that failed before tell nothing of others
+                if not session.is_retry:  # rows that failed before are no sample of others
                     keep_rates(session.opened, rates_of(session.opened, session.facts, session.progress, source="run"))
             finally:
                 engine.close()
             worked.costs = engine.costs()
     except Exception as exc:
-        session.close(is_crash=isinstance(exc, EngineCrashError) or not isinstance(exc, RelabelError))
+        is_fault = not isinstance(exc, RelabelError)
+        is_crash = is_fault or isinstance(exc, EngineCrashError)
+        session.close(crash=(f"{type(exc).__name__}: {exc}" if is_fault else str(exc)) if is_crash else None)
         raise
     finally:
         if session.allowance is not None:
@@ -154,10 +154,16 @@ def work(
 
 def _start(session: Session) -> tuple[Engine, list[str]]:
     """Start an engine like the one that began this output."""
-    opened = session.opened
-    engine, remarks = start_engine(
-        with_auto_resolved(opened.job, opened.store, lambda: opened.folder.snapshot().engines)
-    )
+    opened, started_s = session.opened, time.perf_counter()
+    with ends_hanging(
+        lambda: started_s,
+        opened.job.spec.run.start_timeout_s,
+        what="the engine has not started",
+        option="run.start_timeout_s",
+    ):
+        engine, remarks = start_engine(
+            with_auto_resolved(opened.job, opened.store, lambda: opened.folder.snapshot().engines)
+        )
     if is_batched(opened.job.spec.engine.args):
         engine.use_records(StoredBatches(opened.store))
     return engine, remarks
@@ -175,7 +181,7 @@ class _Begun(NamedTuple):
 
 def _begin(session: Session) -> _Begun | None:
     """Do what needs no engine; None if that was all, or a stop came. Chunks whose rows are all known are committed,
-    unless a canary must speak first.
+    unless a canary comes first.
     """
     spec, remarks, sample = session.opened.job.spec, list[str](), None
     if (
@@ -191,7 +197,7 @@ def _begin(session: Session) -> _Begun | None:
                 "canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not "
                 "asked"
             )
-    # where nothing is asked, nothing would be beside the old labels, and no canary need speak
+    # if nothing is asked, no new label joins the old ones, and no canary is needed
     is_awaited = sample is not None and bool(sample.rows) and sample.num_to_ask > 0
     chunks = session.chunks()
     if session.reuse is None or is_awaited:
@@ -213,7 +219,7 @@ def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> Chunk
     """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop
     was asked for.
     """
-    with CommitThreads(session.commit, session.progress, watch=session.watch, threads=COMMITS_IN_FLIGHT) as commits:
+    with CommitThreads(session.commit, session.progress, threads=COMMITS_IN_FLIGHT) as commits:
         for work in chunks:
             session.stop.mind(0.0)  # no answer is waited for: what `END_S` leaves is enough for the commits under way
             if session.stop.reason is not None:
@@ -225,7 +231,7 @@ def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> Chunk
                 commits.settle(wait_for_all=True)
                 return work
             else:
-                session.watch.begins(work)
+                session.journal.begins(work)
                 commits.add(work)
                 commits.settle(wait_for_all=False)
         commits.settle(wait_for_all=True)
@@ -251,9 +257,9 @@ def _reuse_remarks(session: Session) -> list[str]:
     assert session.facts is not None
     opened, found = session.opened, []
     advice = (
-        "the canary tells whether that matters"
+        "the canary measures whether that matters"
         if opened.job.spec.canary
-        else "`canary: 200` would tell whether that matters"
+        else "`canary: 200` would measure whether that matters"
     )
     for earlier in session.reuse.outputs if session.reuse is not None else ():
         differences = engines_differ([*earlier.found.all_engines, asdict(session.facts)])
@@ -277,7 +283,7 @@ def _pass_canary(
         return None
     assert session.facts is not None
     lock = opened.store.lock("canary", "the canary")
-    if not _has_waited_for(lock, session.stop):  # of workers that start together one asks, and the others take its word
+    if not _has_waited_for(lock, session.stop):  # of workers that start together one asks, the others use its result
         return None
     try:
         if has_passed(opened.store, asdict(session.facts), spec.canary, spec.max_flip_rate):
@@ -302,7 +308,7 @@ def _has_waited_for(lock: Lock, stop: Stop) -> bool:
             stop.mind(DRAIN_S)
             if stop.reason is not None:
                 return False
-            time.sleep(LOCK_LOOK_S)
+            time.sleep(LOCK_RETRY_S)
         else:
             return True
 
@@ -312,8 +318,7 @@ def _drive(
 ) -> None:
     job = session.opened.job
     session.progress.started_s = time.perf_counter()
-    session.helping.rows_in_hand = max(1, engine.capacity)
-    live_file = LiveFile(session.opened.store, session.worker, session.progress)
+    live_file = LiveFile(session.opened.store, session.worker, session.execution, session.progress)
 
     def turned() -> None:
         on_progress()
@@ -330,13 +335,12 @@ def _drive(
         on_progress=turned,
         ask_timeout_s=job.spec.run.ask_timeout_s,
         is_late=is_batched(job.spec.engine.args),
-        watch=session.watch,
+        journal=session.journal,
         answer_cache=session.answer_cache,
         allowance=session.allowance,
     )
-    # a supervisor is first where rows are in flight; of a made-up pair that proves the engine it knows nothing
-    first_s = 0.0 if session.watch is session.journal else AFTER_SUPERVISOR_S
-    with hangs_end(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s + first_s), closing(live_file):
+    watchdog = ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s, on_end=session.journal.hangs)
+    with watchdog, closing(live_file):
         try:
             loop.run(chunks)
         except (EngineCrashError, ServerGoneError):

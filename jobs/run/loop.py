@@ -13,10 +13,10 @@ from typing import NamedTuple
 from relabel.jobs.run.budget import AT_BUDGET, Allowance
 from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.crashes import StallDetection
+from relabel.jobs.run.crashes import CrashJournal, StallDetection
 from relabel.jobs.run.reuse import AnswerBook, AskKeys, SharedAsk, SharedAsks
-from relabel.jobs.run.session import CommitThreads, Watch
-from relabel.jobs.run.stop import LOOK_EVERY_S, Pace, Stop, num_fitting
+from relabel.jobs.run.session import CommitThreads
+from relabel.jobs.run.stop import CHECK_EVERY_S, Pace, Stop, num_fitting
 from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, row_of
 from relabel.labelers.registry import Labeler, declared_columns, declared_reads
 from relabel.manifests.asks import Answer, Ask, Engine, Request
@@ -29,9 +29,9 @@ from relabel.manifests.specs import LabelerOptions
 MAX_OPEN_PAIRS = 4096
 """Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""
 CHUNKS_PASSED = 16
-"""Chunks without an ask that may go by before the engine is looked at again, while it has work."""
+"""Chunks without an ask that may go by before the engine is polled again, while it has work."""
 IDLE_S = 0.02
-"""Between two looks for work while there is nothing to ask, seconds."""
+"""Pause between two tries to find work while there is nothing to ask, seconds."""
 MOST_TOKENS = 100_000_000
 """More than any model reads or writes at once; a count beyond it is a slip of the server's, and no
 reason to end a run.
@@ -39,7 +39,7 @@ reason to end a run.
 
 
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
-"""Stands for a pair while no chunk can be begun."""
+"""In place of a pair while no chunk can be begun."""
 
 
 class _InFlight(NamedTuple):
@@ -71,7 +71,7 @@ class RunLoop:
         ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
             engine.
         is_late: answers come hours later, so that no request waits too long, and none is waited for at a stop.
-        watch: learns what the engine is doing.
+        journal: where it is written down which rows the engine may be at.
         answer_cache: answers that rows share, from earlier runs and for later ones.
         allowance: what may still be asked, where there is a budget.
     """
@@ -89,7 +89,7 @@ class RunLoop:
         on_progress: Callable[[], None] = lambda: None,
         ask_timeout_s: float = math.inf,
         is_late: bool = False,
-        watch: Watch | None = None,
+        journal: CrashJournal | None = None,
         answer_cache: AnswerBook | None = None,
         allowance: Allowance | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class RunLoop:
         self.progress = progress
         self.stop = stop
         self.on_progress = on_progress
-        self._watch = watch
+        self._journal = journal
         self._allowance = allowance
         self._is_late = is_late
         self._patience = StallDetection(engine, math.inf if is_late else ask_timeout_s)
@@ -115,16 +115,16 @@ class RunLoop:
         self._open_pairs = 0
         self._next_id = 0
         self._input_error: InputError | None = None
-        self._commits = CommitThreads(commit, progress, watch=watch)
+        self._commits = CommitThreads(commit, progress)
         self._begun: dict[ChunkId, ChunkWork] = {}
         self._dropped: list[ChunkWork] = []
         self._pace = Pace()
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
         self._drains_until_s: float | None = None
 
     @property
     def polling_since_s(self) -> float | None:
-        """Since when the engine is at work, on `time.perf_counter`; None between polls."""
+        """When the poll under way began, on `time.perf_counter`; None between polls."""
         return self._patience.polling_since_s
 
     def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
@@ -154,8 +154,8 @@ class RunLoop:
         pairs = self._pairs(chunks)
         exhausted = False
         while True:
-            if time.perf_counter() >= self._next_look_s:
-                self._look()
+            if time.perf_counter() >= self._next_check_s:
+                self._check()
             if self.stop.reason is not None:
                 if self._drains_until_s is None or self.stop.deadline_s < self._drains_until_s:
                     self._drop_what_does_not_fit()
@@ -184,7 +184,7 @@ class RunLoop:
             if handed >= 0:
                 self._patience.handed(handed)
             answers = self._poll()
-            self._patience.idle_poll_s(len(self._in_flight))
+            self._patience.check_idle(len(self._in_flight))
             if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
                 if exhausted:
                     return self.stop.reason is None
@@ -196,13 +196,11 @@ class RunLoop:
             for answer in answers:
                 self._deliver(answer)
             self._commits.settle(wait_for_all=False)
-            self._patience.look_for_silence(self._in_flight, lambda number: self._in_flight[number].stage)
+            self._patience.check_silence(self._in_flight, lambda number: self._in_flight[number].stage)
             self.on_progress()
 
     def _poll(self) -> list[Answer]:
         """Let the engine work."""
-        if self._watch is not None:
-            self._watch.flush()
         answers = self._patience.poll(len(self._in_flight))
         if self._allowance is not None:
             self._allowance.answered(answers)
@@ -228,7 +226,7 @@ class RunLoop:
             self.stop.drain(AT_BUDGET)
 
     def _has_budget(self, work: ChunkWork) -> Generator[tuple[ChunkWork, int], None, bool]:
-        """Wait until the budget has room for a chunk beside those that were begun; False if a stop came first."""
+        """Wait until the budget has room for one more chunk; False if a stop came first."""
         while self._allowance is not None and work.left:
             begun = sum(one.left for one in self._begun.values())
             if self._allowance.may_begin(work.left, begun, self.progress.pairs):
@@ -258,11 +256,11 @@ class RunLoop:
                     return
                 self._patience.check(since_s, ask.stage)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Note the pace, and begin to drain if the deadline is as near as the begun chunks need."""
         now_s = time.perf_counter()
-        self._next_look_s = now_s + LOOK_EVERY_S
-        self._pace.look(now_s, self.progress.pairs)
+        self._next_check_s = now_s + CHECK_EVERY_S
+        self._pace.note(now_s, self.progress.pairs)
         self._show_live()
         oldest = next(iter(self._begun.values()), None)
         self.stop.mind(self._pace.drain_s(None if oldest is None else oldest.started_s))
@@ -318,13 +316,13 @@ class RunLoop:
                 continue
             if not (yield from self._has_budget(work)):
                 return
-            if self._watch is not None:
-                self._watch.begins(work)
+            if self._journal is not None:
+                self._journal.begins(work)
                 if self._is_whole_query:
                     work.isolate_queries()
             if work.left == 0:  # every row was reused
-                if time.perf_counter() >= self._next_look_s:
-                    self._look()
+                if time.perf_counter() >= self._next_check_s:
+                    self._check()
                 self._commits.add(work)
                 self._commits.settle(wait_for_all=False)
                 passed += 1
@@ -354,8 +352,8 @@ class RunLoop:
                 work.is_dropped = True
                 self._begun.pop(work.id, None)
                 return
-            assert self._watch is not None
-            self._watch.tries(work, group)
+            assert self._journal is not None
+            self._journal.tries(work, group)
             for index in group:
                 if work.is_dropped:
                     return
@@ -372,8 +370,6 @@ class RunLoop:
             return
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1
-        if self._watch is not None:
-            self._watch.asks(work, index)
         for sample in range(self.options.samples):
             trajectory = Trajectory(open_pair, sample)
             if trajectory.begin(self.labeler):
@@ -484,8 +480,8 @@ class RunLoop:
         open_pair.outcomes.clear()  # breaks the one cycle there is: a pair is freed here and not by the collector
         work: ChunkWork = open_pair.work
         self._open_pairs -= 1
-        if self._watch is not None:
-            self._watch.ends(work, open_pair.index)
+        if self._journal is not None:
+            self._journal.ends(work, open_pair.index)
         self._keep(work, open_pair.index, row)
 
     def _keep(self, work: ChunkWork, index: int, row: LabelRow | QuarantineRow) -> None:

@@ -188,7 +188,7 @@ def conclude(session: Session) -> RunReport:
     found = opened.folder.snapshot(manifest=manifest, etags=listed)
     was_finished_now = False
     is_complete = found.tally.chunks_done == opened.plan.num_chunks
-    if is_complete:
+    if is_complete and not session.is_part:
         found, was_finished_now = _finish(opened, found, manifest)
         if was_finished_now:
             _sweep(opened.store, keeps_batches=session.is_retry)

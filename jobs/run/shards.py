@@ -9,19 +9,15 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from relabel.jobs.job import OpenRun
 from relabel.manifests.errors import RelabelError, StoreUnreachableError, UsageError
-from relabel.manifests.files import HERE
 from relabel.manifests.receipts import ChunkId, Receipt
 from relabel.manifests.run import Attempts
 from relabel.manifests.schemas import LABELS, QuarantineRow
-from relabel.manifests.store import RunStore, shard_lock_name
+from relabel.manifests.store import RunStore
 
-# ------------------------------------------------------------------------------
-# Which shards a worker takes: `--shard 3/64`, `--shard auto` under a scheduler, or none for whatever is free.
-
+logger = logging.getLogger(__name__)
 
 SHARD_COUNT_VARIABLE = "RELABEL_SHARD_COUNT"
 """Number of workers, for schedulers that give an index and no count (a Kubernetes Indexed Job)."""
@@ -34,7 +30,7 @@ def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, s
         text: `index/count` (0-based), `auto`, or None for all.
         num_shards: shards in the plan.
     Raises:
-        UsageError: not of that form, an index outside 0..count-1, or `auto` where no scheduler tells.
+        UsageError: not of that form, an index outside 0..count-1, or `auto` without a scheduler.
     """
     if text is None:
         return list(range(num_shards))
@@ -120,35 +116,28 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     return number
 
 
-# ------------------------------------------------------------------------------
-# What is left to do of some shards: chunks without a receipt, or, at a retry, chunks of its round that still hold
-# quarantined rows.
-
-
 class WorkLeft:
-    """Looked up in the receipts whenever asked, since others work too.
+    """What is left to do of some shards: chunks without a receipt, or, at a retry, chunks of its round that still hold
+    quarantined rows. Read from the receipts at each call, since others work too.
 
     Args:
-        shards: the plan's shards that are looked at.
         is_retry: quarantined rows of committed chunks are the work, instead of chunks without a receipt.
-        retries: chunks of this round of retries and their attempt, by shard, where somebody chose the round already.
+        execution: whose receipts show the round of retries that its workers are in.
 
     Attributes:
-        whole: the listing behind `seen` where it left nothing to do, so that a run need not list again to say so.
+        whole: the listing of `seen` if it left nothing to do, so that a run need not list again to report that.
     """
 
-    def __init__(
-        self, opened: OpenRun, shards: list[int], *, is_retry: bool, retries: dict[int, dict[int, int]] | None = None
-    ) -> None:
+    def __init__(self, opened: OpenRun, shards: list[int], *, is_retry: bool, execution: str = "") -> None:
         self.opened = opened
         self.shards = shards
         self.is_retry = is_retry
         self.whole: Mapping[str, str] | None = None
-        self.retries = retries if retries is not None else self._retry_round() if is_retry else {}
+        self.retries = self._retry_round(execution) if is_retry else {}
 
     @functools.cached_property
     def seen(self) -> dict[int, dict[int, list[int]]]:
-        """What was committed at the first look, from one listing. Receipts stay, so what is done here is done."""
+        """What was committed at the first listing. Receipts stay, so what is done here is done."""
         folder = self.opened.folder
         etags = folder.listing()
         found = folder.attempts_in(etags)
@@ -157,10 +146,10 @@ class WorkLeft:
         return found
 
     def done_since(self, shard: int, now: Mapping[int, Sequence[int]]) -> dict[ChunkId, int]:
-        """Rows of the chunks of a shard that were open at the first look and are committed now.
+        """Rows of the chunks of a shard that were open at the first listing and are committed now; none at a retry.
 
         Args:
-            now: attempts by chunk, as somebody has just seen them. Those of a retry are no news: nobody helps with one.
+            now: attempts by chunk, from a recent listing.
         """
         if self.is_retry:
             return {}
@@ -168,12 +157,12 @@ class WorkLeft:
         return {ChunkId(shard, chunk): rows[chunk] for chunk in now if chunk not in before}
 
     def rows_before(self) -> int:
-        """Rows of these shards that were committed at the first look; at a retry, which goes over them, none."""
+        """Rows of these shards that were committed at the first listing; at a retry, which goes over them, none."""
         planned = self.opened.plan.shards
         return 0 if self.is_retry else sum(planned[shard].rows for shard in self.shards) - self.rows_to_ask()
 
     def rows_to_ask(self) -> int:
-        """Rows of the chunks to work on, as they were at the first look."""
+        """Rows of the chunks to work on, as of the first listing."""
         folder = self.opened.folder
         if not self.is_retry:
             shards = self.opened.plan.shards
@@ -189,7 +178,7 @@ class WorkLeft:
         """Chunks of a shard that should still be worked on, and the attempt that it would be.
 
         Args:
-            seen: attempts by shard and chunk, where somebody has just looked.
+            seen: attempts by shard and chunk, from a recent listing; by default the shard is listed now.
         Raises:
             StoreUnreachableError: at a retry, a listing lacks receipts that were seen before.
         """
@@ -201,36 +190,39 @@ class WorkLeft:
         return {chunk: attempt for chunk, attempt in attempts.items() if len(done[chunk]) == attempt - 1}
 
     def open_shards(self) -> list[int]:
-        """Those of the shards that still have work in them, whoever does it; from one listing."""
+        """Those of the shards that still have work in them, for this worker or another; from one listing."""
         one = self.shards[0] if len(self.shards) == 1 else None
         folder = self.opened.folder
         seen = folder.attempts_of_all() if one is None else {one: folder.attempts(one)}
         return [shard for shard in self.shards if self.todo(shard, seen)]
 
-    def _retry_round(self) -> dict[int, dict[int, int]]:
+    def _retry_round(self, execution: str) -> dict[int, dict[int, int]]:
         """Chunks to retry and their attempt, by shard.
 
         Retries go in rounds: where a round was cut short (some chunks of the run are an attempt ahead of others that
         still hold quarantined rows), only the ones that lag are asked, so that a retry that was killed and called again
-        ends where an undisturbed one ends.
+        ends where an undisturbed one ends. Workers of one execution begin one round: one that starts late finds the
+        receipts of the others, and does not begin the next.
         """
-        folder = self.opened.folder
-        every_attempt = (len(done) for chunks in self.seen.values() for done in chunks.values())
-        level = max(every_attempt, default=1)
+        level, own = 1, 0
+        for chunks in self.seen.values():
+            level = max([level, *map(len, chunks.values())])
         found: dict[int, dict[int, int]] = {}
-        lagging: dict[int, dict[int, int]] = {}
         for shard in self.shards:
-            for receipts in folder.chunk_receipts(shard):
+            for receipts in self.opened.folder.chunk_receipts(shard):
+                own = max([own, *(one.attempt for one in receipts if one.execution == execution)])
                 if self._is_askable(receipts):
-                    chunk, attempt = receipts[0].chunk, receipts[-1].attempt + 1
-                    found.setdefault(shard, {})[chunk] = attempt
-                    if attempt <= level:
-                        lagging.setdefault(shard, {})[chunk] = attempt
-        return lagging or found
+                    found.setdefault(shard, {})[receipts[0].chunk] = receipts[-1].attempt + 1
+        lagging = {
+            shard: late
+            for shard, asked in found.items()
+            if (late := {chunk: attempt for chunk, attempt in asked.items() if attempt <= (own or level)})
+        }
+        return lagging if own else lagging or found
 
     def settled_rows(self, shard: int) -> dict[int, QuarantineRow]:
         """Quarantined rows of a shard that this round leaves as they are, by row id: those of queries that have labels,
-        where all rows of a query take theirs from one answer. Another one would come to be beside it.
+        where all rows of a query take theirs from one answer.
         """
         attempts = self.retries.get(shard, {})
         return {
@@ -285,159 +277,8 @@ class WorkLeft:
             )
 
 
-# ------------------------------------------------------------------------------
-# Which open chunks of a shard that another worker holds are worth asking here.
-#
-# A chunk is taken only where waiting for it is longer than asking it. Waiting is estimated by the rate at which the
-# shard's receipts have come since this worker began to look, with the gap that is under way counted as one more (of two
-# chunks, the last one was asked in vain just before its commit); the chunk at place k of those open is k + 1 commits
-# away. Asking is estimated by this worker's own chunks. Before there is a rate, the front is the holder's: as many rows
-# as an engine of this job takes at once. Where its lock is free, the holder is gone, and everything open may be asked;
-# where it hangs, waiting grows until it is longer than asking.
-#
-# Helpers choose from the end, and say so first (`claims/`, created if absent), so that neither two of them nor the
-# holder ask one chunk. A claim is no lock: its worker is taken for dead where its process is gone, or once the claim
-# has been seen for longer than asking takes. Clocks are this process's own.
-
-
-CHUNKS_AT_ONCE = 8
-"""Most chunks that a helper takes on at a time: a row group that is read for one can as well serve its neighbours."""
-STALL_S = 60.0
-"""How long nothing may come of a chunk before it is asked here, where neither rate is known, seconds."""
-LEAST_S = 1.0
-"""Shorter spans tell nothing of a worker's life, seconds."""
-
-
-class _Seen(NamedTuple):
-    """A shard at this worker's first look, and when a commit was last seen there."""
-
-    since_s: float
-    open: int
-    last_s: float
-    last_open: int
-
-
-class Helping:
-    """Chooses for one worker. Used by the thread that reads chunks alone.
-
-    Attributes:
-        rows_in_hand: rows that an engine of this job takes at once; 0 until one has started.
-    """
-
-    def __init__(self, opened: OpenRun, worker: str) -> None:
-        self.rows_in_hand = 0
-        self._store = opened.store
-        self._plan = opened.plan
-        self._worker = worker
-        self._seen: dict[int, _Seen] = {}
-        self._claims: dict[str, float] = {}
-        self._workers: dict[str, str] = {}
-        self._mine: set[tuple[int, int]] = set()
-        self._spans: list[float] = []
-
-    def asked(self, seconds: float) -> None:
-        """Note how long a chunk took here from its first row to its commit."""
-        self._spans = [*self._spans[-7:], seconds]
-
-    def begins(self, shard: int, chunk: int) -> None:
-        """Note a chunk that this worker asks, as a helper or as the holder that it may cease to be."""
-        self._mine.add((shard, chunk))
-
-    def ignore(self, shard: int) -> None:
-        """Claims that are there when a shard's lock is taken are of workers that went with its last holder."""
-        self._claims.update(dict.fromkeys(self._store.names(_folder(shard)), float("-inf")))
-
-    def claimed(self, shard: int) -> set[int]:
-        """Chunks of a shard that other helpers are at."""
-        now_s, limit_s = time.monotonic(), max(LEAST_S, 3 * self._ask_s(shard)) if self._spans else STALL_S
-        found = set()
-        for name in self._store.names(_folder(shard)):
-            chunk = int(name.rpartition("chunk-")[2].partition(".")[0])
-            is_fresh = now_s - self._claims.setdefault(name, now_s) < limit_s
-            if is_fresh and (shard, chunk) not in self._mine and not self._is_dead(name):
-                found.add(chunk)
-        return found
-
-    def _is_dead(self, claim: str) -> bool:
-        """Whether the worker of a claim was a process in this process's PID namespace and is gone; of others only time
-        tells.
-        """
-        if claim not in self._workers:
-            self._workers[claim] = self._store.read(claim).decode(errors="replace")
-        process = self._workers[claim].removeprefix(f"{HERE}-").partition("-")[0]
-        if not process.isdecimal() or not self._workers[claim].startswith(f"{HERE}-"):
-            return False
-        try:
-            os.kill(int(process), 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
-        return False
-
-    def choose(self, shard: int, still_open: list[int]) -> list[int]:
-        """Chunks to ask now, ascending, claimed; empty where waiting is better."""
-        now_s = time.monotonic()
-        seen = self._seen.setdefault(shard, _Seen(now_s, len(still_open), now_s, len(still_open)))
-        if len(still_open) < seen.last_open:
-            seen = self._seen[shard] = seen._replace(last_s=now_s, last_open=len(still_open))
-        claimed = self.claimed(shard)
-        free = [chunk for chunk in still_open if chunk not in claimed and (shard, chunk) not in self._mine]
-        if self._store.is_locked(shard_lock_name(shard)):
-            free = [chunk for place, chunk in enumerate(free) if self._pays(shard, seen, place, now_s)]
-        taken: list[int] = []
-        count = max(1, min(CHUNKS_AT_ONCE, len(free) // 4)) if self._spans else 1
-        for chunk in reversed(free):
-            if len(taken) == count:
-                break
-            if self._claim(shard, chunk):
-                taken.append(chunk)
-        return sorted(taken)
-
-    def _pays(self, shard: int, seen: _Seen, place: int, now_s: float) -> bool:
-        """Whether waiting for the chunk at a place among those open is longer than asking it."""
-        commits, looked_s, silent_s = seen.open - seen.last_open, now_s - seen.since_s, now_s - seen.last_s
-        ask_s = self._ask_s(shard)
-        if commits and (place >= self._in_hand(shard) or (self._spans and looked_s > LEAST_S)):
-            is_slower = (place + 1) * looked_s / (commits + 1) > ask_s  # the gap under way is one more
-        else:
-            is_slower = not commits and place >= self._in_hand(shard)
-        return is_slower or silent_s > (max(LEAST_S, 2 * ask_s) if self._spans else STALL_S)
-
-    def _in_hand(self, shard: int) -> int:
-        """Chunks that a holder has begun at most: their rows are as many as an engine takes, and one is cut by that."""
-        return 1 + -(-self.rows_in_hand // max(self._plan.shards[shard].chunks, default=1))
-
-    def _ask_s(self, shard: int) -> float:
-        """How long a chunk takes here; by others' rate until one was asked."""
-        if self._spans:
-            return sum(self._spans) / len(self._spans)
-        seen = self._seen.get(shard)
-        commits = seen.open - seen.last_open if seen is not None else 0
-        return 2 * (time.monotonic() - seen.since_s) / commits if seen is not None and commits else STALL_S
-
-    def _claim(self, shard: int, chunk: int) -> bool:
-        stem = f"{_folder(shard)}/chunk-{chunk:06d}."
-        number = sum(name.startswith(stem) for name in self._claims)
-        if not self._store.create(f"{stem}{number}", self._worker.encode()):
-            return False
-        self._mine.add((shard, chunk))
-        return True
-
-
-def _folder(shard: int) -> str:
-    return f"claims/shard-{shard:05d}"
-
-
-# ------------------------------------------------------------------------------
-# A log file per shard: `logs/shard-00003.log`, appended by whoever holds the shard.
-
-
-logger = logging.getLogger(__name__)
-
-
 class ShardLogs:
-    """Log files of the shards under way; none stays open between lines, since many shards may be.
+    """`logs/shard-00003.log` for each shard under way; none stays open between lines, since many shards may be.
 
     A line is never synced: a log is for people, receipts are the truth. So a log that can't be written (a full disk)
     ends no run; it is said once.

@@ -153,8 +153,7 @@ class Runs(RuleBasedStateMachine):
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retries, "FIRST_PAUSE_S", 0.0)
-        for module in ("helping", "sessions"):
-            self.patch.setattr(f"relabel.jobs.running.{module}.time", self.clock)
+        self.patch.setattr("relabel.jobs.run.session.time", self.clock)
         self.patch.setattr(failpoints, "hit", self._hit)
         self.patch.setattr(
             "relabel.manifests.store.objects_of",
@@ -192,12 +191,12 @@ class Runs(RuleBasedStateMachine):
             self.armed = ""
 
     @precondition(lambda self: len(self.alive) < MOST_WORKERS)
-    @rule(helps=st.booleans(), count=st.integers(0, 8), sleeps=st.booleans())
-    def begin(self, helps: bool, count: int, sleeps: bool) -> None:
+    @rule(count=st.integers(0, 8), sleeps=st.booleans())
+    def begin(self, count: int, sleeps: bool) -> None:
         """A worker starts: the run is planned if nobody has. Perhaps all who were there before are asleep by then."""
         if sleeps:
             self.locks_are_lost()
-        self._claim(self._begin(helps=helps), count)
+        self._claim(self._begin(), count)
 
     @precondition(
         lambda self: len(self.alive) < MOST_WORKERS and any(held.receipt.quarantine for held in self.seen.values())
@@ -213,7 +212,6 @@ class Runs(RuleBasedStateMachine):
         session = Session(opened, shards, stop=Stop(), progress=Progress(), **{"is_retry": False, **options})
         worker = Worker(next(self.numbers), session)
         session.worker, session.facts = f"w{worker.number}", FACTS
-        session.helping.rows_in_hand = 4  # its engine has started: one that has none to help with waits in real time
         self.alive.append(worker)
         return worker
 

@@ -34,7 +34,7 @@ def call(folder: Path) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
     def run(*arguments: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")} | variables
         program = (
-            "from relabel.jobs.running import progress; progress.LINE_EVERY_S = 0.0; "
+            "from relabel.jobs.run import progress; progress.LINE_EVERY_S = 0.0; "
             "from relabel.jobs.cli import main; main()"
         )
         done = subprocess.run(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from relabel.jobs.commands.label import open_session
-from relabel.jobs.pool import backends
 from relabel.jobs.run import counts as others_module
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions
@@ -158,8 +157,8 @@ def test_a_worker_learns_of_the_others_from_the_listings_that_it_makes_anyway(
 ) -> None:
     """Another worker's receipts of both shards appear once the first chunk is begun."""
     job = job_done_elsewhere()
-    monkeypatch.setattr(sessions, "LOOK_EVERY_S", -1.0)
-    monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", -1.0)
+    monkeypatch.setattr(sessions, "LIST_EVERY_S", -1.0)
+    monkeypatch.setattr(sessions, "LIST_ALL_EVERY_S", -1.0)
     true = sessions.Session._begin
     shown: list[tuple[int, int]] = []
 
@@ -191,36 +190,8 @@ def _take_over(folder: Path, name: str) -> None:
     (mine / "receipts" / name).write_bytes((other / "receipts" / name).read_bytes())
 
 
-@pytest.mark.parametrize("theirs", [THEIRS, ()])
-def test_the_line_of_a_pool_counts_what_other_commands_commit_and_nothing_of_its_own(
-    theirs: tuple[str, ...],
-    folder: Path,
-    job_done_elsewhere: Callable[..., str],
-    relabel: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # longer than HEARD_AFTER_S: what is committed before the first look's end could be the pool's own until the next
-    job = job_done_elsewhere(batch=4, capacity=4, latency_s=1.5)
-    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
-    monkeypatch.setattr(sessions, "LOOK_AT_ALL_EVERY_S", 0.0)
-    true = backends.OtherCommands.update
-
-    def update(self: backends.OtherCommands) -> None:  # while the worker is starting
-        for name in theirs:
-            _take_over(folder, name)
-        true(self)
-
-    monkeypatch.setattr(backends.OtherCommands, "update", update)
-    done = relabel("run", job, "--workers", "1")
-    assert done.code == 0, done
-    lines = [line for line in done.err.splitlines() if " of 24 pairs" in line]
-    by_others = {line.partition(" by other workers")[0].rpartition(", ")[2] for line in lines if "by other" in line}
-    assert by_others == ({"8"} if theirs else set()), done.err
-    assert lines[-1].startswith("24 of 24 pairs"), done.err
-
-
-def test_what_is_said_of_other_commands_is_put_right_by_the_next_look() -> None:
+def test_rows_that_are_surely_of_other_commands_never_become_fewer() -> None:
     others = Others()
-    for least, most, rows in ((-8, 4, 0), (4, 8, 4), (2, 9, 4), (8, 12, 8), (-4, 6, 6)):
-        others.saw_in_all(least, most)
+    for seen, rows in ((-8, 0), (4, 4), (2, 4), (8, 8), (-4, 8)):
+        others.saw_in_all(seen)
         assert others.rows == rows

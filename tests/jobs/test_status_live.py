@@ -85,11 +85,11 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
     progress.live = Live(7, 1, Counter(format=2))
     store.put(
         "live/gone-1.json",
-        readable_json(plain(replace(state_of("gone-1", progress), written="2026-01-01T00:00:00+00:00"))),
+        readable_json(plain(replace(state_of("gone-1", "e", progress), written="2026-01-01T00:00:00+00:00"))),
     )
     store.put("live/torn-1.json", b'{"version": 1, "wor')
     store.put("live/later-1.json", b'{"version": 99}')
-    written = plain(state_of("odd-1", progress))
+    written = plain(state_of("odd-1", "e", progress))
     odd = {"soon": "written", "0001-01-01": "written", float("nan"): "seconds", -1: "pairs", 10**400: "pairs"}
     for number, (value, key) in enumerate([*odd.items(), ({**written["live"], "in_flight": -7}, "live")]):
         store.put(f"live/odd-{number}.json", json.dumps({**written, key: value}).encode())
@@ -108,7 +108,7 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
 def test_a_dead_worker_whose_clock_was_ahead_keeps_nobody_waiting(
     planned: str, relabel: Callable[..., Any], store: LocalRunStore
 ) -> None:
-    ahead = replace(state_of("gone-1", Progress()), written="2999-01-01T00:00:00+00:00")
+    ahead = replace(state_of("gone-1", "e", Progress()), written="2999-01-01T00:00:00+00:00")
     store.put("live/gone-1.json", readable_json(plain(ahead)))
     done = relabel("status", "out/ecom", "--live")
     assert done.code == 20
@@ -116,7 +116,7 @@ def test_a_dead_worker_whose_clock_was_ahead_keeps_nobody_waiting(
 
 
 def test_a_worker_just_heard_of_is_not_stale_whatever_another_machines_clock_says(store: LocalRunStore) -> None:
-    state = state_of("here-1", Progress())
+    state = state_of("here-1", "e", Progress())
     assert state.age_s < STALE_S
     ahead = replace(state, written="2999-01-01T00:00:00+00:00")
     assert (ahead.age_s, ahead.is_stale) == (0.0, False)
@@ -124,7 +124,7 @@ def test_a_worker_just_heard_of_is_not_stale_whatever_another_machines_clock_say
 
 
 def test_a_look_as_json_is_one_object(planned: str, relabel: Callable[..., Any], store: LocalRunStore) -> None:
-    store.put("live/here-1.json", readable_json(plain(state_of("here-1", Progress()))))
+    store.put("live/here-1.json", readable_json(plain(state_of("here-1", "e", Progress()))))
     found = relabel("status", "out/ecom", "--live", "--output", "json").json
     assert (found["rows"], found["rows_done"], found["is_held"]) == (24, 0, True)
     assert found["workers"][0]["state"]["worker"] == "here-1"

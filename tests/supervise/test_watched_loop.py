@@ -1,5 +1,5 @@
-"""What the run loop does for whoever watches over it: rows in isolation asked apart, poison rows not at all, a
-stalled engine distinguished from a slow one.
+"""What the run loop does with suspects: they are asked apart, poison rows not at all, and a stalled engine is
+distinguished from a slow one.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ class Probed(TwoStage):
 
 
 class Notes:
-    """A watch that lays suspicion on one chunk and keeps all that is reported."""
+    """A journal that has suspects in one chunk, and keeps what happens."""
 
     def __init__(self, apart: list[list[int]], isolated_rows: dict[int, str]) -> None:
         self.apart, self.isolated_rows = apart, isolated_rows
         self.seen: list[Any] = []
-        self.open: set[int] = set()
 
     def begins(self, work: ChunkWork) -> None:
         if work.id.chunk == 1:
             work.apart, work.isolated_rows = self.apart, self.isolated_rows
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
-        self.seen.append(("tries", [work.pairs[index].row_id for index in indexes], set(self.open)))
-
-    def asks(self, work: ChunkWork, index: int) -> None:
-        self.open.add(work.pairs[index].row_id)
+        self.seen.append(("tries", [work.pairs[index].row_id for index in indexes]))
 
     def ends(self, work: ChunkWork, index: int) -> None:
-        self.open.discard(work.pairs[index].row_id)
+        self.seen.append(("ends", work.pairs[index].row_id))
 
-    def flush(self) -> None:
-        self.seen.append(("polls", set(self.open)))
 
-    def commits(self, work: ChunkWork, *, was_first: bool) -> None:
-        self.seen.append(("commits", work.id.chunk, was_first))
+class Polled(Scripted):
+    """Notes which rows' documents it has at each poll."""
+
+    def __init__(self, notes: Notes, **more: Any) -> None:
+        super().__init__(good, **more)
+        self.notes = notes
+
+    def poll(self) -> list[Answer]:
+        parts = [part for one in self.waiting for message in one.ask.messages for part in message.parts]
+        self.notes.seen.append(("polls", {int(part.split()[1]) for part in parts if part.startswith("doc ")}))
+        return super().poll()
 
 
 class OncePerQuery(Probed):
@@ -62,17 +65,19 @@ class OncePerQuery(Probed):
 
 
 def work_through(
-    engine: Scripted, works: list[ChunkWork], watch: Notes | None = None, labeler: Any = None, **more: Any
+    engine: Scripted, works: list[ChunkWork], journal: Any = None, labeler: Any = None, **more: Any
 ) -> list[ChunkWork]:
     committed: list[ChunkWork] = []
 
     def commit(work: ChunkWork) -> bool:
         committed.append(work)
+        if journal is not None:
+            journal.seen.append(("commits", work.id.chunk))
         return True
 
     options = LabelerOptions(name="probed")
     found = labeler or Probed()
-    RunLoop(found, options, engine, commit, seed=7, progress=Progress(), stop=Stop(), watch=watch, **more).run(
+    RunLoop(found, options, engine, commit, seed=7, progress=Progress(), stop=Stop(), journal=journal, **more).run(
         iter(works)
     )
     return committed
@@ -80,17 +85,20 @@ def work_through(
 
 def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never() -> None:
     works = chunks_of(6, 6, 6, queries=9)
-    watch = Notes([[1, 2], [4]], {0: "it did it twice"})
-    engine = Scripted(good, capacity=8, batch=3)
-    committed = work_through(engine, works, watch)
+    notes = Notes([[1, 2], [4]], {0: "it did it twice"})
+    engine = Polled(notes, capacity=8, batch=3)
+    committed = work_through(engine, works, notes)
     assert sorted(work.id.chunk for work in committed) == [0, 1, 2]
-    assert [note for note in watch.seen if note[0] == "tries"] == [("tries", [7, 8], set()), ("tries", [10], set())]
-    tried = [watch.seen.index(note) for note in watch.seen if note[0] == "tries"]
+    assert [note for note in notes.seen if note[0] == "tries"] == [("tries", [7, 8]), ("tries", [10])]
+    tried = [notes.seen.index(note) for note in notes.seen if note[0] == "tries"]
     for start, group in zip(tried, ({7, 8}, {10}), strict=True):
-        polls = [note[1] for note in watch.seen[start + 1 :] if note[0] == "polls"]
-        while polls[0] & group:
-            assert polls.pop(0) <= group
-    assert watch.seen.index(("commits", 0, True)) < tried[0], (
+        left = set(group)
+        for kind, what in notes.seen[start + 1 :]:
+            assert kind != "polls" or what <= group
+            left -= {what} if kind == "ends" else set()
+            if not left:
+                break
+    assert notes.seen.index(("commits", 0)) < tried[0], (
         "what was finished before is committed before anything is risked"
     )
     row = works[1].rows[0]
@@ -123,10 +131,10 @@ def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_befo
     def goes_down(request: Request) -> Answer:
         raise EngineCrashError("at anything")
 
-    watch = Notes([[0]], {})
+    notes = Notes([[0]], {})
     with pytest.raises(EngineCrashError):
-        work_through(Scripted(goes_down), chunks_of(3, 3)[1:], watch)
-    assert not [note for note in watch.seen if note[0] == "tries"], "no row was at stake when it went down"
+        work_through(Scripted(goes_down), chunks_of(3, 3)[1:], notes)
+    assert not [note for note in notes.seen if note[0] == "tries"], "no row was at stake when it crashed"
 
 
 class Slow(Scripted):
