@@ -111,7 +111,7 @@ class Receipt:
         answers: answers that rows of a query share, for runs to come; no row's state depends on them.
         reused: rows of `labels` that were reused, by the output that they came from.
         reused_answers: shared answers that were reused.
-        epoch: of the lease that its writer held; 0 for a local lock, and for a helper, which holds none.
+        epoch: of the lease that its writer held; 0 for a local lock, and if the lease was lost.
         in_budget: what was asked is counted in the ledger, `budget/`.
         execution: drawn for the command that the writer worked for; all workers of one command share it.
         write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its

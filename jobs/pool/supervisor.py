@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
+import math
 import os
 import socket
 import time
@@ -34,11 +34,9 @@ from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import EngineLostError, RelabelError, StoreUnreachableError, UsageError
 from relabel.manifests.files import absolute_path
 from relabel.manifests.receipts import load_receipt
-from relabel.manifests.secrets import STORAGE_KEY, redacted
+from relabel.manifests.secrets import STORAGE_KEY, counted, redacted
 from relabel.manifests.specs import gpus_of
 from relabel.manifests.store import map_concurrent, shard_lock_name
-
-logger = logging.getLogger(__name__)
 
 BACKENDS = ("local", "ray")
 LISTEN_S = 0.1
@@ -216,6 +214,7 @@ class Supervisor:
         self._slots: list[_Slot] = []
         self._error: RelabelError | RuntimeError | None = None
         self._is_ending = False
+        self._ends_s = math.inf
         self._said: set[str] = set()
         self._remarks: dict[str, None] = {}
         self._results: list[dict[str, Any]] = []
@@ -242,6 +241,11 @@ class Supervisor:
         """
         started, session = time.perf_counter(), self.session
         if open_shards := session.left.open_shards():
+            if len(open_shards) < len(self._slots):
+                self.say(
+                    f"note: {len(self._slots)} workers, and {counted(len(open_shards), 'shard')} to do: a shard is one "
+                    "worker's. For a new output, set `shards` to four a worker or more."
+                )
             session.busy = open_shards
             try:
                 self._supervise()
@@ -334,7 +338,7 @@ class Supervisor:
         event = {"event": "output", "level": "info", "message": line}
         with contextlib.suppress(ValueError, TypeError):
             event |= json.loads(line)
-        kind, level, text = event["event"], event["level"], event["message"]
+        kind, level, text = event["event"], event["level"], str(event["message"])
         if kind in ("engine", "remark"):
             if kind == "engine":
                 self.session.progress.engine_starts += 1
@@ -364,7 +368,7 @@ class Supervisor:
             self._remarks |= dict.fromkeys(result["remarks"])
             did = result["this_run"]
             slot.crashes, slot.wakes = 0, 0 if did["pairs"] or did["reused"] else slot.wakes + 1
-            if (reason := result["stopped"]) is not None:
+            if (reason := result["stopped"]) is not None and not self._is_ending:
                 deadline = self.session.stop.deadline
                 self.session.stop.drain(deadline.text if deadline and reason.startswith("--until") else reason)
             return
@@ -430,6 +434,7 @@ class Supervisor:
         idle = [slot for slot in able if slot.wakes < MOST_WAKES]
         open_shards = self.session.left.open_shards() if idle or is_quiet else []
         if is_quiet and not open_shards:
+            self._drain_all()
             for slot in self._slots:
                 if slot.worker is not None and not slot.has_spoken:
                     slot.worker.kill()
@@ -442,19 +447,20 @@ class Supervisor:
         """Pass a wish to stop on, once; and end those that take too long."""
         stop = self.session.stop
         stop.mind(0.0)
-        if stop.reason is None:
-            return
-        self._drain_all()
-        if stop.is_now or time.perf_counter() > stop.deadline_s + GRACE_S:
+        if stop.reason is not None:
+            self._drain_all()
+        if stop.is_now or time.perf_counter() > self._ends_s:
             self._end_all()
 
     def _drain_all(self) -> None:
-        if self._is_ending:
-            return
-        self._is_ending = True
-        for slot in self._slots:
-            if slot.worker is not None:
-                slot.worker.terminate()
+        """Ask all workers to end, and start none any more."""
+        stop = self.session.stop
+        self._ends_s = min(self._ends_s, stop.deadline_s + GRACE_S, time.perf_counter() + DRAIN_S + GRACE_S)
+        if not self._is_ending:
+            self._is_ending = True
+            for slot in self._slots:
+                if slot.worker is not None:
+                    slot.worker.terminate()
 
     def _end_all(self) -> None:
         self._is_ending = True

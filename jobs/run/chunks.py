@@ -14,24 +14,18 @@ from relabel.manifests.labels import Pair
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import AnswerRow, LabelRow, QuarantineRow
 
-# ------------------------------------------------------------------------------
-# Which rows may have brought an engine down: a group that was in flight at a crash is asked apart, in ever smaller
-# pieces, until one row is caught alone twice. Deciding only: who asks, and who restarts engines, is said elsewhere
-# (`crash_journal.py`, `jobs/pool/supervisor.py`).
-#
-# A group is cut into eighths, not halves. Each crash costs the start of an engine (a minute on a GPU) and each innocent
-# group a few seconds, so that among 512 rows the one is found after 5 crashes instead of 11.
-
-
 PIECES = 8
-"""Into how many groups a group is cut that brought an engine down."""
+"""Into how many groups a group is cut that crashed an engine. Not halves: each crash costs the start of an engine (a
+minute on a GPU) and each innocent group a few seconds, so that among 512 rows the one is found after 5 crashes instead
+of 11.
+"""
 TIMES_CAUGHT = 2
-"""How often a row must bring an engine down alone before it is not asked any more."""
+"""How often a row must crash an engine alone before it is not asked any more."""
 
 
 @dataclass(slots=True)
 class ChunkCase:
-    """What is held against the rows of one chunk.
+    """The suspects of one chunk.
 
     Args:
         groups: row ids to be asked apart, group by group.
@@ -42,21 +36,12 @@ class ChunkCase:
     isolated_rows: dict[int, str] = field(default_factory=dict)
 
 
-def plain_cases(cases: dict[ChunkId, ChunkCase]) -> list[Any]:
-    """Cases as JSON holds them."""
-    return [[list(chunk), case.groups, list(case.isolated_rows.items())] for chunk, case in cases.items()]
-
-
-def read_cases(plain: list[Any]) -> dict[ChunkId, ChunkCase]:
-    """The inverse of `plain_cases`."""
-    return {
-        ChunkId(*chunk): ChunkCase(groups, {int(row): why for row, why in isolated_rows})
-        for chunk, groups, isolated_rows in plain
-    }
-
-
 class Isolation:
-    """Every chunk's case. Row ids are unique in a run, so that one count serves all chunks."""
+    """Which rows may have crashed an engine: a group that was in flight at a crash is asked apart, in ever smaller
+    pieces, until one row is caught alone twice. Decides only; the journal keeps it, and the loop asks.
+
+    Row ids are unique in a run, so that one count serves all chunks.
+    """
 
     def __init__(self) -> None:
         self.cases: dict[ChunkId, ChunkCase] = {}
@@ -67,7 +52,9 @@ class Isolation:
     def of(cls, plain: dict[str, Any], still_open: Collection[ChunkId]) -> Isolation:
         """The inverse of `plain`, without the cases of chunks that are done."""
         found = cls()
-        found.cases = {chunk: case for chunk, case in read_cases(plain["cases"]).items() if chunk in still_open}
+        for place, groups, isolated_rows in plain["cases"]:
+            if (chunk := ChunkId(*place)) in still_open:
+                found.cases[chunk] = ChunkCase(groups, {int(row): why for row, why in isolated_rows})
         found.num_isolated = plain["num_isolated"]
         found._caught = Counter({int(row): times for row, times in plain["caught"]})
         return found
@@ -75,15 +62,13 @@ class Isolation:
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""
         return {
-            "cases": plain_cases(self.cases),
+            "cases": [[list(chunk), one.groups, list(one.isolated_rows.items())] for chunk, one in self.cases.items()],
             "num_isolated": self.num_isolated,
             "caught": list(self._caught.items()),
         }
 
     def crashed(self, in_flight: dict[ChunkId, list[int]]) -> None:
-        """An engine went down at its ordinary work: whatever was in flight is isolated, in groups of an eighth of
-        it all.
-        """
+        """An engine crashed at its ordinary work: what was in flight is asked apart, in groups of an eighth of it."""
         size = _piece(sum(map(len, in_flight.values())))
         for chunk, rows in in_flight.items():
             case = self.cases.setdefault(chunk, ChunkCase())
@@ -91,11 +76,11 @@ class Isolation:
             case.groups += _cut([row for row in rows if row not in known], size)
 
     def crashed_apart(self, chunk: ChunkId, in_flight: list[int], reason: str) -> int | None:
-        """A working engine went down with these rows of one group in flight and nothing else.
+        """A working engine crashed with these rows of one group in flight and nothing else.
 
         Args:
             in_flight: at least one row.
-            reason: how it went down, for the quarantine.
+            reason: how it crashed, for the quarantine.
         Returns:
             The row that is isolated by this, if one is.
         """
@@ -143,12 +128,8 @@ def _cut(rows: list[int], size: int) -> list[list[int]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-# ------------------------------------------------------------------------------
-# What goes on inside the chunks under way: asks in flight, what became of the answers, and the engine's own work.
-
-
 FIRST_ANSWERS = 16
-"""So many answers of which none was accepted are worth a word: chance spoils some, and a wrong prompt all."""
+"""If none of so many answers was accepted, that is warned of: chance spoils some, and a wrong prompt all."""
 MOST = 2**53
 """More of anything than a run counts, and as much as a float holds whole."""
 SHOWN_CHARS = 200
@@ -213,12 +194,13 @@ class StageSeen:
 
 @dataclass(slots=True)
 class Live:
-    """Of one worker, or of several together; an answer that several rows share counts once.
+    """What goes on inside the chunks under way, of one worker or of several together; an answer that several rows share
+    counts once.
 
     Args:
         in_flight: asks that the engine has.
         refused: answers by the status that their rows would be quarantined as.
-        work: what the engine has run, where it tells.
+        work: what the engine has run, if it counts that.
         begun_chunks, begun_rows, rows_in: chunks that are begun and not done, their rows, and those of these that are
             in.
     """
@@ -234,7 +216,7 @@ class Live:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """All of them, for who checks what was read from a file."""
+        """All of them, to check what was read from a file."""
         rows = self.begun_chunks, self.begun_rows, self.rows_in
         return self.in_flight, self.accepted, *self.refused.values(), *rows
 
@@ -253,7 +235,7 @@ class Live:
             self.refused[failed[-1].status] += 1
 
     def add(self, other: Live) -> None:
-        """Another worker's beside this."""
+        """Add another worker's."""
         self.in_flight += other.in_flight
         self.accepted += other.accepted
         self.refused.update(other.refused)
@@ -294,15 +276,11 @@ def _live_cut(text: str) -> str:
     return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}…"
 
 
-# ------------------------------------------------------------------------------
-# A chunk under way, from its first row read to its commit.
-
-
 class ChunkWork:
-    """A chunk under way: its pairs, the rows that are in, and what its asks cost.
+    """A chunk from its first row read to its commit: its pairs, the rows that are in, and what its asks cost.
 
     `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an
-    engine went down while it was at them. `isolated_rows` are places whose rows are not asked any more, and why;
+    engine crashed while it had them. `isolated_rows` are places whose rows are not asked any more, and why;
     `settled_rows` places whose rows stay as an earlier attempt left them.
     """
 
@@ -355,14 +333,14 @@ class ChunkWork:
         self.started_clock = time.time()
 
     def apply(self, case: ChunkCase) -> None:
-        """Note what is held against the chunk's rows; ids of other rows are passed over."""
+        """Note the suspects among the chunk's rows; ids of other rows are passed over."""
         places = {pair.row_id: index for index, pair in enumerate(self.pairs)}
         groups = [[places[row] for row in group if row in places] for group in case.groups]
         self.apart = [group for group in groups if group]
         self.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
 
     def isolate_queries(self) -> None:
-        """Spread what is held against a row over its query: all of its rows would be asked the very same."""
+        """Isolate the whole query of an isolated row: all of its rows would be asked the very same."""
         why = {self.pairs[index].query_id: reason for index, reason in self.isolated_rows.items()}
         of_pairs = ((index, why.get(pair.query_id)) for index, pair in enumerate(self.pairs))
         self.isolated_rows = {index: reason for index, reason in of_pairs if reason is not None}

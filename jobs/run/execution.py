@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from relabel.jobs.job import Job
@@ -72,49 +72,14 @@ def label(
     on_progress: Callable[[], None] = lambda: None,
     on_engine: Callable[[EngineFacts, list[str]], None] = lambda *_: None,
 ) -> RunReport:
-    """Do a session's work and finish the run if it was the last of it.
+    """Do a session's work with one engine, and finish the run if it was the last of it.
 
     Args:
         on_progress: called often while asks are answered.
         on_engine: called once, when the engine has started.
     """
-    started = time.perf_counter()
-    worked = work(session, on_progress=on_progress, on_engine=on_engine)
-    report = conclude(session)
-    report.did.costs = worked.costs
-    if worked.canary is not None:
-        report.did.canary = asdict(worked.canary)
-    report.seconds = time.perf_counter() - started
-    report.engine_start_s = worked.engine_start_s
-    report.remarks = worked.remarks
-    return report
-
-
-@dataclass(slots=True)
-class Worked:
-    """What one engine did that is neither in `Session` nor in `Progress`.
-
-    Args:
-        remarks: of the engine at its start.
-        costs: what an engine that is paid for has spent.
-        canary: the result of asking labelled rows again, if that was asked for.
-    """
-
-    canary: CanaryResult | None = None
-    engine_start_s: float = 0.0
-    remarks: list[str] = field(default_factory=list)
-    costs: dict[str, Any] | None = None
-
-
-def work(
-    session: Session,
-    *,
-    on_progress: Callable[[], None] = lambda: None,
-    on_engine: Callable[[EngineFacts, list[str]], None] = lambda *_: None,
-) -> Worked:
-    """Do a session's work with one engine, without finishing the run."""
-    started = time.perf_counter()
-    worked = Worked()
+    started, engine_start_s = time.perf_counter(), 0.0
+    remarks, costs, canary = list[str](), None, None
     try:
         if (
             session.reach()
@@ -123,23 +88,22 @@ def work(
             and (opened := start_unless_stopped(session.stop, lambda: _start(session))) is not None
         ):
             session.progress.engine_starts += 1
-            engine, worked.remarks = opened
-            worked.remarks = [*begun.remarks, *worked.remarks]
-            worked.engine_start_s = time.perf_counter() - started
+            engine, remarks = opened
+            engine_start_s = time.perf_counter() - started
             try:
                 if session.allowance is not None:
                     session.allowance.uses(engine)
                 session.facts = engine.facts()
-                worked.remarks += _reuse_remarks(session)
-                on_engine(session.facts, worked.remarks)
+                remarks = [*begun.remarks, *remarks, *_reuse_remarks(session)]
+                on_engine(session.facts, remarks)
                 _check_engine(session)
-                worked.canary = _pass_canary(engine, session, begun, on_progress)
+                canary = _pass_canary(engine, session, begun, on_progress)
                 _drive(engine, session, begun.chunks, on_progress)
                 if not session.is_retry:  # rows that failed before are no sample of others
                     keep_rates(session.opened, rates_of(session.opened, session.facts, session.progress, source="run"))
             finally:
                 engine.close()
-            worked.costs = engine.costs()
+            costs = engine.costs()
     except Exception as exc:
         is_fault = not isinstance(exc, RelabelError)
         is_crash = is_fault or isinstance(exc, EngineCrashError)
@@ -149,7 +113,11 @@ def work(
         if session.allowance is not None:
             session.allowance.close()
         session.close()
-    return worked
+    report = conclude(session)
+    report.did.costs, report.did.canary = costs, None if canary is None else asdict(canary)
+    report.engine_start_s, report.remarks = engine_start_s, remarks
+    report.seconds = time.perf_counter() - started
+    return report
 
 
 def _start(session: Session) -> tuple[Engine, list[str]]:

@@ -18,16 +18,8 @@ from zoneinfo import ZoneInfo
 
 from relabel.manifests.errors import UsageError
 
-# ------------------------------------------------------------------------------
-# When a run must have ended: `--until 06:00` and `--for 90m` become one deadline.
-#
-# A time of day is the next moment at which the clock of its zone shows it. Where the clock skips it (spring), that is
-# the moment of the skip; where the clock shows it twice (autumn), the next of the two. A zone may be named (`06:00
-# Europe/Berlin`, `06:00Z`, `06:00+02:00`); else it is the machine's.
-
-
 LONGEST_S = 366 * 86400.0
-"""A deadline further away than this is taken for a slip of the pen."""
+"""A deadline further away than this is taken for a mistake."""
 _TIME = re.compile(
     r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*(Z|[+-]\d{2}:?\d{2})|\s+([A-Za-z]+(?:[/_+-][A-Za-z0-9_+-]+)*))?"
 )
@@ -80,7 +72,8 @@ def choose_deadline(until: str | None, duration: str | None, *, now: datetime | 
 
 
 def until_s(text: str, now: datetime) -> float:
-    """The moment that a time of day or a timestamp names, in seconds since the epoch.
+    """The next moment of a time of day, or that of a timestamp, in seconds since the epoch. A zone may be named
+    (`06:00 Europe/Berlin`, `06:00Z`, `06:00+02:00`); else it is the machine's.
 
     Raises:
         UsageError: it is neither, or has passed, or is more than a year ahead.
@@ -99,13 +92,12 @@ def until_s(text: str, now: datetime) -> float:
         ) from exc
     if is_day_alone:
         raise UsageError(f"--until {text}: names a day and no time; write {clean}T06:00.")
-    found = _instant(moment.replace(tzinfo=None), moment.tzinfo)
-    left_s = found - now.timestamp()
+    left_s = moment.timestamp() - now.timestamp()
     if left_s <= 0:
         raise UsageError(f"--until {text}: has passed; it is now {now.astimezone(moment.tzinfo):%Y-%m-%dT%H:%M:%S%z}.")
     if left_s > LONGEST_S:
         raise UsageError(f"--until {text}: is more than a year ahead.")
-    return found
+    return moment.timestamp()
 
 
 def span_s(text: str) -> float:
@@ -132,23 +124,8 @@ def _next_time_of_day(text: str, match: re.Match[str], now: datetime) -> float:
     today = datetime.fromtimestamp(now.timestamp(), zone).replace(
         tzinfo=None, hour=hour, minute=minute, second=second, microsecond=0
     )
-    moments = (
-        _instant(today.replace(fold=fold) + timedelta(days=day), zone, fold) for day in (0, 1) for fold in (0, 1)
-    )
-    return min(moment for moment in moments if moment > now.timestamp())
-
-
-def _instant(naive: datetime, zone: tzinfo | None, fold: int = 0) -> float:
-    """Seconds since the epoch at which the zone's clock shows `naive`, or skips it. A zone of None is the machine's."""
-    found = naive.replace(tzinfo=zone, fold=fold).timestamp()
-    if datetime.fromtimestamp(found, zone).replace(tzinfo=None, fold=0) == naive.replace(fold=0):
-        return found
-    low, high = sorted(naive.replace(tzinfo=zone, fold=one).timestamp() for one in (0, 1))
-    while high - low > 0.5:  # the clock skips `naive` between these two: find the skip
-        middle = (low + high) / 2
-        is_past = datetime.fromtimestamp(middle, zone).replace(tzinfo=None) >= naive
-        low, high = (low, middle) if is_past else (middle, high)
-    return float(round(high))
+    moments = ((today + timedelta(days=day)).replace(tzinfo=zone).timestamp() for day in (0, 1))
+    return next(moment for moment in moments if moment > now.timestamp())
 
 
 def _zone(text: str, offset: str | None, name: str | None) -> tzinfo | None:
@@ -167,10 +144,6 @@ def _zone(text: str, offset: str | None, name: str | None) -> tzinfo | None:
         raise UsageError(
             f"--until {text}: this machine knows no zone {name}; write its offset, for instance 06:00+01:00."
         ) from exc
-
-
-# ------------------------------------------------------------------------------
-# A run's wish to end: who asked for it, and until when begun chunks may still commit.
 
 
 StartedT = TypeVar("StartedT")
@@ -254,12 +227,6 @@ def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT 
         stop.is_starting = False
 
 
-# ------------------------------------------------------------------------------
-# SIGTERM, Ctrl-C and a deadline become a wish to stop: the first drains, a second Ctrl-C stops now.
-#
-# While an engine starts there is nothing to drain: then each of them ends the start at once.
-
-
 WATCH_EVERY_S = 5.0
 """How often the deadline is compared with the clock, which may be set meanwhile."""
 
@@ -268,6 +235,9 @@ WATCH_EVERY_S = 5.0
 def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
     """Route signals to `stop` while the block runs, and watch its deadline; restores the earlier handlers after. For
     the main thread.
+
+    The first SIGTERM or Ctrl-C drains, a second Ctrl-C stops now. While an engine starts there is nothing to drain:
+    then each of them ends the start at once.
 
     Args:
         say: called with what was asked for and what will happen.
@@ -342,10 +312,6 @@ def _watching(stop: Stop, is_due: threading.Event) -> Iterator[None]:
         thread.join()
 
 
-# ------------------------------------------------------------------------------
-# How fast a run goes: what begun chunks will need until they are done, and which of them a given time suffices for.
-
-
 CHECK_EVERY_S = 0.25
 WINDOW_S = 60.0
 """What the rate is measured over: long enough for an engine that answers in bursts."""
@@ -355,7 +321,7 @@ MARGIN = 1.25
 
 
 class Pace:
-    """Times of a run, noted a few times a second."""
+    """How fast a run goes, noted a few times a second: what begun chunks will need until they are done."""
 
     def __init__(self) -> None:
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)

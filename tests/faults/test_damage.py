@@ -162,7 +162,7 @@ def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, 
     place.write(run={"max_tokens": 10_000_000}, canary=4, max_flip_rate=1.0)
     assert place.call("run --shard 1/3", "run", "verify").codes == [0, 0, 0]
     found = sorted(str(path.relative_to(place.output)) for path in Path(place.output).rglob("*.*") if path.is_file())
-    names = [name for name in found if name != KNOWN_NAME and not name.startswith(("leases/", "logs/", "claims/"))]
+    names = [name for name in found if name != KNOWN_NAME and not name.startswith(("leases/", "logs/"))]
     assert {"budget", "canary", "receipts", "labels", "quarantine", "answers", "plan", "manifest.json"} <= {
         name.partition("/")[0] for name in names
     }, names

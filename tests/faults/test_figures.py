@@ -1,4 +1,4 @@
-"""What a run says of itself is what lies in its output: a row counts once, whoever asks it again, and work in vain
+"""What a run reports is what its output holds: a row counts once, whichever worker asks it again, and lost work
 is counted apart.
 """
 
@@ -48,7 +48,7 @@ def wrong(did: dict[str, Any], counts: Counter[str]) -> dict[str, tuple[int, int
 
 @pytest.mark.full("s3")
 @pytest.mark.parametrize(("rows", "chunk_rows", "workers"), CREWS)
-def test_each_of_several_workers_on_one_output_tells_of_its_own_rows_and_of_no_row_twice(
+def test_each_of_several_workers_on_one_output_counts_its_own_rows_and_no_row_twice(
     new_place: Places, rows: int, chunk_rows: int, workers: int
 ) -> None:
     place = new_place()
@@ -57,7 +57,7 @@ def test_each_of_several_workers_on_one_output_tells_of_its_own_rows_and_of_no_r
     )
     assert place.call("plan").codes == [0]
     ended = [worker.wait() for worker in [place.start() for _ in range(workers)]]
-    assert all(worker.code in (0, 10) for worker in ended), ended
+    assert all(worker.code in (0, 10, 20, 75) for worker in ended), ended
     did = [result_of(worker)["this_run"] for worker in ended]
     assert sum(one["pairs"] for one in did) == rows
     assert sum(sum(one["statuses"].values()) for one in did) == rows
@@ -72,7 +72,7 @@ def test_each_of_several_workers_on_one_output_tells_of_its_own_rows_and_of_no_r
 
 
 @pytest.mark.full("s3")
-def test_a_run_that_goes_on_after_a_kill_tells_of_its_own_rows_alone(new_place: Places) -> None:
+def test_a_run_that_goes_on_after_a_kill_counts_its_own_rows_alone(new_place: Places) -> None:
     place = new_place()
     place.write()
     killed = place.call(setup=Setup("tests.faults.children", "arm", ("after_receipt:4",)))
