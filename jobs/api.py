@@ -80,7 +80,7 @@ def run(
         RelabelError: what is wrong with the spec, the input, the engine or the store.
     """
     from relabel.jobs.commands.label import execute, open_session
-    from relabel.jobs.pool.supervisor import WorkerPool
+    from relabel.jobs.pool.backends import WorkerPool
     from relabel.jobs.run.results import report_json
     from relabel.jobs.run.stop import choose_deadline
 

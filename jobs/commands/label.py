@@ -27,7 +27,7 @@ from relabel.jobs.commands.options import (
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import CACHE_VARIABLE, Job, OpenRun, load_job, open_run
 from relabel.jobs.output import emit, table
-from relabel.jobs.pool.supervisor import BACKENDS, WorkerPool, label_with
+from relabel.jobs.pool.backends import BACKENDS, WorkerPool, label_with
 from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
 from relabel.jobs.run.budget import budget_so_far
 from relabel.jobs.run.counts import Progress

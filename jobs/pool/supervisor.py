@@ -8,10 +8,8 @@ rows crash an engine is found by the workers themselves, from their crash journa
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
-import os
 import socket
 import time
 from collections import Counter
@@ -20,25 +18,21 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from relabel.jobs.pool.processes import VISIBLE, Ended, WorkerProcess, choose_gpus, gpu_groups, visible_gpus
+from relabel.jobs.pool.processes import Ended
 from relabel.jobs.run.chunks import Live
 from relabel.jobs.run.counts import ASKED, WorkerState, live_states
 from relabel.jobs.run.crashes import crashed_apart
-from relabel.jobs.run.execution import label
 from relabel.jobs.run.results import RunReport, conclude
 from relabel.jobs.run.session import Session, list_all_every_s
 from relabel.jobs.run.stop import DRAIN_S
 from relabel.jobs.settings import ENVIRONMENT_PREFIX, JOB, absolute
 from relabel.manifests import errors
-from relabel.manifests.asks import EngineFacts
-from relabel.manifests.errors import EngineLostError, RelabelError, StoreUnreachableError, UsageError
+from relabel.manifests.errors import EngineLostError, RelabelError, StoreUnreachableError
 from relabel.manifests.files import absolute_path
 from relabel.manifests.receipts import load_receipt
 from relabel.manifests.secrets import STORAGE_KEY, counted, redacted
-from relabel.manifests.specs import gpus_of
 from relabel.manifests.store import map_concurrent, shard_lock_name
 
-BACKENDS = ("local", "ray")
 LISTEN_S = 0.1
 SNAPSHOT_EVERY_S = 1.0
 """How often the workers' live files are read, seconds."""
@@ -55,87 +49,7 @@ BACKOFF_S = 1.0
 """Before a worker is started again after its first such crash; doubled for each further one."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPool:
-    """What was asked for on the command line.
-
-    Args:
-        gpus: `all` or numbers; a worker for each, or for as many as the engine spreads over.
-        workers: number of workers, without GPUs of their own.
-        address: of the Ray cluster.
-    """
-
-    gpus: str | None = None
-    workers: int | None = None
-    backend: str = "local"
-    address: str | None = None
-
-    def check(self) -> None:
-        """Whether these go together.
-
-        Raises:
-            UsageError: they do not.
-        """
-        if self.gpus is not None and self.workers is not None:
-            raise UsageError(
-                "--gpus and --workers: give one of them. --gpus starts a worker for each GPU, --workers as many as "
-                "it says."
-            )
-        if self.backend == "ray" and self.gpus is not None:
-            raise UsageError(
-                "--gpus is for this machine alone; Ray gives out the cluster's GPUs itself. --workers N limits their "
-                "number."
-            )
-        if self.backend != "ray" and self.address is not None:
-            raise UsageError("--address names a Ray cluster: add --backend ray.")
-
-
-def label_with(
-    pool: WorkerPool,
-    session: Session,
-    *,
-    on_progress: Callable[[], None],
-    say: Callable[[str], None],
-    on_engine: Callable[[EngineFacts, list[str]], None],
-) -> RunReport:
-    """Have a session's work done, by this process or by a pool, and conclude the run.
-
-    Raises:
-        MissingExtraError: no such GPU, or no Ray, here.
-        EngineLostError: every worker was given up.
-    """
-    is_pool = pool.backend == "ray" or pool.gpus is not None or pool.workers is not None
-    open_shards = session.left.open_shards() if is_pool else []
-    if not is_pool or (open_shards and not _is_any_free(session, open_shards)):  # which finds that out under the locks
-        return label(session, on_progress=on_progress, on_engine=on_engine)
-    spec = session.opened.job.spec
-    if spec.run.single_writer and (pool.backend == "ray" or pool.gpus is not None or (pool.workers or 1) > 1):
-        raise UsageError(
-            "run.single_writer vouches for one process, and --gpus, --backend ray and --workers above 1 start "
-            "several. Drop one."
-        )
-    supervisor = Supervisor(session, say=say, on_progress=on_progress)
-    each = gpus_of(spec.engine.args)
-    if pool.backend == "ray":
-        from relabel.jobs.pool.ray_backend import ray_workers
-
-        with ray_workers(supervisor, workers=pool.workers, address=pool.address, gpus_each=each):
-            return supervisor.run()
-    if pool.gpus is None:
-        places = {f"w{number}": dict[str, str]() for number in range(pool.workers or 1)}
-    else:
-        chosen = choose_gpus(pool.gpus, visible_gpus())
-        groups = gpu_groups(chosen, each)
-        if spare := len(chosen) - sum(map(len, groups)):
-            say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {each}")
-        places = {f"gpu{'+'.join(group)}": {VISIBLE: ",".join(group)} for group in groups}
-    environment = without_spec(os.environ)
-    for name, gpus in places.items():
-        supervisor.add(name, functools.partial(WorkerProcess, environment=environment | gpus))
-    return supervisor.run()
-
-
-def _is_any_free(session: Session, open_shards: list[int]) -> bool:
+def is_any_free(session: Session, open_shards: list[int]) -> bool:
     """Whether a shard with work is held by no worker; if none is, this is an overlapping tick."""
     store = session.opened.store
     some = max(1, store.readers)  # several at once, but not all: the first that is free settles it
@@ -438,7 +352,7 @@ class Supervisor:
             for slot in self._slots:
                 if slot.worker is not None and not slot.has_spoken:
                     slot.worker.kill()
-        if not idle or not open_shards or not _is_any_free(self.session, open_shards):
+        if not idle or not open_shards or not is_any_free(self.session, open_shards):
             return False
         idle[0].starts_s = 0.0
         return True
