@@ -9,19 +9,20 @@ limits), `api_tokens.py` and `api_chat.py` (the two ways).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import SecretStr
 
 from relabel.labelers.engines.checkpoints import TokenizerFolder, find_tokenizer, served_digest
 from relabel.labelers.engines.openai_batches import PART_REQUESTS, Batches
 from relabel.labelers.engines.openai_chat import ChatMode, ChatWork
-from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, LoopThread
+from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient
 from relabel.labelers.engines.openai_connections import OpenAiArgs, args_of, key_of
 from relabel.labelers.engines.openai_replies import MAX_COUNT, shown
 from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, Engine, EngineFacts, Request
@@ -30,6 +31,9 @@ from relabel.manifests.process import require
 from relabel.manifests.records import BatchRecords
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import EngineArgs, EngineSpec, price_of
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
 
 WAITING_PER_SLOT = 2
 """Requests taken for each that may be at the server, so that a freed slot finds the next one ready."""
@@ -85,7 +89,9 @@ class OpenAi(Engine):
         self._batches: Batches | None = None
         self._unsent: list[ChatWork] = []
         self._flying: dict[int, Ask] = {}
-        self._loop = LoopThread("openai engine")
+        self._until_closed = contextlib.ExitStack()
+        portals = require("anyio.from_thread", extra="openai", purpose="The openai engine")
+        self._loop: BlockingPortal = self._until_closed.enter_context(portals.start_blocking_portal())
         self._is_open, self._is_broken = True, False
         try:
             self._mode = self._start(spec, folder, overlong)
@@ -154,7 +160,7 @@ class OpenAi(Engine):
             self._flying[request.id] = request.ask
             self._unsent.append(work)
         else:
-            self._loop.start(self._telling_faults(partial(self._ask, work)))
+            self._loop.start_task_soon(self._reporting_faults, partial(self._ask, work))
 
     def poll(self) -> list[Answer]:
         if self._fault is not None:
@@ -164,7 +170,7 @@ class OpenAi(Engine):
         if self._unsent:
             assert self._batches is not None
             works, self._unsent = self._unsent, []
-            self._loop.start(self._telling_faults(partial(self._batches.answer, works)))
+            self._loop.start_task_soon(self._reporting_faults, partial(self._batches.answer, works))
         ready: list[Answer] = []
         fault: Exception | None = None
         try:
@@ -252,8 +258,10 @@ class OpenAi(Engine):
     def close(self) -> None:
         if not self._is_open:
             return
-        self._is_open = False
-        self._loop.close(self._client.close)
+        self._is_open, self._is_broken = False, True
+        self._loop.call(self._client.close)
+        self._loop.call(self._loop.stop, True)  # cancels what still runs
+        self._until_closed.close()
         logger.info(
             "openai engine: %s",
             ", ".join(f"{name} {value}" for name, value in self.costs().items() if value is not None),
@@ -264,7 +272,7 @@ class OpenAi(Engine):
     ) -> Any:
         """Look at what is served, and choose the way."""
         args = self._args
-        models = self._loop.call(self._client.model_names())
+        models = self._loop.call(self._client.model_names)
         if models and args.served_model not in models:
             self._remarks.append(
                 f"The server at {self._client.at} does not list {args.served_model!r}; it lists "
@@ -307,7 +315,7 @@ class OpenAi(Engine):
             if not self._is_broken:  # else what waits would still be sent, and paid for
                 self._answers.put(await self._mode.answer(work))
 
-    async def _telling_faults(self, do: Callable[[], Awaitable[None]]) -> None:
+    async def _reporting_faults(self, do: Callable[[], Awaitable[None]]) -> None:
         """Work in the loop's thread. Whatever goes wrong reaches the caller through the queue."""
         try:
             await do()

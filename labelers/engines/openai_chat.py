@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure, LoopThread
+from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure
 from relabel.labelers.engines.openai_connections import OpenAiArgs
 from relabel.labelers.engines.openai_replies import Reply, read_chat
 from relabel.labelers.engines.tokens import KNOWN_CONTROL_TEXTS, ControlTexts
@@ -17,6 +17,9 @@ from relabel.manifests.errors import ModelError
 from relabel.manifests.formats import Text, closing_of, opening_of
 from relabel.manifests.models import DAY
 from relabel.manifests.specs import EngineSpec
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
 
 PATH = "/chat/completions"
 THINK = "think"
@@ -61,7 +64,7 @@ class ChatMode:
         """What a run records of this way to ask."""
         return {"constrain": False} | ({"system_role": "folded"} if self._folds_system else {})
 
-    def prepare(self, asks: Sequence[Ask], loop: LoopThread) -> list[str]:
+    def prepare(self, asks: Sequence[Ask], loop: BlockingPortal) -> list[str]:
         """Refuse what can't be asked this way, and try each stage as it will be asked; without the system role, where
         the server refuses and takes that.
 
@@ -86,11 +89,11 @@ class ChatMode:
         remarks: list[str] = []
         for ask in asks:
             body = self._body(ask, ask.messages, 0)
-            found = loop.call(self._client.post(PATH, body, read_chat))
+            found = loop.call(self._client.post, PATH, body, read_chat)
             if isinstance(found, Failure) and not self._folds_system and body["messages"][0]["role"] == "system":
                 self._folds_system = True
                 folded = self._body(ask, ask.messages, 0)
-                if isinstance(again := loop.call(self._client.post(PATH, folded, read_chat)), Failure):
+                if isinstance(again := loop.call(self._client.post, PATH, folded, read_chat), Failure):
                     self._folds_system = False
                 else:
                     remarks.append(

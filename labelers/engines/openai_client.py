@@ -1,4 +1,4 @@
-"""HTTP client of one server with bounded concurrency and retries, and the event-loop thread for synchronous callers."""
+"""HTTP client of one server with bounded concurrency and retries."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import hashlib
 import json
 import random
 import re
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -41,74 +40,11 @@ from relabel.manifests.files import out_of_files
 from relabel.manifests.process import require
 from relabel.manifests.specs import BATCH_PRICE
 
-# ------------------------------------------------------------------------------
-# An event loop in a thread of its own, for callers that never await.
-
-
-ResultT = TypeVar("ResultT")
-
-
-class LoopThread:
-    """Runs coroutines beside the caller. `close` cancels what is left and ends the thread."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._at_last: Callable[[], Awaitable[None]] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run to the end and return the result, or raise what it raises."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:  # Ctrl-C, above all: the coroutine must not go on alone
-            future.cancel()
-            raise
-
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Begin, and return at once. The coroutine reports by itself, failures too."""
-        self._loop.call_soon_threadsafe(self._begin, coroutine)
-
-    def close(self, at_last: Callable[[], Awaitable[None]]) -> None:
-        """Cancel what runs, await `at_last()`, and end. Safe to call twice."""
-        if self._loop.is_closed():
-            return
-        self._at_last = at_last
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)  # the loop itself keeps weak references only
-        task.add_done_callback(self._tasks.discard)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            if self._at_last is not None:
-                self._loop.run_until_complete(self._at_last())
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            # sockets that were closed get the turn that closes them
-            self._loop.run_until_complete(asyncio.sleep(0))
-
-
-# ------------------------------------------------------------------------------
-# Requests to one server: bounded in number, tried again where that may help, and never a word about the key.
-#
-# What may help: 408, 425, 429 and 5xx, time-outs, broken connections, replies without the API's form. Between tries it
-# waits a random time below an exponential bound (full jitter), and no less than the server wants. What does not help is
-# the row's fate (`Failure`) where the row may be the reason, and the run's where it can't be: nobody listens, the key
-# is refused, the model is unknown, the credit is used up. An error may come as a good reply (HTTP 200): it is handled
-# by its own code.
+# A request is tried again after 408, 425, 429 and 5xx, time-outs, broken connections and replies without the API's
+# form. Between tries it waits a random time below an exponential bound (full jitter), and no less than the server wants.
+# What another try can't help is the row's fate (`Failure`) where the row may be the reason, and the run's where it can't
+# be: no server, the key is refused, the model is unknown, the credit is used up. An error may come as HTTP 200: it is
+# handled by its own code.
 
 
 ReadT = TypeVar("ReadT")

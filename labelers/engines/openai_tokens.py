@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from relabel.labelers.engines.checkpoints import special_ids
 from relabel.labelers.engines.decisions import (
@@ -17,7 +17,7 @@ from relabel.labelers.engines.decisions import (
     stage_remarks,
 )
 from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
-from relabel.labelers.engines.openai_client import ApiClient, Failure, LoopThread
+from relabel.labelers.engines.openai_client import ApiClient, Failure
 from relabel.labelers.engines.openai_connections import OpenAiArgs
 from relabel.labelers.engines.openai_replies import Reply, read_completion
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
@@ -25,6 +25,9 @@ from relabel.manifests.asks import Answer, Ask, Message, Request, most_prompt_to
 from relabel.manifests.errors import ModelError, ServerGoneError
 from relabel.manifests.formats import Fragment, opening_of
 from relabel.manifests.specs import EngineSpec
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
 
 PATH = "/completions"
 PROBE_ROOM = 16
@@ -101,7 +104,7 @@ class TokensMode:
         """What a run records of this way to ask."""
         return {"constrain": self._is_bound, "context": self._context}
 
-    def detect(self, loop: LoopThread) -> str | None:
+    def detect(self, loop: BlockingPortal) -> str | None:
         """Find out what the server can do.
 
         Returns:
@@ -114,9 +117,9 @@ class TokensMode:
         label_ids = [self._encoder.encode_text(digit)[-1] for digit in "01"]
         body = self._body(prompt, 1, {"temperature": 1.0, "top_p": 1.0})
         full = {**body, **_NEUTRAL, **_logprobs_of(label_ids)}
-        found = loop.call(self._client.post(PATH, full, read_completion, is_trial=True))
+        found = loop.call(lambda: self._client.post(PATH, full, read_completion, is_trial=True))
         if isinstance(found, Failure):  # a strict server refuses fields that it does not know
-            found = loop.call(self._client.post(PATH, body, read_completion, is_trial=True))
+            found = loop.call(lambda: self._client.post(PATH, body, read_completion, is_trial=True))
             if isinstance(found, Failure):
                 if found.status in CANNOT:
                     return found.detail
@@ -128,7 +131,7 @@ class TokensMode:
             self._compare_tokenizers(loop)
         return None
 
-    def prepare(self, asks: Sequence[Ask], loop: LoopThread) -> list[str]:
+    def prepare(self, asks: Sequence[Ask], loop: BlockingPortal) -> list[str]:
         """Resolve every decision, and try each stage's grammar and decisions at the server.
 
         Raises:
@@ -274,7 +277,7 @@ class TokensMode:
             tags = tags.replace(f'"{text}"', f"<[{token}]>")
         return tags + line_break + rules
 
-    def _try_stage(self, ask: Ask, loop: LoopThread) -> list[str]:
+    def _try_stage(self, ask: Ask, loop: BlockingPortal) -> list[str]:
         """A short answer, with the grammar and without if the server does not take that."""
         why = ""
         while True:
@@ -283,7 +286,7 @@ class TokensMode:
             if isinstance(sequence, Answer):
                 return []
             body = self._generation(sequence)
-            found = loop.call(self._client.post(PATH, body, read_completion))
+            found = loop.call(self._client.post, PATH, body, read_completion)
             if not isinstance(found, Failure):
                 opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
                 text = found.text.lstrip()
@@ -304,10 +307,10 @@ class TokensMode:
             )
         ]
 
-    def _compare_tokenizers(self, loop: LoopThread) -> None:
+    def _compare_tokenizers(self, loop: BlockingPortal) -> None:
         ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False).input_ids
         body = {**self._body(ours, 1, {"temperature": 1.0}), **_NEUTRAL, "prompt": _SAMPLE, "add_special_tokens": False}
-        found = loop.call(self._client.post(PATH, body, read_completion, is_trial=True))
+        found = loop.call(lambda: self._client.post(PATH, body, read_completion, is_trial=True))
         if isinstance(found, Failure):
             return
         if found.prompt_ids is not None and found.prompt_ids != ours:
