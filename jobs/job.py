@@ -20,7 +20,7 @@ from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets
 from relabel.labelers.engines.checkpoints import TokenizerFolder, prompt_encoder, tokenizer_folder
 from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.prompts import TEMPLATES_READ
-from relabel.labelers.registry import Labeler, declared_columns, declared_reads, labeler_class
+from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.asks import Engine
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage, is_url, place_of
@@ -85,7 +85,7 @@ class Job:
     @property
     def reads(self) -> Reads:
         """What its labeler looks at."""
-        return declared_reads(self.labeler, name=self.spec.labeler.name)
+        return self.labeler.reads
 
     def open_dataset(self, known: Known | None = None) -> Dataset:
         """Find the input and check its columns.
@@ -184,9 +184,7 @@ class Job:
             limit=self.spec.input.limit,
             overlong=self.spec.input.overlong,
             labeler=self.spec.labeler.model_dump(mode="json", exclude={"templates"}),
-            label_columns={
-                column.name: column.kind for column in declared_columns(self.labeler, name=self.spec.labeler.name)
-            },
+            label_columns={column.name: column.kind for column in self.labeler.columns},
             templates=self.labeler.template_digests,
             stages=stage_digests(self.labeler.probe()),
             engine={

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
+from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, require_generated, token_budget
 from relabel.manifests.asks import GREEDY, Answer, Ask, Decision, Sampling
 from relabel.manifests.errors import VerdictError
@@ -20,7 +21,7 @@ from relabel.manifests.specs import LabelerOptions
 # One ask about a query and its document, answered in one format: what labelers share whose answers differ alone.
 
 
-class OneAsk:
+class OneAsk(Labeler):
     """Renders `system.j2` (fixed for a run) and `user.j2` (query and document). A subclass reads the answer.
 
     Args:
@@ -33,7 +34,6 @@ class OneAsk:
     """Folder in `labelers/templates`."""
     example: ClassVar[Pair] = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
     """What `probe` asks about."""
-    uses_context = False
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class YesNoOptions(LabelerOptions):
         return self
 
 
-class YesNo:
+class YesNo(Labeler):
     """A labeler that asks one question, to be answered by yes or no. Its one ask is the same for all rows of a query if
     it does not read the document.
 
@@ -139,8 +139,6 @@ class YesNo:
         data: the pair's fields that the user's turn shows: `query`, `document`.
         settings: what else the templates take.
     """
-
-    uses_context = False
 
     def __init__(
         self, options: YesNoOptions, folder: str, *, stage: str, data: tuple[str, ...], **settings: str

@@ -11,6 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
+from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import require_generated
 from relabel.manifests.asks import GREEDY, Answer, Ask, Decision
 from relabel.manifests.errors import VerdictError
@@ -27,11 +28,10 @@ class DirectOptions(LabelerOptions):
     """Number of grades K; labels are 0..K-1. Four, as in the TREC judgments that this baseline is read against."""
 
 
-class Direct:
+class Direct(Labeler):
     """Asks for the distribution over the grades right after `<score>`; the label is its mode."""
 
     Options: ClassVar[type[LabelerOptions]] = DirectOptions
-    uses_context = False
 
     def __init__(self, options: DirectOptions) -> None:
         self._grades = options.grades

@@ -24,6 +24,7 @@ from relabel.labelers.query_inputs import (
     text_of,
     with_siblings,
 )
+from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, index_lists_of, texts_of, token_budget
 from relabel.manifests.asks import Answer, Ask, Sampling
 from relabel.manifests.errors import VerdictError
@@ -59,7 +60,7 @@ class EvidenceSetOptions(OnceAQueryOptions):
     """Most documents of a query that are shown, in row order."""
 
 
-class EvidenceSet:
+class EvidenceSet(Labeler):
     """Asks for the chunks that suffice. Flags: `chunks_left_out` (of the row's document), `chunk_twice`, and the
     answer's own.
     """
@@ -73,7 +74,6 @@ class EvidenceSet:
         LabelColumn("over_budget", "float32", "0 up to the root of the chunks shown, 0.5 up to all of them, else 1."),
     )
     input_columns = (CHUNKS,)
-    uses_context = False
     uses_siblings = True
 
     def __init__(self, options: EvidenceSetOptions) -> None:

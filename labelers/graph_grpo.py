@@ -85,7 +85,7 @@ class GraphGrpo(OneAsk):
     """
 
     Options: ClassVar[type[LabelerOptions]] = GraphGrpoOptions
-    columns: ClassVar[tuple[LabelColumn, ...]] = _COLUMNS
+    columns = _COLUMNS
     template_set = "graph-grpo"
     example = Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45.")
 

@@ -19,6 +19,7 @@ from pydantic import Field, field_validator
 
 from relabel.labelers.evidence import read_evidence
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
+from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, token_budget
 from relabel.manifests.asks import Answer, Ask, Decision, Message, Sampling
 from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
@@ -75,7 +76,7 @@ class R3AOptions(LabelerOptions):
         return value
 
 
-class R3A:
+class R3A(Labeler):
     """The R3A labeler. Flags: `evidence_missing` (grade 1 or more with no extract), `evidence_unneeded` (grade 0 with
     one), `context_truncated`, `no_distribution`, and the answers' own.
     """

@@ -6,8 +6,9 @@ Third parties add theirs through the entry-point group `relabel.labelers`.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 from relabel.manifests.asks import Answer, Ask
 from relabel.manifests.columns import INPUT_KINDS
@@ -33,27 +34,77 @@ LABELERS: dict[str, str] = {
 _REGISTRY = Registry("labeler", "relabel.labelers", LABELERS)
 
 
-class Labeler(Protocol):
-    """Prompts and reading rules for one kind of label, free of any engine and without state between pairs."""
+class MostAsks(NamedTuple):
+    """Asks of a trajectory, at most: first ones, which follow from the row alone, and further ones, of answers."""
+
+    first: int
+    further: int
+
+
+class Recalled(NamedTuple):
+    """An answer as a label holds it.
+
+    Args:
+        answer: what the labeler is sent. Its finish is `overlong` where the label is not of this ask, but of a shorter
+            one after it.
+        completion: what of it is worth learning, in one form for each meaning; `""` where nothing is.
+    """
+
+    answer: Answer
+    completion: str
+
+
+class Labeler(ABC):
+    """Prompts and reading rules for one kind of label, free of any engine and without state between pairs. What it does
+    not declare to read is no part of a label's key, so that a label outlives a change of it.
+    """
 
     Options: ClassVar[type[LabelerOptions]]
     """Option model: what the spec's `labeler:` section may hold."""
-    uses_context: bool
-    """Whether `Pair.context` is looked at; if not, the column is not even read. A labeler that does not look at
-    `Pair.document` either says so with `reads_document = False`, so that a label outlives a change of the document. One
-    that looks at further columns of the input names them as `input_columns`, a tuple of `InputColumn`
-    (`declared_reads`). One that looks at all documents of the query (`Pair.siblings`) says so with `uses_siblings =
-    True`. One whose labels have columns of their own declares them as `columns`, a tuple of `LabelColumn`
-    (`declared_columns`).
-    """
+    columns: tuple[LabelColumn, ...] = ()
+    """Columns of its own that its labels have."""
+    input_columns: ClassVar[tuple[InputColumn, ...]] = ()
+    """Further columns of the input that it reads."""
+    uses_context: bool = False
+    """Whether `Pair.context` is read."""
+    reads_document: ClassVar[bool] = True
+    """Whether `Pair.document` is read."""
+    uses_siblings: ClassVar[bool] = False
+    """Whether all documents of the query (`Pair.siblings`) are read."""
+    recalls: ClassVar[bool] = False
+    """Whether its labels hold all that was answered (`recall`)."""
+    template_digests: dict[str, str]
+    """sha256 of every prompt template in use, by file name; part of the run's fingerprint."""
 
-    def __init__(self, options: Any) -> None: ...
+    def __init__(self, options: Any) -> None:
+        self.template_digests = {}
+
+    def __init_subclass__(cls) -> None:
+        """Check what a class declares.
+
+        Raises:
+            ConfigError: a column's name is taken or malformed, or its kind is unknown.
+        """
+        taken = {*LABEL_SCHEMA.names, "nodes"}
+        for column in cls.columns:
+            if column.name in taken or not re.fullmatch(r"[a-z][a-z0-9_]*", column.name) or column.kind not in KINDS:
+                raise ConfigError(
+                    f"labeler {cls.__name__}: column {column.name!r} of kind {column.kind!r}: a column wants a name of "
+                    f"a-z, 0-9 and _ that no other column of label files has, and a kind of {', '.join(KINDS)}."
+                )
+            taken.add(column.name)
+        if unknown := [one.kind for one in cls.input_columns if one.kind not in INPUT_KINDS]:
+            raise ConfigError(
+                f"labeler {cls.__name__}: input columns can't be of kind {unknown[0]!r}; there are "
+                f"{', '.join(INPUT_KINDS)}."
+            )
 
     @property
-    def template_digests(self) -> dict[str, str]:
-        """sha256 of every prompt template in use, by file name; part of the run's fingerprint."""
-        ...
+    def reads(self) -> Reads:
+        """What it reads."""
+        return Reads(self.uses_context, self.reads_document, self.input_columns, self.uses_siblings)
 
+    @abstractmethod
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """Yield each ask, be sent its answer, return the label.
 
@@ -64,75 +115,25 @@ class Labeler(Protocol):
             VerdictError: the answer just sent holds no readable label; the run may ask that stage again with another
                 seed.
         """
-        ...
 
+    @abstractmethod
     def probe(self) -> list[Ask]:
-        """Every stage's ask for a made-up pair with a made-up earlier answer, in order: what
-        `Engine.prepare` looks at.
-        """
-        ...
-
-
-class MostAsks(NamedTuple):
-    """Asks of a trajectory, at most: first ones, which follow from the row alone, and further ones, of answers."""
-
-    first: int
-    further: int
-
-
-@runtime_checkable
-class AsksOften(Protocol):
-    """A labeler that asks its one stage several times about a row."""
+        """Every stage's ask for a made-up pair with a made-up earlier answer, in order, for `Engine.prepare`."""
 
     def most_asks(self, columns: Collection[str]) -> MostAsks:
-        """How often, for an input with these of its `input_columns`."""
-        ...
+        """How often its one stage is asked about a row, for an input with these of its `input_columns`."""
+        return MostAsks(1, 0)
 
+    def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
+        """What was answered to an ask on the way to a label.
 
-def declared_columns(labeler: Labeler | type[Labeler], *, name: str) -> tuple[LabelColumn, ...]:
-    """The columns that a labeler's labels have beside those of all label files; none where it declares none.
-
-    Args:
-        name: of the labeler, for errors.
-    Raises:
-        ConfigError: a column's name is taken or is none, or its kind is none.
-    """
-    found: tuple[LabelColumn, ...] = tuple(LabelColumn(*column) for column in getattr(labeler, "columns", ()))
-    taken = {*LABEL_SCHEMA.names, "nodes"}
-    for column in found:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", column.name):
-            raise ConfigError(
-                f"labeler {name}: a column is called {column.name!r}; want lower-case letters, digits and _."
-            )
-        if column.name in taken:
-            raise ConfigError(
-                f"labeler {name}: two columns of its label files would be called `{column.name}`. Rename its own."
-            )
-        if column.kind not in KINDS:
-            raise ConfigError(
-                f"labeler {name}: column `{column.name}` is of kind {column.kind!r}; there are {', '.join(KINDS)}."
-            )
-        taken.add(column.name)
-    return found
-
-
-def declared_reads(labeler: Labeler, *, name: str) -> Reads:
-    """What a labeler looks at.
-
-    Args:
-        name: of the labeler, for errors.
-    Raises:
-        ConfigError: an input column is of a kind that there is not.
-    """
-    columns = tuple(InputColumn(*column) for column in getattr(labeler, "input_columns", ()))
-    for column in columns:
-        if column.kind not in INPUT_KINDS:
-            raise ConfigError(
-                f"labeler {name}: input column `{column.name}` is of kind {column.kind!r}; there are "
-                f"{', '.join(INPUT_KINDS)}."
-            )
-    reads_document = bool(getattr(labeler, "reads_document", True))
-    return Reads(labeler.uses_context, reads_document, columns, bool(getattr(labeler, "uses_siblings", False)))
+        Args:
+            row: the label's `grade` and the labeler's own columns.
+            number: of earlier asks that were answered.
+        Raises:
+            VerdictError: the label holds no answer to it.
+        """
+        raise NotImplementedError
 
 
 def labeler_names() -> list[str]:

@@ -28,6 +28,7 @@ from relabel.labelers.query_inputs import (
     place_among_siblings,
     with_siblings,
 )
+from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, indices_of, token_budget
 from relabel.manifests.asks import Answer, Ask, Decision, Message, Sampling
 from relabel.manifests.errors import VerdictError
@@ -60,7 +61,7 @@ class ReviewAnswer(NamedTuple):
     summary: str
 
 
-class Review:
+class Review(Labeler):
     """Asks whether a query's documents suffice. Flags: `document_truncated`, `documents_left_out`, `kept_before` (the
     row's document is in `previous_docs`), `no_distribution`, and the answer's own.
     """
@@ -75,7 +76,6 @@ class Review:
         LabelColumn("summary", "string", "What those documents are about; null where none matters."),
     )
     input_columns = (ASPECT, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES, PREVIOUS_DOCS)
-    uses_context = False
     uses_siblings = True
 
     def __init__(self, options: ReviewOptions) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from relabel.labelers.prompts import BUILT_IN, Prompts
 from relabel.labelers.query_inputs import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
-from relabel.labelers.registry import MostAsks
+from relabel.labelers.registry import Labeler, MostAsks, Recalled
 from relabel.labelers.route_steps import (
     NODES_FIELD,
     OPTION_CHARS,
@@ -24,7 +24,6 @@ from relabel.labelers.route_steps import (
     recall_step,
     step_json,
 )
-from relabel.labelers.trajectories import Recalled
 from relabel.labelers.verdicts import Reader, token_budget, unreadable
 from relabel.manifests.asks import Answer, Ask, Sampling
 from relabel.manifests.errors import InputError, VerdictError
@@ -155,7 +154,7 @@ class View(NamedTuple):
     is_cut: bool
 
 
-class Route:
+class Route(Labeler):
     """Asks for actions on a document's tree. Flags: `passage_not_found`, `document_truncated` (a node's text),
     `expelled`, `collapsed` (an answer without a line that is an action), and the answer's own.
     """
@@ -169,7 +168,7 @@ class Route:
         LabelColumn("steps", "list<string>", "Each ask as JSON: what was unfolded, lit, answered and to be unfolded."),
     )
     input_columns = (TREE, PASSAGES)
-    uses_context = False
+    recalls = True
 
     def __init__(self, options: RouteOptions) -> None:
         self._options = options

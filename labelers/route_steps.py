@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from relabel.labelers.trajectories import Recalled
+from relabel.labelers.registry import Recalled
 from relabel.manifests.asks import Answer, Ask
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import OptionLines

@@ -5,45 +5,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from relabel.labelers.registry import Labeler
-from relabel.manifests.asks import Answer, Ask, Distribution, Message
+from relabel.manifests.asks import Distribution, Message
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.labels import Label, Pair
 
 # ------------------------------------------------------------------------------
 # What was asked and answered on the way to a label, to train on. There is no second rendering of a prompt: the labeler
 # walks once more over the same pair, and is sent the answers that its label tells.
-
-
-class Recalled(NamedTuple):
-    """An answer as a label tells it.
-
-    Args:
-        answer: what the labeler is sent. Its finish is `overlong` where the label is not of this ask, but of a shorter
-            one after it.
-        completion: what of it is worth learning, in one form for each meaning; `""` where nothing is.
-    """
-
-    answer: Answer
-    completion: str
-
-
-@runtime_checkable
-class Recalls(Protocol):
-    """A labeler whose labels tell all that was answered."""
-
-    def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
-        """What was answered to an ask on the way to a label.
-
-        Args:
-            row: the label's `grade` and the labeler's own columns.
-            number: of earlier asks that were answered.
-        Raises:
-            VerdictError: the label tells no answer to it.
-        """
-        ...
 
 
 class Exchange(NamedTuple):
@@ -57,12 +28,11 @@ def replay(labeler: Labeler, pair: Pair, row: Mapping[str, Any]) -> list[Exchang
     """The exchanges that led to a label, proved by leading there again.
 
     Args:
-        labeler: `Recalls` too.
+        labeler: one that recalls.
         row: the label's `grade` and the labeler's own columns, all of them.
     Raises:
         VerdictError: they lead elsewhere: pair, prompts or reading are not those of the label.
     """
-    assert isinstance(labeler, Recalls)
     walk, found = labeler.label(pair), list[Exchange]()
     try:
         ask = next(walk)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from relabel.labelers.prompts import BUILT_IN, Prompts, Turn
 from relabel.labelers.query_inputs import ASPECT, PREVIOUS_QUERIES, SearchOptions, folded
+from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, lines_of, token_budget
 from relabel.manifests.asks import Answer, Ask, Sampling
 from relabel.manifests.errors import VerdictError
@@ -36,13 +37,12 @@ class VariantsOptions(SearchOptions):
     """Most queries for one question: 3 suit a simple one, 5 a complex one."""
 
 
-class Variants:
+class Variants(Labeler):
     """Asks for queries that lead to an answer together. Flags: those of the answer."""
 
     Options: ClassVar[type[LabelerOptions]] = VariantsOptions
     columns = (LabelColumn("variants", "list<string>", "The queries, as written, without repetitions."),)
     input_columns = (ASPECT, PREVIOUS_QUERIES)
-    uses_context = False
     reads_document = False
 
     def __init__(self, options: VariantsOptions) -> None:

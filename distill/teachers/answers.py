@@ -17,8 +17,7 @@ from relabel.distill.teachers.evidence import EvidenceQuery, chosen_in, load_evi
 from relabel.distill.teachers.spec import RunData, SftGold, TeacherSpec
 from relabel.labelers.evidence_set import EVIDENCE_SET
 from relabel.labelers.query_inputs import rendered_sets
-from relabel.labelers.registry import Labeler, declared_reads, labeler_class, options_of_run
-from relabel.labelers.trajectories import Recalls
+from relabel.labelers.registry import Labeler, labeler_class, options_of_run
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, RelabelError, VerdictError
@@ -183,7 +182,7 @@ def _note_other_prompts(found: AnsweredRows, runs: Sequence[ProvenRun]) -> None:
 
 
 def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, storage: Storage) -> None:
-    reads = declared_reads(found.labeler, name=found.options.name)
+    reads = found.labeler.reads
     tables = [read_labels(run.folder, file) for file in run.manifest.labels]
     held = [
         row for table in tables for row in label_rows(_whole(table)) if row.status == "ok" and row.grade is not None
@@ -343,8 +342,8 @@ def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: b
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
     if name == EVIDENCE_SET:
         raise ConfigError(f"labeler {name}: grades name no chunks. Name the column that does, as data.gold.sets.")
-    is_untold = "" in tags and not isinstance(labeler, Recalls)
-    if declared_reads(labeler, name=name).siblings or is_untold or not options.grades:
+    is_untold = "" in tags and not labeler.recalls
+    if labeler.reads.siblings or is_untold or not options.grades:
         raise ConfigError(
             f"labeler {name}: its answers can't be put together again from label files, so no teacher learns them."
         )
@@ -374,7 +373,7 @@ def turns_of(answered: AnsweredRows, row: AnsweredRow, *, is_preliminary: bool) 
     num_answered = 0
     try:
         while True:
-            if isinstance(answered.labeler, Recalls):
+            if answered.labeler.recalls:
                 turn, answer = _recalled(answered.labeler, row, ask, num_answered)
             else:
                 turn = _turn(answered, row, ask)
@@ -399,7 +398,7 @@ def _preliminary(ask: Ask, row: AnsweredRow) -> AnsweredTurn:
     return AnsweredTurn(ask, (opening_of(first), str(said), closing_of(first)))
 
 
-def _recalled(labeler: Recalls, row: AnsweredRow, ask: Ask, number: int) -> tuple[AnsweredTurn | None, Answer]:
+def _recalled(labeler: Labeler, row: AnsweredRow, ask: Ask, number: int) -> tuple[AnsweredTurn | None, Answer]:
     """What a labeler's labels tell themselves; nothing is learned of an answer without a legal line."""
     assert row.label is not None
     answer, completion = labeler.recall({"grade": row.grade, **row.label.columns}, ask, number)

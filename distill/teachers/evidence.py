@@ -26,9 +26,9 @@ from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
 from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec
 from relabel.distill.training.locations import writing
 from relabel.labelers.engines.registry import engine_class
-from relabel.labelers.evidence_set import EVIDENCE_SET, ShortAnswers
+from relabel.labelers.evidence_set import ShortAnswers
 from relabel.labelers.query_inputs import CHUNKS, chunk_texts
-from relabel.labelers.registry import Labeler, declared_reads
+from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import index_lists_of
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError, RelabelError, VerdictError
@@ -114,7 +114,7 @@ def load_evidence_queries(
     Raises:
         InputError: the file can't be read, lacks a column, or a set names a chunk that its document does not have.
     """
-    reads = declared_reads(labeler, name=EVIDENCE_SET)
+    reads = labeler.reads
     wanted = () if answers is None else (InputColumn(answers, "list<string>", "The answers wanted.", True),)
     reads = reads._replace(
         columns=(*reads.columns, JSONLD, *wanted), siblings=False

@@ -42,8 +42,7 @@ from relabel.labelers.engines.checkpoints import end_ids
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.evidence_set import ShortAnswers
-from relabel.labelers.registry import Labeler, declared_reads, labeler_class
-from relabel.labelers.trajectories import Recalls
+from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import RewardWeights
@@ -125,9 +124,7 @@ class GrpoTeacher:
         assert isinstance(self._spec, GrpoSpec)
         options = self._spec.labeler
         _check_rewardable(labeler, options)
-        return load_gold_rows(
-            self._spec.data.gold, labeler, options.name, self._dialogues, storage, grades=options.grades
-        )
+        return load_gold_rows(self._spec.data.gold, labeler, self._dialogues, storage, grades=options.grades)
 
     def _remarks(self) -> list[str]:
         if isinstance(self._spec, GraphGrpoSpec) and not self._gold.has_node_gold:
@@ -285,7 +282,7 @@ def _check_rewardable(labeler: Labeler, options: LabelerOptions) -> None:
     Raises:
         ConfigError: it is not, by this labeler.
     """
-    if not options.grades or declared_reads(labeler, name=options.name).siblings or isinstance(labeler, Recalls):
+    if not options.grades or labeler.reads.siblings or labeler.recalls:
         raise ConfigError(
             f"labeler {options.name}: its answers are not one grade for one pair, which is what is rewarded here. Take "
             "one whose are (`r1`, `umbrela`, `r3a`, `graph-grpo`), or `method: sft`; `method: res-rag` is for "

@@ -24,7 +24,7 @@ from relabel.distill.teachers.spec import GraphGold, RewardGold
 from relabel.distill.training.locations import sync_files, writing
 from relabel.distill.training.spec import DevSplit
 from relabel.labelers.evidence import read_evidence
-from relabel.labelers.registry import Labeler, declared_reads
+from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer
 from relabel.manifests.errors import InputError, ManifestError, VerdictError
@@ -292,21 +292,18 @@ class GoldRows:
 
 
 def load_gold_rows(
-    source: RewardGold, labeler: Labeler, name: str, dialogues: Dialogues, storage: Storage, *, grades: int
+    source: RewardGold, labeler: Labeler, dialogues: Dialogues, storage: Storage, *, grades: int
 ) -> GoldRows:
     """Read the pairs, and leave out those that can't be rewarded or asked.
 
     Args:
-        name: the labeler's.
-        grades: its number of grades.
+        grades: the labeler's number of grades.
     Raises:
         InputError: the file can't be read, a column is missing, a grade is off the scale, or no row is left.
     """
     columns = source.columns.model_copy(update={"gold": source.grade})
     with in_words_of_the_spec("data.gold"):
-        dataset = open_dataset(
-            InputSpec(path=(source.path,), columns=columns), storage, reads=declared_reads(labeler, name=name)
-        )
+        dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage, reads=labeler.reads)
     files = [file.path for file in dataset.files]
     trusted = {"grade": _grades(source, files, storage, grades=grades)}
     if isinstance(source, GraphGold):

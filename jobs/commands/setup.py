@@ -98,9 +98,9 @@ def schema(what: str, labeler: str | None, output: str) -> int:
     )
     columns = [FileColumn(column.name, str(column.type)) for column in found]
     if labeler is not None:
-        from relabel.labelers.registry import declared_columns, labeler_class
+        from relabel.labelers.registry import labeler_class
 
-        own = declared_columns(labeler_class(labeler), name=labeler)
+        own = labeler_class(labeler).columns
         columns += [FileColumn(column.name, str(schemas.KINDS[column.kind]), column.about) for column in own]
     lines = table([(column.name, f"{column.type}  {column.about or ''}".rstrip()) for column in columns])
     return emit(

@@ -17,8 +17,8 @@ from relabel.jobs.downloads import local_templates
 from relabel.jobs.evaluate.judging import gold_of, load_pairs
 from relabel.jobs.evaluate.sides import Gold, JudgingOptions
 from relabel.jobs.files import check_free, written
-from relabel.labelers.registry import Labeler, declared_columns, declared_reads, labeler_class, options_of_run
-from relabel.labelers.trajectories import Exchange, Recalls, replay
+from relabel.labelers.registry import Labeler, labeler_class, options_of_run
+from relabel.labelers.trajectories import Exchange, replay
 from relabel.manifests.errors import InputError, UsageError, VerdictError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import ANSWER_IDS, EXPAND_IDS, PairGrades, taken
@@ -203,7 +203,7 @@ def open_labeler(run: RunLabels, storage: Storage) -> Labeler:
             away, or are those of another version of relabel; or the run is a merge of runs that asked differently.
     """
     parts, name = run.plan.parts, run.plan.facts.labeler.name
-    if run.plan.facts.kind == "student" or not issubclass(kind := labeler_class(name), Recalls):
+    if run.plan.facts.kind == "student" or not (kind := labeler_class(name)).recalls:
         raise InputError(
             f"{run.root}: labels of `{name}` don't hold all that was answered, so there are no trajectories in it. "
             "Those of `route` do."
@@ -238,7 +238,7 @@ class Replays:
     def __init__(self, run: RunLabels, labeler: Labeler, labels: Mapping[int, Mapping[str, Any]], storage: Storage):
         self._run, self._labeler, self._labels = run, labeler, labels
         self._storage = storage
-        self._names = ["grade", *(column.name for column in declared_columns(labeler, name=""))]
+        self._names = ["grade", *(column.name for column in labeler.columns)]
         self.num_failed = 0
 
     def __iter__(self) -> Iterator[tuple[Pair, list[Exchange]]]:
@@ -255,7 +255,7 @@ class Replays:
 
     def _pairs(self) -> Iterator[Pair]:
         run, store = self._run, self._run.folder.store
-        reads = declared_reads(self._labeler, name=run.plan.facts.labeler.name)
+        reads = self._labeler.reads
         dataset = open_run_input(run.root, run.plan, self._storage, reads=reads)
         wanted = np.fromiter(self._labels, dtype=np.int64)
         for shard in run.plan.shards:

@@ -27,7 +27,6 @@ from relabel.jobs.rounds.searches import (
     write_round,
 )
 from relabel.jobs.run.results import RunReport
-from relabel.labelers.registry import declared_columns
 from relabel.manifests import failpoints
 from relabel.manifests.costs import BudgetState
 from relabel.manifests.errors import ConfigError, ManifestError, StaleRunError
@@ -202,7 +201,7 @@ def _limits(job: Job) -> RoundsSpec:
             f"{job.where}: `rounds` is missing; it needs at least `rounds: {{corpus: docs.parquet}}`. A job without it "
             "is for `relabel run`."
         )
-    columns = {column.name for column in declared_columns(job.labeler, name=spec.labeler.name)}
+    columns = {column.name for column in job.labeler.columns}
     if not columns >= _SAID:
         raise ConfigError(
             f"{job.where}: `labeler.name` = {spec.labeler.name}: what is found in a round is judged by `review`. Write "

@@ -18,7 +18,7 @@ from relabel.jobs.run.reuse import AnswerBook, AskKeys, SharedAsk, SharedAsks
 from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import CHECK_EVERY_S, Pace, Stop, num_fitting
 from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, row_of
-from relabel.labelers.registry import Labeler, declared_columns, declared_reads
+from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError
 from relabel.manifests.receipts import ChunkId
@@ -94,8 +94,8 @@ class RunLoop:
         allowance: Allowance | None = None,
     ) -> None:
         self.labeler = labeler
-        self._columns = {column.name: column.kind for column in declared_columns(labeler, name=options.name)}
-        self._is_whole_query = declared_reads(labeler, name=options.name).whole_query
+        self._columns = {column.name: column.kind for column in labeler.columns}
+        self._is_whole_query = labeler.reads.whole_query
         self.answer_cache = answer_cache
         self.options = options
         self.engine = engine

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from relabel.jobs.job import OpenRun
 from relabel.jobs.run.rates import Rates, answer_length, first_asks_a_row, prefix_hit, repeats
 from relabel.jobs.run.reuse import Reuse, label_keys
-from relabel.labelers.registry import AsksOften, MostAsks
+from relabel.labelers.registry import MostAsks
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Distribution
 from relabel.manifests.costs import (
     DEFAULT_CHARS,
@@ -385,7 +385,7 @@ def estimated_stages(
 
 def _most_asks(opened: OpenRun) -> MostAsks:
     labeler, columns = opened.job.labeler, [column.name for column in opened.dataset.reads.columns]
-    return labeler.most_asks(columns) if isinstance(labeler, AsksOften) else MostAsks(1, 0)
+    return labeler.most_asks(columns)
 
 
 def _further(opened: OpenRun, counts: ExactCounts, history: History | None, num_chunks: int) -> Range:

@@ -40,7 +40,6 @@ from relabel.jobs.score.students import (
     start_student,
 )
 from relabel.jobs.settings import Places, resolved
-from relabel.labelers.registry import declared_columns
 from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import ManifestError, UsageError
 from relabel.manifests.files import Storage
@@ -76,7 +75,7 @@ class ScoreJob(Job):
             limit=self.spec.input.limit,
             overlong=self.spec.input.overlong,
             labeler={"name": STUDENT, "grades": self.spec.labeler.grades},
-            label_columns={column.name: column.kind for column in declared_columns(self.labeler, name=STUDENT)},
+            label_columns={column.name: column.kind for column in self.labeler.columns},
             templates={},
             stages=stage_digests(self.labeler.probe()),
             engine={

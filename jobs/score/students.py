@@ -34,6 +34,7 @@ from relabel.export.loader import (
 )
 from relabel.export.reference_answers import provider_here
 from relabel.jobs.downloads import fetch_folder
+from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message
 from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, UsageError
 from relabel.manifests.files import Storage, is_url
@@ -104,21 +105,17 @@ def _declared(heads: Collection[str]) -> tuple[LabelColumn, ...]:
     return tuple(found)
 
 
-class StudentLabeler:
+class StudentLabeler(Labeler):
     """What a score run asks, as labelers say it: one decision a pair, on query and document alone. Estimates walk it;
     the score loop reads pairs by the chunk instead.
     """
 
     Options: ClassVar[type[LabelerOptions]] = StudentOptions
-    uses_context = False
 
     def __init__(self, options: StudentOptions, heads: Collection[str]) -> None:
+        super().__init__(options)
         self.columns = _declared(heads)
         self._decisions = (Decision("relevance", "", tuple(map(str, range(options.grades)))),)
-
-    @property
-    def template_digests(self) -> dict[str, str]:
-        return {}
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask, whose answer holds no text but the distribution."""

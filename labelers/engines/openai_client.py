@@ -41,10 +41,10 @@ from relabel.manifests.process import require
 from relabel.manifests.specs import BATCH_PRICE
 
 # A request is tried again after 408, 425, 429 and 5xx, time-outs, broken connections and replies without the API's
-# form. Between tries it waits a random time below an exponential bound (full jitter), and no less than the server wants.
-# What another try can't help is the row's fate (`Failure`) where the row may be the reason, and the run's where it can't
-# be: no server, the key is refused, the model is unknown, the credit is used up. An error may come as HTTP 200: it is
-# handled by its own code.
+# form. Between tries it waits a random time below an exponential bound (full jitter), and no less than the server
+# wants. What another try can't help is the row's fate (`Failure`) where the row may be the reason, and the run's where
+# it can't be: no server, the key is refused, the model is unknown, the credit is used up. An error may come as HTTP
+# 200: it is handled by its own code.
 
 
 ReadT = TypeVar("ReadT")

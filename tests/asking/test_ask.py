@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.labelers.registry import LABELERS, declared_reads, labeler_class
+from relabel.labelers.registry import LABELERS, labeler_class
 from relabel.manifests.columns import CHUNK
 from relabel.manifests.trees import NODES
 
@@ -96,7 +96,7 @@ def test_a_query_s_rows_are_asked_once_where_the_labeler_sees_them_together(
     job(name)
     found = relabel("ask", "job.yaml", "--query-id", "q1", "--output", "json").json["asked"]
     cls = labeler_class(name)
-    is_together = declared_reads(cls(cls.Options(name=name)), name=name).whole_query
+    is_together = cls(cls.Options(name=name)).reads.whole_query
     assert [[row["row_id"] for row in one["rows"]] for one in found] == (
         [[1, 5, 9]] if is_together else [[1], [5], [9]]
     )

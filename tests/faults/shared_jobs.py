@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.labelers.registry import LABELERS, declared_reads, labeler_class
+from relabel.labelers.registry import LABELERS, labeler_class
 from relabel.manifests.columns import CHUNK
 from relabel.manifests.plan import load_plan
 from relabel.manifests.receipts import Receipt, load_receipt
@@ -31,9 +31,9 @@ def _made(name: str) -> Any:
 
 SHARED = [name for name in LABELERS if any(ask.shared_by is not None for ask in _made(name).probe())]
 """Labelers with an ask that rows of a query share."""
-WHOLE_QUERY = [name for name in SHARED if declared_reads(_made(name), name=name).whole_query]
+WHOLE_QUERY = [name for name in SHARED if _made(name).reads.whole_query]
 """Those of which a row's label is its part of one answer."""
-SIBLINGS = [name for name in SHARED if declared_reads(_made(name), name=name).siblings]
+SIBLINGS = [name for name in SHARED if _made(name).reads.siblings]
 
 
 def options_of(name: str, **more: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -11,6 +11,7 @@ from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import RunLoop
 from relabel.jobs.run.stop import Stop
+from relabel.labelers.registry import Labeler
 from relabel.labelers.trajectories import merge_samples
 from relabel.manifests.asks import Answer, Ask, Decision, Distribution, Engine, EngineFacts, Message, Request, Sampling
 from relabel.manifests.errors import EngineCrashError, InputError, VerdictError
@@ -54,12 +55,10 @@ class Scripted(Engine):
     def close(self) -> None: ...
 
 
-class TwoStage:
+class TwoStage(Labeler):
     """Stage one is shared by query; stage two wants a digit."""
 
     Options = LabelerOptions
-    uses_context = False
-    template_digests: ClassVar[dict[str, str]] = {}
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         first = Message("user", ("query ", pair.query, ""), ("query",))
@@ -103,7 +102,9 @@ def work_through(
         return True
 
     settings = LabelerOptions(name="two-stage", **options)
-    loop = RunLoop(labeler or TwoStage(), settings, engine, commit, seed=7, progress=Progress(), stop=stop or Stop())
+    loop = RunLoop(
+        labeler or TwoStage(None), settings, engine, commit, seed=7, progress=Progress(), stop=stop or Stop()
+    )
     loop.run(iter(works))
     return committed
 
@@ -224,7 +225,7 @@ def test_an_overlong_row_is_not_asked_again() -> None:
             raise VerdictError("overlong", "does not fit")
 
     engine = Scripted(good)
-    (work,) = work_through(engine, chunks_of(2), labeler=TooLong())
+    (work,) = work_through(engine, chunks_of(2), labeler=TooLong(None))
     assert [row.status for row in work.rows if row] == ["overlong"] * 2
     assert len(engine.seen) == 2
 
@@ -292,7 +293,7 @@ def test_a_crash_of_the_engine_surfaces_and_committed_chunks_stay() -> None:
     committed: list[ChunkWork] = []
     works = chunks_of(3, 3, 3, 3)
     loop = RunLoop(
-        TwoStage(),
+        TwoStage(None),
         LabelerOptions(name="x"),
         Dies(good),
         lambda work: not committed.append(work),
@@ -310,7 +311,9 @@ def test_a_commit_that_fails_ends_the_run() -> None:
     def full(_work: ChunkWork) -> bool:
         raise OSError("disk")
 
-    loop = RunLoop(TwoStage(), LabelerOptions(name="x"), Scripted(good), full, seed=1, progress=Progress(), stop=Stop())
+    loop = RunLoop(
+        TwoStage(None), LabelerOptions(name="x"), Scripted(good), full, seed=1, progress=Progress(), stop=Stop()
+    )
     with pytest.raises(OSError, match="disk"):
         loop.run(iter(chunks_of(3, 3)))
 
@@ -330,7 +333,7 @@ def test_memory_of_shared_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("relabel.jobs.run.reuse.SHARED_ANSWERS_KEPT", 5)
     engine = Scripted(good)
     loop = RunLoop(
-        TwoStage(), LabelerOptions(name="x"), engine, lambda _: True, seed=1, progress=Progress(), stop=Stop()
+        TwoStage(None), LabelerOptions(name="x"), engine, lambda _: True, seed=1, progress=Progress(), stop=Stop()
     )
     loop.run(_many(200))
     assert len(loop._shared) <= 6
@@ -365,7 +368,7 @@ def test_input_that_fails_midway_is_reported_after_the_chunks_before_it_are_comm
 
     committed: list[ChunkWork] = []
     loop = RunLoop(
-        TwoStage(),
+        TwoStage(None),
         LabelerOptions(name="x"),
         Scripted(good),
         lambda work: not committed.append(work),
@@ -407,10 +410,10 @@ def test_numbers_that_are_no_probabilities_never_become_a_grade(found: Distribut
             return Label(answer.distributions["score"].argmax, answer.distributions["score"])
 
     engine = Scripted(lambda request: Answer(request.id, "", "stop", {"score": found}))
-    (work,) = work_through(engine, chunks_of(2), labeler=OneDecision())
+    (work,) = work_through(engine, chunks_of(2), labeler=OneDecision(None))
     assert [row.status for row in work.rows if row] == ["engine", "engine"]
     fine = Scripted(lambda request: Answer(request.id, "", "stop", {"score": Distribution((0.2, 0.5, 0.3), 0.0)}))
-    (work,) = work_through(fine, chunks_of(2), labeler=OneDecision())
+    (work,) = work_through(fine, chunks_of(2), labeler=OneDecision(None))
     assert [row.status for row in work.rows if row] == ["ok", "ok"]
 
 
@@ -460,7 +463,7 @@ def test_open_pairs_are_bounded_however_many_wait_for_one_answer(monkeypatch: py
             Counts.opened -= 1
             return found
 
-    work_through(Scripted(good, capacity=100), chunks_of(60, queries=1), labeler=Counts())
+    work_through(Scripted(good, capacity=100), chunks_of(60, queries=1), labeler=Counts(None))
     assert most == 7
 
 
@@ -507,5 +510,5 @@ def test_a_labeler_that_refuses_a_pair_before_asking_quarantines_it() -> None:
                 raise VerdictError("refused", "not this one")
             return (yield from super().label(pair))
 
-    (work,) = work_through(Scripted(good), chunks_of(3), labeler=Refuses())
+    (work,) = work_through(Scripted(good), chunks_of(3), labeler=Refuses(None))
     assert [row.status for row in work.rows if row] == ["ok", "refused", "ok"]

@@ -42,7 +42,7 @@ class Clocked(Scripted):
 
 
 def loop_of(engine: Scripted, stop: Stop, committed: list[Any]) -> RunLoop:
-    labeler: Labeler = TwoStage()  # type: ignore[assignment]
+    labeler: Labeler = TwoStage(None)  # type: ignore[assignment]
     return RunLoop(
         labeler,
         LabelerOptions(name="two-stage"),

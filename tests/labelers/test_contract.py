@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from relabel.jobs.run.trajectories import check_columns
 from relabel.labelers.prompts import BUILT_IN, SHARED
-from relabel.labelers.registry import declared_columns, labeler_class, labeler_names
+from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.asks import Answer, Ask, Distribution
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.formats import Choice
@@ -74,7 +74,7 @@ def test_probe_has_the_shape_of_every_ask_of_a_label(name: str) -> None:
 def test_every_pair_gets_one_label_that_json_and_arrow_take(name: str, pair: Pair) -> None:
     label, asks, _ = walk(labeler(name), pair, fake())
     assert json.loads(as_json(label))["grade"] == label.grade
-    check_written(label, declared_columns(labeler(name), name=name))
+    check_written(label, labeler(name).columns)
     check_grade(name, label)
     if name not in UNDISTRIBUTED:
         assert isinstance(label.distribution, Distribution)
@@ -111,7 +111,7 @@ def check_written(label: Label, declared: tuple[LabelColumn, ...]) -> None:
 
 
 def test_its_columns_are_documented_in_a_line_each(name: str) -> None:
-    for column in declared_columns(labeler(name), name=name):
+    for column in labeler(name).columns:
         assert column.about.endswith(".")
         assert "\n" not in column.about
 

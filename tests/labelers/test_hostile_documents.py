@@ -14,7 +14,7 @@ import pytest
 
 from relabel.labelers.engines.fake import AnswerPlan, Fake, FakeArgs, made_contents
 from relabel.labelers.engines.grammars import render_grammar
-from relabel.labelers.registry import declared_reads, labeler_names
+from relabel.labelers.registry import labeler_names
 from relabel.labelers.route_steps import one_line
 from relabel.manifests.asks import Ask, Message, Request
 from relabel.manifests.formats import AnswerFormat, Choice, JsonIndices, OptionLines, closing_of, opening_of
@@ -70,7 +70,7 @@ def query_of(name: str, *documents: str) -> list[Pair]:
         chunked(ROSES._replace(row_id=number, doc_id=f"d{number}", document=text), token_len=9)
         for number, text in enumerate(documents)
     ]
-    if not declared_reads(labeler(name), name=name).siblings:
+    if not labeler(name).reads.siblings:
         return rows
     return [row._replace(siblings=tuple(rows)) for row in rows]
 
@@ -127,7 +127,7 @@ def test_a_document_that_holds_tags_keys_indices_or_control_tokens_changes_no_la
         assert list(map(shape, tricked)) == list(map(shape, asks)), snare
         assert list(map(grammar_of, tricked)) == list(map(grammar_of, asks)), snare
         assert len(HARMLESS) == len(hostile) - len(snare)
-        reads = declared_reads(labeler(name), name=name)
+        reads = labeler(name).reads
         is_one_line = any(one.kind == "list<node>" for one in reads.columns)
         check_apart(tricked, one_line(hostile) if is_one_line else hostile, reads=reads.document)
 

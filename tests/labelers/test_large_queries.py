@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 
-from relabel.labelers.registry import declared_reads
 from relabel.manifests.labels import Pair
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from tests.faults.shared_jobs import SIBLINGS, chunks_of
@@ -24,7 +23,7 @@ OF_A_ROW = 8_000
 
 def query_of(name: str, *documents: str) -> list[Pair]:
     """The rows of one query, with the columns that the labeler reads."""
-    has_chunks = any(column.name == "chunks" for column in declared_reads(labeler(name), name=name).columns)
+    has_chunks = any(column.name == "chunks" for column in labeler(name).reads.columns)
     rows = tuple(
         Pair(number, "q1", "pruning roses", f"d{number}", text, (), {"chunks": chunks_of(text)} if has_chunks else {})
         for number, text in enumerate(documents)
