@@ -1,12 +1,10 @@
 """Base classes of labelers with a single ask: `OneAsk` for one formatted answer, `ThinkScore` for reasoning and then a
-grade, `YesNo` for one decision without generated tokens."""
+grade, `DecisionAlone` and `YesNo` for one decision without generated tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
-
-from pydantic import model_validator
 
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
 from relabel.labelers.registry import Labeler
@@ -16,6 +14,9 @@ from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import AnswerFormat, Choice, Section, Text
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.specs import LabelerOptions
+
+EXAMPLE = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
+"""The made-up pair of `probe`."""
 
 # ------------------------------------------------------------------------------
 # One ask about a query and its document, answered in one format: what labelers share whose answers differ alone.
@@ -32,7 +33,7 @@ class OneAsk(Labeler):
     Options: ClassVar[type[LabelerOptions]]
     template_set: ClassVar[str]
     """Folder in `labelers/templates`."""
-    example: ClassVar[Pair] = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
+    example: ClassVar[Pair] = EXAMPLE
     """What `probe` asks about."""
 
     def __init__(
@@ -91,94 +92,90 @@ class ThinkScore(OneAsk):
 
 
 # ------------------------------------------------------------------------------
-# A yes or a no, read off the distribution right after the prompt: what `pointwise` and `complexity` share. Nothing is
-# generated.
-#
-# Grade 0 is no, grade 1 is yes, and `probs[1]` = p(yes) / (p(yes) + p(no)), which is also the expected grade. The
-# labels are the lower-case words, right after `<answer>` or after an empty think block, so that no space comes between:
-# ` yes` and `yes` are different tokens.
+# One decision, read off the distribution right after the prompt. Nothing is generated.
+
+
+class DecisionAlone(Labeler):
+    """Asks for one distribution; the label is its mode, the lower one of equals. Its one ask is the same for all rows
+    of a query if it does not read the document.
+
+    Args:
+        folder: of its templates `system.j2` and `user.j2`.
+        decision: the only one; also the name of the stage.
+        prefill: what the answer begins with, up to the decision.
+        settings: of the templates.
+    """
+
+    choices: ClassVar[str] = "the grades"
+    """What the labels are, for messages."""
+
+    def __init__(
+        self, options: LabelerOptions, folder: str, decision: Decision, prefill: str, settings: Mapping[str, Any]
+    ) -> None:
+        prompts = Prompts(BUILT_IN / folder, options.templates, shared=SHARED)
+        self._data = ("query", "document") if self.reads_document else ("query",)
+        self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
+        self._user = prompts.turn("user", "user.j2", data=self._data, settings=settings)
+        self.template_digests = prompts.digests
+        self._decision, self._prefill = decision, prefill
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, whose answer holds no text but the distribution.
+
+        Raises:
+            VerdictError: `engine` if the distribution is absent or has another number of labels; `overlong` or
+                `refused` by the finish.
+        """
+        answer = yield self._ask(pair)
+        require_generated(answer)
+        if answer.finish == "refused":
+            raise VerdictError("refused", answer.detail or "the server refused to answer")
+        distribution = answer.distributions.get(self._decision.name)
+        if distribution is None:
+            raise VerdictError("engine", f"the engine gave no distribution over {self.choices}")
+        if len(distribution.probs) != len(self._decision.labels):
+            count = len(distribution.probs)
+            raise VerdictError("engine", f"the engine gave a distribution over {count} labels, expected {self.choices}")
+        return Label(distribution.argmax, distribution, flags=list(answer.flags))
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(EXAMPLE)]
+
+    def _ask(self, pair: Pair) -> Ask:
+        messages = (self._system, self._user.message(*(getattr(pair, name) for name in self._data)))
+        shared_by = None if self.reads_document else pair.query_id
+        return Ask(self._decision.name, messages, None, 0, (self._decision,), self._prefill, None, shared_by, GREEDY)
+
+
+# ------------------------------------------------------------------------------
+# A yes or a no: grade 0 is no, grade 1 is yes, and `probs[1]` = p(yes) / (p(yes) + p(no)), which is also the expected
+# grade. The labels are the lower-case words, right after `<answer>` or after an empty think block, so that no space
+# comes between: ` yes` and `yes` are different tokens.
 #
 # Source: R2RAG (methods, section 4).
 
 
-WORDS = ("no", "yes")
-"""The labels in the order of their grades."""
-_MARKER = "<answer>"
-_EMPTY_THINK = "<think>\n\n</think>\n\n"
-_AFTER_THINK = "</think>\n\n"
-
-
 class YesNoOptions(LabelerOptions):
-    """Options of a yes-or-no labeler. `samples`, `temperature` and the caps have no effect: no token is drawn."""
+    """Options of a yes-or-no labeler."""
 
     grades: Literal[2] = 2
     """Two: 0 is no, 1 is yes."""
+    samples: Literal[1] = 1
+    """One: no token is sampled."""
     think: Literal["none", "empty"] = "none"
     """How the answer begins: `none` with `<answer>`; `empty` with an empty think block and then the bare word, the form
     that Qwen3's rerankers were trained on. Chat models that think by default want `engine.chat_template_kwargs`
     instead, where their template has a switch.
     """
 
-    @model_validator(mode="after")
-    def _one_sample(self) -> YesNoOptions:
-        if self.samples > 1:
-            raise ValueError(
-                f"samples: {self.samples} would give one distribution {self.samples} times, since no token is sampled; "
-                "leave it at 1"
-            )
-        return self
 
+class YesNo(DecisionAlone):
+    """A labeler that asks one question, to be answered by yes or no."""
 
-class YesNo(Labeler):
-    """A labeler that asks one question, to be answered by yes or no. Its one ask is the same for all rows of a query if
-    it does not read the document.
+    choices = "yes and no"
 
-    Args:
-        folder: of its templates `system.j2` and `user.j2`.
-        stage: name of its only stage.
-        data: the pair's fields that the user's turn shows: `query`, `document`.
-        settings: what else the templates take.
-    """
-
-    def __init__(
-        self, options: YesNoOptions, folder: str, *, stage: str, data: tuple[str, ...], **settings: str
-    ) -> None:
-        prompts = Prompts(BUILT_IN / folder, options.templates)
-        with_think = {**settings, "think": options.think}
-        self._system = prompts.turn("system", "system.j2", data=(), settings=with_think).message()
-        self._user = prompts.turn("user", "user.j2", data=data, settings=with_think)
-        self._data = data
-        self.template_digests = prompts.digests
+    def __init__(self, options: YesNoOptions, folder: str, *, stage: str, **settings: str) -> None:
         is_bare = options.think == "empty"
-        self._stage = stage
-        self._prefill = _EMPTY_THINK if is_bare else _MARKER
-        self._decisions = (Decision(stage, _AFTER_THINK if is_bare else _MARKER, WORDS),)
-
-    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
-        """One ask, whose answer holds no text but the distribution; the label is the more probable word, no among
-        equals.
-
-        Raises:
-            VerdictError: `engine` if the distribution is absent or not over two words; `overlong` or `refused` by the
-                finish.
-        """
-        answer = yield self._ask(pair)
-        require_generated(answer)
-        if answer.finish == "refused":
-            raise VerdictError("refused", answer.detail or "the server refused to answer")
-        distribution = answer.distributions.get(self._stage)
-        if distribution is None:
-            raise VerdictError("engine", "the engine gave no distribution over yes and no")
-        if len(distribution.probs) != len(WORDS):
-            raise VerdictError(
-                "engine", f"the engine gave a distribution over {len(distribution.probs)} labels, expected yes and no"
-            )
-        return Label(distribution.argmax, distribution, flags=list(answer.flags))
-
-    def probe(self) -> list[Ask]:
-        return [self._ask(Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter."))]
-
-    def _ask(self, pair: Pair) -> Ask:
-        messages = (self._system, self._user.message(*(getattr(pair, name) for name in self._data)))
-        shared_by = None if "document" in self._data else pair.query_id
-        return Ask(self._stage, messages, None, 0, self._decisions, self._prefill, None, shared_by, GREEDY)
+        decision = Decision(stage, "</think>\n\n" if is_bare else "<answer>", ("no", "yes"))
+        prefill = "<think>\n\n</think>\n\n" if is_bare else "<answer>"
+        super().__init__(options, folder, decision, prefill, {**settings, "think": options.think})

@@ -29,4 +29,4 @@ class Complexity(YesNo):
     reads_document = False
 
     def __init__(self, options: ComplexityOptions) -> None:
-        super().__init__(options, "complexity", stage="complex", data=("query",))
+        super().__init__(options, "complexity", stage="complex")

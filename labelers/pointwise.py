@@ -32,5 +32,4 @@ class Pointwise(YesNo):
     Options: ClassVar[type[LabelerOptions]] = PointwiseOptions
 
     def __init__(self, options: PointwiseOptions) -> None:
-        data = ("query", "document")
-        super().__init__(options, "pointwise", stage="relevant", data=data, instruction=options.instruction)
+        super().__init__(options, "pointwise", stage="relevant", instruction=options.instruction)

@@ -76,7 +76,7 @@ def test_nothing_is_generated_and_the_word_follows_without_a_space(name: str) ->
 def test_options_that_make_no_sense_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"`grades` = 3: input should be 2"):
         labeler(name, grades=3)
-    with pytest.raises(ConfigError, match="one distribution 5 times"):
+    with pytest.raises(ConfigError, match="`samples` = 5"):
         labeler(name, samples=5, temperature=1.0)
 
 
