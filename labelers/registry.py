@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from relabel.manifests.asks import Answer, Ask
@@ -32,13 +32,6 @@ LABELERS: dict[str, str] = {
     "variants": "relabel.labelers.variants:Variants",
 }
 _REGISTRY = Registry("labeler", "relabel.labelers", LABELERS)
-
-
-class MostAsks(NamedTuple):
-    """Asks of a trajectory, at most: first ones, which follow from the row alone, and further ones, of answers."""
-
-    first: int
-    further: int
 
 
 class Recalled(NamedTuple):
@@ -119,10 +112,6 @@ class Labeler(ABC):
     @abstractmethod
     def probe(self) -> list[Ask]:
         """Every stage's ask for a made-up pair with a made-up earlier answer, in order, for `Engine.prepare`."""
-
-    def most_asks(self, columns: Collection[str]) -> MostAsks:
-        """How often its one stage is asked about a row, for an input with these of its `input_columns`."""
-        return MostAsks(1, 0)
 
     def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
         """What was answered to an ask on the way to a label.

@@ -3,14 +3,14 @@ each retrieved passage with the document."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from relabel.labelers.prompts import BUILT_IN, Prompts
 from relabel.labelers.query_inputs import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
-from relabel.labelers.registry import Labeler, MostAsks, Recalled
+from relabel.labelers.registry import Labeler, Recalled
 from relabel.labelers.route_steps import (
     NODES_FIELD,
     OPTION_CHARS,
@@ -213,10 +213,6 @@ class Route(Labeler):
         if number >= len(row["steps"]):
             raise VerdictError("format", "the label has fewer steps than are asked")
         return recall_step(row["steps"][number], ask)
-
-    def most_asks(self, columns: Collection[str]) -> MostAsks:
-        """One for each passage, and one for each heading that is unfolded."""
-        return MostAsks(self._options.passages if PASSAGES.name in columns else 1, self._options.expansions)
 
     def probe(self) -> list[Ask]:
         text = "Cut back to an outward bud in late winter."

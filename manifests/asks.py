@@ -177,31 +177,6 @@ class EngineFacts:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class EngineWork(NamedTuple):
-    """What an engine has run so far, for requests that are answered and others alike: tokens, without those that a
-    cache held, and the seconds that they took; prompts that were `begun`.
-    """
-
-    begun: int
-    prefilled_tokens: int
-    prefill_s: float
-    decoded_tokens: int
-    decode_s: float
-
-    def plus(self, other: EngineWork) -> EngineWork:
-        """Both engines' work."""
-        return EngineWork(
-            self.begun + other.begun,
-            self.prefilled_tokens + other.prefilled_tokens,
-            self.prefill_s + other.prefill_s,
-            self.decoded_tokens + other.decoded_tokens,
-            self.decode_s + other.decode_s,
-        )
-
-
-NO_WORK = EngineWork(0, 0, 0.0, 0, 0.0)
-
-
 # ------------------------------------------------------------------------------
 # What asking is paid with, tokens and money, and how much of both an ask may take at most.
 
@@ -352,10 +327,6 @@ class Engine(ABC):
     @abstractmethod
     def facts(self) -> EngineFacts:
         """Provenance of this engine."""
-
-    def work(self) -> EngineWork:
-        """Since it was started; cheap, may be called often."""
-        return NO_WORK
 
     def rendered(self, ask: Ask) -> list[str] | None:
         """The whole prompt, template text and data by turns as in `Message.parts`, its document not cut; None where a

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from relabel.manifests import failpoints
-from relabel.manifests.costs import Actual, BudgetState, Estimate, PlannedFigure, against
+from relabel.manifests.costs import BudgetState
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.receipts import FileRef, Receipt, ReusedRows, RunRows
 from relabel.manifests.records import (
@@ -150,12 +150,10 @@ class OwnRunManifest(RunManifest):
     """That of an output which was labelled or scored where it lies.
 
     Args:
-        plan_against_actual: None if nothing was estimated.
         variables: of the spec's `${...}`, by name.
         budget: where the job had one.
     """
 
-    plan_against_actual: list[PlannedFigure] | None
     variables: dict[str, str]
     budget: BudgetState | None = field(default=None, metadata=LEFT_OUT)
 
@@ -419,38 +417,3 @@ class ReceiptCounts:
             listing_digest,
             etags,
         )
-
-
-# ------------------------------------------------------------------------------
-# The estimate that was written before the first commit, read back and held against what came.
-
-
-ESTIMATE_NAME = "estimate.json"
-ESTIMATE_VERSION = 2
-READ_VERSIONS = (1, ESTIMATE_VERSION)
-"""Before 2, seconds were always said."""
-
-
-def load_estimate(store: RunStore) -> Estimate | None:
-    """What was said when the run was planned; None if nothing was.
-
-    Raises:
-        ManifestError: it is damaged, or another version of relabel wrote it.
-    """
-    try:
-        held = unsealed(store.read(ESTIMATE_NAME))
-        return checked(Estimate, held) if version_of(held) in READ_VERSIONS else None
-    except FileNotFoundError:
-        return None
-    except ValueError as exc:
-        raise ManifestError(
-            f"{store.root}/{ESTIMATE_NAME}: not an estimate ({fault_of(exc)}). Move it away; nothing depends on it."
-        ) from exc
-
-
-def plan_against_actual(store: RunStore, tally: Tally) -> list[PlannedFigure] | None:
-    """Plan against actual, each figure; None if nothing was estimated."""
-    estimate = load_estimate(store)
-    if estimate is None:
-        return None
-    return against(estimate, Actual(tally.rows, tally.reused, tally.stages, tally.worker_seconds))

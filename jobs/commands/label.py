@@ -7,8 +7,8 @@ import functools
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,14 @@ from relabel.jobs.commands.options import (
     together,
 )
 from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.job import CACHE_VARIABLE, Job, OpenRun, load_job, open_run
+from relabel.jobs.job import CACHE_VARIABLE, Job, load_job, open_run
 from relabel.jobs.output import emit, table
 from relabel.jobs.pool.backends import BACKENDS, WorkerPool, label_with
 from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
 from relabel.jobs.run.budget import budget_so_far
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.estimate import (
-    chunk_time,
-    estimate_json,
-    estimate_run,
-    estimate_text,
-    keep_estimate,
-    open_estimated,
-    plan_text,
-    probe_rates,
-    table_json,
-    template_days,
-)
+from relabel.jobs.run.estimate import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days
 from relabel.jobs.run.progress import Display, MetricsFile
-from relabel.jobs.run.rates import Expected, expected_of
 from relabel.jobs.run.results import (
     ENDED_AT_BUDGET,
     RunReport,
@@ -59,13 +47,9 @@ from relabel.jobs.run.session import Session
 from relabel.jobs.run.shards import choose_shards
 from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
 from relabel.manifests.asks import EngineFacts
-from relabel.manifests.errors import ManifestError, NothingNewError, RelabelError
-from relabel.manifests.manifest import load_estimate
-from relabel.manifests.plan import load_plan
+from relabel.manifests.errors import NothingNewError, RelabelError
 from relabel.manifests.records import plain
-from relabel.manifests.run import RunFolder
 from relabel.manifests.secrets import counted
-from relabel.manifests.store import open_run_store
 
 # ------------------------------------------------------------------------------
 # `plan`, `run` and `retry`: the commands that cut the work and do it.
@@ -164,33 +148,25 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
 
 
 @click.command(epilog="Example: relabel plan job.yaml")
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="Stream the text once and count tokens, asks and reused rows, instead of estimating them.",
-)
 @click.option("--probe", is_flag=True, help="Start the engine and ask a few rows, so that seconds are known.")
 @job_options
 @date_option
 @log_option
 @output_option
-def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool, probe: bool, output: str) -> int:
+def plan(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool, output: str) -> int:
     """Cut the input into shards and chunks, and say what a run would do, take and cost.
 
-    Reads footers, the query-id column and a sample of the rows; with --exact all the text. Rates are those of this
-    model's last run on this device. The plan is written once and never changed; the same command again shows it.
+    Reads footers, the query-id column and a sample of the rows. Rates are those of this model's last run on this
+    device. The plan is written once and never changed; the same command again shows it.
     """
     started = time.perf_counter()
     opened = open_run(load_job(job_file, overrides=overrides, day=day))
     ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
     with sigterm_ends() if probe else contextlib.nullcontext():
-        planned = estimate_run(opened, is_exact=exact, is_sampled=True, probe=ask)
-    if exact or probe or opened.was_planned_now:
-        keep_estimate(opened, planned.estimate)
+        estimate = estimate_run(opened, ask)
     found = opened.plan
     done = opened.folder.attempts_of_all()
     todo = [len(shard.chunks) - len(done.get(number, ())) for number, shard in enumerate(found.shards)]
-    timing = chunk_time(_measured_runs(opened), found.chunk_rows)
     budget = budget_so_far(opened)
     result = {
         "output": opened.job.spec.output,
@@ -207,29 +183,16 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, exact: bool
         "is_scattered": found.is_scattered,
         "read_ratio": round(found.read_ratio, 3),
         "text_bytes": found.text_bytes,
-        "estimate": estimate_json(planned),
+        "estimate": asdict(estimate),
         "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
         "variables": dict(opened.job.variables),
         "template_day": next(iter(template_days(opened)), None),
-        "chunk_seconds": None if timing is None else round(timing.seconds, 3),
         "budget": plain(budget),
         "shard_rows": [shard.rows for shard in found.shards],
         "seconds": round(time.perf_counter() - started, 3),
     }
-    emit(result, plan_text(opened, sum(todo), budget) + "\n" + estimate_text(planned), output)
-    if timing is not None and timing.warning:
-        logs.say(timing.warning, level="warning", event="chunk_time")
+    emit(result, plan_text(opened, sum(todo), budget) + "\n" + estimate_text(estimate), output)
     return Exit.DONE
-
-
-def _measured_runs(opened: OpenRun) -> Iterator[RunFolder]:
-    """Outputs whose receipts may tell how fast this job goes: its own, then those that it reuses."""
-    yield opened.folder
-    for path in opened.job.spec.reuse:
-        store = open_run_store(path, opened.job.storage)
-        earlier = load_plan(store)
-        if earlier is not None:
-            yield RunFolder(store, earlier)
 
 
 @click.command(epilog="Example: relabel run job.yaml --shard 3/64")
@@ -346,7 +309,7 @@ def session_of(
 ) -> Session:
     """The same for a job that was checked."""
     choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
-    opened = open_estimated(job, may_plan=not is_retry, may_write=may_write)
+    opened = open_run(job, may_plan=not is_retry, may_write=may_write)
     table = opened.dataset.table
     if table is not None and not table.is_latest and job.spec.input.snapshot is None:
         logs.say(
@@ -370,13 +333,11 @@ def execute(
     """
     spec, stop = session.opened.job.spec, session.stop
     total = session.left.rows_to_ask()
-    expected = _expected(session) if total else None
     with (
         Display(
             session.progress,
             total,
             before=session.left.rows_before(),
-            expected=expected,
             shows_refused=shows_refused,
         ) as display,
         stopping(stop, display.say),
@@ -401,14 +362,6 @@ def execute(
     if metrics is not None:
         metrics.report = report
     return report
-
-
-def _expected(session: Session) -> Expected | None:
-    """What the plan's estimate says of a row."""
-    with contextlib.suppress(ManifestError):  # a damaged one: nothing depends on it
-        estimate = load_estimate(session.opened.store)
-        return None if estimate is None else expected_of(estimate)
-    return None
 
 
 # ------------------------------------------------------------------------------

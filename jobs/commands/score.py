@@ -13,10 +13,9 @@ from relabel.jobs import logs
 from relabel.jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP
 from relabel.jobs.commands.options import log_option, output_option
 from relabel.jobs.exits import Exit
-from relabel.jobs.job import CACHE_VARIABLE
+from relabel.jobs.job import CACHE_VARIABLE, open_run
 from relabel.jobs.output import emit, table
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.estimate import open_estimated
 from relabel.jobs.run.progress import Display
 from relabel.jobs.run.results import RunReport, in_vain_rows, report_json, verdict
 from relabel.jobs.run.session import Session
@@ -175,7 +174,7 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
         precision=work.precision,
     )
     choose_shards(work.shard, work.shards)  # a wrong --shard is reported before anything is planned or written
-    opened = open_estimated(
+    opened = open_run(
         score_job(request, storage, lambda line: logs.say(line, event="precision")), may_write=not work.dry_run
     )
     shards = choose_shards(work.shard, len(opened.plan.shards))

@@ -19,14 +19,13 @@ from relabel.jobs.exits import Exit
 from relabel.jobs.job import output_of, priced_args
 from relabel.jobs.output import emit, table
 from relabel.jobs.run.canary import load_results
-from relabel.jobs.run.chunks import Live
 from relabel.jobs.run.counts import WorkerState, live_states
-from relabel.jobs.run.rates import DoneSoFar, expected_of, left_s, left_text, read_auto
+from relabel.jobs.run.rates import left_s, left_text, read_auto
 from relabel.manifests.asks import Charge
-from relabel.manifests.costs import BudgetState, ByReceipts, PlannedFigure, Range, budget_of, check_entries
+from relabel.manifests.costs import BudgetState, ByReceipts, Range, budget_of, check_entries
 from relabel.manifests.errors import ManifestError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.manifest import load_estimate, load_manifest, plan_against_actual
+from relabel.manifests.manifest import load_manifest
 from relabel.manifests.plan import PLAN_NAME, template_name
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import plain, sha256_bytes
@@ -41,7 +40,6 @@ from relabel.manifests.store import read_if_there, shard_lock_name
 
 
 SHARDS_SHOWN = 20
-SHOWN_OUTSIDE = 4
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class RunStatus:
         is_finished: a manifest says what the receipts say now.
         over_limit: more rows in quarantine than the job allows; None before there is a manifest.
         stages: asks and tokens of each stage.
-        plan_against_actual: None if nothing was estimated.
         budget: None where the job has none.
         cost: of the tokens of what is committed, in the currency of the prices; None unless both are known.
     """
@@ -82,7 +79,6 @@ class RunStatus:
     is_finished: bool
     over_limit: bool | None
     stages: dict[str, dict[str, int]]
-    plan_against_actual: list[PlannedFigure] | None
     budget: BudgetState | None
     cost: float | None
     shards: list[ShardStatus]
@@ -115,7 +111,6 @@ def status_of(folder: RunFolder, engine: Any = None) -> RunStatus:
         is_finished=manifest is not None and manifest.receipts_sha256 == found.digest,
         over_limit=manifest.over_limit if manifest else None,
         stages=tally.stages,
-        plan_against_actual=plan_against_actual(folder.store, tally),
         budget=budget_of(
             folder.store, ByReceipts(_charge(args, tally.tokens), _charge(args, tally.tokens_beyond_budget))
         ),
@@ -152,8 +147,6 @@ def status_text(run: RunStatus) -> str:
         ("quarantined", f"{run.quarantined:,}" + (f" ({by_status})" if by_status else "")),
         ("chunks", f"{run.chunks_done:,} of {run.chunks:,}"),
     ]
-    if run.plan_against_actual and run.is_finished:
-        rows.append(("against plan", _against_text(run.plan_against_actual)))
     if run.budget is not None:
         rows.append(("budget", run.budget.text))
     if run.cost is not None and (run.budget is None or run.budget.max_cost is None):
@@ -167,14 +160,6 @@ def status_text(run: RunStatus) -> str:
     if len(open_shards) > SHARDS_SHOWN:
         rows.append(("  …", f"{len(open_shards) - SHARDS_SHOWN:,} more open"))
     return f"{run.name}: {state}, {run.output}\n" + table(rows)
-
-
-def _against_text(figures: list[PlannedFigure]) -> str:
-    outside = [one for one in figures if not one.is_within]
-    named = "".join(
-        f"; {one.figure} {one.actual:,.6g}, planned {one.planned[1]:,.6g}" for one in outside[:SHOWN_OUTSIDE]
-    )
-    return f"{len(figures) - len(outside):,} of {len(figures):,} figures within their intervals{named}"
 
 
 # ------------------------------------------------------------------------------
@@ -236,6 +221,7 @@ def look(folder: RunFolder) -> LiveStatus:
     rows_done = sum(plan.shards[shard].chunks[chunk] for shard, done in attempts.items() for chunk in done)
     states = [WorkerLine(round(one.age_s, 1), one.is_stale, one) for one in live_states(folder.store)]
     heard = [line.state for line in states if not line.is_stale]
+    pairs = sum(state.pairs for state in heard)
     is_open = (number for number, shard in enumerate(plan.shards) if len(attempts.get(number, ())) < len(shard.chunks))
     return LiveStatus(
         name=plan.name,
@@ -247,28 +233,8 @@ def look(folder: RunFolder) -> LiveStatus:
         is_held=not all(state.is_outdated for state in heard)
         or any(folder.store.is_locked(shard_lock_name(number)) for number in is_open),
         workers=states,
-        left_s=_left_s(folder, heard, plan.rows - rows_done) if heard else None,
+        left_s=left_s(pairs + plan.rows - rows_done, pairs, max((one.seconds for one in heard), default=0.0)),
     )
-
-
-def _left_s(folder: RunFolder, heard: list[WorkerState], rows_open: int) -> Range | None:
-    expected, live = None, Live()
-    with contextlib.suppress(ManifestError):
-        estimate = load_estimate(folder.store)
-        expected = None if estimate is None else expected_of(estimate)
-    for state in heard:
-        live.add(state.live)
-    work = live.work._replace(prefill_s=live.work.prefill_s / len(heard), decode_s=live.work.decode_s / len(heard))
-    done = DoneSoFar(
-        seconds=max(state.seconds for state in heard),
-        rows=sum(state.pairs for state in heard),
-        in_flight=live.in_flight,
-        answers=sum(state.requests for state in heard),
-        refused=live.refused.total(),
-        answered_tokens=sum(state.prompt_tokens + state.output_tokens for state in heard),
-        work=work,
-    )
-    return left_s(done.rows + rows_open, done, expected)
 
 
 def live_text(found: LiveStatus) -> str:
@@ -285,8 +251,7 @@ def live_text(found: LiveStatus) -> str:
     ]
     for line in found.workers:
         live, seconds = line.state.live, max(line.state.seconds, 1e-9)
-        prompt = max(live.work.prefilled_tokens, line.state.prompt_tokens) / seconds
-        output = max(live.work.decoded_tokens, line.state.output_tokens) / seconds
+        prompt, output = line.state.prompt_tokens / seconds, line.state.output_tokens / seconds
         age = f"{line.age_s:,.0f} s ago"
         if line.is_stale:
             age = f"stale, last heard of {age}: it is gone, or its engine has been at one step since"
@@ -402,7 +367,7 @@ def verify(target: str, day: str | None, output: str) -> int:
 
 
 def _check_records(folder: RunFolder) -> None:
-    """Read the records that no row hangs on: what was spent, lost, estimated, compared and chosen.
+    """Read the records that no row hangs on: what was spent, lost, compared and chosen.
 
     Raises:
         ManifestError: one is damaged.
@@ -416,7 +381,6 @@ def _check_records(folder: RunFolder) -> None:
             )
     check_entries(folder.store)
     load_results(folder.store)
-    load_estimate(folder.store)
     collections.deque(folder.lost_receipts(), maxlen=0)
     with contextlib.suppress(FileNotFoundError):
         read_auto(folder.store)

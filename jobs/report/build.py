@@ -78,7 +78,6 @@ from relabel.jobs.report.run_sections import (
     cost_section,
     labels_section,
     noise_section,
-    plan_section,
     routes_section,
     throughput_section,
 )
@@ -308,7 +307,6 @@ def build_report(
         *compared,
         noise_section(tallied),
         throughput_section(tallied),
-        plan_section(tallied),
         cost_section(tallied),
         training_section([*teachers, *students, *trainings]),
         rollouts_section([*teachers, *trainings], has_texts=max_rows > 0),

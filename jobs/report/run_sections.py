@@ -37,7 +37,6 @@ from relabel.jobs.run.canary import load_results
 from relabel.labelers.route_steps import RouteStep, Subtree, one_line, read_step
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.labels import InputColumn, Pair, Reads
-from relabel.manifests.manifest import plan_against_actual
 from relabel.manifests.run import own_columns, read_labels
 from relabel.manifests.schemas import Try
 from relabel.manifests.secrets import redacted, shortened
@@ -512,25 +511,6 @@ def _rate_text(rate: float) -> str:
 
 def _since(begun: str, moment: str) -> float:
     return (datetime.fromisoformat(moment) - datetime.fromisoformat(begun)).total_seconds()
-
-
-def plan_section(runs: Sequence[TalliedRun]) -> Section:
-    """What was said before the first commit, beside what came."""
-    rows: list[list[Cell]] = []
-    for run, _, _ in runs:
-        lines = plan_against_actual(run.store, run.found.tally) if run.is_finished else None
-        for line in lines or ():
-            verdict = Badge("within", "good") if line.is_within else Badge("outside", "warn")
-            numbers = (int(one) if float(one).is_integer() else one for one in (*line.planned, line.actual))
-            rows.append([run.name, line.figure, *numbers, verdict])
-    head = ("run", "figure", "planned, low", "planned", "planned, high", "actual", "verdict")
-    table = Table(
-        head,
-        rows,
-        "What the plan said, with its 95 % interval, and what came",
-        csv_download("plan-against-actual", head[:-1], [row[:-1] for row in rows]),
-    )
-    return Section("plan", "Plan against actual", [table] if rows else [])
 
 
 def cost_section(runs: Sequence[TalliedRun]) -> Section:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relabel.jobs.output import shown
-from relabel.manifests.asks import NO_WORK, Answer, EngineWork
+from relabel.manifests.asks import Answer
 from relabel.manifests.labels import Pair
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import AnswerRow, LabelRow, QuarantineRow
@@ -163,16 +163,13 @@ class RefusedAnswer:
 
 @dataclass(slots=True)
 class StageSeen:
-    """Of one stage's answers: how many, those of them to a first attempt, their tokens, and the sum of the squares of
-    the output tokens.
-    """
+    """Of one stage's answers: how many, those of them to a first attempt, and their tokens."""
 
     answers: int = 0
     first_attempts: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    output_squares: int = 0
 
     def add(self, answer: Answer, *, is_first: bool) -> None:
         """Another answer."""
@@ -181,7 +178,6 @@ class StageSeen:
         self.prompt_tokens += answer.prompt_tokens
         self.cached_tokens += answer.cached_tokens
         self.output_tokens += answer.output_tokens
-        self.output_squares += answer.output_tokens**2
 
     def tokens(self) -> dict[str, int]:
         """By the names that `Progress` has for them."""
@@ -200,7 +196,6 @@ class Live:
     Args:
         in_flight: asks that the engine has.
         refused: answers by the status that their rows would be quarantined as.
-        work: what the engine has run, if it counts that.
         begun_chunks, begun_rows, rows_in: chunks that are begun and not done, their rows, and those of these that are
             in.
     """
@@ -209,7 +204,6 @@ class Live:
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     last_refused: RefusedAnswer | None = None
-    work: EngineWork = NO_WORK
     begun_chunks: int = 0
     begun_rows: int = 0
     rows_in: int = 0
@@ -240,7 +234,6 @@ class Live:
         self.accepted += other.accepted
         self.refused.update(other.refused)
         self.last_refused = other.last_refused or self.last_refused
-        self.work = self.work.plus(other.work)
         self.begun_chunks += other.begun_chunks
         self.begun_rows += other.begun_rows
         self.rows_in += other.rows_in

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,17 +25,10 @@ if TYPE_CHECKING:
     from relabel.jobs.run.chunks import ChunkWork
     from relabel.manifests.receipts import Receipt
 
-KEPT_S = 300.0
-"""What the pace of others is measured over: several commits, and soon without those of a worker that was killed."""
-LEAST_NEWS = 4
-"""So many listings that brought news give the pace, however long ago they were."""
-GONE_AFTER = 2.0
-"""They are gone once nothing came for so many times as long as ever lay between two commits of late."""
-
 
 class Others:
-    """What other workers have committed of the work that one worker found open, as far as its listings show; and their
-    recent pace. May be called from any thread.
+    """What other workers have committed of the work that one worker found open, as far as its listings show. May be
+    called from any thread.
 
     A chunk that this worker has begun is its own until it is known to be lost, so that a row never counts twice.
 
@@ -49,8 +41,6 @@ class Others:
         self._begun: set[ChunkId] = set()
         self._by_shard: dict[int, int] = {}
         self._guard = threading.Lock()
-        self._listed_s = time.perf_counter()
-        self._news = deque([(self._listed_s, 0)])
 
     def begins(self, chunk: ChunkId) -> None:
         """This worker asks a chunk."""
@@ -79,24 +69,8 @@ class Others:
             self._set(0, max(self.rows, rows))
 
     def _set(self, shard: int, rows: int) -> None:
-        self._listed_s = time.perf_counter()
         self.rows += rows - self._by_shard.get(shard, 0)
         self._by_shard[shard] = rows
-        if self.rows > self._news[-1][1]:
-            self._news.append((self._listed_s, self.rows))
-        while len(self._news) > LEAST_NEWS and self._news[1][0] < self._listed_s - KEPT_S:
-            self._news.popleft()
-
-    def pairs_per_s(self) -> float | None:
-        """What all of them together commit a second, or None while nothing is known: they have not begun, or are silent
-        for so long that they are gone.
-        """
-        with self._guard:
-            (since_s, before), times_s = self._news[0], [when_s for when_s, _ in self._news]
-            rows, seconds = self.rows - before, self._listed_s - since_s
-            silent_s = self._listed_s - times_s[-1]
-        longest_s = max((later - sooner for sooner, later in itertools.pairwise(times_s)), default=0.0)
-        return rows / seconds if rows > 0 and seconds > 0 and silent_s <= GONE_AFTER * longest_s else None
 
 
 ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
@@ -229,9 +203,7 @@ class WorkerState:
     def is_possible(self) -> bool:
         """Whether a worker can have written it: its time and its numbers are in range."""
         counts = self.seconds, self.pairs, self.reused, self.requests, self.prompt_tokens, self.output_tokens
-        return self.age_s >= 0 and all(
-            0 <= one < MOST for one in (*counts, *self.live.work, *self.live.counts, *self.statuses.values())
-        )
+        return self.age_s >= 0 and all(0 <= one < MOST for one in (*counts, *self.live.counts, *self.statuses.values()))
 
     @property
     def is_stale(self) -> bool:

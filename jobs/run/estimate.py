@@ -1,184 +1,239 @@
-"""Estimates of a run's asks, time and cost as ranges, with probes of the engine and the text of a plan."""
+"""The estimate of a run before it starts: sampled tokens times the rates of the last run or a probe; and the text of a
+plan."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from typing import Any, NamedTuple
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from relabel.jobs.job import Job, OpenRun, open_run
+from relabel.jobs.job import Job, OpenRun
 from relabel.jobs.output import table
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.execution import ask_unwritten, start_engine
-from relabel.jobs.run.rates import Rates, keep_rates, load_rates, rates_of, seconds_of, with_options_begun_with
+from relabel.jobs.run.rates import Rates, keep_rates, load_rates, rates_of, with_options_begun_with
 from relabel.jobs.run.results import engine_text
-from relabel.jobs.run.reuse import earlier_outputs
-from relabel.jobs.run.token_counts import (
-    SAMPLE_TEXT,
-    History,
-    count_exactly,
-    count_reused,
-    estimated_stages,
-    history_of,
-    sampled_stages,
-)
-from relabel.manifests.costs import BudgetState, Estimate, EstimateBasis, Range, StageEstimate
-from relabel.manifests.errors import UsageError
+from relabel.jobs.run.reuse import Reuse, earlier_outputs, label_keys
+from relabel.labelers.engines.fake import Fake, FakeArgs
+from relabel.manifests.asks import Answer, Ask, Request
+from relabel.manifests.costs import BudgetState, Range
+from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
 from relabel.manifests.input_files import left_out_text
 from relabel.manifests.labels import Pair
-from relabel.manifests.manifest import ESTIMATE_NAME, ESTIMATE_VERSION
 from relabel.manifests.models import day_of
-from relabel.manifests.plan import Plan, chunk_row_ids, stages_changed
-from relabel.manifests.receipts import Receipt
-from relabel.manifests.records import sealed_json
+from relabel.manifests.plan import Plan, chunk_row_ids, shard_row_ids, stages_changed
 from relabel.manifests.reuse import EarlierOutput, why_nothing
-from relabel.manifests.rows import pairs_by_number
-from relabel.manifests.run import RunFolder
+from relabel.manifests.rows import pairs_by_number, read_chunks
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import JobSpec, gpus_of, is_batched, price_of
 from relabel.manifests.table_snapshots import TableSnapshot
 
-# ------------------------------------------------------------------------------
-# What a run would ask, take and cost: gathers the counts and ratios that `manifests/costs.py` turns into
-# ranges.
-#
-# Counts come from footers and plans, or under `--exact` from the text, streamed once: keys are looked up, every labeler
-# is walked with made-up answers, prompts are counted by the engine's own tokenizer. Ratios come from the receipts of
-# this output, else of the first reused output that the same labeler, engine and model made; else `plan` counts the
-# prompts of a sample of the rows, and how long answers are and how fast they come is known from this model's last run
-# on this device or from a probe. What none of these tells is a stated default, and seconds are not known.
+CHEAP_BYTES = 256 << 20
+"""Up to so much text, reused rows are counted by their keys: a second or two of hashing."""
+PLACES, ROWS = 16, 16
+"""Neighbouring rows of the sample, as a run asks them, and at how many places."""
+PROBE_PLACES, PROBE_ROWS = 2, 8
+"""Likewise of a probe: they fill a batch on a CPU, and cost it minutes at most."""
+DEFAULT_OUTPUT_SHARE = Range(0.02, 0.25, 1.0)
+"""Of a stage's token cap that an answer takes, where no run has measured it."""
+OTHER_ROWS = Range(1 / 1.2, 1.0, 1.2)
+"""How far other rows' prompts and answers may be off, beyond chance."""
+OTHER_TIMES = Range(1 / 1.6, 1.0, 1.6)
+"""How far rates may be off: a machine is busier at one time than at another, and batches are fuller."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """An estimate, and what is said of each reused output: rows that it can give, or why it gives none."""
+class Estimate:
+    """What the open rows of a run will take; each figure is low, expected and high.
 
-    estimate: Estimate
-    remarks: list[str]
+    Args:
+        rows: that are open, of which some are reused and the others asked.
+        seconds: of one worker, without the engine's start; None where no rate is known.
+        cost: `seconds` at `cost_per_gpu_hour`, and tokens at the engine's prices; None where there is no price, or no
+            rate to know the seconds by.
+        basis: the source of each figure.
+        reuse: for each reused output the labels that it gives, or why it gives none.
+    """
+
+    rows: int
+    rows_reused: Range
+    rows_asked: Range
+    asks: Range
+    prompt_tokens: Range
+    output_tokens: Range
+    seconds: Range | None
+    cost: Range | None
+    basis: dict[str, str]
+    reuse: list[str]
 
 
-CHEAP_BYTES = 256 << 20
-"""Up to so much text, what is reused is counted by the keys of the rows and not guessed: a second or two of hashing."""
-
-
-def estimate_run(
-    opened: OpenRun, *, is_exact: bool, is_sampled: bool = False, probe: Callable[[], Rates | None] | None = None
-) -> Planned:
+def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = None) -> Estimate:
     """Estimate what the open chunks of a run will ask.
 
     Args:
-        is_exact: stream the text once and count.
-        is_sampled: where no receipts tell, count the tokens of a few hundred rows, and cheap keys of reused ones. The
-            start of a run leaves this out: it makes the keys anyway.
-        probe: measures the engine's rates, where no receipts tell.
+        probe: measures the engine's rates.
+    Raises:
+        InputError: a text of the sample can't be read.
     """
-    outputs = earlier_outputs(opened.job)
-    done = opened.folder.attempts_of_all()
+    outputs, done = earlier_outputs(opened.job), opened.folder.attempts_of_all()
     pending = {
         number: [chunk for chunk in range(len(shard.chunks)) if chunk not in done.get(number, {})]
         for number, shard in enumerate(opened.plan.shards)
     }
     rows = sum(opened.plan.shards[number].chunks[chunk] for number, chunks in pending.items() for chunk in chunks)
-    num_chunks = sum(map(len, pending.values()))
-    history = history_of(opened, outputs)
-    kept = _kept_stages(opened, outputs)
-    rates, known_from = load_rates(opened) if history is None else (None, history.basis)
-    if probe is not None and rows and history is None and (rates := probe()) is not None:
-        known_from = rates.basis
-    counts = count_exactly(opened, outputs, pending, history) if is_exact else None
-    sampled = sampled_stages(opened, rates) if is_sampled and rows and not is_exact and history is None else {}
-    reused, basis = (Range.exact(counts.reused), "counted") if counts else _reused_by_footers(opened, outputs, rows)
-    text_bytes = sum(size for file in opened.dataset.group_bytes for _, size in file)
-    if is_sampled and reused.low < reused.high and text_bytes <= CHEAP_BYTES:
-        reused, basis = Range.exact(count_reused(opened, outputs, pending)), "counted"
-    asked = Range(max(0.0, rows - reused.high), max(0.0, rows - reused.value), max(0.0, rows - reused.low))
-    stages = estimated_stages(opened, asked, history, kept, counts, num_chunks, sampled, rates)
-    seconds = _seconds(stages, asked, history, num_chunks, rates)
-    spec = opened.job.spec
-    found = Estimate(
+    reused, reused_by = _reused(opened, outputs, pending, rows)
+    asked = Range(rows - reused.high, rows - reused.value, rows - reused.low)
+    rates, known_from = load_rates(opened)
+    if probe is not None and asked.high and (measured := probe()) is not None:
+        rates, known_from = measured, measured.basis
+    asks, prompt, output = _tokens_a_row(opened, rates) if asked.high else (Range.exact(0.0),) * 3
+    prompt, output = asked * prompt, asked * output
+    seconds = None if rates is None else (prompt.plus(output) * rates.seconds_per_token * OTHER_TIMES).rounded(3)
+    if not asked.high:
+        seconds = Range.exact(0.0)
+    return Estimate(
         rows=rows,
         rows_reused=reused.rounded(),
         rows_asked=asked.rounded(),
-        stages=stages,
-        seconds=None if seconds is None else seconds.rounded(3),
-        cost=_cost(spec, seconds, stages),
-        is_exact=is_exact,
-        basis=EstimateBasis(
-            rows_reused=basis,
-            tokens="counted, without repeated attempts"
-            if counts
-            else history.basis
-            if history
-            else f"counted in {SAMPLE_TEXT}"
-            if sampled
-            else "defaults",
-            output_tokens=known_from if history or rates else "defaults: 2 to 100 % of each stage's cap",
-            prefix_hit="prompts that neighbours share"
-            if counts
-            else known_from
-            if history or rates
-            else f"prompts that neighbours share in {SAMPLE_TEXT}"
-            if sampled
-            else "the templates' share of a prompt",
-            seconds=known_from,
-        ),
+        asks=(asked * asks).rounded(),
+        prompt_tokens=prompt.rounded(),
+        output_tokens=output.rounded(),
+        seconds=seconds,
+        cost=_cost(opened.job.spec, seconds, prompt, output),
+        basis={
+            "rows_reused": reused_by,
+            "tokens": "a sample of the rows",
+            "output_tokens": known_from if rates else "2 to 100 % of each stage's cap",
+            "seconds": known_from,
+        },
+        reuse=[_remark(opened, earlier) for earlier in outputs],
     )
-    remarks = [_remark(opened, earlier) for earlier in outputs]
-    if spec.canary and asked.high and (outputs or done):
-        remarks.append(f"canary: up to {spec.canary:,} rows are asked again on top, once an engine")
-    if probe is not None and history is not None:
-        remarks.append("probe: nothing was asked, since receipts tell more")
-    return Planned(found, remarks)
 
 
-def _cost(spec: JobSpec, seconds: Range | None, stages: Mapping[str, StageEstimate]) -> Range | None:
+def _reused(
+    opened: OpenRun, outputs: list[EarlierOutput], pending: dict[int, list[int]], rows: int
+) -> tuple[Range, str]:
+    """Rows whose labels are known: counted by their keys if that is cheap, else as many as may be."""
+    useful = [earlier for earlier in outputs if not why_nothing(earlier, opened.plan.parts)]
+    if not useful:
+        return Range.exact(0.0), "no reused output was made in this way" if outputs else "nothing to reuse"
+    if opened.plan.text_bytes > CHEAP_BYTES:
+        known = sum(one.found.tally.labelled + one.found.tally.reused for one in useful)
+        return Range(0.0, min(rows, known), min(rows, known)), "not counted: the text is larger than 256 MiB"
+    reuse, keys = Reuse(opened.job, opened.plan, useful), label_keys(opened.job, opened.plan)
+    count = 0
+    for number, chunks in pending.items():
+        planned = opened.plan.shards[number]
+        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
+        for _, pairs in read_chunks(opened.dataset, planned, row_ids, chunks):
+            count += sum(place is not None for place in reuse.find(pairs, keys.keys(pairs)))
+    return Range.exact(count), "counted"
+
+
+def _tokens_a_row(opened: OpenRun, rates: Rates | None) -> tuple[Range, Range, Range]:
+    """Asks, prompt tokens and output tokens of a row, from a sample of the rows that is asked with made-up answers.
+
+    What rows of a query share is asked once a query, and counts by the plan's queries. Repeated attempts and the length
+    of answers are those of the last run or probe.
+    """
+    job, plan = opened.job, opened.plan
+    measured = {} if rates is None else rates.stages
+    engine = _CountingEngine(job)
+    found: list[tuple[float, float, Range]] = []
+    for pairs in _sampled(opened, PLACES, ROWS):
+        progress = Progress()
+        ask_unwritten(job, engine, pairs, progress)
+        asks = prompt = 0.0
+        output = Range.exact(0.0)
+        for ask in job.labeler.probe():
+            seen, before = progress.stages_seen[ask.stage], measured.get(ask.stage)
+            share = 1 / len(pairs)
+            if ask.shared_by is not None:
+                share = plan.queries / plan.rows / len({pair.query_id for pair in pairs})
+            if before is not None:
+                share *= before.answers / max(1, before.first_attempts)
+                length = OTHER_ROWS * (before.output_tokens / max(1, before.answers))
+            else:
+                length = DEFAULT_OUTPUT_SHARE * ask.max_tokens if ask.max_tokens else Range(0.0, 1.0, 1.0)
+            asks += seen.answers * share
+            prompt += seen.prompt_tokens * share
+            output = output.plus(length * (seen.answers * share))
+        found.append((asks, prompt, output))
+    asks_by_place, prompts_by_place, outputs = zip(*found, strict=True)
+    total = functools.reduce(Range.plus, outputs)
+    return _mean(asks_by_place), _mean(prompts_by_place) * OTHER_ROWS, total * (1 / len(found))
+
+
+def _mean(values: Sequence[float]) -> Range:
+    """A mean, with two standard errors to both sides."""
+    mean = statistics.fmean(values)
+    error = 2 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return Range(max(0.0, mean - error), mean, mean + error)
+
+
+class _CountingEngine(Fake):
+    """Answers as the fake engine does, with prompt tokens as the job's engine counts them; characters over four where
+    it can't count here.
+    """
+
+    def __init__(self, job: Job) -> None:
+        made_up = {"name": "fake", "model": None, "args": FakeArgs(), "max_prompt_tokens": 1 << 24}
+        super().__init__(job.spec.engine.model_copy(update=made_up))
+        self._tokens: dict[int, int] = {}
+        self._count: Callable[[Ask], int] = lambda ask: sum(len(message.text) for message in ask.messages) // 4
+        with contextlib.suppress(MissingExtraError, ModelError):
+            self._count = job.engine_class.token_counter(job.spec.engine, overlong=job.spec.input.overlong)
+
+    def submit(self, request: Request) -> None:
+        self._tokens[request.id] = self._count(request.ask)
+        super().submit(request)
+
+    def poll(self) -> list[Answer]:
+        return [replace(one, prompt_tokens=self._tokens.pop(one.request_id)) for one in super().poll()]
+
+
+def _sampled(opened: OpenRun, places: int, rows: int) -> Iterator[list[Pair]]:
+    """Neighbouring rows at some places that the plan's fingerprint draws; of a labeler that reads whole queries, the
+    first whole queries of some chunks.
+    """
+    rng, plan = random.Random(opened.plan.fingerprint), opened.plan
+    is_whole = opened.dataset.reads.whole_query
+    if is_whole:
+        chunks = [(shard, number) for shard in plan.shards for number in range(len(shard.chunks))]
+        drawn = rng.sample(chunks, min(places, len(chunks)))
+        numbers = [chunk_row_ids(opened.store, shard)[number].tolist() for shard, number in drawn]
+    else:
+        each = min(rows, max(1, plan.rows // places))
+        firsts = sorted(rng.sample(range(plan.rows // each), min(places, plan.rows // each)))
+        numbers = [list(range(first * each, (first + 1) * each)) for first in firsts]
+    pairs = pairs_by_number(opened.dataset, list(itertools.chain.from_iterable(numbers)))
+    for place in numbers:
+        found = list(itertools.islice(pairs, len(place)))
+        ends = (number for number in range(rows, len(found)) if found[number].query_id != found[number - 1].query_id)
+        yield found[: next(ends, None)] if is_whole else found
+
+
+def _cost(spec: JobSpec, seconds: Range | None, prompt: Range, output: Range) -> Range | None:
     """Of GPUs by the hour and tokens by the million, as far as there are prices; None where there is none, or where the
     hours are not known.
     """
-    args, parts = spec.engine.args, list[Range]()
+    parts = list[Range]()
     if spec.cost_per_gpu_hour is not None:
         if seconds is None:
             return None
-        parts.append(seconds * (gpus_of(args) * spec.cost_per_gpu_hour / 3600))
-    million = price_of(args, 1_000_000, 0), price_of(args, 0, 1_000_000)
-    for stage in stages.values():
-        for price, tokens in zip(million, (stage.prompt_tokens, stage.output_tokens), strict=True):
-            if price is not None:
-                parts.append(tokens * (price / 1e6))
+        parts.append(seconds * (gpus_of(spec.engine.args) * spec.cost_per_gpu_hour / 3600))
+    for one, tokens in (((1_000_000, 0), prompt), ((0, 1_000_000), output)):
+        if (price := price_of(spec.engine.args, *one)) is not None:
+            parts.append(tokens * (price / 1e6))
     return functools.reduce(Range.plus, parts).rounded(6) if parts else None
-
-
-def open_estimated(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
-    """Open the output of a job as `open_run` does; a plan that is made now gets its estimate beside it."""
-    opened = open_run(job, may_plan=may_plan, may_write=may_write)
-    if opened.was_planned_now:
-        keep_estimate(opened, estimate_run(opened, is_exact=False).estimate)
-    return opened
-
-
-def keep_estimate(opened: OpenRun, estimate: Estimate) -> None:
-    """Write an estimate beside the plan, to be held against what comes; in place of an earlier one, as long as nothing
-    is committed.
-    """
-    if not opened.folder.attempts_of_all():
-        opened.store.put(ESTIMATE_NAME, sealed_json({"version": ESTIMATE_VERSION, **asdict(estimate)}))
 
 
 def _shared_stages(opened: OpenRun) -> set[str]:
     return {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
-
-
-def _kept_stages(opened: OpenRun, outputs: list[EarlierOutput]) -> set[str]:
-    """Shared stages whose answers some reused output holds."""
-    kept: set[str] = set()
-    for earlier in outputs:
-        if earlier.is_readable and earlier.found.answers:
-            kept |= _shared_stages(opened) - set(stages_changed(earlier.plan.parts, opened.plan.parts))
-    return kept
 
 
 def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
@@ -201,88 +256,20 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
     return text
 
 
-def _reused_by_footers(opened: OpenRun, outputs: list[EarlierOutput], rows: int) -> tuple[Range, str]:
-    """Rows that would be reused, by files alone: those of files that an earlier output read too, and some of the
-    others.
-    """
-    useful = [earlier for earlier in outputs if not why_nothing(earlier, opened.plan.parts)]
-    if not useful:
-        return Range.exact(0.0), "nothing to reuse" if not outputs else "no reused output was made in this way"
-    known, same = 0.0, 0.0
-    share = 0.5  # of a changed file's rows, where no earlier run has said
-    for earlier in useful:
-        tally = earlier.found.tally
-        labelled = (tally.labelled + tally.reused) / max(1, earlier.plan.rows)
-        known += tally.labelled + tally.reused
-        if earlier.plan.facts.columns == opened.plan.facts.columns:
-            identities = {file.identity for file in earlier.plan.files}
-            same = max(same, labelled * sum(file.rows for file in opened.plan.files if file.identity in identities))
-        if tally.reused:
-            share = tally.reused / max(1, tally.rows)
-    same = min(same, opened.plan.rows)
-    high = min(opened.plan.rows, max(same, known))
-    found = Range(same, same + (high - same) * share, high) * (rows / max(1, opened.plan.rows))
-    return found, "files that are the same by their footers; of the others, the share of last time"
-
-
-def _seconds(
-    stages: dict[str, StageEstimate], asked: Range, history: History | None, num_chunks: int, rates: Rates | None
-) -> Range | None:
-    """As chunks took, else as tokens take at known rates; None where nobody measured any, unless nothing is asked."""
-    each = history.seconds_a_row(num_chunks) if history is not None else None
-    if each is not None or not asked.high:
-        return asked * (each or 0.0)
-    return None if rates is None else seconds_of(stages.values(), rates)
-
-
-# ------------------------------------------------------------------------------
-# An estimate as people and programs read it.
-
-
-def estimate_json(planned: Planned) -> dict[str, Any]:
-    """The whole estimate as plain values; a range is [low, value, high]."""
-    found = planned.estimate
-    return {
-        "rows": found.rows,
-        "rows_reused": list(found.rows_reused),
-        "rows_asked": list(found.rows_asked),
-        "stages": {
-            name: {key: list(getattr(stage, key)) for key in stage.__slots__} for name, stage in found.stages.items()
-        },
-        "prompt_tokens": list(found.prompt_tokens),
-        "output_tokens": list(found.output_tokens),
-        "prefix_hit": list(found.prefix_hit.rounded(4)),
-        "seconds": None if found.seconds is None else list(found.seconds),
-        "cost": None if found.cost is None else list(found.cost),
-        "is_exact": found.is_exact,
-        "basis": asdict(found.basis),
-        "reuse": planned.remarks,
-    }
-
-
-def estimate_text(planned: Planned) -> str:
-    """What the open rows will come to, a line for each figure, with 95 % intervals."""
-    found = planned.estimate
+def estimate_text(found: Estimate) -> str:
+    """An estimate as people read it, a line for each figure, with 95 % intervals."""
     basis = found.basis
-    rows = [
-        ("reused", f"{_shown(found.rows_reused)} of {found.rows:,} open rows ({basis.rows_reused})"),
-        ("asked", f"{_shown(found.rows_asked)} rows"),
-    ]
-    rows += [
-        (
-            f"  {name}",
-            f"{_shown(stage.asks)} asks, {_shown(stage.prompt_tokens)} tokens in, {_shown(stage.output_tokens)} out, "
-            f"prefix hit {_share(stage.prefix_hit)}",
-        )
-        for name, stage in found.stages.items()
-    ]
-    rows.append(("  tokens by", f"{basis.tokens}; output by {basis.output_tokens}; prefix hit by {basis.prefix_hit}"))
+    tokens = f"{_shown(found.prompt_tokens)} in, {_shown(found.output_tokens)} out"
     seconds = "not known" if found.seconds is None else f"{_shown(found.seconds, 1)} of one worker"
-    rows.append(("seconds", f"{seconds} ({basis.seconds})"))
+    rows = [
+        ("reused", f"{_shown(found.rows_reused)} of {found.rows:,} open rows ({basis['rows_reused']})"),
+        ("asked", f"{_shown(found.rows_asked)} rows, {_shown(found.asks)} asks"),
+        ("tokens", f"{tokens} (prompts by {basis['tokens']}; answers by {basis['output_tokens']})"),
+        ("seconds", f"{seconds} ({basis['seconds']})"),
+    ]
     if found.cost is not None:
         rows.append(("cost", f"{_shown(found.cost, 2)} at the price given"))
-    rows += [("reuse", remark) for remark in planned.remarks]
-    return table(rows)
+    return table([*rows, *(("reuse", remark) for remark in found.reuse)])
 
 
 def _shown(found: Range, digits: int = 0) -> str:
@@ -290,22 +277,8 @@ def _shown(found: Range, digits: int = 0) -> str:
     return value if found.low == found.high else f"{value} ({found.low:,.{digits}f} to {found.high:,.{digits}f})"
 
 
-def _share(found: Range) -> str:
-    return (
-        f"{found.value:.0%}" if found.low == found.high else f"{found.value:.0%} ({found.low:.0%} to {found.high:.0%})"
-    )
-
-
-# ------------------------------------------------------------------------------
-# `plan --probe`: a few rows put to the engine, so that its rates and the length of its answers are known.
-
-
-PLACES, ROWS = 2, 8
-"""Neighbours, as a run asks, and how many at each place: they fill a batch on a CPU, and cost it minutes at most."""
-
-
 def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
-    """Ask rows that the plan's fingerprint draws, keep what that told in the cache, and write nothing else.
+    """Ask a few rows, keep their rates in the cache, and write nothing else.
 
     Raises:
         UsageError: the engine hands asks over as batches.
@@ -313,7 +286,7 @@ def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
     """
     if is_batched(opened.job.spec.engine.args):
         raise UsageError("--probe: batches (engine.args.batch) are answered hours later. Leave one of the two out.")
-    pairs = _probe_pairs(opened)
+    pairs = list(itertools.chain.from_iterable(_sampled(opened, PROBE_PLACES, PROBE_ROWS)))
     job = with_options_begun_with(opened.job, opened.store)
     engine, remarks = start_engine(job)
     try:
@@ -327,89 +300,6 @@ def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
         engine.close()
     keep_rates(opened, rates)
     return rates
-
-
-def _probe_pairs(opened: OpenRun) -> list[Pair]:
-    """Neighbouring rows at a few places; whole queries of a few chunks where the labeler sees whole queries."""
-    rng, plan = random.Random(opened.plan.fingerprint), opened.plan
-    if not opened.dataset.reads.whole_query:
-        each = min(ROWS, plan.rows)
-        firsts = sorted(rng.sample(range(plan.rows // each), min(PLACES, plan.rows // each)))
-        rows = [row for first in firsts for row in range(first * each, (first + 1) * each)]
-        return list(pairs_by_number(opened.dataset, rows))
-    chunks = [(shard, number) for shard in plan.shards for number in range(len(shard.chunks))]
-    found = list[Pair]()
-    for shard, number in rng.sample(chunks, min(PLACES * ROWS, len(chunks))):
-        for pair in pairs_by_number(opened.dataset, chunk_row_ids(opened.store, shard)[number].tolist()):
-            if len(found) >= PLACES * ROWS and pair.query_id != found[-1].query_id:
-                return found
-            found.append(pair)
-    return found
-
-
-# ------------------------------------------------------------------------------
-# How long an engine works on one chunk: what a killed worker loses at most, beside what was in flight.
-#
-# Known from the receipts of earlier work, this output's or those it reuses; a plan made before any run has none.
-
-
-MAX_CHUNK_S = 30.0
-"""Engine time that a kill may cost a worker."""
-RECEIPTS_READ = 500
-"""Enough for a rate, few enough that looking stays cheap on a run of a million chunks."""
-
-
-class ChunkTime(NamedTuple):
-    """Engine time of a chunk.
-
-    Args:
-        pairs_per_s: what one worker has done so far.
-        seconds: for a full chunk at that rate.
-        fitting_rows: `run.chunk_rows` that keeps a chunk within `MAX_CHUNK_S`, if this one does not.
-    """
-
-    pairs_per_s: float
-    seconds: float
-    fitting_rows: int | None
-
-    @property
-    def warning(self) -> str | None:
-        """What to say of chunks that are too large."""
-        if self.fitting_rows is None:
-            return None
-        return (
-            f"a chunk takes about {self.seconds:,.0f} s of engine time ({self.pairs_per_s:,.3g} pairs/s a worker so "
-            f"far), and that is what a kill costs; run.chunk_rows: {self.fitting_rows} would keep it under "
-            f"{MAX_CHUNK_S:.0f} s. Chunks are cut once: plan into another output"
-        )
-
-
-def chunk_time(folders: Iterable[RunFolder], chunk_rows: int) -> ChunkTime | None:
-    """Engine time of a chunk by the first of some outputs that tells a rate; None if none does."""
-    for folder in folders:
-        receipts = itertools.chain.from_iterable(folder.receipts_by_shard())
-        rate = pairs_per_s(itertools.islice(receipts, RECEIPTS_READ))
-        if rate is not None:
-            seconds = chunk_rows / rate
-            return ChunkTime(rate, seconds, max(1, int(MAX_CHUNK_S * rate)) if seconds > MAX_CHUNK_S else None)
-    return None
-
-
-def pairs_per_s(receipts: Iterable[Receipt]) -> float | None:
-    """Pairs asked a second by a worker, over the time from its first row to its last commit; chunks of a worker
-    overlap.
-    """
-    spans: dict[str, tuple[float, float, int]] = {}
-    for receipt in receipts:
-        asked = receipt.rows - receipt.rows_reused
-        if asked:
-            started, committed = (
-                datetime.fromisoformat(text).timestamp() for text in (receipt.started, receipt.committed)
-            )
-            first, last, rows = spans.get(receipt.worker, (started, committed, 0))
-            spans[receipt.worker] = min(first, started), max(last, committed), rows + asked
-    seconds = sum(last - first for first, last, _ in spans.values())
-    return sum(rows for _, _, rows in spans.values()) / seconds if seconds > 0 else None
 
 
 # ------------------------------------------------------------------------------

@@ -271,7 +271,6 @@ class RunLoop:
         live.begun_chunks = len(unfinished)
         live.begun_rows = sum(len(work.pairs) for work in unfinished)
         live.rows_in = live.begun_rows - sum(work.left for work in unfinished)
-        live.work = self.engine.work()
 
     @property
     def unfinished(self) -> list[ChunkWork]:

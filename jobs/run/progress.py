@@ -24,7 +24,7 @@ from relabel.jobs import logs
 from relabel.jobs.exits import Exit
 from relabel.jobs.logs import redacted_streams
 from relabel.jobs.run.counts import ASKED, Progress
-from relabel.jobs.run.rates import DoneSoFar, Expected, at_pace, left_s, left_text, together
+from relabel.jobs.run.rates import left_s, left_text
 from relabel.manifests.costs import Range
 from relabel.manifests.errors import InputError
 from relabel.manifests.records import plain
@@ -70,7 +70,6 @@ class Display:
     Args:
         total: pairs that were open when this execution began; it asks those that no other worker does.
         before: pairs of the same shards that were committed by then.
-        expected: what a pair takes, for the time before any is done.
         shows_refused: whether the last refused answer is shown, too.
     """
 
@@ -80,13 +79,11 @@ class Display:
         total: int,
         *,
         before: int = 0,
-        expected: Expected | None = None,
         shows_refused: bool = False,
     ) -> None:
         self._progress = progress
         self._total = total
         self._before = before
-        self._expected = expected
         self._shows_refused = shows_refused
         self._has_warned = False
         self._door = contextlib.ExitStack()
@@ -185,42 +182,17 @@ class Display:
     def _inside(self, now: float) -> tuple[str, ...]:
         """What goes on inside the chunks: asks and answers, tokens a second, and the last refused answer on request."""
         live, seconds = self._progress.live, max(now - self._progress.started_s, 1e-9)
-        prompt, output = self._tokens_run()
+        prompt, output = self._progress.prompt_tokens - self._progress.cached_tokens, self._progress.output_tokens
         asks = f"{live.in_flight:,} in flight, {live.answers_text()}"
         tokens = f"{prompt / seconds:,.0f} prompt + {output / seconds:,.0f} output tokens/s"
         refused = live.last_refused if self._shows_refused else None
         return (f"{asks} · {tokens}", *([f"last refused: {refused.line()}"] if refused is not None else ()))
 
-    def _tokens_run(self) -> tuple[int, int]:
-        """Prompt tokens that no cache held, and output tokens: of the engine's work where it tells, else of answers."""
-        progress, work = self._progress, self._progress.live.work
-        prompt = max(work.prefilled_tokens, progress.prompt_tokens - progress.cached_tokens)
-        return prompt, max(work.decoded_tokens, progress.output_tokens)
-
     def _left_s(self, now: float) -> Range | None:
-        others = self._progress.others
-        rows, pairs_per_s = max(0, self._total - self._rows_done()), others.pairs_per_s()
-        theirs = None if pairs_per_s is None else at_pace(rows, pairs_per_s, seen=others.rows)
-        return together(self._left_alone_s(now), theirs)
-
-    def _left_alone_s(self, now: float) -> Range | None:
-        """Where others commit nothing more."""
-        progress, live = self._progress, self._progress.live
-        answered = progress.prompt_tokens - progress.cached_tokens + progress.output_tokens
-        reused = progress.kept("reused")
-        return left_s(
-            max(0, self._total - reused - progress.others.rows),
-            DoneSoFar(
-                now - progress.started_s,
-                progress.kept("pairs"),
-                live.in_flight,
-                progress.requests,
-                live.refused.total(),
-                answered,
-                live.work,
-            ),
-            self._expected,
-        )
+        """At the pace of this worker and of others together."""
+        kept, others = self._progress.kept, self._progress.others.rows
+        reused = kept("reused")  # which takes no time
+        return left_s(max(0, self._total - reused), kept("pairs") + others, now - self._progress.started_s)
 
 
 # ------------------------------------------------------------------------------

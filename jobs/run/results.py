@@ -31,7 +31,6 @@ from relabel.manifests.manifest import (
     Tally,
     engines_differ,
     load_manifest,
-    plan_against_actual,
     write_manifest,
 )
 from relabel.manifests.records import BatchRecord, plain, read_record, readable_json
@@ -290,10 +289,8 @@ def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
         canaries=[asdict(result) for result in load_results(opened.store)],
         allow_mixed=spec.run.allow_mixed,
     )
-    figures = plan_against_actual(opened.store, found.tally)
     return OwnRunManifest(
         **vars(manifest),
-        plan_against_actual=figures,
         variables=dict(opened.job.variables),
         budget=budget_so_far(opened, found.tally),
     )

@@ -4,7 +4,6 @@ computed once, and tokens are sampled per request."""
 from __future__ import annotations
 
 import random
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,7 @@ import torch
 
 from relabel.labelers.engines.decisions import TokenSequence
 from relabel.labelers.engines.forward import Forward
-from relabel.manifests.asks import NO_WORK, Sampling
+from relabel.manifests.asks import Sampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -251,7 +250,6 @@ class Batch:
         self._prefixes = PrefixStore(max(limits.columns // 4, 1024))
         self._drawer = TokenDrawer(limits.sequences, forward.vocab_size)
         self._has_news = True  # something joined or left since a prefill was last thought about
-        self.work = NO_WORK
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._active)
@@ -264,19 +262,12 @@ class Batch:
     def step(self) -> list[TokenSequence]:
         """Do one piece of work, and return the sequences that it finished."""
         with torch.inference_mode():
-            began_s, work = time.perf_counter(), self.work
             group, shared = self._next_group() if self._waiting and self._has_news else ([], 0)
             if group:
                 self._prefill(group, shared)
-                begun = work.begun + len(group)
-                seconds = work.prefill_s + time.perf_counter() - began_s
-                self.work = self.work._replace(begun=begun, prefill_s=seconds)
             elif self._active:
                 self._has_news = False
-                tokens = work.decoded_tokens + len(self._active)
                 self._decode()
-                seconds = work.decode_s + time.perf_counter() - began_s
-                self.work = self.work._replace(decoded_tokens=tokens, decode_s=seconds)
         done, self._done = self._done, []
         return done
 
@@ -398,7 +389,6 @@ class Batch:
             self._forward.cache.restore(base.state, spare, spare + len(wanted))
         suffixes = [sequence.prompt[known:length].tolist() for sequence, length in wanted]
         self._forward.prefill(suffixes, first_row=spare, prefix=known)
-        self._ran(sum(map(len, suffixes)))
         made = [
             Prefix(sequence.prompt[:length].copy(), self._forward.cache.snapshot(spare + number, length))
             for number, (sequence, length) in enumerate(wanted)
@@ -417,11 +407,7 @@ class Batch:
             [sequence.prompt[shared:].tolist() for sequence in group], first_row=first, prefix=shared
         )
         self._active += group
-        self._ran(sum(len(sequence.prompt) - shared for sequence in group))
         self._advance(group, logits_BV)
-
-    def _ran(self, tokens: int) -> None:
-        self.work = self.work._replace(prefilled_tokens=self.work.prefilled_tokens + tokens)
 
     def _decode(self) -> None:
         logits_BV = self._forward.decode(

@@ -27,7 +27,7 @@ from relabel.labelers.engines.checkpoints import (
 from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, quotable, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
-from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, EngineWork, Request
+from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from relabel.manifests.models import ResolvedModel, check_loading
 from relabel.manifests.process import cpu_flags, free_cores, multiplies_bfloat16, require, usable_cores
@@ -222,9 +222,6 @@ class Transformers(Engine):
                 "engine.args.batch_size or engine.args.kv_cache_gib, and run the same command again."
             ) from exc
         return answers
-
-    def work(self) -> EngineWork:
-        return self._open_batch().work
 
     def rendered(self, ask: Ask) -> list[str]:
         return self._encoder.shown(ask)

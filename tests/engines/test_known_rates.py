@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -93,16 +93,14 @@ def test_a_run_tells_the_next_plan_of_its_model_and_labeler_how_fast_it_goes(hom
     second = home.job("second", 100)
     after = home.estimate(second)
     assert after["basis"]["seconds"].startswith("this model's last run on this device (24 rows, 2")
-    assert after["basis"]["output_tokens"] == after["basis"]["prefix_hit"] == after["basis"]["seconds"]
-    assert after["basis"]["tokens"] == "counted in a sample of the rows"
+    assert after["basis"]["output_tokens"] == after["basis"]["seconds"]
     assert after["seconds"][0] > 0
     for name in ("prompt_tokens", "output_tokens", "seconds"):
         assert width(after[name]) < 4
     came = home.call("run", second)["stages"]
-    for stage, said in after["stages"].items():
-        for name in ("asks", "prompt_tokens", "output_tokens"):
-            low, _, high = said[name]
-            assert low <= came[stage][name] <= high
+    for name in ("asks", "prompt_tokens", "output_tokens"):
+        low, _, high = after[name]
+        assert low <= sum(stage[name] for stage in came.values()) <= high
     assert home.estimate(home.job("third", 200, labeler="r1"))["seconds"] is None
 
 
@@ -124,8 +122,7 @@ def test_a_probe_measures_and_leaves_the_output_with_a_plan_alone(home: Home) ->
     assert found["basis"]["seconds"].startswith("a probe (16 rows, 2")
     assert found["seconds"][0] > 0
     there = {one.name for one in (home.folder / "out/probed").rglob("*") if one.suffix == ".json"}
-    assert there == {"inputs.json", "plan.json", "estimate.json"}
-    assert json.loads((home.folder / "out/probed/estimate.json").read_bytes())["seconds"] == found["seconds"]
+    assert there == {"inputs.json", "plan.json"}
     assert home.estimate(path)["seconds"] == found["seconds"]
     home.call("run", path)
     again = home.call("plan", path, "--probe")["estimate"]
@@ -162,48 +159,14 @@ def test_a_probe_asks_whole_queries_where_the_labeler_sees_them(home: Home) -> N
     assert json.loads(home.kept[0].read_bytes())["rows"] % 4 == 0
 
 
-class Broken(NamedTuple):
-    what: str
-    text: str | None
-    said: str
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        Broken("no JSON", "{", "can't be read"),
-        Broken("a list", "[]", "can't be read"),
-        Broken("another version", '{"version": 2}', "is of another version"),
-        Broken("no figure", '{"version": 1}', "can't be read"),
-        Broken("another's", None, "does not hold what its name says"),
-    ],
-    ids=lambda broken: broken.what,
-)
-def test_rates_that_cannot_be_used_are_left_aside_with_a_word(home: Home, broken: Broken) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}'])
+def test_rates_that_cannot_be_used_are_ignored_with_a_remark(home: Home, text: str) -> None:
     home.call("run", home.job("first", 0))
     (kept,) = home.kept
-    held = json.loads(kept.read_bytes())
-    held["key"]["labeler"] = "r1"
-    kept.write_text(json.dumps(held) if broken.text is None else broken.text)
+    kept.write_text(text)
     found = home.estimate(home.job("second", 100))
     assert found["seconds"] is None
-    assert str(kept) in found["basis"]["seconds"]
-    assert broken.said in found["basis"]["seconds"]
-
-
-@pytest.mark.parametrize(("rate", "count"), [(0, 0), (-1.0, -1), (float("inf"), 10**400), (float("nan"), 2**53)])
-def test_figures_that_no_engine_has_are_none(home: Home, rate: float, count: int) -> None:
-    home.call("run", home.job("first", 0))
-    (kept,) = home.kept
-    held = json.loads(kept.read_bytes())
-    kept.write_text(json.dumps({**held, "prefill_tokens_per_s": rate}))
-    assert home.estimate(home.job("second", 100))["seconds"] is None
-    (stage,) = held["stages"]
-    stages = {stage: {**held["stages"][stage], "answers": count}}
-    kept.write_text(json.dumps({**held, "stages": stages}))
-    assert home.estimate(home.job("third", 100))["seconds"] is None
-    kept.write_text(json.dumps({**held, "rows": count}))
-    assert home.estimate(home.job("fourth", 100))["seconds"] is None
+    assert f"{kept} can't be used" in found["basis"]["seconds"]
 
 
 def test_an_output_in_another_precision_knows_no_rates(home: Home) -> None:

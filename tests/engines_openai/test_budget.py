@@ -199,7 +199,7 @@ def test_status_says_what_calls_without_a_budget_have_cost(serve: Any, write_job
     tokens = status(job, capsys, "--output", "json")["stages"].values()
     assert cost == pytest.approx(sum(2.0 * one["prompt_tokens"] + 8.0 * one["output_tokens"] for one in tokens) / 1e6)
     assert 0.8 * till.money < cost <= till.money, "all but what the engine asked at its start"
-    assert f"  cost          {cost:,.4f} in money for the tokens of what is committed" in status(job, capsys)
+    assert f"  {cost:,.4f} in money for the tokens of what is committed" in status(job, capsys)
     assert status("out", capsys, "--output", "json")["cost"] == cost, "a finished output names the prices itself"
 
 

@@ -289,7 +289,7 @@ CALLS = [
     ("templates export graph-grpo prompts --job job.yaml", _nothing, 0),
     ("templates export r3a prompts --job job.yaml", _nothing, 2),
     ("plan job.yaml", _nothing, 0),
-    ("plan job.yaml --exact", _nothing, 0),
+    ("plan job.yaml --probe", _nothing, 0),
     ("plan absent.yaml", _nothing, 3),
     ("plan job.yaml --set input.path=absent", _nothing, 3),
     ("run job.yaml", _nothing, 0),

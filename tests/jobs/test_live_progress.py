@@ -16,7 +16,6 @@ from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run.chunks import FIRST_ANSWERS, SHOWN_CHARS, Live, RefusedAnswer
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.progress import Display
-from relabel.manifests.asks import EngineWork
 from relabel.manifests.records import checked, plain
 
 
@@ -55,11 +54,11 @@ def test_the_answers_of_a_run_are_those_of_its_asks(
 
 
 def test_several_workers_add_up_and_survive_the_pipe() -> None:
-    one, other = Live(2, 1, Counter(format=1), refused(1), EngineWork(2, 5, 1.0, 2, 0.5)), Live(1, 4)
+    one, other = Live(2, 1, Counter(format=1), refused(1)), Live(1, 4)
     both = Live()
     both.add(one)
     both.add(checked(Live, json.loads(json.dumps(plain(other)))))
-    assert both == Live(3, 5, Counter(format=1), refused(1), EngineWork(2, 5, 1.0, 2, 0.5))
+    assert both == Live(3, 5, Counter(format=1), refused(1))
     assert checked(Live, json.loads(json.dumps(plain(both)))) == both
 
 
@@ -113,7 +112,7 @@ def test_a_line_of_progress_tells_slow_from_refused(
 ) -> None:
     monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
     progress = Progress()
-    progress.live = Live(12, 1, Counter(format=3), refused(3), EngineWork(12, 4_000, 2.0, 90, 1.0))
+    progress.live = Live(12, 1, Counter(format=3), refused(3))
     with Display(progress, 24, shows_refused=verbose) as display:
         display.update()
     err = capsys.readouterr().err

@@ -5,6 +5,7 @@ pace into account.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,27 +13,16 @@ from typing import Any
 import pytest
 
 from relabel.jobs.commands.label import open_session
-from relabel.jobs.run import counts as others_module
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import KEPT_S, LEAST_NEWS, Others, Progress
+from relabel.jobs.run.counts import Others, Progress
 from relabel.jobs.run.execution import label
 from relabel.jobs.run.progress import Display
-from relabel.jobs.run.rates import together
-from relabel.manifests.costs import Range
 from relabel.manifests.labels import Pair
 from relabel.manifests.receipts import ChunkId
 
 THEIRS = ("shard-00000/chunk-000002.json", "shard-00001/chunk-000001.json")
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [1000.0]
-    for module in (others_module, progress_module):
-        monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
-    return now
 
 
 @pytest.fixture
@@ -75,56 +65,20 @@ def test_a_chunk_counts_once_whoever_commits_it() -> None:
     assert progress.others.rows == 9
 
 
-def test_the_pace_of_others_is_that_of_late_and_ends_soon_after_them(clock: list[float]) -> None:
-    others = Others()
-    assert others.pairs_per_s() is None
-    for minute in range(1, 31):
-        clock[0] = 1000.0 + 60 * minute
-        others.saw(0, chunks(dict.fromkeys(range(minute), 120)))
-    assert others.pairs_per_s() == pytest.approx(2.0)
-    paces = []
-    for _ in range(40):  # killed: its chunks come no more, and this worker goes on looking
-        clock[0] += 60
-        others.saw(0, chunks(dict.fromkeys(range(30), 120)))
-        paces.append(others.pairs_per_s() or 0.0)
-    assert paces[1] > 1.0, "a commit may be late"
-    assert set(paces[3:]) == {0.0}, "silent for longer than ever before, twice over"
-    clock[0] += 60
-    others.saw(0, chunks(dict.fromkeys(range(31), 120)))
-    assert 0 < (others.pairs_per_s() or 0.0) < 0.2, "who comes back tells a pace of its own"
-
-
-def test_commits_that_come_seldom_still_tell_a_pace(clock: list[float]) -> None:
-    others = Others()
-    for number in range(1, LEAST_NEWS + 9):
-        clock[0] += 3 * KEPT_S
-        others.saw(0, chunks(dict.fromkeys(range(number), 90)))
-    assert others.pairs_per_s() == pytest.approx(90 / (3 * KEPT_S))
-
-
-def test_two_at_one_pace_take_half_as_long_as_one() -> None:
-    hour = Range(1800.0, 3600.0, 7200.0)
-    assert together(hour, hour) == Range(900.0, 1800.0, 3600.0)
-    assert together(hour, None) == together(None, hour) == hour
-    assert together(None, None) is None
-    assert together(Range.exact(0.0), Range.exact(0.0)) == Range.exact(0.0)
-
-
 def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One of four equal workers said `249 of 1,000 pairs … ETA 300 s` with four pairs left."""
     monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
     progress = Progress(pairs=249)
     progress.statuses["ok"] = 249
-    progress.started_s = clock[0]
-    clock[0] += 100.0
+    progress.started_s = time.perf_counter() - 100.0
     progress.others.saw(0, chunks(dict.fromkeys(range(249), 3)))
     with Display(progress, 1000) as display:
         display.update()
     err = capsys.readouterr().err
     assert err.startswith("996 of 1,000 pairs, 747 by other workers · 2.5 pairs/s · 0 quarantined · ")
-    assert err.endswith("ETA 0 s\n")
+    assert err.endswith("ETA 0 s\n"), "four pairs at ten a second"
     progress.pairs += 5  # of a chunk that another has committed, which a pool does not know yet
     with Display(progress, 1000) as display:
         display.update()

@@ -299,15 +299,3 @@ def test_input_that_can_not_be_read_is_reported_after_what_came_before_is_safe(
     assert done.code == 3, done
     assert "pairs.parquet" in done.err
     assert 0 < relabel("status", "out/scores", "--output", "json").json["rows_done"] <= 16
-
-
-def test_the_plan_knows_that_long_pairs_are_cut(
-    score: Score, write_pairs: Callable[..., Path], pairs: Rows, folder: Path, tmp_path: Path
-) -> None:
-    write_pairs([{**row, "body": "red shoe " * 4000} for row in pairs])
-    student = write_tiny_student(tmp_path / "long", max_tokens=64)
-    assert score(student=student).code == 0
-    (said,) = [line for line in read(folder)["plan_against_actual"] if line["figure"] == "score.prompt_tokens"]
-    assert said["is_within"]
-    assert said["actual"] == 24 * 64
-    assert said["planned"][2] < 1.4 * 24 * 64
