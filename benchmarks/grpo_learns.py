@@ -20,9 +20,8 @@ import torch
 
 from relabel.distill.teachers.rewards import GoldRow, each, grade_score, graph_score
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
-from relabel.distill.teachers.spec import RolloutSection
+from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
 from relabel.distill.training.locations import TrainingPlace
-from relabel.distill.training.spec import TrainingSection
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.labels import Pair
@@ -173,7 +172,7 @@ def train(
     """GRPO, two steps on each group's rollouts of 16 prompts; the trainer, with its curve."""
     from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer, grpo_arguments
 
-    settings = TrainingSection(
+    settings = RolloutTraining(
         max_steps=steps, batch_size=16 * group, learning_rate=rate, schedule="constant", warmup=0, device="cpu",
         precision="fp32",
     )  # fmt: skip
@@ -190,7 +189,6 @@ def train(
         rows=setting.rows,
         scored=each(graph_score() if name == "graph-grpo" else grade_score(0.0)),
         place=TrainingPlace(folder, 1, lambda _: None, [row.name for row in setting.rows]),
-        looks=None,
         **options,
     )
     trainer.train()

@@ -1,5 +1,4 @@
-"""Trajectories of a pair: replay the asks and answers of a label for training, and merge several samples into one
-label."""
+"""Several samples of a pair merged into one label."""
 
 from __future__ import annotations
 
@@ -7,45 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from relabel.labelers.registry import Labeler
-from relabel.manifests.asks import Distribution, Message
-from relabel.manifests.errors import VerdictError
-from relabel.manifests.labels import Label, Pair
-
-# ------------------------------------------------------------------------------
-# What was asked and answered on the way to a label, to train on. There is no second rendering of a prompt: the labeler
-# walks once more over the same pair, and is sent the answers that its label tells.
-
-
-class Exchange(NamedTuple):
-    """A prompt as it was asked, and what is to be learned from the answer; `""` for nothing."""
-
-    prompt: tuple[Message, ...]
-    completion: str
-
-
-def replay(labeler: Labeler, pair: Pair, row: Mapping[str, Any]) -> list[Exchange]:
-    """The exchanges that led to a label, proved by leading there again.
-
-    Args:
-        labeler: one that recalls.
-        row: the label's `grade` and the labeler's own columns, all of them.
-    Raises:
-        VerdictError: they lead elsewhere: pair, prompts or reading are not those of the label.
-    """
-    walk, found = labeler.label(pair), list[Exchange]()
-    try:
-        ask = next(walk)
-        while True:
-            recalled = labeler.recall(row, ask, len(found))
-            if recalled.answer.finish != "overlong":
-                found.append(Exchange(ask.messages, recalled.completion))
-            ask = walk.send(recalled.answer)
-    except StopIteration as end:
-        if {"grade": end.value.grade, **end.value.columns} != dict(row):
-            raise VerdictError("format", "its answers lead to another label") from None
-    return found
-
+from relabel.manifests.asks import Distribution
+from relabel.manifests.labels import Label
 
 # ------------------------------------------------------------------------------
 # S trajectories of one pair become one label: the mean of their distributions and the vote of their grades.

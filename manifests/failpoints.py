@@ -51,8 +51,6 @@ PULL_FAILPOINTS = ("during_download",)
 
 TRAINING_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpoint", "before_model")
 """Places of `relabel distill` and `relabel train`; tests/distill and tests/teachers loop over them."""
-DELIVERY_FAILPOINTS = ("before_model_upload", "before_model_manifest", "after_model_manifest")
-"""Places of a trained model's way to a URL; tests/s3 loops over them."""
 
 _known = (
     *FAILPOINTS,
@@ -62,7 +60,6 @@ _known = (
     *PUBLISH_FAILPOINTS,
     *PULL_FAILPOINTS,
     *TRAINING_FAILPOINTS,
-    *DELIVERY_FAILPOINTS,
 )
 _armed = ""
 _hits_left = 0

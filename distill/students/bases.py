@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from relabel.distill.students.model import (
 )
 from relabel.distill.students.spec import KINDS, BaseKind, DistillSpec
 from relabel.distill.training.curves import Outcome
-from relabel.distill.training.spec import check_targets
+from relabel.distill.training.spec import check_targets, open_base
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.models import ResolvedModel, config_file, read_tokenizer
@@ -48,14 +48,14 @@ OFFSET_POSITIONS = (
     "longformer",
     "roberta-prelayernorm",
 )
-"""Model types whose position embeddings begin behind the padding token's: two fewer tokens fit than they have
+"""Model types whose position embeddings begin after the padding token's: two fewer tokens fit than they have
 positions.
 """
 
 
 @dataclass
 class Base:
-    """A model that was looked at.
+    """A model that was checked.
 
     Args:
         limit: longest row that it can read, in tokens; None where it knows none.
@@ -68,36 +68,28 @@ class Base:
 
 
 def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
-    """Look at config, tokenizer, and the heads of its weights' files.
+    """Check config, tokenizer, and the headers of its weights' files.
 
     Raises:
         ModelError: it is of the other kind, has no tokenizer, or its weights are not those of its config.
         ConfigError: `train.max_tokens` is over its limit, `student.lora.targets` names layers that it does not have, or
             it is a student of the other kind.
     """
-    transformers = require("transformers", extra="cpu", purpose="relabel distill")
-    require("accelerate", extra="cpu", purpose="relabel distill")
-    require("matplotlib", extra="cpu", purpose="The plot of a training")
     from relabel.distill.students.networks import load_backbone, load_lm
 
-    transformers.logging.set_verbosity_error()  # it reports weights that a student has no use for, at every load
-    transformers.logging.disable_progress_bar()
     path, reference = resolved.path, resolved.reference
-    try:
-        config = transformers.AutoConfig.from_pretrained(config_file(path))
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ModelError(f"model {reference!r}: its config can't be loaded ({_first_line(exc)}).") from exc
+    transformers, config = open_base(
+        Path(config_file(path)), f"model {reference!r}", extra="cpu", purpose="relabel distill"
+    )
     tokenizer = read_tokenizer(transformers, path, reference)
     if not (path / "tokenizer.json").is_file() and not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"model {reference!r}: no fast tokenizer in {path}; a tokenizer.json is wanted.")
     kind = kind_of(config)
     if kind != KINDS[spec.student.kind].base:
-        is_what = {"encoder": "is an encoder", "decoder": "is a decoder", None: "is neither an encoder nor a decoder"}[
-            kind
-        ]
+        is_what = {"encoder": "an encoder", "decoder": "a decoder"}.get(kind or "", "neither an encoder nor a decoder")
         raise ModelError(
-            f"model {reference!r} (a {config.model_type}) {is_what}, and student.kind is {spec.student.kind}. "
-            f"Set student.kind to what it is, or name another model."
+            f"model {reference!r} (a {config.model_type}) is {is_what}, and student.kind is {spec.student.kind}. "
+            "Set student.kind to what it is, or name another model."
         )
     load_inner = load_backbone if kind == "encoder" else load_lm
     load_inner(path, f"model {reference!r}", device="meta")  # shapes alone: what is missing would start from noise
@@ -160,25 +152,14 @@ def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
     Raises:
         ModelError: weights can't be loaded, a decoder scales its logits, or rows of a batch are not answered apart.
     """
-    try:
-        module: Any = module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record)
-        check_batches(module.eval(), texts_of(base, record), record, f"model {base.resolved.reference!r}")
-        return module
-    except (OSError, ValueError, RuntimeError) as exc:
-        if isinstance(exc, ModelError | ConfigError):
-            raise
-        raise ModelError(
-            f"model {base.resolved.reference!r}: its weights can't be loaded ({_first_line(exc)})."
-        ) from exc
+    module: Any = module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record)
+    check_batches(module.eval(), texts_of(base, record), record, f"model {base.resolved.reference!r}")
+    return module
 
 
-def texts_of(base: Base, record: StudentRecord) -> PairTexts:
+def texts_of(base: Base, record: StudentRecord) -> Any:
     """What encodes this student's pairs."""
     return make_texts(record, base.tokenizer)
-
-
-def _first_line(exc: Exception) -> str:
-    return str(exc).strip().split("\n", 1)[0][:200] or type(exc).__name__
 
 
 # ------------------------------------------------------------------------------
@@ -205,23 +186,10 @@ class TrainingInputs:
     say: Callable[[str], None]
 
 
-class Trainer(Protocol):
-    """A function that trains a student of its kind."""
-
-    def __call__(
-        self, inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]
-    ) -> tuple[Any, TrainingFacts, Outcome]:
-        """Train.
-
-        Args:
-            dev_figures: figures of a module on dev.
-        Returns:
-            The trained module on the CPU, what there is to say about the training, and its curve and remarks.
-        Raises:
-            TrainingError: the loss is not finite.
-            InputError: the rows do not do for what the spec asks.
-        """
-        ...
+DevFigures: TypeAlias = Callable[[Any], dict[str, float]]
+"""Figures of a module on dev, by name."""
+Trainer: TypeAlias = Callable[[TrainingInputs, DevFigures], tuple[Any, TrainingFacts, Outcome]]
+"""Trains a student of its kind: the trained module on the CPU, facts about the training, and its curve and remarks."""
 
 
 # ------------------------------------------------------------------------------

@@ -39,45 +39,35 @@ from relabel.distill.students.manifest import (
 from relabel.distill.students.model import softmax, student_files, write_student
 from relabel.distill.students.spec import KINDS, DistillSpec
 from relabel.distill.training.curves import Curve, check_services, write_curves
-from relabel.distill.training.locations import BaseModelUsed, OutputLocation, Product, output_location_of
+from relabel.distill.training.locations import BaseModelUsed, OutputFolder, Product
 from relabel.distill.training.output import (
     CARD_NAME,
     Start,
-    TrainingRecord,
-    conclude,
-    finish,
-    look,
-    making,
+    find_finished,
     refuse_own_base,
+    remove_leftovers,
     spec_section,
+    training_in,
     training_record,
+    write_finished,
 )
 from relabel.manifests.files import Storage
-from relabel.manifests.models import ResolvedModel, default_cache_dir, resolve_model
+from relabel.manifests.models import resolve_model
 from relabel.manifests.process import installed_versions
-from relabel.manifests.records import canonical_json, digest_of
+from relabel.manifests.records import canonical_json
 from relabel.manifests.specs import imported
 
-# ------------------------------------------------------------------------------
-# What a distillation is known by: the digest of all that its student follows from.
-
-
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
 SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy", "report_to")
-NOT_IN_FINGERPRINT: dict[str, Any] = {
-    **dict.fromkeys(("name", "output", "labels", "gold", "require"), True),
-    "student": {"model"},
-    "train": set(SPEED_ONLY),
-}
-
-
-def record_of(spec: DistillSpec, examples: Examples, model: ResolvedModel) -> TrainingRecord:
-    """All that the student follows from: the spec's choices, the data itself, the model; and the digest of that."""
-    plain = spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
-    if spec.train.head_learning_rate is None:  # students of versions without the key are this spec's, too
-        del plain["train"]["head_learning_rate"]
-    data = _data_digest(examples)
-    fingerprint = digest_of({"spec": plain, "data": data, "model": model.digest, "version": STUDENT_MANIFEST_VERSION})
-    return training_record("student", spec, fingerprint, model, data)
+STUDENT = Product(
+    "student",
+    "distill",
+    "student.model",
+    ("labels", "gold"),
+    frozenset(
+        ("name", "output", "labels", "gold", "require", "student.model", *(f"train.{key}" for key in SPEED_ONLY))
+    ),
+)
 
 
 def _data_digest(examples: Examples) -> str:
@@ -220,10 +210,6 @@ def _number(value: int | float | None) -> str:
 # in a typo. `manifest.json` is written last: a folder without one holds no finished student.
 
 
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
-
-STUDENT = Product("student", "distill", "student.model", ("labels", "gold"), NOT_IN_FINGERPRINT)
-
 Say = Callable[[str], None]
 
 
@@ -232,16 +218,14 @@ class Report:
     """How `distill` ended.
 
     Args:
-        output: the folder that it was trained in, and lies in unless its output location is a URL.
+        output: its folder.
         was_done: the student was there already.
-        place: where the student is, as the spec names it.
-        gate: the spec's gates held against the manifest's figures: those of a finished student may have changed since.
+        gate: the spec's gates, which may be newer than the student, applied to the manifest's figures.
     """
 
     manifest: StudentManifest
     output: Path
     was_done: bool
-    place: str
     gate: JudgedGates
 
     @property
@@ -290,48 +274,37 @@ def distill(
         LockHeldError: another process trains there.
         TrainingError: the loss is not finite, or memory runs out twice.
     """
-    location = _location(spec, storage, cache_dir)
-    check_services(spec.train.report_to, output=spec.output)
+    output = OutputFolder(STUDENT, spec.output)
+    check_services(spec.train.report_to)
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
-    if is_writer:  # of several processes the others may come when the first one has begun to write
-        location.check_free()
-        refuse_own_base(location, resolved, key="student.model")
+    if is_writer:  # the first of several processes may have begun to write before the others get here
+        output.check_free()
+        refuse_own_base(output, resolved, key="student.model")
     examples = load_examples(spec, storage)
-    training = record_of(spec, examples, resolved)
-    fingerprint = training.fingerprint
-    left = look(location, training, start)
-    if left.found is not None:
-        left = conclude(location, left, training, start, is_writer=is_writer)
-        assert left.found is not None
-        manifest = read_student_manifest(left.found.data, left.found.where)
-        return _report(spec, location, manifest, was_done=left.done is not None)
+    training = training_record(STUDENT, spec, resolved, _data_digest(examples), version=STUDENT_MANIFEST_VERSION)
+    found = find_finished(output, training, start)
+    if found is not None:
+        if is_writer:
+            remove_leftovers(output, training)
+        manifest = read_student_manifest(found.data, found.where)
+        return Report(manifest, output.folder, True, judged_gates(spec, manifest.metrics.test))
     base = check_base(spec, resolved)
     check_gates(spec, examples)
     check_stopping(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
     texts = texts_of(base, record)
-    if location.url is not None:
-        say(f"training in {location.folder}; the student goes to {location.output} when it is finished")
     notes = list(examples.notes)
     for note in notes:
         say(note)
     tokens = texts.encode(examples.texts)
-    work = _Work(spec, base, record, examples, tokens, texts, location.checkpoints, say, notes)
+    work = _Work(spec, base, record, examples, tokens, texts, output.checkpoints, say, notes)
     if not is_writer:
-        return _report(spec, location, _manifest(work, _train(work), fingerprint), was_done=False)
-    with making(location, training, start):
-        trained = _train(work)
-        manifest = finish(location, fingerprint, lambda folder: _write(work, trained, folder, fingerprint))
-    return _report(spec, location, manifest, was_done=False)
-
-
-def _location(spec: DistillSpec, storage: Storage, cache_dir: Path | None) -> OutputLocation:
-    cache = cache_dir if cache_dir is not None else default_cache_dir()
-    return output_location_of(STUDENT, spec.output, storage, cache_dir=cache)
-
-
-def _report(spec: DistillSpec, location: OutputLocation, manifest: StudentManifest, *, was_done: bool) -> Report:
-    return Report(manifest, location.folder, was_done, location.output, judged_gates(spec, manifest.metrics.test))
+        manifest = _manifest(work, _train(work), training.fingerprint)
+    else:
+        with training_in(output, training, start):
+            trained = _train(work)
+            manifest = write_finished(output, lambda folder: _write(work, trained, folder, training.fingerprint))
+    return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
 
 
 def _train(work: _Work) -> _Trained:

@@ -55,7 +55,12 @@ def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float 
     if len(gold_N):
         probs_NK = probs_NK.astype(np.float64)
         probs_NK /= probs_NK.sum(1, keepdims=True)
-        found |= _aucs(probs_NK, gold_N)
+        aucs = {
+            f"auc_{name}": finite(auc(probs_NK[:, cut:].sum(1), gold_N >= cut))
+            for cut, name in enumerate(cut_names(grades), start=1)
+        }
+        defined = [value for value in aucs.values() if value is not None]
+        found |= {**aucs, "auc": float(np.mean(defined)) if defined else None}
         found |= {
             "ece": ece(probs_NK, gold_N),
             "brier": float(brier_rows(probs_NK, gold_N).mean()),
@@ -73,16 +78,6 @@ def graded_counts(label_N: np.ndarray, gold_N: np.ndarray, *, grades: int) -> di
         )[0]
         found |= {name: finite(float(value)) for name, value in count_metrics(counts_KK).items()}
     return found
-
-
-def _aucs(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float | None]:
-    """AUC of P(k ≥ j) against [gold ≥ j] by cut, and the mean of those that are defined."""
-    found = {
-        f"auc_{name}": finite(auc(probs_NK[:, cut:].sum(1), gold_N >= cut))
-        for cut, name in enumerate(cut_names(probs_NK.shape[1]), start=1)
-    }
-    defined = [value for value in found.values() if value is not None]
-    return {**found, "auc": float(np.mean(defined)) if defined else None}
 
 
 def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.ndarray) -> dict[str, float | None]:
@@ -109,7 +104,7 @@ def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.
 
 
 # ------------------------------------------------------------------------------
-# How good a student is on rows that it did not learn from, beside its teacher: by gold, or where there is none by what
+# How good a student and its teacher are on rows that it did not learn from: by gold, or where there is none by what
 # the teacher said.
 
 
@@ -269,7 +264,7 @@ def check_gates(spec: DistillSpec, examples: Examples) -> None:
 
 
 def check_stopping(spec: DistillSpec, examples: Examples) -> None:
-    """Early stopping looks at a figure that dev will have at every look.
+    """Early stopping uses a figure that every evaluation on dev will have.
 
     Raises:
         InputError: dev has rows, and too few grades among them.
@@ -283,7 +278,7 @@ def check_stopping(spec: DistillSpec, examples: Examples) -> None:
     wanted = 1 if stopping.metric in ("accuracy", "macro_f1") else 2
     if num_grades < wanted:
         raise InputError(
-            f"train.early_stopping looks at {stopping.metric}, which wants {counted(wanted, 'grade')} on dev; its "
+            f"train.early_stopping uses {stopping.metric}, which wants {counted(wanted, 'grade')} on dev; its "
             f"{len(rows)} rows have {num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
         )
 
@@ -309,7 +304,7 @@ TEMPERATURES = (0.25, 4.0)
 
 
 def judged_logits(work: TrainingInputs, module: Any) -> dict[str, np.ndarray]:
-    """Logits by head, float32 [N, K], of the rows that judge; rows that trained keep zeros, which nobody looks at."""
+    """Logits by head, float32 [N, K], of the rows that judge; rows that trained keep zeros, which are not used."""
     rows = np.flatnonzero(work.examples.side != TRAIN)
     found = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
     whole = {name: np.zeros((len(work.tokens), values.shape[1]), dtype=np.float32) for name, values in found.items()}

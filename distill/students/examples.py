@@ -160,14 +160,10 @@ def check_examples(found: Examples) -> None:
             "queries."
         )
     for name, weight in found.weights.items():
-        if not (weight > 0).any():
-            raise InputError(
-                f"head {name} has no row to train on: all rows with such a label weigh 0 (labels' `weight`, "
-                "loss.weight_by)."
-            )
         if not (weight[rows] > 0).any():
             raise InputError(
-                f"head {name} has no row to train on: its {int((weight > 0).sum())} rows all fall to dev and test."
+                f"head {name} has no row to train on: none of the rows that train has such a label with a weight above "
+                f"0 (labels' `weight`, loss.weight_by), of {int((weight > 0).sum())} that have."
             )
     targets = found.targets["relevance"][rows][found.weights["relevance"][rows] > 0]
     seen = np.unique(targets.argmax(1))
@@ -196,7 +192,7 @@ def check_examples(found: Examples) -> None:
 
 
 # ------------------------------------------------------------------------------
-# Labels and gold become examples: all sources behind each other, a target and a weight for each row and head.
+# Labels and gold become examples: all sources concatenated, a target and a weight for each row and head.
 
 
 def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
@@ -214,7 +210,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
                 "Set student.kind: logistic."
             )
     gold = None if spec.gold is None else load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
-    gold_of = [gold.of(table) if gold else [None] * len(table.pairs) for table in tables]
+    gold_of = [gold.of(table.where, table.plan, table.pairs) if gold else [None] * len(table.pairs) for table in tables]
     if gold is not None and gold.pairs:
         tables.append(_gold_rows(gold, tables))
         gold_of.append([target.grade if target else None for target in tables[-1].relevance])
@@ -285,7 +281,7 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Se
 
 
 class _Rows:
-    """All sources behind each other."""
+    """All sources concatenated."""
 
     def __init__(
         self, spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]], grades: int
@@ -311,8 +307,18 @@ class _Rows:
 
     def examples(self, gold: GoldGrades | None) -> Examples:
         heads = self._heads()
-        self._check_trained(heads)
-        self._check_gold(gold)
+        loss = self.spec.loss
+        if loss.relevance == 0 and (loss.consistency == 0 or not set(NODE_HEADS) <= set(heads)):
+            raise InputError(
+                "nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and "
+                f"attribute (there are {', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
+            )
+        if gold is not None and not (self.gold >= 0).any():  # else the labels would judge themselves, unnoticed
+            raise InputError(
+                f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by "
+                f"{gold.about.joined_by or 'row'}. Do the ids mean the same things, and does `gold.grade` name the "
+                "right column? Fix it, or leave `gold` out."
+            )
         teacher, probs = self._teacher()
         row_weight = self._row_weight(probs)
         targets, weights = {}, {}
@@ -352,68 +358,28 @@ class _Rows:
             about,
         )
         check_examples(found)
-        self._count_gold_alone(found)
-        found.phi = self._phi(heads)  # after the labels were looked at: what is off the scale is reported as that
+        num_train = len(found.rows_of(TRAIN))
+        num_alone = int((~self.is_labelled[found.rows_of(TRAIN)]).sum())
+        if num_alone and self.is_labelled.any():
+            found.notes.append(
+                f"{num_alone:,} of {num_train:,} rows to train on have gold alone: each weighs "
+                f"{self.spec.loss.gold_weight:g} of a labelled one (loss.gold_weight)"
+            )
+        found.phi = self._phi(heads)  # after the labels were checked: what is off the scale is reported as that
         self._balance(found)
         return found
 
-    def _count_gold_alone(self, found: Examples) -> None:
-        """Say how many rows to train on no teacher has labelled, where others are labelled."""
-        rows = found.rows_of(TRAIN)
-        count = int((~self.is_labelled[rows]).sum())
-        if count and self.is_labelled.any():
-            found.notes.append(
-                f"{count:,} of {len(rows):,} rows to train on have gold alone: each weighs "
-                f"{self.spec.loss.gold_weight:g} of a labelled one (loss.gold_weight)"
-            )
-
     def _heads(self) -> dict[str, int]:
-        """Which heads there are: those named, or those with labels that some weight trains.
-
-        Raises:
-            InputError: a head that was named has no labels.
-        """
+        """Which heads there are: those named, or those with labels that some weight trains."""
         loss, named = self.spec.loss, self.spec.student.heads
         has = {name: any(target is not None for target in self.targets[name]) for name in HEADS}
         if named != "auto":
-            bare = [name for name in named if not has[name]]
-            if bare:
-                where = ", ".join(table.where for table in self.tables)
-                raise InputError(
-                    f"student.heads names {', '.join(bare)}, and no row of {where} has such a label. Leave it out."
-                )
             return {name: self.widths[name] for name in HEADS if name in named}
         if not KINDS[self.spec.student.kind].has_nodes:
             return {"relevance": self.grades}
         induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
         trained = {name: has[name] and (getattr(loss, name) > 0 or induces) for name in NODE_HEADS}
         return {name: self.widths[name] for name in HEADS if name == "relevance" or trained[name]}
-
-    def _check_trained(self, heads: dict[str, int]) -> None:
-        """Something trains the relevance head: its labels, or the consistency of both node heads with it.
-
-        Raises:
-            InputError: neither does.
-        """
-        loss = self.spec.loss
-        if loss.relevance == 0 and (loss.consistency == 0 or not set(NODE_HEADS) <= set(heads)):
-            raise InputError(
-                "nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and "
-                f"attribute (there are {', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
-            )
-
-    def _check_gold(self, gold: GoldGrades | None) -> None:
-        """Gold that was named judges something: otherwise the labels would judge themselves, and nobody would know.
-
-        Raises:
-            InputError: none of its grades meets a row.
-        """
-        if gold is not None and not (self.gold >= 0).any():
-            how = gold.about.joined_by or "row"
-            raise InputError(
-                f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by {how}. Do the ids mean "
-                "the same things, and does `gold.grade` name the right column? Fix it, or leave `gold` out."
-            )
 
     def _teacher(self) -> tuple[np.ndarray, np.ndarray]:
         """The teacher's grade [N] and distribution [N, K] of labelled rows."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,7 @@ from relabel.manifests.tables import Column, read_grades
 
 
 COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass"]
-"""What is read of a label file, beside `NODE_COLUMNS`."""
+"""What is read of a label file, in addition to `NODE_COLUMNS`."""
 NODE_COLUMNS = dict.fromkeys(NODE_HEADS, KINDS["int8"]) | {
     f"{name}_probs": KINDS["list<float32>"] for name in NODE_HEADS
 }
@@ -104,33 +104,20 @@ def targets_of(
     """Grades and distributions as targets, each checked: one bad number would be learned without a word."""
     found: list[Target | None] = []
     for row, (value, given) in enumerate(zip(values, probs, strict=True)):
-        if value is None:
-            found.append(None)
-            continue
-        if value < 0 or (grades is not None and value >= grades):
+        if value is not None and not 0 <= value < (grades or 11):
             raise InputError(f"{where}: label {row} has `{column}` {value}, off the scale 0 to {(grades or 11) - 1}.")
-        if given is not None:
-            numbers = np.asarray(given, dtype=np.float64)
-            is_off = (
-                len(given) != grades
-                or not np.isfinite(numbers).all()
-                or numbers.min() < 0
-                or abs(numbers.sum() - 1) > SUM_TOLERANCE
+        if value is not None and given is not None and not _is_distribution(given, grades):
+            raise InputError(
+                f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum to 1 are "
+                "wanted."
             )
-            if is_off:
-                raise InputError(
-                    f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum to "
-                    "1 are wanted."
-                )
-        found.append(Target(value, given))
+        found.append(None if value is None else Target(value, given))
     return found
 
 
-def check_outside(masses: Sequence[float | None], where: str) -> None:
-    """A mass outside the grades is a share: rows are weighted by what it leaves."""
-    for row, mass in enumerate(masses):
-        if mass is not None and not -SUM_TOLERANCE <= mass <= 1 + SUM_TOLERANCE:
-            raise InputError(f"{where}: label {row} has the outside mass {mass}; a share from 0 to 1 is wanted.")
+def _is_distribution(given: list[float], grades: int | None) -> bool:
+    numbers = np.asarray(given, dtype=np.float64)
+    return len(given) == grades and bool(numbers.min() >= 0 and abs(numbers.sum() - 1) <= SUM_TOLERANCE)  # NaN is not
 
 
 # ------------------------------------------------------------------------------
@@ -158,9 +145,8 @@ def rejoin(columns: dict[str, list[Any]], dataset: Dataset, where: str) -> list[
             "pairs?"
         )
     pairs = read_pairs(dataset, rows)
-    for number, pair in enumerate(pairs):
-        ids = str(columns["query_id"][number]), str(columns["doc_id"][number])
-        if ids != (pair.query_id, pair.doc_id):
+    for pair, *ids in zip(pairs, columns["query_id"], columns["doc_id"], strict=True):
+        if (str(ids[0]), str(ids[1])) != (pair.query_id, pair.doc_id):
             raise InputError(
                 f"{where}: the label of row {pair.row_id} is of query {ids[0]}, document {ids[1]}; that row of the "
                 f"pairs is query {pair.query_id}, document {pair.doc_id}. Are they the right pairs, in the right "
@@ -177,17 +163,13 @@ def read_pairs(dataset: Dataset, rows: np.ndarray) -> list[Pair]:
     sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
     is_range = len(distinct) == distinct[-1] - distinct[0] + 1
     shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
-    found = {pair.row_id: pair for pair in _chunked(dataset, shard, None if is_range else distinct)}
+    chunks = read_chunks(dataset, shard, None if is_range else distinct, range(len(sizes)))
+    found = {pair.row_id: pair for chunk in chunks for pair in chunk.pairs}
     return [found[row] for row in rows.tolist()]
 
 
-def _chunked(dataset: Dataset, shard: ShardPlan, rows: np.ndarray | None) -> Iterator[Pair]:
-    for chunk in read_chunks(dataset, shard, rows, range(len(shard.chunks))):
-        yield from chunk.pairs
-
-
 # ------------------------------------------------------------------------------
-# A finished run as whoever trains on its labels opens it: proven row by row and byte by byte (what `relabel verify`
+# A finished run, opened to train on its labels: proven row by row and byte by byte (what `relabel verify`
 # does), and within its quarantine limit.
 
 
@@ -339,8 +321,7 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         data = read_whole(path, storage)
     except FileNotFoundError as exc:
         raise InputError(
-            f"{path}: no such file or folder (looked from {Path.cwd()}). `labels` wants outputs of runs, or Parquet "
-            "files."
+            f"{path}: no such file or folder (from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
         ) from exc
     with reading(path):
         schema = pq.read_schema(io.BytesIO(data))
@@ -375,16 +356,7 @@ def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None) ->
         raise InputError(f"{where}: no row with status ok and a grade, of {size}. There is nothing to learn from.")
     columns = {name: [values[row] for row in usable] for name, values in columns.items()}
     probs = columns.get("probs") or [None] * len(usable)
-    widths = {len(row) for row in probs if row is not None}
-    if len(widths) > 1:
-        raise InputError(
-            f"{where}: distributions over {' and '.join(map(str, sorted(widths)))} grades in one source; one scale is "
-            "wanted."
-        )
-    width = widths.pop() if widths else None
-    if grades is not None and width is not None and width != grades:
-        raise InputError(f"{where}: distributions over {width} grades of a labeler with {grades}.")
-    grades = grades or width
+    grades = grades or next((len(row) for row in probs if row is not None), None)
     targets = {"relevance": targets_of(columns["grade"], probs, grades, where, "grade")}
     nothing = [None] * len(usable)
     for name in NODE_HEADS:
@@ -393,7 +365,6 @@ def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None) ->
         )
     pairs = rejoin(columns, dataset, where)
     outside = columns.get("outside_mass") or [None] * len(usable)
-    check_outside(outside, where)
     return LabelTable(where, "file", grades, pairs, targets, outside, None, None, dataset.columns, None)
 
 
@@ -414,17 +385,6 @@ _KEYS = {
 }
 
 
-class Joined(Protocol):
-    """Rows that grades are joined to: where they are, the run's plan if they are one's, and their texts."""
-
-    @property
-    def where(self) -> str: ...
-    @property
-    def plan(self) -> Plan | None: ...
-    @property
-    def pairs(self) -> list[Pair]: ...
-
-
 @dataclass
 class GoldGrades:
     """All grades of a gold source.
@@ -432,7 +392,7 @@ class GoldGrades:
     Args:
         pairs: its rows with texts, where they are learned from; else empty.
         grades: of those rows, None where there is none.
-        key: where the source stands in its spec.
+        key: of the source in its spec.
         by_pair: by (query_id, doc_id), filled on first use.
     """
 
@@ -445,7 +405,7 @@ class GoldGrades:
     key: str = "gold"
     by_pair: PairGrades | None = field(default=None)
 
-    def of(self, table: Joined) -> list[int | None]:
+    def of(self, where: str, plan: Plan | None, pairs: Sequence[Pair]) -> list[int | None]:
         """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id,
         doc_id).
 
@@ -453,39 +413,32 @@ class GoldGrades:
             InputError: grades can't be joined, or a pair has several.
         """
         with in_words_of_the_spec(self.key):
-            return self._of(table)
-
-    def _of(self, table: Joined) -> list[int | None]:
-        own = None if table.plan is None else own_input(table.plan, self.source.path, self.source.grade, self.storage)
-        if own is not None:
-            files, column = own
-            grades = _grades(load_gold_by_row(files, column, self.storage), self.source)
-            self.about = replace(self.about, joined_by="row of the labels' own input")
-            return list(grades.take(pa.array([pair.row_id for pair in table.pairs], pa.int64())).to_pylist())
-        if self.by_pair is None:
-            self.by_pair = self._read_by_pair()
-        self.about = replace(self.about, joined_by="query_id and doc_id")
-        return self.by_pair.grades_of([(pair.query_id, pair.doc_id) for pair in table.pairs])
-
-    def _read_by_pair(self) -> PairGrades:
-        source = self.source
-        qrels = load_qrels(
-            source.path,
-            self.storage,
-            grade=source.grade,
-            by=source.columns.query_id,
-            doc=source.columns.doc_id,
-            is_by_row=False,
-            grade_map=source.map,
-        )
-        return grades_by_pair(qrels, source.duplicates)
+            own = plan and own_input(plan, self.source.path, self.source.grade, self.storage)
+            if own:
+                grades = _grades(load_gold_by_row(*own, self.storage), self.source)
+                self.about = replace(self.about, joined_by="row of the labels' own input")
+                return list(grades.take(pa.array([pair.row_id for pair in pairs], pa.int64())).to_pylist())
+            if self.by_pair is None:
+                source = self.source
+                qrels = load_qrels(
+                    source.path,
+                    self.storage,
+                    grade=source.grade,
+                    by=source.columns.query_id,
+                    doc=source.columns.doc_id,
+                    is_by_row=False,
+                    grade_map=source.map,
+                )
+                self.by_pair = grades_by_pair(qrels, source.duplicates)
+            self.about = replace(self.about, joined_by="query_id and doc_id")
+            return self.by_pair.grades_of([(pair.query_id, pair.doc_id) for pair in pairs])
 
 
 def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: str = "gold") -> GoldGrades:
     """Open a gold source; texts are read only where they are learned from.
 
     Args:
-        key: where it stands in its spec, for errors.
+        key: of the source in its spec, for errors.
     Raises:
         InputError: it can't be read, has no texts while it is learned from, or its grades are off.
     """
@@ -495,7 +448,7 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
     is_folder = not is_url(source.path) and Path(source.path).is_dir()
     if not is_folder and not source.path.endswith(PARQUET_SUFFIXES):
         raise InputError(
-            f"{source.path}: gold that is learned from wants Parquet with the pairs' texts beside the grades."
+            f"{source.path}: gold that is learned from wants Parquet with the pairs' texts and the grades."
         )
     columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
     with in_words_of_the_spec(key):

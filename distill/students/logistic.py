@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from relabel.distill.students.bases import TrainingInputs, build_module, read_settings, sentence_vectors
-from relabel.distill.students.examples import DEV, TRAIN, Examples
+from relabel.distill.students.examples import DEV, TRAIN
 from relabel.distill.students.losses import Objective
 from relabel.distill.students.manifest import STUDENT_NAME, StudentRecord, TrainingFacts, read_student
 from relabel.distill.students.model import PAD_MULTIPLE, EncoderTexts, PairTexts, TokenRow, logits_of_rows
@@ -76,7 +76,7 @@ class LogisticStudent(EncoderStudent):
 
     @classmethod
     def start(cls, _spec: DistillSpec, path: Path, _tokenizer: Any, record: StudentRecord) -> Self:
-        """With a head that is to be fitted: an earlier student's is not looked at."""
+        """With a head that is to be fitted: an earlier student's is not used."""
         return cls(load_backbone(path), record.heads, pooling=record.pooling)
 
     @staticmethod
@@ -128,7 +128,7 @@ class HeadColumns(nn.Module):  # type: ignore[misc]
 #
 # Components, means and scales follow from the distinct queries that train, and from no other. All of it is linear, so
 # it is folded into the head's weights: a student that serves holds one matrix. Nothing is drawn and nothing is kept on
-# the way: equal inputs give equal weights, and a training that was killed begins anew.
+# the way: equal inputs give equal weights, and a training that was killed starts again.
 
 
 # N rows, Q distinct queries, D hidden, P components, F counts, K grades
@@ -195,7 +195,13 @@ def fit_student(
         TrainingError: the loss is not finite, or has no minimum.
     """
     spec, examples, say = inputs.spec, inputs.examples, inputs.say
-    _refuse_leaks(examples)
+    split = examples.about.split
+    for name, side in (("dev", split.dev), ("test", split.test)):
+        if side.texts_seen_in_train:
+            raise InputError(
+                f"{side.texts_seen_in_train} queries of the {name} split are training queries under another id, and a "
+                "logistic student reads nothing else. Set split.by: query."
+            )
     began = time.perf_counter()
     module = build_module(spec, inputs.base, inputs.record)
     assert isinstance(module, LogisticStudent)
@@ -281,7 +287,7 @@ def fit_softmax(
         loss.backward()
         losses.append(float(loss.detach()))
         if not np.isfinite(losses[-1]):
-            raise TrainingError("the loss is not finite. Raise train.weight_decay, and look at the labels' weights.")
+            raise TrainingError("the loss is not finite. Raise train.weight_decay, and check the labels' weights.")
         return losses[-1], np.asarray(whole.grad.numpy())
 
     steps = iter(range(1, MOST_STEPS + 1))
@@ -298,14 +304,3 @@ def fit_softmax(
             f"no optimum after {found.nit} steps (gradient {np.abs(found.jac).max():.2g}). Raise train.weight_decay."
         )
     return found.x[: grades * width].reshape(grades, width), found.x[grades * width :]
-
-
-def _refuse_leaks(examples: Examples) -> None:
-    """Raise where dev or test holds a text that trains: a student that reads the query alone has then seen the row."""
-    split = examples.about.split
-    for name, side in (("dev", split.dev), ("test", split.test)):
-        if side.texts_seen_in_train:
-            raise InputError(
-                f"{side.texts_seen_in_train} queries of the {name} split are training queries under another id, and a "
-                "logistic student reads nothing else. Set split.by: query."
-            )

@@ -86,7 +86,7 @@ def induced_log_probs(subject_BS: Tensor, attribute_BA: Tensor, mask_KC: Tensor)
     log_a_BA = torch.log_softmax(_wide(attribute_BA), dim=-1)
     log_cells_BC = (log_s_BS[:, :, None] + log_a_BA[:, None, :]).flatten(1)
     lowest = torch.finfo(log_cells_BC.dtype).min
-    # a finite stand-in for -inf keeps logsumexp's gradient free of NaN where a grade has no cell
+    # a finite substitute for -inf keeps logsumexp's gradient free of NaN where a grade has no cell
     masked_BKC = log_cells_BC[:, None, :].masked_fill(~mask_KC, lowest)
     log_p_BK = torch.logsumexp(masked_BKC, dim=-1)
     return log_p_BK.masked_fill(~mask_KC.any(-1), float("-inf"))
@@ -173,12 +173,14 @@ class Objective:
 
     def sums(self, logits: Mapping[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Σ_i w_i l_i by part, scalars that carry gradients."""
-        found = {}
+        found, temperature = {}, self._spec.temperature
         for name, weight_B in self.row_weights(batch).items():
             if name == CONSISTENCY:
                 losses_B = self._consistency(logits)
             else:
-                losses_B = self._cross_entropy(logits[name], batch["targets"][name], smoothing=self._smoothing(name))
+                smoothing = self._spec.label_smoothing if name == "relevance" else 0.0  # eq. 17; eq. 16 has none
+                target_BK = soft_targets(batch["targets"][name], temperature=temperature, smoothing=smoothing)
+                losses_B = cross_entropy(logits[name], target_BK, temperature=temperature)
             found[name] = weighted_sum(losses_B, weight_B)
         return found
 
@@ -188,18 +190,11 @@ class Objective:
         Args:
             totals: Σ w by part, over all batches of the optimizer step; a part without a weighted row adds nothing.
         """
-        terms = [weight * sums[name] / _positive(totals[name]) for name, weight in self.weights.items()]
+        terms = [
+            weight * sums[name] / torch.where(totals[name] > 0, totals[name], 1.0)
+            for name, weight in self.weights.items()
+        ]
         return torch.stack(terms).sum()
-
-    def _smoothing(self, head: str) -> float:
-        """ε of a head's target: equation 17 softens the grade, equation 16 takes the node scores as they are."""
-        return self._spec.label_smoothing if head == "relevance" else 0.0
-
-    def _cross_entropy(self, logits_BK: Tensor, target_BK: Tensor, *, smoothing: float) -> Tensor:
-        temperature = self._spec.temperature
-        return cross_entropy(
-            logits_BK, soft_targets(target_BK, temperature=temperature, smoothing=smoothing), temperature=temperature
-        )
 
     def _consistency(self, logits: Mapping[str, Tensor]) -> Tensor:
         relevance_BK, subject_BS, attribute_BA = (logits[name] for name in ("relevance", *NODE_HEADS))
@@ -207,20 +202,16 @@ class Objective:
         return consistency(relevance_BK, subject_BS, attribute_BA, mask_KC, direction=self._spec.consistency_direction)
 
 
-def _positive(total: Tensor) -> Tensor:
-    return torch.where(total > 0, total, torch.ones_like(total))
-
-
 # ------------------------------------------------------------------------------
 # What turns gradients into a student's next weights: AdamW by groups of parameters, and the schedule of its rate.
 
 
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
-"""Parameters that weight decay leaves alone, by name; those of `nn.LayerNorm` beside them."""
+"""Parameters that weight decay leaves alone, by name; in addition to those of `nn.LayerNorm`."""
 
 
 def make_optimizer(module: Any, settings: TrainSection) -> torch.optim.AdamW:
-    """AdamW over what training changes; each group has its peak rate as `initial_lr`, the heads' behind the others."""
+    """AdamW over what training changes; each group has its peak rate as `initial_lr`, the heads' after the others."""
     norms = {id(held) for part in module.modules() if isinstance(part, nn.LayerNorm) for held in part.parameters()}
     rates = {False: settings.learning_rate}
     heads: set[int] = set()
@@ -271,7 +262,7 @@ class OptimizerSteps:
 
     Args:
         module: a student's, sharded or not; trained in place.
-        not_finite: makes the error for a loss or a gradient that is none.
+        not_finite: makes the error for a loss or a gradient that is not finite.
     """
 
     def __init__(

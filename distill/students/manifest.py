@@ -207,7 +207,7 @@ class GateCheck(GateVerdict):
 
 @dataclass(frozen=True)
 class JudgedGates:
-    """The gates of a spec, held against figures."""
+    """The gates of a spec, applied to figures."""
 
     has_passed: bool
     checks: list[GateCheck]
@@ -264,7 +264,7 @@ def read_student_manifest(data: bytes, where: str) -> StudentManifest:
 
 
 # ------------------------------------------------------------------------------
-# What a student's folder says of the student beside its weights.
+# The record of a student, in its folder.
 
 
 STUDENT_NAME = "student.json"

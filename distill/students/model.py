@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from relabel.distill.students.length_batches import batch_tokens_on, length_batches
 from relabel.distill.students.manifest import STUDENT_NAME, StudentRecord, read_student
-from relabel.distill.students.spec import KINDS, DistillSpec
+from relabel.distill.students.spec import KINDS
 from relabel.distill.training.locations import open_to_readers
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.labels import PhiTable
@@ -196,65 +196,17 @@ def softmax(logits_BK: np.ndarray) -> np.ndarray:
 
 HEADS_NAME = "heads.safetensors"
 
-NOT_THE_MODEL = ("manifest.json", "README.md", "curves.parquet", "curves.svg", "seconds.parquet")
+NOT_THE_MODEL = ("manifest.json", "README.md", "curves.parquet", "curves.svg")
 
 
-class StudentModule(Protocol):
-    """The torch module of a kind. Called with what its texts collate, it gives logits [B, K] by head."""
-
-    @staticmethod
-    def own_parts(spec: DistillSpec, path: Path, tokenizer: Any, grades: int) -> dict[str, Any]:
-        """Fields of the record that this kind alone fills.
-
-        Args:
-            path: folder of the model that it starts from.
-        Raises:
-            ModelError, ConfigError: the model or the spec does not go with it.
-        """
-        ...
-
-    @staticmethod
-    def texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
-        """What turns pairs into its batches."""
-        ...
-
-    @classmethod
-    def start(cls, spec: DistillSpec, path: Path, tokenizer: Any, record: StudentRecord) -> Self:
-        """The module to train, from the model in a folder.
-
-        Raises:
-            OSError, ValueError, RuntimeError: its weights can't be loaded.
-            ModelError: it is no such model.
-        """
-        ...
-
-    @classmethod
-    def load(cls, record: StudentRecord, folder: Path) -> Self:
-        """A trained one, from its folder."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write weights and config."""
-        ...
-
-    @property
-    def inner(self) -> Any:
-        """The model of transformers inside."""
-        ...
-
-    @property
-    def layers(self) -> Any:
-        """Its layers, for compiling them one by one."""
-        ...
-
-    def output_rows(self) -> dict[str, tuple[Any, Any]]:
-        """By head, weight [K, D] and bias [K] of the linear layer behind the pooled vectors."""
-        ...
+StudentModule: TypeAlias = Any
+"""A torch module with the members of `networks.EncoderStudent`: called with what its texts collate, it gives logits
+[B, K] by head."""
 
 
-def module_class(kind: str) -> type[StudentModule]:
-    """The class behind a registered kind; loads torch."""
-    return cast("type[StudentModule]", imported(KINDS[kind].module))
+def module_class(kind: str) -> StudentModule:
+    """The class of a registered kind; loads torch."""
+    return imported(KINDS[kind].module)
 
 
 @dataclass
@@ -328,7 +280,7 @@ def check_batches(module: Any, texts: PairTexts, record: StudentRecord, where: s
     refuse_leaks(answer, texts.encode(PROBES), where)
 
 
-def make_texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
+def make_texts(record: StudentRecord, tokenizer: Any) -> Any:
     """What turns pairs into this student's batches."""
     return module_class(record.kind).texts(record, tokenizer)
 
@@ -425,7 +377,7 @@ class DecoderTexts:
         max_tokens: longest row.
         pieces: the prompt's text before the query, between query and document, and after the document; template text,
             in which control tokens count as such.
-        packs: put a batch's rows behind each other into one row without padding instead of padding them on the left.
+        packs: concatenate a batch's rows into one row without padding instead of padding them on the left.
     Raises:
         ConfigError: the prompt alone is longer than `max_tokens`.
     """
@@ -531,7 +483,7 @@ def render_prompt(tokenizer: Any, *, style: str, system: str, user: str, ending:
 
 
 def grade_token_ids(tokenizer: Any, grades: int, *, after: str) -> list[int]:
-    """The tokens `0` to `K-1` as they stand right after the prompt's end.
+    """The tokens `0` to `K-1` as tokenized right after the prompt's end.
 
     Args:
         after: the prompt's last piece.
@@ -559,8 +511,8 @@ def grade_token_ids(tokenizer: Any, grades: int, *, after: str) -> list[int]:
 # in the order given.
 #
 # A call scores one block of rows (the run's chunk) and its batches follow from that block alone, never from what was
-# scored before or beside it, so that a block that is scored again gives the same bits on the same machine (unless
-# memory ran out, which makes batches smaller).
+# scored before or at the same time, so that a block scored again gives the same bits on the same machine (unless memory
+# ran out, which makes batches smaller).
 
 
 logger = logging.getLogger(__name__)
@@ -588,7 +540,7 @@ class PairScorer(Protocol):
 
 
 class Scorer:
-    """A student at work.
+    """Scores pairs with a student.
 
     Args:
         student: on its device, in eval mode.

@@ -47,11 +47,11 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         pooling: `mean` over the tokens that are no padding, or the first token.
         dropout: on the pooled representation, in training.
         seed: each fresh head is drawn from this seed and its own name, so that a head starts the same whichever others
-            are beside it.
+            there are.
     """
 
     extra_width: ClassVar[int] = 0
-    """Columns that the heads read behind the pooled vector."""
+    """Columns that the heads read after the pooled vector."""
 
     def __init__(
         self, backbone: Any, heads: Mapping[str, int], *, pooling: Pooling = "mean", dropout: float = 0.1, seed: int = 0
@@ -107,7 +107,7 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         return module
 
     def save(self, folder: Path) -> None:
-        """Write the backbone as transformers does but for its config's name, and the heads beside it."""
+        """Write the backbone as transformers does but for its config's name, and the heads in a file of their own."""
         self.backbone.save_pretrained(folder)
         (folder / "config.json").replace(folder / BACKBONE_NAME)
         heads = self.heads.state_dict().items()
@@ -152,14 +152,14 @@ def load_heads(module: Any, folder: Path, names: Sequence[str] | None = None) ->
     Args:
         names: of the heads to take; None for all that the module has.
     Raises:
-        ValueError: a head is missing there or has another shape.
+        ModelError: a head is missing there or has another shape.
     """
     held = load_file(folder / HEADS_NAME)
     whole = module.heads.state_dict()
     state = {name: tensor for name, tensor in whole.items() if names is None or name.partition(".")[0] in names}
     for name, tensor in state.items():
         if name not in held or held[name].shape != tensor.shape:
-            raise ValueError(f"{folder / HEADS_NAME} holds no {name} of shape {list(tensor.shape)}")
+            raise ModelError(f"{folder / HEADS_NAME} holds no {name} of shape {list(tensor.shape)}")
     module.heads.load_state_dict({**whole, **{name: held[name] for name in state}})
 
 
@@ -228,8 +228,8 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         """Logits of the grade tokens.
 
         Args:
-            input_ids, attention_mask, position_ids: int64 [B, T], padded on the left; or [1, T] with rows packed behind
-                each other, positions that begin anew at each, and no mask.
+            input_ids, attention_mask, position_ids: int64 [B, T], padded on the left; or [1, T] with rows
+                concatenated, positions that restart at each, and no mask.
             last: for packed rows, the place of each row's last token, int64 [B].
         Returns:
             `{"relevance": float [B, K]}`.
@@ -247,7 +247,7 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         return output.weight[self.grade_ids], None if bias is None else bias[self.grade_ids]
 
     def adapt(self, lora: LoraSpec, *, seed: int) -> None:
-        """Put low-rank adapters beside the linear layers and freeze all else.
+        """Add low-rank adapters to the linear layers and freeze all else.
 
         Raises:
             MissingExtraError: peft is absent.
@@ -256,7 +256,7 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         self._adapted = [adapted(self.lm, lora, seed=seed, key="student.lora", extra="gpu")]
 
     def merge(self) -> None:
-        """Add the adapters, if any, to the weights that they are beside."""
+        """Merge the adapters, if any, into the weights."""
         if self._adapted:
             self.lm = self._adapted.pop().merge_and_unload()
 

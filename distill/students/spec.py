@@ -3,13 +3,12 @@ and no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from relabel.distill.training.spec import DevSplit, EarlyStop, LoraSpec, TrainingSection
+from relabel.distill.training.spec import DevSplit, EarlyStop, LoraSpec, TrainedSpec, TrainingSection, as_sources
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.labels import PhiTable, check_phi
 from relabel.manifests.metrics.gates import Gate, parse_gates
@@ -30,8 +29,7 @@ from relabel.manifests.specs import (
 # ------------------------------------------------------------------------------
 # Which kinds of student there are. Adding one is one file with a `StudentModule` and one entry here.
 #
-# What a kind's module can do is said by `StudentModule` in `students.py`; here is what is known of it before its
-# file, and torch with it, is loaded.
+# What a kind's module can do: `networks.EncoderStudent`; here is what is known of it before torch is loaded.
 
 
 BaseKind = Literal["encoder", "decoder"]
@@ -48,7 +46,7 @@ class StudentKind:
         reads_query: whether it reads the query alone.
         trainer: import path of its `Trainer` (`trainers.py`).
         base: the model of transformers that it starts from.
-        has_nodes: whether it can have heads beside relevance.
+        has_nodes: whether it can have other heads than relevance.
         refuses: keys of the spec that are for other kinds.
         pads_left: whether its batches are padded on the left.
         int8_narrows: whether dynamic int8 takes the matrices that narrow as well (see `export/quantization.py`).
@@ -116,28 +114,6 @@ NODE_HEADS = ("subject", "attribute")
 HEADS = ("relevance", *NODE_HEADS)
 """Heads that a student can have, in the order in which they are built."""
 
-NODE_HEADS_REACH = 0.84
-"""Steps times the heads' peak rate from which heads for nodes were seen not to cost the grade: 168 steps at 5e-3
-(benchmarks/heads_vs_label_cpu_2026-11-23.md). A weight moves by no more than the rate in a step of AdamW.
-"""
-
-
-def remark_on_nodes(heads: Collection[str], *, steps: int, learning_rate: float) -> list[str]:
-    """What there is to say of a training too short for its heads for nodes.
-
-    Args:
-        steps: of the whole training.
-        learning_rate: peak of the heads.
-    """
-    if not set(NODE_HEADS) & set(heads) or steps * learning_rate >= NODE_HEADS_REACH:
-        return []
-    return [
-        f"heads for subject and attribute have {steps:,} steps at a rate of {learning_rate:g}, which may be too few: "
-        "under-trained, they cost the grade. Set train.head_learning_rate: 5e-3 and more train.epochs (168 steps were "
-        "enough), or leave them out: loss.subject, loss.attribute and loss.consistency: 0"
-    ]
-
-
 # ------------------------------------------------------------------------------
 # The section `student` of a spec: the model that learns.
 
@@ -191,7 +167,7 @@ class StudentSection(Spec):
     prompt: PromptSpec = PromptSpec()
     """What a decoder reads."""
     batching: Literal["padded", "packed"] = "padded"
-    """A decoder's batches: padded on the left, or rows packed behind each other without padding."""
+    """A decoder's batches: padded on the left, or rows concatenated without padding."""
 
     @field_validator("heads")
     @classmethod
@@ -347,9 +323,9 @@ class TrainSection(TrainingSection):
     class_balance: Literal["none", "weights", "sampler"] = "none"
     """Against rare grades: weigh rows by 1 / frequency of their grade, or sample them so, with replacement."""
     early_stopping: EarlyStopping | None = None
-    """Default: train to the end and keep the last step. The best step's checkpoint is kept beside the others."""
+    """Default: train to the end and keep the last step. The best step's checkpoint is always kept."""
     eval_every: int | None = Field(None, ge=1)
-    """Steps between looks at dev. Default: once an epoch."""
+    """Steps between evaluations on dev. Default: once an epoch."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the layers one by one; `auto` does so on a GPU."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
@@ -386,11 +362,9 @@ class SplitSection(DevSplit):
         return self
 
 
-class DistillSpec(Spec):
+class DistillSpec(TrainedSpec):
     """One student."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """Name of the student: letters, digits, dot, dash and underscore."""
     labels: tuple[LabelSource, ...]
     """What to learn from: paths, or mappings with a path and a weight. May be empty if there is gold."""
     gold: GoldSource | None = None
@@ -413,22 +387,11 @@ class DistillSpec(Spec):
     """
     allow_over_limit: bool = False
     """Take label runs over their quarantine limit."""
-    output: PathText = Field(min_length=1)
-    """Folder that the student owns, or `s3://bucket/folder`, where it is copied once it is finished."""
-    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
-    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
-    written.
-    """
 
     @field_validator("labels", mode="before")
     @classmethod
     def _paths_are_sources(cls, value: Any) -> Any:
-        value = [value] if isinstance(value, str | dict) else value
-        return (
-            [{"path": one} if isinstance(one, str) else one for one in value]
-            if isinstance(value, list | tuple)
-            else value
-        )
+        return as_sources(value)
 
     @field_validator("require")
     @classmethod
@@ -462,7 +425,7 @@ class DistillSpec(Spec):
         if self.require and self.split.test == 0:
             raise ValueError("`require` is judged on the test split, and `split.test` is 0")
         if self.train.early_stopping is not None and self.split.dev == 0:
-            raise ValueError("`train.early_stopping` looks at the dev split, and `split.dev` is 0")
+            raise ValueError("`train.early_stopping` needs the dev split, and `split.dev` is 0")
         if self.student.heads != "auto":
             self._named_heads_are_trained(self.student.heads)
         return self

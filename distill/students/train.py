@@ -20,7 +20,7 @@ from relabel.distill.students.examples import DEV, TRAIN, Examples, balance_weig
 from relabel.distill.students.losses import Objective, OptimizerSteps, rate_share
 from relabel.distill.students.manifest import TrainingFacts
 from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, pad_multiple_for
-from relabel.distill.students.spec import DistillSpec, EarlyStopping, TrainSection, remark_on_nodes
+from relabel.distill.students.spec import DistillSpec, EarlyStopping, TrainSection
 from relabel.distill.training import checkpoints
 from relabel.distill.training.checkpoints import StepState, write_checkpoint
 from relabel.distill.training.curves import Curve, CurveReporter, Outcome
@@ -74,7 +74,7 @@ class Collator:
 
 @dataclass
 class Feed:
-    """Batches of one of the processes that train, and what they are looked at with.
+    """Batches of one of the processes that train, and the evaluation on dev.
 
     Args:
         plan: the batches of all processes.
@@ -108,7 +108,7 @@ class Feed:
         return whole + rest * self.accumulation / self.num_batches
 
     def rows_of_steps(self, first: int, last: int) -> Iterator[list[list[int]]]:
-        """Row numbers of this process's batches in each step, from behind the first to the last."""
+        """Row numbers of this process's batches in each step, from after the first to the last."""
         for step in range(first, last):
             epoch, place = divmod(step, self.epoch_steps)
             if step == first or place == 0:
@@ -121,7 +121,7 @@ class Feed:
 # The training loop of students, from the first batch to the last step.
 #
 # accelerate has the devices: DDP, autocast, the scaler of fp16. Which rows make a batch, what is minimised, when dev is
-# looked at and how a checkpoint is written is decided here. What a step does follows from its number, the seed and what
+# evaluated and how a checkpoint is written is decided here. What a step does follows from its number, the seed and what
 # the checkpoint before it holds, so that a training goes on from any step as if nothing had happened.
 
 
@@ -186,14 +186,16 @@ class StudentTraining:
         return self._outcome()
 
     def _train(self) -> None:
-        every_look, every_save = self._settings.eval_every, self._settings.save_every
+        eval_every, every_save = self._settings.eval_every, self._settings.save_every
         is_over, is_stopped = self._is_done, False
         upcoming = self._feed.rows_of_steps(self.step, self.last_step)
         while not is_over:
             self._take_step(next(upcoming))
-            if self.step == self.last_step or self._is_due(every_look):
-                self._look()
-            is_stopped = self._is_stop_wished()
+            if self.step == self.last_step or self._is_due(eval_every):
+                self._evaluate()
+            # a signal to any of the processes stops all of them after the same step
+            wished = torch.tensor(is_stop_wished(), dtype=torch.float32, device=self.accelerator.device)
+            is_stopped = bool(self.accelerator.reduce(wished))
             is_over = self._is_done or is_stopped
             if is_over or self.best_step == self.step or self._is_due(every_save):
                 self._save()
@@ -202,13 +204,8 @@ class StudentTraining:
         if is_stopped:
             raise interruption()
 
-    def _is_stop_wished(self) -> bool:
-        """Whether a signal came to any of the processes, which all stop behind the same step."""
-        wished = torch.tensor(is_stop_wished(), dtype=torch.float32, device=self.accelerator.device)
-        return bool(self.accelerator.reduce(wished))
-
     def _is_due(self, every: int | None) -> bool:
-        """Whether it is time behind this step: once in so many, or once an epoch."""
+        """Whether something is due after this step: once in so many, or once an epoch."""
         return self.step % (every or self._feed.epoch_steps) == 0
 
     def _take_step(self, rows: Sequence[Sequence[int]]) -> None:
@@ -223,7 +220,7 @@ class StudentTraining:
         self._reporter.send(self.curve)
         failpoints.hit("after_training_step")
 
-    def _look(self) -> None:
+    def _evaluate(self) -> None:
         """Figures on dev, noted in the curve."""
         if self._feed.dev_figures is None:
             return
@@ -234,19 +231,19 @@ class StudentTraining:
         self._reporter.send(self.curve)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         self._place.say(f"step {self.step}, dev: {shown}")
-        self._judge_looks()
+        self._judge_evaluations()
 
-    def _judge_looks(self) -> None:
-        """The first of the best looks, and whether too many came after it, where early stopping goes by them."""
+    def _judge_evaluations(self) -> None:
+        """The first of the best evaluations, and whether too many came after it, where there is early stopping."""
         stopping = self._settings.early_stopping
-        looks = [] if stopping is None else self.curve.series("dev", metric_key(stopping))
-        if stopping is None or not looks:
+        points = [] if stopping is None else self.curve.series("dev", metric_key(stopping))
+        if stopping is None or not points:
             return
         sign = -1.0 if stopping.metric == "loss" else 1.0
-        self.best_step, _ = max(looks, key=lambda look: sign * look[1])
-        if sum(step > self.best_step for step, _ in looks) >= stopping.patience:
+        self.best_step, _ = max(points, key=lambda point: sign * point[1])
+        if sum(step > self.best_step for step, _ in points) >= stopping.patience:
             self.stopped_by = EARLY_STOPPING
-            self._place.say(f"no better dev {metric_key(stopping)} for {stopping.patience} looks: stopping")
+            self._place.say(f"no better dev {metric_key(stopping)} for {stopping.patience} evaluations: stopping")
 
     @property
     def _is_done(self) -> bool:
@@ -273,7 +270,7 @@ class StudentTraining:
         held = StepState.load(checkpoint)
         self.step = step_of(checkpoint)
         held.restore_curve(self.curve)
-        self._judge_looks()
+        self._judge_evaluations()
         checkpoints.load_weights(self.module, checkpoint / WEIGHTS)
         self.optimizer.load_state_dict(checkpoints.cut_moments(held.optimizer, self.optimizer))
         if self.accelerator.scaler is not None and held.scaler is not None:
@@ -297,7 +294,7 @@ class StudentTraining:
 
 
 def metric_key(stopping: EarlyStopping) -> str:
-    """The figure that early stopping looks at."""
+    """The figure that early stopping uses."""
     return METRIC_KEYS.get(stopping.metric, stopping.metric)
 
 
@@ -324,7 +321,7 @@ def train_student(
     has_dev = len(inputs.examples.rows_of(DEV)) > 0
     if spec.train.early_stopping is not None and not has_dev:
         raise InputError(
-            "`train.early_stopping` looks at the dev split, and no query fell there. Raise split.dev, or bring more "
+            "`train.early_stopping` needs the dev split, and no query fell there. Raise split.dev, or bring more "
             "queries."
         )
     (module, outcome, plan), halved = halving(
@@ -336,7 +333,20 @@ def train_student(
         ),
     )
     outcome.notes += halved.notes
-    return module.cpu(), _training_facts(spec, outcome, plan, halved.times), outcome
+    settings, halvings = spec.train, halved.times
+    facts = TrainingFacts(
+        steps=outcome.steps,
+        epochs=outcome.epochs,
+        best_step=outcome.best_step,
+        device=outcome.device,
+        rows_per_s=outcome.rows_per_s,
+        batch_size=settings.batch_size >> halvings if settings.tokens_per_batch is None else None,
+        tokens_per_batch=settings.tokens_per_batch,
+        accumulation=settings.accumulation << halvings,
+        was_batch_halved=halvings > 0,
+        padding_share=round(plan.padding_share(), 4),
+    )
+    return module.cpu(), facts, outcome
 
 
 def _attempt(
@@ -357,26 +367,13 @@ def _attempt(
         training = StudentTraining(accelerator, module, objective, feed, settings, place)
         if is_compiled:
             compile_layers(module, max_tokens=settings.max_tokens)
-        remarks = _remarks(inputs, training.last_step)
-        for remark in remarks if halvings == 0 else ():  # of the halved batch as of the whole one
-            inputs.say(remark)
         outcome = training.run(resume_from=checkpoints.last_checkpoint(folder, inputs.say))
         trained = accelerator.unwrap_model(module, keep_fp32_wrapper=False)  # judged as it will answer: in float32
         if checkpoints.is_sharded(module):
             trained = build_module(spec, inputs.base, inputs.record)
             checkpoints.copy_trained(module, trained)
         accelerator.free_memory()
-    outcome.notes[:0] = remarks
     return trained, outcome, feed.plan
-
-
-def _remarks(inputs: TrainingInputs, steps: int) -> list[str]:
-    """On heads for nodes; an encoder's, which begin at nothing."""
-    settings = inputs.spec.train
-    if inputs.spec.student.kind != "encoder":
-        return []
-    rate = settings.head_learning_rate or settings.learning_rate
-    return remark_on_nodes(inputs.examples.heads, steps=steps, learning_rate=rate)
 
 
 def _feed(
@@ -389,7 +386,9 @@ def _feed(
 ) -> Feed:
     """Batches of this training, halved so often and accumulated as much more often."""
     spec, examples = inputs.spec, inputs.examples
-    settings = spec.train
+    settings, balanced = spec.train, None
+    if settings.class_balance == "sampler":
+        balanced = np.asarray(balance_weights(examples)[examples.rows_of(TRAIN)], dtype=np.float64)
     plan = BatchPlan(
         [len(row.ids) for row in inputs.tokens],
         examples.rows_of(TRAIN),
@@ -397,7 +396,7 @@ def _feed(
         batch_size=max(1, settings.batch_size >> halvings),
         tokens_per_batch=settings.tokens_per_batch,
         groups=settings.group_by_length,
-        draw_weight=_draw_weight(spec, examples),
+        draw_weight=balanced,
         num_shards=accelerator.num_processes,
     )
     pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(accelerator.device)
@@ -429,27 +428,4 @@ def _no_memory(spec: DistillSpec, words: str, tried: str) -> TrainingError:
     return TrainingError(
         f"out of memory, {tried}: {words}. Lower train.batch_size or train.max_tokens, or set "
         "train.gradient_checkpointing: true."
-    )
-
-
-def _draw_weight(spec: DistillSpec, examples: Examples) -> np.ndarray | None:
-    """Chances of the training rows to be drawn, for `class_balance: sampler`; None to take each once."""
-    if spec.train.class_balance != "sampler":
-        return None
-    return np.asarray(balance_weights(examples)[examples.rows_of(TRAIN)], dtype=np.float64)
-
-
-def _training_facts(spec: DistillSpec, outcome: Outcome, plan: BatchPlan, halvings: int) -> TrainingFacts:
-    settings = spec.train
-    return TrainingFacts(
-        steps=outcome.steps,
-        epochs=outcome.epochs,
-        best_step=outcome.best_step,
-        device=outcome.device,
-        rows_per_s=outcome.rows_per_s,
-        batch_size=settings.batch_size >> halvings if settings.tokens_per_batch is None else None,
-        tokens_per_batch=settings.tokens_per_batch,
-        accumulation=settings.accumulation << halvings,
-        was_batch_halved=halvings > 0,
-        padding_share=round(plan.padding_share(), 4),
     )

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from relabel.distill.students.labels import GoldGrades, ProvenRun, load_gold, open_proven_run, read_pairs, rejoin
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SourceRows
 from relabel.distill.teachers.evidence import EvidenceQuery, chosen_in, load_evidence_queries
@@ -25,11 +23,11 @@ from relabel.manifests.files import Storage
 from relabel.manifests.formats import Choice, JsonIndices, closing_of, opening_of
 from relabel.manifests.gold import check_scale
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.plan import Plan, shard_row_ids
+from relabel.manifests.plan import shard_row_ids
 from relabel.manifests.reuse import AnswerKeys, stage_digests
 from relabel.manifests.rows import open_run_input
 from relabel.manifests.run import read_labels
-from relabel.manifests.schemas import ANSWERS, LABELS, LabelRow, label_rows
+from relabel.manifests.schemas import ANSWERS, LabelRow, label_rows
 from relabel.manifests.specs import LabelerOptions
 
 # ------------------------------------------------------------------------------
@@ -44,7 +42,7 @@ class AnsweredRow(NamedTuple):
         label: what the labeler made of it; None where there is a grade alone.
         grade: of the label, or the trusted one.
         source: number of its run.
-        sets: of a whole question, the chunks chosen of each document; it stands for all rows of its query.
+        sets: of a whole question, the chunks chosen of each document; it is one for all rows of its query.
     """
 
     pair: Pair
@@ -80,13 +78,6 @@ class AnsweredRows:
     def is_of_sets(self) -> bool:
         """Whether its rows are whole questions with the chunks chosen of their documents."""
         return self.options.name == EVIDENCE_SET
-
-
-@dataclass(frozen=True)
-class _Joined:
-    where: str
-    plan: Plan | None
-    pairs: list[Pair]
 
 
 def load_answered_rows(spec: TeacherSpec, data: RunData, storage: Storage) -> AnsweredRows:
@@ -125,7 +116,8 @@ def load_answered_rows(spec: TeacherSpec, data: RunData, storage: Storage) -> An
     _refuse_twice(found.runs)
     found.gold = None if gold is None else replace(gold.about, graded_rows=len(found.rows))
     if not found.rows:
-        raise InputError(f"{', '.join(run.root for run in opened)}: no answer to learn from{_counted(found.dropped)}.")
+        why = ", ".join(f"{count:,} rows {reason}" for reason, count in found.dropped.items())
+        raise InputError(f"{', '.join(run.root for run in opened)}: no answer to learn from{': ' * bool(why)}{why}.")
     return found
 
 
@@ -184,9 +176,7 @@ def _note_other_prompts(found: AnsweredRows, runs: Sequence[ProvenRun]) -> None:
 def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, storage: Storage) -> None:
     reads = found.labeler.reads
     tables = [read_labels(run.folder, file) for file in run.manifest.labels]
-    held = [
-        row for table in tables for row in label_rows(_whole(table)) if row.status == "ok" and row.grade is not None
-    ]
+    held = [row for table in tables for row in label_rows(table) if row.status == "ok" and row.grade is not None]
     dataset = open_run_input(run.root, run.plan, storage, reads=reads)
     columns = {name: [getattr(row, name) for row in held] for name in ("row_id", "query_id", "doc_id")}
     if found.is_of_sets:
@@ -198,11 +188,12 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
         found.runs.append(_about(run, len(held)))
         return
     pairs = rejoin(columns, dataset, run.root)
-    trusted = None if gold is None else gold.of(_Joined(run.root, run.plan, pairs))
+    trusted = None if gold is None else gold.of(run.root, run.plan, pairs)
     for number, (row, pair) in enumerate(zip(held, pairs, strict=True)):
         assert row.grade is not None
-        if trusted is not None and (reason := _distrust(row.grade, trusted[number])):
-            found.dropped[reason] += 1
+        if trusted is not None and trusted[number] != row.grade:
+            is_known = trusted[number] is not None
+            found.dropped["with another grade than the trusted one" if is_known else "without a trusted grade"] += 1
             continue
         found.rows.append(AnsweredRow(pair, row.grade, row, len(found.runs)))
         found.names.append((run.root, row.row_id))
@@ -216,20 +207,6 @@ def _add_sets(found: AnsweredRows, queries: Sequence[EvidenceQuery], run: Proven
         assert query.sets is not None
         found.rows.append(AnsweredRow(query.pair, int(any(query.sets)), source=len(found.runs), sets=query.sets))
         found.names.append((run.root, query.pair.row_id))
-
-
-def _distrust(grade: int, trusted: int | None) -> str | None:
-    if trusted is None:
-        return "without a trusted grade"
-    return None if grade == trusted else "with another grade than the trusted one"
-
-
-def _whole(table: pa.Table) -> pa.Table:
-    """A label table with all columns of the schema: files of earlier versions lack the last ones."""
-    for name in LABELS.names:
-        if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(table.num_rows, LABELS.field(name).type))
-    return table
 
 
 def _shared_answers(run: ProvenRun) -> dict[bytes, str]:
@@ -267,16 +244,12 @@ def _refuse_twice(runs: Sequence[LearnedLabels]) -> None:
         seen[run.manifest_sha256] = run.path
 
 
-def _counted(dropped: Counter[str]) -> str:
-    return ": " + ", ".join(f"{count:,} rows {reason}" for reason, count in dropped.items()) if dropped else ""
-
-
 # ------------------------------------------------------------------------------
 # What rows of a query shared as the answer to an ask.
 
 
 MOST_ROUNDS = 3
-"""Rounds of `relabel retry` whose shared answers are looked for."""
+"""Rounds of `relabel retry` whose shared answers are searched."""
 
 
 def shared_texts(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> Iterator[str]:
@@ -286,7 +259,9 @@ def shared_texts(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> Iterator
     keys = AnswerKeys(answered.parts[row.source])
     kept = answered.answers[row.source]
     options = answered.options
-    for put, attempt in ((_asked_again(ask, options) if again else ask, again) for again in range(options.attempts)):
+    drawn = Sampling(max(ask.sampling.temperature, options.retry_temperature), ask.sampling.top_p)
+    for attempt in range(options.attempts):
+        put = replace(ask, sampling=drawn) if attempt else ask
         for sample in range(options.samples):
             for retries in range(MOST_ROUNDS + 1):
                 text = kept.get(keys.key(put, retries, sample, attempt))
@@ -294,13 +269,8 @@ def shared_texts(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> Iterator
                     yield text
 
 
-def _asked_again(ask: Ask, options: LabelerOptions) -> Ask:
-    drawn = ask.sampling
-    return replace(ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
-
-
 # ------------------------------------------------------------------------------
-# What a labeler asked about a row and what it was answered, made anew from the label: the labeler's own generator
+# What a labeler asked about a row and what it was answered, rebuilt from the label: the labeler's own generator
 # asks, and its own reader reads what is put together here. A row whose label does not come out of that again is no
 # example.
 
@@ -336,7 +306,7 @@ def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: b
         has_answers: of runs; else there are grades alone.
         is_preliminary: the first grade alone is learned.
     Raises:
-        ConfigError: the labeler's answers can't be made anew from what there is.
+        ConfigError: the labeler's answers can't be rebuilt from what there is.
     """
     name, asks = options.name, labeler.probe()
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
@@ -399,7 +369,7 @@ def _preliminary(ask: Ask, row: AnsweredRow) -> AnsweredTurn:
 
 
 def _recalled(labeler: Labeler, row: AnsweredRow, ask: Ask, number: int) -> tuple[AnsweredTurn | None, Answer]:
-    """What a labeler's labels tell themselves; nothing is learned of an answer without a legal line."""
+    """What a labeler's own columns hold; nothing is learned of an answer without a legal line."""
     assert row.label is not None
     answer, completion = labeler.recall({"grade": row.grade, **row.label.columns}, ask, number)
     is_learned = completion and answer.finish != "overlong"
@@ -443,7 +413,7 @@ def _read_turn(ask: Ask, text: str) -> AnsweredTurn:
 
 
 def said_in(label: LabelRow) -> dict[str, str]:
-    """What each section of an answer says, by tag, as far as the label's columns tell; `none` where they hold
+    """What each section of an answer says, by tag, as far as the label's columns hold it; `none` where they hold
     nothing.
     """
     own: Mapping[str, Any] = label.columns
@@ -486,7 +456,7 @@ def _is_same(read: Label, held: LabelRow) -> bool:
 # ------------------------------------------------------------------------------
 # Choices of evidence to learn: whole questions with the chunks that are wanted.
 #
-# Source: RES-RAG (papers, section 3.4.1, the warm-up on heuristic labels).
+# Source: RES-RAG (section 3.4.1, the warm-up on heuristic labels).
 
 
 def load_sets(options: LabelerOptions, gold: SftGold, storage: Storage) -> AnsweredRows:

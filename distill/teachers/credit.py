@@ -15,7 +15,7 @@ from relabel.labelers.verdicts import Reader
 # ------------------------------------------------------------------------------
 # How much better a rollout was than the others of its prompt: rewards standardised within their group.
 #
-# The population's standard deviation, as the papers have it, where TRL takes the sample's. A group whose rewards are
+# The population's standard deviation, as in the papers, where TRL takes the sample's. A group whose rewards are
 # all equal says nothing: its advantages are 0, and so is every gradient through them.
 #
 # Source: R3A, equation 1; Graph-GRPO, equation 8.
@@ -29,7 +29,7 @@ def group_advantages(reward_NG: Tensor, *, epsilon: float = 0.0) -> Tensor:
 
     Args:
         reward_NG: rewards, one row a prompt. May carry a gradient, which is then exact, and 0 in a group of equals. NaN
-            stands for a rollout that nothing is known of: its advantage is 0, and the others' are those of the rest; a
+            is a rollout of which nothing is known: its advantage is 0, and the others' are those of the rest; a
             group with fewer than two others is dropped as a whole.
         epsilon: added to σ, in the rewards' unit.
     """
@@ -65,7 +65,7 @@ def _of_known(reward_G: Tensor, epsilon: float) -> Tensor:
 # on, along ten edges with coefficients that can be learned.
 #
 # The coefficients enter the loss through the advantages alone. Standardising takes much of them away: only
-# `effective_ratios` of them can be told apart by any loss, so those are what is reported.
+# `effective_ratios` of them can be distinguished by any loss, so those are what is reported.
 #
 # Source: Graph-GRPO, equations 5 to 9; methods, section 2, where the factor g and the gates' sink are explained.
 
@@ -190,7 +190,7 @@ class CreditPlan:
 def effective_ratios(alpha: Coefficients) -> dict[str, float]:
     """What the advantages depend on, by node: how much of another node's credit it takes for each 1 of its own.
 
-    Five of the ten coefficients can be told apart from these six numbers (those of s and a sum to 2).
+    Five of the ten coefficients can be derived from these six numbers (those of s and a sum to 2).
     """
     own = Coefficients(*(value.detach().double() for value in alpha))
     ratios = {

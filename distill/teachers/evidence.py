@@ -220,8 +220,8 @@ def row_of(
 # ------------------------------------------------------------------------------
 # RES-RAG's frozen generator: any engine, asked greedily, its answers kept on disk by what was asked.
 #
-# A kept answer is the engine's own text, and is read anew: a hit says what asking again would. What the engine fails at
-# is not kept.
+# A kept answer is the engine's own text, and is parsed again: a hit gives what asking again would. Failures of the
+# engine are not kept.
 
 
 MOST_CRASHES = 3
@@ -406,7 +406,7 @@ class Generator:
 
 
 def identity_of(spec: GeneratorSpec, answers: ShortAnswers) -> str:
-    """Digest of all that decides its answers beside what is asked: engine, options, model, prompt."""
+    """Digest of all that decides its answers but for what is asked: engine, options, model, prompt."""
     return digest_of(
         {
             "engine": spec.model_dump(
@@ -421,7 +421,7 @@ def identity_of(spec: GeneratorSpec, answers: ShortAnswers) -> str:
 # ------------------------------------------------------------------------------
 # What a choice of evidence earns: the generator's answer from it, its agreement with the wanted sets, and its cost.
 #
-# Source: RES-RAG (papers, equations 8 to 14).
+# Source: RES-RAG (equations 8 to 14).
 
 
 EVIDENCE_COLUMNS = (

@@ -5,13 +5,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from relabel.distill.students.manifest import SplitSide
-from relabel.distill.teachers.bases import TeacherBase, Trained, TrainingEstimate, load_model, named_ends, train_to_end
+from relabel.distill.teachers.bases import (
+    TeacherBase,
+    TeacherTrainer,
+    Trained,
+    TrainingEstimate,
+    load_model,
+    named_ends,
+)
 from relabel.distill.teachers.credit import Credit, CreditPlan
 from relabel.distill.teachers.evidence import (
     EVIDENCE_COLUMNS,
@@ -34,10 +41,10 @@ from relabel.distill.teachers.rewards import (
 )
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, check_vllm
 from relabel.distill.teachers.spec import GraphGrpoSpec, GrpoSpec, ResRagSpec, RolloutSpec
+from relabel.distill.teachers.trainer import CheckpointTrainer, train_to_end
 from relabel.distill.teachers.watch import RewardWatch
 from relabel.distill.training.curves import Curve
 from relabel.distill.training.locations import TrainingPlace
-from relabel.distill.training.trainer import CheckpointedTrainer, Looks
 from relabel.labelers.engines.checkpoints import end_ids
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.registry import engine_class
@@ -61,8 +68,8 @@ from relabel.manifests.specs import LabelerOptions
 # Sources: R3A, equations 1 and 2; Graph-GRPO, equations 5 to 15. Read on: `rollouts.py`, `grpo_trainer.py`.
 
 
-class GrpoTeacher:
-    """A `TeacherTrainer`: group relative policy optimisation.
+class GrpoTeacher(TeacherTrainer):
+    """Group relative policy optimisation.
 
     Raises:
         ConfigError: the labeler has its teacher write nothing, or answers leave no room for a prompt.
@@ -114,7 +121,7 @@ class GrpoTeacher:
         )
 
     def _digest_parts(self) -> list[Any]:
-        """What is learned from, beside the labeler."""
+        """What is learned from, in addition to the labeler."""
         return [self._gold.prompts, [row.gold for row in self._gold.rows]]
 
     def _longest_answer(self) -> int:
@@ -147,15 +154,15 @@ class GrpoTeacher:
             steps=steps,
             tokens=round(examples * (prompt + self._max_answer)),
             answer_tokens=examples * self._max_answer,
-            look_tokens=self._look_tokens(steps),
+            eval_tokens=self._eval_tokens(steps),
         )
 
-    def _look_tokens(self, steps: int) -> int:
-        looks = self._looks()
-        if looks is None or looks.every is None:
+    def _eval_tokens(self, steps: int) -> int:
+        every = self._spec.train.eval_every or self._spec.train.save_every
+        if not self._held_out or every is None:
             return 0
         read = sum(len(row.first.ids) for row in self._held_out if row.first is not None)
-        return math.ceil(steps / looks.every) * (read + len(self._held_out) * self._max_answer)
+        return math.ceil(steps / every) * (read + len(self._held_out) * self._max_answer)
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
         """Train, going on from the last whole checkpoint; with half the batch if memory ends."""
@@ -180,26 +187,25 @@ class GrpoTeacher:
             answer_tokens=counts.tokens,
         )
 
-        def write_more(folder: Path) -> None:
-            log.write(folder, step=trained.outcome.steps)
-            if trained.outcome.clock is not None:
-                trained.outcome.clock.write(folder)
+        return trained._replace(write_more=lambda folder: log.write(folder, step=trained.outcome.steps))
 
-        return trained._replace(write_more=write_more)
-
-    def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> CheckpointedTrainer:
+    def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> CheckpointTrainer:
         say("loading TRL's trainer")
         from relabel.distill.teachers.grpo_trainer import grpo_arguments
 
         settings = self._spec.train
-        looks = self._looks()
         arguments = grpo_arguments(
-            settings, self._spec.rollouts, folder, max_answer_tokens=self._max_answer, looks=looks, halvings=halvings
+            settings,
+            self._spec.rollouts,
+            folder,
+            max_answer_tokens=self._max_answer,
+            has_dev=bool(self._held_out),
+            halvings=halvings,
         )
         if arguments.world_size > 1:
             raise ConfigError(f"method {self._spec.method} trains in one process; {arguments.world_size} were started.")
         log.go_on({})
-        trainer: CheckpointedTrainer = self._trainer_class()(
+        trainer: CheckpointTrainer = self._trainer_class()(
             model=load_model(self._spec, self._base),
             processing_class=self._base.tokenizer,
             args=arguments,
@@ -215,7 +221,7 @@ class GrpoTeacher:
             ),
             log=log,
             held_out=self._held_out,
-            looks=looks,
+            patience=None if settings.early_stopping is None else settings.early_stopping.patience,
             at_once=self._at_once(halvings),
             watch=self._watch,
             **self._method_options(),
@@ -238,14 +244,6 @@ class GrpoTeacher:
         """Answers written together, with the batch halved so often."""
         train, at_once = self._spec.train, self._spec.rollouts.at_once
         return max(1, (at_once or train.batch_size * train.accumulation) >> halvings) if halvings else at_once
-
-    def _looks(self) -> Looks | None:
-        """At the reward on dev, by which the best step is kept; None without such rows."""
-        if not self._held_out:
-            return None
-        train = self._spec.train
-        patience = None if train.early_stopping is None else train.early_stopping.patience
-        return Looks(train.eval_every or train.save_every, "reward", patience, at_the_end=True)
 
     def _method_options(self) -> dict[str, Any]:
         spec = self._spec
@@ -306,15 +304,15 @@ def answer_end_ids(base: TeacherBase) -> list[int]:
 # The loss is GRPO's, over answers that a grammar holds; see `res_rag_trainer.py`. The reward is in
 # `evidence_scores.py`, the generator in `generators.py`.
 #
-# Source: RES-RAG (papers, sections 3.3 and 3.4).
+# Source: RES-RAG (sections 3.3 and 3.4).
 
 
 ANSWERS = "generator"
-"""Folder of the generator's kept answers, beside the checkpoints."""
+"""Folder of the generator's kept answers, in the folder of the checkpoints."""
 
 
 class ResRagTeacher(GrpoTeacher):
-    """A `TeacherTrainer`: GRPO with RES-RAG's joint reward.
+    """GRPO with RES-RAG's joint reward.
 
     Raises:
         ModelError, MissingExtraError: the generator can't be started here.
@@ -328,22 +326,17 @@ class ResRagTeacher(GrpoTeacher):
             engine_class(spec.generator.name).check(spec.generator)
             self._generator_identity = identity_of(spec.generator, ShortAnswers())
         self._generator: Generator | None = None
-        self._secrets: Mapping[str, Any] = {}
         super().__init__(spec, base, storage)
-
-    def take_secrets(self, secrets: Mapping[str, Any]) -> None:
-        """What the generator's options name, by option."""
-        self._secrets = secrets
 
     def _digest_parts(self) -> list[Any]:
         rows = [row for row in self._gold.rows if isinstance(row, EvidenceRow)]
         return [self._gold.prompts, [[row.sets, row.answers] for row in rows], self._generator_identity]
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
-        """As GRPO; the generator is started before the trainer, and closed behind it."""
+        """As GRPO; the generator is started before the trainer, and closed after it."""
         kept = self._spec.generator.cache
         folder = Path(kept) if kept is not None else checkpoints / ANSWERS
-        self._generator = Generator(self._spec.generator, folder, secrets=self._secrets)
+        self._generator = Generator(self._spec.generator, folder, secrets=self.secrets)
         say("starting the generator")
         try:
             for remark in self._generator.start():

@@ -4,10 +4,10 @@ rows. Importing it loads TRL."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
@@ -37,27 +37,26 @@ from relabel.distill.teachers.rollouts import (
     sampling_logprobs,
     vllm_arguments,
 )
-from relabel.distill.teachers.spec import RolloutSection
+from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
+from relabel.distill.teachers.trainer import CheckpointTrainer, argument_values
 from relabel.distill.teachers.watch import RewardWatch
 from relabel.distill.training import checkpoints
-from relabel.distill.training.curves import StepClock
-from relabel.distill.training.spec import TrainingSection
-from relabel.distill.training.trainer import LookingTrainer, Looks, argument_values
 
 # ------------------------------------------------------------------------------
 # A spec as TRL says it, and the order of prompts. Imports TRL, which takes ten seconds and more.
 
 
 _EPOCH_STRIDE = 1_000_003
+EARLY_STOPPING = "early_stopping"
 
 
 def grpo_arguments(
-    settings: TrainingSection,
+    settings: RolloutTraining,
     rollouts: RolloutSection,
     folder: Path,
     *,
     max_answer_tokens: int,
-    looks: Looks | None = None,
+    has_dev: bool = False,
     halvings: int = 0,
     **changes: Any,
 ) -> GRPOConfig:
@@ -65,7 +64,7 @@ def grpo_arguments(
 
     Args:
         max_answer_tokens: of any one turn.
-        looks: at dev, if there is such a split.
+        has_dev: whether there are held-out rows to evaluate on.
         halvings: how often the batch was halved for want of memory; accumulation doubles as often.
         changes: further arguments of TRL.
     """
@@ -83,17 +82,19 @@ def grpo_arguments(
         "use_bias_correction_kl": False,
         "disable_dropout": True,
         "gradient_checkpointing": settings.gradient_checkpointing,
-        "per_device_eval_batch_size": rollouts.group,  # TRL wants a multiple of it; looks make batches of their own
+        "per_device_eval_batch_size": rollouts.group,  # TRL wants a multiple of it; `HeldOut` has its own batches
     }
-    if looks is not None:
-        values |= looks.arguments()
+    if has_dev:
+        every = settings.eval_every or settings.save_every
+        values |= {"eval_strategy": "steps", "eval_steps": every} if every else {"eval_strategy": "epoch"}
+        values |= {"metric_for_best_model": "reward", "greater_is_better": True}
     if rollouts.vllm is not None:
         values |= vllm_arguments(rollouts.vllm, max_tokens=settings.max_tokens)
     return GRPOConfig(**(values | changes))
 
 
 class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
-    """TRL's order of prompts, drawn anew from (seed, epoch), so that a resumed epoch repeats it."""
+    """TRL's order of prompts, drawn from (seed, epoch), so that a resumed epoch repeats it."""
 
     epoch = 0
 
@@ -107,10 +108,9 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
 
 
 # ------------------------------------------------------------------------------
-# Looks at held-out rows: the policy answers them without sampling, and what it earns there is noted.
+# Evaluation on held-out rows: the policy answers them without sampling.
 #
-# Nothing is drawn from the generators of the training, and nothing is left in them: a training with looks and one
-# without sample the same rollouts.
+# Random generators are left as they were: a training with evaluations and one without sample the same rollouts.
 
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -125,14 +125,14 @@ class HeldOut:
     """
 
     def __init__(self, rows: Sequence[GoldRow], dialogues: Dialogues, scored: Scored, *, batch: int) -> None:
-        self._rows, self._dialogues, self._scored, self._batch = rows, dialogues, scored, batch
+        self.rows, self._dialogues, self._scored, self._batch = rows, dialogues, scored, batch
 
     def figures(self, generate: Generate) -> dict[str, float]:
         """What the answers earn, as `answer_figures` has it."""
         rollouts = []
-        for start in range(0, len(self._rows), self._batch):
-            rollouts += roll_rows(self._dialogues, self._rows[start : start + self._batch], generate)
-        return answer_figures(rollouts, self._scored(rollouts, self._rows))
+        for start in range(0, len(self.rows), self._batch):
+            rollouts += roll_rows(self._dialogues, self.rows[start : start + self._batch], generate)
+        return answer_figures(rollouts, self._scored(rollouts, self.rows))
 
 
 @contextmanager
@@ -156,35 +156,6 @@ def greedy(trainer: Any) -> Iterator[None]:
     finally:
         trainer.generation_config, trainer.generation_kwargs = sampled
         checkpoints.restore_random(*states)
-
-
-# ------------------------------------------------------------------------------
-# A trainer whose curve is watched while it grows.
-
-
-class WatchedTrainer(LookingTrainer):
-    """Arguments beside `watch` are LookingTrainer's; None watches nothing."""
-
-    def __init__(self, *args: Any, watch: RewardWatch | None = None, **kwargs: Any) -> None:
-        self._watch = watch
-        super().__init__(*args, **kwargs)
-
-    def measured(self) -> None:
-        """Warn, once an episode."""
-        super().measured()
-        if self._watch is not None:
-            for episode in self._watch.begun(self.curve, self.state.global_step):
-                self._place.say(f"watch: {episode}")
-
-    def may_be_best(self) -> bool:
-        """Not under a warning, unless there is nothing better."""
-        is_warned = self._watch is not None and self._watch.is_warned(self.curve)
-        return not is_warned or not self.state.best_global_step
-
-    def stopped_by(self) -> str | None:
-        if self._watch is not None and self._watch.ended_by(self.curve) is not None:
-            return "watch"
-        return super().stopped_by()
 
 
 # ------------------------------------------------------------------------------
@@ -212,19 +183,21 @@ CURVES = {
 """TRL's figures that go into the curve, and what they are called there."""
 
 
-class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # transformers and TRL are not typed
-    """GRPO over a labeler's conversations. Arguments beside these are GRPOTrainer's and WatchedTrainer's.
+class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # transformers and TRL are not typed
+    """GRPO over a labeler's conversations. All other arguments are GRPOTrainer's and CheckpointTrainer's.
 
     Args:
         rows: what there is to train on, each with gold.
         scored: what rollouts earn.
-        normaliser: `population` is the papers' standard deviation, `trl` leaves TRL's advantages as they are.
+        advantages: of rewards [N, G], a row a prompt; None leaves TRL's as they are.
         log: keeps every rollout.
-        held_out: rows to look at the training with.
+        held_out: rows to evaluate on, where the arguments say so and after the last step; the step with the best reward
+            there is kept.
+        patience: evaluations without a better one after which training ends; None trains to the end.
+        watch: warns of rewards that are earned without the work, and may end training.
         at_once: answers written together; None writes all of a step together.
     """
 
-    clock: StepClock
     progress_figures = ("reward", "loss")
 
     def __init__(
@@ -233,25 +206,26 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
         dialogues: Dialogues,
         rows: Sequence[GoldRow],
         scored: Scored,
-        normaliser: Literal["population", "trl"] = "population",
+        advantages: Callable[[Tensor], Tensor] | None = group_advantages,
         log: RolloutLog | None = None,
         held_out: Sequence[GoldRow] = (),
+        patience: int | None = None,
+        watch: RewardWatch | None = None,
         at_once: int | None = None,
         **kwargs: Any,
     ) -> None:
         self._dialogues, self._rows, self._scored = dialogues, rows, scored
-        self._normaliser, self._at_once = normaliser, at_once
+        self._advantages, self._at_once = advantages, at_once
+        self._patience, self._watch = patience, watch
         self._log_of_rollouts = log if log is not None else RolloutLog(None)
         self._rollouts: list[Rollout] = []
         self._logprobs: list[TurnLogprobs] = []
         self._scores: list[Score] = []
-        self.clock = StepClock(("write", "read", "forward", "backward"), rest="update")
         places = Dataset.from_dict({"prompt": list(range(len(rows)))})
         super().__init__(
             reward_funcs=[_reward],
             train_dataset=places,
-            eval_dataset=places,  # Trainer wants one where there are looks; those have rows of their own
-            dev_figures=self._held_out_figures,
+            eval_dataset=places,  # Trainer wants one where it evaluates; evaluations have rows of their own
             **kwargs,
         )
         batch = self.args.per_device_train_batch_size * self.args.steps_per_generation
@@ -292,8 +266,7 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
         logprobs: list[Sequence[float | None]] = [[] for _ in contexts]
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            with self.clock.part("write"):
-                ids, sampled = self._generate_single_turn([contexts[place] for place in chosen], None, {}, 1)
+            ids, sampled = self._generate_single_turn([contexts[place] for place in chosen], None, {}, 1)
             for number, place in enumerate(chosen):
                 answers[place] = ids[number]
                 logprobs[place] = () if sampled is None else sampled[number]
@@ -301,27 +274,22 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
             self._logprobs.append(logprobs)
         return answers
 
-    def _held_out_figures(self, _: Any) -> dict[str, float]:
-        with greedy(self):
-            return self._held_out.figures(self._write)
-
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         self._scores = self._scored(self._rollouts, [self._rows[place] for place in prompts])
         rewards_B1 = torch.tensor([[one.reward] for one in self._scores], device=self.accelerator.device)
         return self.accelerator.gather(rewards_B1)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with self.clock.part("read"):
-            batch = self._with_advantages(super()._generate_and_score_completions(inputs), inputs)
-            self._keep(batch)
-            return batch
+        batch = self._with_advantages(super()._generate_and_score_completions(inputs), inputs)
+        self._keep(batch)
+        return batch
 
     def _with_advantages(self, batch: dict[str, Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch with our advantages, and with what travels along."""
         device = batch["completion_ids"].device
-        if self._normaliser == "population":
+        if self._advantages is not None:
             rewards_NG = torch.tensor([one.reward for one in self._scores], device=device).view(-1, self.group)
-            batch["advantages"] = group_advantages(rewards_NG).flatten()
+            batch["advantages"] = self._advantages(rewards_NG).flatten()
         batch["place"] = torch.tensor([one["prompt"] for one in inputs], device=device)
         return batch
 
@@ -339,16 +307,11 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
 
     # the loss
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        with self.clock.part("forward"):
-            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        with self.clock.part("forward"):
-            loss = self._loss(model, inputs)
-            if self.model.training:
-                self.note({"loss": float(loss.detach())}, inputs["place"].tolist())
-            return loss
+        loss = self._loss(model, inputs)
+        if self.model.training:
+            self.note({"loss": float(loss.detach())}, inputs["place"].tolist())
+        return loss
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         return super()._compute_loss(model, inputs)
@@ -368,25 +331,72 @@ class RolloutTrainer(WatchedTrainer, GRPOTrainer):  # type: ignore[misc]  # tran
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._step % self.args.gradient_accumulation_steps == 0:
             self.begin_step(self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps)
-            self.clock.begin_step()
-        with self.clock.part("backward"):
-            return super().training_step(*args, **kwargs)
+        return super().training_step(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        self.clock.end_step(self.state.global_step)
         for name, known in CURVES.items():
             values = self._metrics["train"].get(name)
             if values:
                 self._pending[known] = sum(values) / len(values)
         self._metrics["train"].clear()
+        if self._held_out.rows and self.state.global_step >= self.state.max_steps:
+            self.control.should_evaluate = self.state.global_step not in self._evaluated_steps()
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
+    def measured(self) -> None:
+        """Warn, once an episode."""
+        super().measured()
+        for episode in () if self._watch is None else self._watch.begun(self.curve, self.state.global_step):
+            self.place.say(f"watch: {episode}")
+
+    # evaluation on held-out rows
+
+    def dev_figures(self) -> dict[str, float]:
+        """What greedy answers to the held-out rows earn."""
+        with greedy(self):
+            return self._held_out.figures(self._write)
+
+    def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
+        """Figures on dev, added to the curve."""
+        self.model.eval()
+        found = self.dev_figures()
+        self.model.train()
+        self.curve.add(self.state.global_step, "dev", found)
+        self.reporter.send(self.curve)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        self.place.say(f"step {self.state.global_step}, dev: {shown}")
+        metrics = {f"eval_{name}": value for name, value in found.items()}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        is_warned = self._watch is not None and self._watch.is_warned(self.curve)
+        may_be_best = not is_warned or not self.state.best_global_step  # under a warning only if nothing is better
+        is_best: bool = may_be_best and super()._determine_best_metric(metrics=metrics, trial=trial)
+        if is_best:
+            self.control.should_save = True
+        reason = self.stopped_by()
+        if reason is not None:
+            why = f"no better dev reward for {self._patience} evaluations"
+            self.place.say(f"{why if reason == EARLY_STOPPING else f'ended by {reason}'}: stopping")
+            self.control.should_training_stop = True
+        return is_best
+
+    def stopped_by(self) -> str | None:
+        if self._watch is not None and self._watch.ended_by(self.curve) is not None:
+            return "watch"
+        since_best = [step for step in self._evaluated_steps() if step > (self.state.best_global_step or 0)]
+        return EARLY_STOPPING if self._patience is not None and len(since_best) >= self._patience else None
+
+    def _evaluated_steps(self) -> list[int]:
+        return [step for step, _ in self.curve.series("dev", "reward")]
+
     def may_stop(self) -> bool:
-        """Behind the last update on the same rollouts: those are not kept in checkpoints."""
+        """After the last update on the same rollouts: those are not kept in checkpoints."""
         return bool(self.state.global_step % self.num_iterations == 0)
 
     def _send_telemetry(self) -> None:
-        """TRL's ping of the Hub: a training tells nobody of itself but the services of `train.report_to`."""
+        """No ping of the Hub: a training reports to the services of `train.report_to` alone."""
 
     def own_state(self) -> dict[str, Any]:
         return {"log": self._log_of_rollouts.state(self.state.global_step)}
@@ -402,9 +412,9 @@ def _reward(**_: Any) -> list[float]:
 
 # ------------------------------------------------------------------------------
 # RolloutTrainer with credit by node: each token takes the advantage of the node it belongs to, and the graph's
-# coefficients learn beside the model.
+# coefficients are learned together with the model.
 #
-# Overridden, beside what `grpo_trainer.py` does: `_with_advantages` (segments and base rewards travel with the batch
+# Overridden in addition: `_with_advantages` (segments and base rewards travel with the batch
 # through TRL's shuffling), `_loss` (advantages by token, never detached, and the coefficients' own term),
 # `create_optimizer` (the coefficients' rate).
 
@@ -431,7 +441,7 @@ class _Credited(NamedTuple):
 
 
 class CreditTrainer(RolloutTrainer):
-    """GRPO with credit that flows along a graph. Arguments beside this are RolloutTrainer's.
+    """GRPO with credit that flows along a graph. All other arguments are RolloutTrainer's.
 
     Args:
         credit: how it flows.

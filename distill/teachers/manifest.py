@@ -30,7 +30,7 @@ class TeacherData:
         dropped: rows left out, by reason.
         examples: prompts with an answer: a row of a labeler that asks twice has two, and rows of a query may share one.
         tokens, answer_tokens: of one pass over them; where answers are the model's own, all that it wrote in training.
-        held_out: rows that it was looked at with, where the method has such looks.
+        held_out: rows that it was evaluated on, where the method does so.
     """
 
     runs: list[LearnedLabels]
@@ -50,7 +50,6 @@ class TeacherTrainingFacts:
     Args:
         best_step: the one that was kept, by the reward on held-out rows.
         stopped_by: `early_stopping` or `watch` where one of them ended it.
-        step_seconds: what a step of the last call took, by part, where the method tells.
     """
 
     steps: int
@@ -62,7 +61,6 @@ class TeacherTrainingFacts:
     was_batch_halved: bool
     best_step: int | None = None
     stopped_by: str | None = None
-    step_seconds: dict[str, float] | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,7 @@ def read_teacher_manifest(data: bytes, where: str) -> TeacherManifest:
 
 
 # ------------------------------------------------------------------------------
-# What a training by reinforcement leaves beside the model, as Parquet: names and columns, for whoever reads it without
-# torch.
+# What a training by reinforcement writes in addition to the model, as Parquet: names and columns, read without torch.
 
 
 NODES = ("r", "s", "a", "q_s", "q_a", "p_s", "p_a")
@@ -133,18 +130,7 @@ EDGE_SCHEMA = pa.schema(
 
 
 PARTS = "rollouts"
-"""Folder beside the checkpoints, with all rollouts up to each of them."""
-
-
-def parts_of(held: Mapping[str, Any]) -> dict[str, str | None]:
-    """The parts that a checkpoint names, by name their sha256; None in what relabel 0.1 wrote.
-
-    Args:
-        held: what it keeps of the rollouts.
-    """
-    parts = held.get("parts", {})
-    digests = parts if isinstance(parts, dict) else held.get("digests", {})  # older ones kept a list beside them
-    return {name: digests.get(name) for name in parts}
+"""Folder in that of the checkpoints, with all rollouts up to each of them."""
 
 
 class RolloutRow(NamedTuple):

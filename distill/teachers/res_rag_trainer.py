@@ -107,7 +107,7 @@ class GrammarHold:
 
     Args:
         matchers: of each row, at its start.
-        end_ids: tokens that end an answer; a row behind one is left alone.
+        end_ids: tokens that end an answer; a row after one is left alone.
         prompt_width: tokens of the padded prompts.
     """
 
@@ -144,7 +144,7 @@ class GrammarHold:
 # The log-probabilities of the old, the new and the reference policy are all those of the masked logits, renormalised:
 # what is sampled is then the policy itself (but for `top_p`), and tokens that the grammar forces say nothing.
 #
-# Importing this file imports TRL's trainer. Overridden of TRL, beside what `grpo_trainer.py` does:
+# Importing this file imports TRL's trainer. Overridden of TRL, in addition to what `grpo_trainer.py` does:
 # `_generate_single_turn` (generation under the grammar) and `_get_per_token_logps_and_entropies` (its masks).
 
 
@@ -152,7 +152,7 @@ class GrammarHold:
 
 
 class HeldTrainer(RolloutTrainer):
-    """GRPO on answers of one turn under a grammar. Arguments beside these are RolloutTrainer's.
+    """GRPO on answers of one turn under a grammar. All other arguments are RolloutTrainer's.
 
     Args:
         masks: for the model's tokenizer.
@@ -197,9 +197,9 @@ class HeldTrainer(RolloutTrainer):
 
     # what it earned
 
-    def _held_out_figures(self, looked_at: Any) -> dict[str, float]:
-        """Where the generator failed at every row, the look is no step's best."""
-        return {"reward": self._judge.lowest} | super()._held_out_figures(looked_at)
+    def dev_figures(self) -> dict[str, float]:
+        """Where the generator failed at every row, this step is not the best one."""
+        return {"reward": self._judge.lowest} | super().dev_figures()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from relabel.distill.students.examples import DEV, folded, split_queries
 from relabel.distill.students.labels import in_words_of_the_spec, read_pairs
 from relabel.distill.students.manifest import LearnedGold
-from relabel.distill.teachers.manifest import EDGE_SCHEMA, EDGES_NAME, PARTS, ROLLOUT_SCHEMA, ROLLOUTS_NAME, parts_of
+from relabel.distill.teachers.manifest import EDGE_SCHEMA, EDGES_NAME, PARTS, ROLLOUT_SCHEMA, ROLLOUTS_NAME
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Generate, Rollout
 from relabel.distill.teachers.spec import GraphGold, RewardGold
 from relabel.distill.training.locations import sync_files, writing
@@ -158,8 +158,10 @@ def grade_score(near: float) -> ScoreOf:
     """
 
     def score(rollout: Rollout, row: GoldRow) -> Score:
-        reward = graded_reward(_grade_of(rollout), _gold_of(row), near=near)
-        return Score(reward, parts=_parts(rollout, row))
+        gold = row.gold["grade"]
+        assert gold is not None, "rows without a grade are refused when the data is read"
+        grade = None if rollout.label is None else rollout.label.grade
+        return Score(graded_reward(grade, gold, near=near), parts=_parts(rollout, row))
 
     return score
 
@@ -192,19 +194,10 @@ def answer_figures(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict
     return found
 
 
-def _gold_of(row: GoldRow) -> int:
-    gold = row.gold["grade"]
-    assert gold is not None, "rows without a grade are refused when the data is read"
-    return gold
-
-
-def _grade_of(rollout: Rollout) -> int | None:
-    return None if rollout.label is None else rollout.label.grade
-
-
 def _parts(rollout: Rollout, row: GoldRow) -> dict[str, float]:
     """What shows how a reward is earned, or hacked: format, accuracy, length, and grades that rest on no evidence."""
-    label, grade = rollout.label, _grade_of(rollout)
+    label = rollout.label
+    grade = None if label is None else label.grade
     parts = {
         "format_rate": float(label is not None),
         "accuracy": float(grade == row.gold["grade"]),
@@ -271,7 +264,7 @@ class GoldRows:
         return any(value is not None for row in self.rows for name, value in row.gold.items() if name != "grade")
 
     def split(self, section: DevSplit) -> tuple[GoldRows, list[GoldRow]]:
-        """What trains, and the rows that training is looked at with.
+        """What trains, and the rows that training is evaluated on.
 
         Raises:
             InputError: a dev split is wished for, and one of the sides would be empty.
@@ -372,7 +365,7 @@ class RolloutLog:
     """Rollouts that are not yet written, the edges, and counts of all rollouts.
 
     Args:
-        folder: where the parts go, beside the checkpoints; None keeps nothing.
+        folder: where the parts go, in that of the checkpoints; None keeps nothing.
         columns: further ones of the method, filled from `Score.columns`.
     """
 
@@ -380,7 +373,7 @@ class RolloutLog:
         self._schema = pa.schema([*ROLLOUT_SCHEMA, *columns])
         self._folder = None if folder is None else folder / PARTS
         self._pending: list[dict[str, Any]] = []
-        self._parts: dict[str, str | None] = {}  # by name, its sha256; None in what relabel 0.1 wrote
+        self._parts: dict[str, str] = {}  # sha256 by name
         self.edges: list[list[Any]] = []
         self.counts = RolloutCounts()
 
@@ -446,12 +439,12 @@ class RolloutLog:
         return {"parts": dict(self._parts), "edges": self.edges, "counts": asdict(self.counts)}
 
     def go_on(self, held: Mapping[str, Any]) -> None:
-        """Take up what a checkpoint keeps; nothing begins anew.
+        """Take up what a checkpoint keeps; an empty mapping starts again.
 
         Raises:
             ManifestError: a part is missing, or not as it was written.
         """
-        self._parts = parts_of(held)
+        self._parts = dict(held.get("parts", {}))
         self._pending = []
         self.edges = [list(one) for one in held.get("edges", [])]
         self.counts = RolloutCounts(**held.get("counts", {}))

@@ -23,7 +23,7 @@ from relabel.manifests.process import require
 # ------------------------------------------------------------------------------
 # Generated token ids as the labeler's own reader gets them from an engine, with what decoding would hide judged here.
 #
-# Decoding drops control tokens, so a text alone can look well formed where the tokens are not: the format is judged on
+# Decoding drops control tokens, so a text alone can be well formed where the tokens are not: the format is judged on
 # token ids. An answer without an end token was cut off, and is read by nobody.
 
 
@@ -43,7 +43,7 @@ class AnswerTokens:
         self._pieces: dict[int, bytes] = {}
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes that each token stands for in the answer's text; none for a control token, nor for an id beyond the
+        """The bytes of each token in the answer's text; none for a control token, nor for an id beyond the
         tokenizer's vocabulary (models' logits are often wider).
         """
         known = self._pieces
@@ -108,7 +108,7 @@ class FirstPrompt(NamedTuple):
     Args:
         ask: the first one whose prompt fits.
         ids: that prompt's tokens.
-        overlong: asks before it whose prompt did not fit; the labeler was told, and shows less.
+        overlong: asks before it whose prompt did not fit, after which the labeler shows less.
     """
 
     ask: Ask
@@ -195,7 +195,7 @@ class Dialogues:
         return max(most) + 1
 
     def first_prompt(self, pair: Pair) -> FirstPrompt | None:
-        """The first prompt that fits: a labeler that then shows less is told where one does not. None where none does,
+        """The first prompt that fits: where one does not, a labeler may show less. None where none does,
         or nothing can be asked.
         """
         asker, overlong = self._labeler.label(pair), 0
@@ -215,7 +215,7 @@ class Dialogues:
         Args:
             firsts: their first prompts, where they are known.
         Raises:
-            ConfigError: a first prompt does not fit (`first_prompt`), or the chat template renders earlier turns anew.
+            ConfigError: a first prompt does not fit (`first_prompt`), or the chat template changes earlier turns.
         """
         known = {id(pair): first for pair, first in zip(pairs, firsts, strict=False)}  # a pair's rollouts share it
         talks = [self._open(pair, known) for pair in pairs]
@@ -360,7 +360,7 @@ def _most(parts: Sequence[int]) -> int:
 
 
 # ------------------------------------------------------------------------------
-# Rollouts that vLLM writes on GPUs, as TRL's trainer has it do: what TRL is told, and what comes back with the tokens.
+# Rollouts that vLLM writes on GPUs, by TRL's trainer: its arguments, and what comes back with the tokens.
 #
 # What vLLM computes and what the trainer computes differ by rounding, so each token comes with the probability that it
 # was sampled with, and TRL weighs the token's loss by the two probabilities' ratio, 3 at most (truncated importance

@@ -8,7 +8,7 @@ import hashlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
 
 from relabel.distill.teachers.answers import (
     AnsweredRow,
@@ -28,13 +30,19 @@ from relabel.distill.teachers.answers import (
     load_sets,
     turns_of,
 )
-from relabel.distill.teachers.bases import TeacherBase, Trained, TrainingEstimate, load_model, train_to_end
+from relabel.distill.teachers.bases import (
+    TeacherBase,
+    TeacherTrainer,
+    Trained,
+    TrainingEstimate,
+    load_model,
+)
 from relabel.distill.teachers.manifest import TeacherData
 from relabel.distill.teachers.rollouts import token_parts
 from relabel.distill.teachers.spec import SftSpec
+from relabel.distill.teachers.trainer import CheckpointTrainer, argument_values, train_to_end
 from relabel.distill.training.locations import TrainingPlace
 from relabel.distill.training.runtime import BatchPlan, TokenRows
-from relabel.distill.training.trainer import PlannedTrainer, training_arguments
 from relabel.labelers.engines.decisions import resolve_labels
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Overlong
@@ -103,11 +111,18 @@ def make_examples(
     Raises:
         ModelError: the grades are not one token each.
     """
-    encoder = AnswerEncoder(base)
-    found: list[Example] = []
-    seen: set[tuple[str, bytes]] = set()
     dropped: Counter[str] = Counter()
-    rows = 0
+    learned = _learned(answered, base, dropped, max_tokens=max_tokens, is_preliminary=is_preliminary)
+    examples = [example for _, example in learned]
+    return AnswerExamples(examples, dropped, len(answered.rows) - dropped.total())
+
+
+def _learned(
+    answered: AnsweredRows, base: TeacherBase, dropped: Counter[str], *, max_tokens: int, is_preliminary: bool
+) -> Iterator[tuple[AnsweredTurn, Example]]:
+    """Turns with their examples, in the order of the rows; why rows have none is counted in `dropped`."""
+    encoder = AnswerEncoder(base)
+    seen: set[tuple[str, bytes]] = set()
     for number, row in enumerate(answered.rows):
         try:
             if row.sets is not None:
@@ -118,15 +133,34 @@ def make_examples(
         except UnlearnableError as exc:
             dropped[exc.args[0]] += 1
             continue
-        rows += 1
         for turn, example in made:
             if turn.ask.shared_by is not None:
                 key = turn.ask.stage, hashlib.sha256(example.ids.tobytes()).digest()
                 if key in seen:
                     continue
                 seen.add(key)
-            found.append(example)
-    return AnswerExamples(found, dropped, rows)
+            yield turn, example
+
+
+def conversations(spec: SftSpec, base: TeacherBase, storage: Storage) -> Iterator[dict[str, Any]]:
+    """The prompts and answers that a spec's teacher learns, as chats.
+
+    Raises:
+        ConfigError, InputError, ManifestError: as `SftTrainer`.
+    """
+    answered, is_preliminary = _answered(spec, storage)
+    settings = {"chat_template_kwargs": spec.chat_template_kwargs} if spec.chat_template_kwargs else {}
+    learned = _learned(answered, base, Counter(), max_tokens=spec.train.max_tokens, is_preliminary=is_preliminary)
+    for turn, example in learned:
+        pair = answered.rows[example.row].pair
+        yield {
+            "prompt": [{"role": message.role, "content": message.text} for message in turn.ask.messages],
+            "completion": [{"role": "assistant", "content": turn.ask.prefill + "".join(turn.parts)}],
+            **settings,
+            "query_id": pair.query_id,
+            "doc_id": pair.doc_id,
+            "stage": turn.ask.stage,
+        }
 
 
 class AnswerEncoder:
@@ -141,7 +175,7 @@ class AnswerEncoder:
         """One example.
 
         Raises:
-            UnlearnableError: there is no room for it, or the evidence stands in what was cut off the document.
+            UnlearnableError: there is no room for it, or the evidence is in what was cut off the document.
         """
         if turn.label is not None:
             (decision,) = turn.ask.decisions
@@ -157,7 +191,7 @@ class AnswerEncoder:
         evidence = row.label.evidence if row.label is not None else []
         seen = prompt.cut_document
         if seen is not None and any(str(span["text"]) not in seen for span in evidence):
-            raise UnlearnableError("whose evidence stands where the document was cut off")
+            raise UnlearnableError("whose evidence is where the document was cut off")
         return Example(array("i", prompt.ids + answer), bytes(is_reasoning), number)
 
     def longest_of(
@@ -263,15 +297,37 @@ def answer_loss(model: Any, batch: dict[str, Any]) -> Tensor:
     )
 
 
-class MaskedTrainer(PlannedTrainer):
-    """A Trainer whose loss is the mean over the learned tokens of an optimizer step."""
+class MaskedTrainer(CheckpointTrainer):
+    """A Trainer that takes batches as planned, and whose loss is the mean over the learned tokens of an optimizer step.
+
+    Args:
+        plan: the batches; all other arguments are CheckpointTrainer's.
+    """
 
     data_collator: MaskedCollator
 
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch decides what is masked, too."""
-        super().set_epoch(epoch)
-        self.data_collator.epoch = epoch
+    def __init__(self, *args: Any, plan: BatchPlan, **kwargs: Any) -> None:
+        self._plan = plan
+        super().__init__(*args, **kwargs)
+        self.loss_is_scaled_for_ga = True  # `compute_loss` divides by the whole step, so Trainer must not divide again
+
+    def get_train_dataloader(self) -> Any:
+        """Batches as planned. The loader has a generator of its own, so that iterating draws nothing from the one that
+        dropout uses.
+        """
+        loader = DataLoader(
+            self.train_dataset,
+            batch_sampler=self._plan,
+            collate_fn=self.data_collator,
+            generator=torch.Generator().manual_seed(self.args.seed),
+            pin_memory=torch.cuda.is_available() and not self.args.use_cpu,
+        )
+        return self.accelerator.prepare(loader)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        self._plan.set_epoch(kwargs["epoch"])
+        self.data_collator.epoch = kwargs["epoch"]
+        return super()._run_epoch(*args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Tensor | None:
         """Learned tokens of all batches of the optimizer step, over all processes."""
@@ -308,32 +364,25 @@ class MaskedTrainer(PlannedTrainer):
 # Source: Graph-GRPO, equation 1 (random masking of the chain of thought).
 
 
-class SftTrainer:
-    """A `TeacherTrainer`: supervised fine-tuning on answers.
+class SftTrainer(TeacherTrainer):
+    """Supervised fine-tuning on answers.
 
     Raises:
-        ConfigError: the labeler's answers can't be made anew.
+        ConfigError: the labeler's answers can't be rebuilt.
         InputError: a source is off, or no row gives an example.
         ManifestError: a run does not prove itself.
     """
 
     def __init__(self, spec: SftSpec, base: TeacherBase, storage: Storage) -> None:
         self._spec, self._base = spec, base
-        answered = _answered(spec, storage)
-        is_preliminary = spec.data.answer == "preliminary"
-        if not all(row.sets is not None for row in answered.rows):
-            check_learnable(
-                answered.options,
-                answered.labeler,
-                has_answers=bool(spec.data.runs),
-                is_preliminary=is_preliminary,
-            )
+        answered, is_preliminary = _answered(spec, storage)
         found = make_examples(answered, base, max_tokens=spec.train.max_tokens, is_preliminary=is_preliminary)
         dropped = dict(sorted((answered.dropped + found.dropped).items()))
         if not found.examples:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
             raise InputError(f"no row gives an example to learn from: {listed}.")
         self._examples = found
+        self.digest = found.digest
         self._names = [answered.names[example.row] for example in found.examples]
         self.labeler = answered.options.model_dump(mode="json")
         self.templates = answered.labeler.template_digests
@@ -351,11 +400,6 @@ class SftTrainer:
             tokens=sum(len(example.ids) for example in found.examples),
             answer_tokens=sum(example.num_answer for example in found.examples),
         )
-
-    @property
-    def digest(self) -> str:
-        """Of all token ids and of what is masked."""
-        return self._examples.digest
 
     def estimate(self) -> TrainingEstimate:
         """What training would do."""
@@ -385,7 +429,7 @@ class SftTrainer:
 
     def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int) -> MaskedTrainer:
         settings, examples = self._spec.train, self._examples
-        arguments = training_arguments(settings, folder, halvings=halvings)  # seeds all generators
+        arguments = TrainingArguments(**argument_values(settings, folder, halvings=halvings))  # seeds all generators
         arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
         plan = BatchPlan(
             [len(example.ids) for example in examples.examples],
@@ -410,9 +454,15 @@ class SftTrainer:
         )
 
 
-def _answered(spec: SftSpec, storage: Storage) -> AnsweredRows:
-    gold = spec.data.gold
-    if gold is None or gold.sets is None:
-        return load_answered_rows(spec, spec.data, storage)
-    assert spec.labeler is not None
-    return load_sets(spec.labeler, gold, storage)
+def _answered(spec: SftSpec, storage: Storage) -> tuple[AnsweredRows, bool]:
+    """What is learned from, and whether it is the first grades alone."""
+    gold, is_preliminary = spec.data.gold, spec.data.answer == "preliminary"
+    if gold is not None and gold.sets is not None:
+        assert spec.labeler is not None
+        return load_sets(spec.labeler, gold, storage), is_preliminary
+    answered = load_answered_rows(spec, spec.data, storage)
+    if not all(row.sets is not None for row in answered.rows):
+        check_learnable(
+            answered.options, answered.labeler, has_answers=bool(spec.data.runs), is_preliminary=is_preliminary
+        )
+    return answered, is_preliminary

@@ -11,7 +11,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from relabel.distill.students.spec import GoldSource
 from relabel.distill.teachers.watch import WatchSection
-from relabel.distill.training.spec import DevSplit, EarlyStop, LoraSpec, TrainingSection
+from relabel.distill.training.spec import DevSplit, EarlyStop, LoraSpec, TrainedSpec, TrainingSection, as_sources
 from relabel.labelers.engines.registry import engine_class, engine_names, engine_schemas
 from relabel.labelers.evidence_set import EVIDENCE_SET
 from relabel.labelers.registry import labeler_class, labeler_names, labeler_schemas
@@ -66,11 +66,9 @@ class TeacherTraining(TrainingSection):
     """Longest example in tokens, prompt and answer. Where it is longer, the document is cut as `relabel run` does."""
 
 
-class TeacherSpec(Spec):
+class TeacherSpec(TrainedSpec):
     """One teacher, whatever the method; each method's spec adds to it."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """Name of the teacher: letters, digits, dot, dash and underscore."""
     method: str
     """How it is trained."""
     init: ModelText = Field(min_length=1)
@@ -87,20 +85,6 @@ class TeacherSpec(Spec):
     """How."""
     lora: LoraSpec | None = None
     """Train low-rank adapters instead of all weights; they are merged into the weights that are written."""
-    output: PathText = Field(min_length=1)
-    """Folder that the teacher owns, or `s3://bucket/folder`, where it is copied once it is finished."""
-    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
-    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
-    written.
-    """
-
-
-def as_sources(value: Any) -> Any:
-    """A path, a mapping or a list of either as a list of mappings with a path: the short form of `data.runs`."""
-    value = [value] if isinstance(value, str | dict) else value
-    if not isinstance(value, list | tuple):
-        return value
-    return [{"path": one} if isinstance(one, str) else one for one in value]
 
 
 class RunData(Spec):
@@ -153,7 +137,7 @@ class SftTraining(TeacherTraining):
     """How it is trained; transformers' Trainer does it."""
 
     mask: float = Field(0.5, ge=0.0, le=1.0)
-    """ρ: chance of each token of the reasoning to be left out of the loss, drawn anew in each epoch. The grades, their
+    """ρ: chance of each token of the reasoning to be left out of the loss, drawn in each epoch. The grades, their
     tags and the answer's end are always learned.
     """
 
@@ -179,7 +163,7 @@ class SftSpec(TeacherSpec):
 # The specs of `method: grpo` and `method: graph-grpo`: what is rolled out, what it earns, and how credit flows.
 #
 # Sources: R3A, section 2 and its training settings (16 rollouts, learning rate 5e-7, 32 prompts a step, 360 steps, λ
-# 0); Graph-GRPO, section 3. What is said to be ours the papers do not tell.
+# 0); Graph-GRPO, section 3. What is marked as ours is not in the papers.
 
 
 class VllmSection(Spec):
@@ -200,8 +184,6 @@ class VllmSection(Spec):
     def _has_the_keys_of_its_mode(self) -> VllmSection:
         if (self.mode == "server") != (self.url is not None):
             raise ValueError("url is of mode: server, which needs it; leave both out, or name both")
-        if self.mode == "server" and {"gpu_memory_utilization", "sleep"} & self.model_fields_set:
-            raise ValueError("gpu_memory_utilization and sleep are options of the server itself: give them to it")
         return self
 
 
@@ -259,8 +241,7 @@ class RolloutTraining(TeacherTraining):
     early_stopping: EarlyStop | None = None
     """Default: train to the end. With a dev split the step with the best reward on dev is kept in any case."""
     eval_every: int | None = Field(None, ge=1)
-    """Steps between looks at dev; there is one behind the last step as well. Default: `save_every`, else once an epoch.
-    """
+    """Steps between evaluations on dev; one after the last step as well. Default: `save_every`, else an epoch."""
 
 
 class RolloutSpec(TeacherSpec):
@@ -273,7 +254,7 @@ class RolloutSpec(TeacherSpec):
     train: RolloutTraining = RolloutTraining()
     """How."""
     split: DevSplit = DevSplit()
-    """On what. Rows of dev are not trained on; they are answered at every look, without sampling."""
+    """On what. Rows of dev are not trained on; they are answered at every evaluation, without sampling."""
     watch: WatchSection = WatchSection()
     """When it is warned of, and ended, for earning its reward without the work."""
 
@@ -296,10 +277,10 @@ class RolloutSpec(TeacherSpec):
         return self
 
     @model_validator(mode="after")
-    def _looks_have_rows(self) -> RolloutSpec:
+    def _dev_has_rows(self) -> RolloutSpec:
         for key in ("early_stopping", "eval_every"):
             if getattr(self.train, key) is not None and self.split.dev == 0:
-                raise ValueError(f"`train.{key}` looks at the dev split, and `split.dev` is 0")
+                raise ValueError(f"`train.{key}` needs the dev split, and `split.dev` is 0")
         return self
 
     @property
@@ -371,12 +352,6 @@ class CreditSection(Spec):
     epsilon: float = Field(1e-6, ge=0.0)
     """Added to the standard deviation of a node's rewards (ours)."""
 
-    @model_validator(mode="after")
-    def _right_earns_more(self) -> CreditSection:
-        if self.match <= self.miss:
-            raise ValueError(f"match is {self.match:g} and miss {self.miss:g}; want match above miss")
-        return self
-
 
 class GraphRollouts(RolloutSection):
     """How answers are sampled and learned from."""
@@ -415,7 +390,7 @@ class GraphGrpoSpec(GrpoSpec):
 # ------------------------------------------------------------------------------
 # The spec of `method: res-rag`: a chooser of evidence, rewarded by what a frozen generator answers from its choice.
 #
-# Source: RES-RAG (papers, section 3.3 and table 4). What is said to be ours the paper does not tell.
+# Source: RES-RAG (section 3.3 and table 4). What is marked as ours is not in the paper.
 
 
 class EvidenceGold(Spec):
@@ -467,12 +442,6 @@ class RewardSection(Spec):
     """Least reward."""
     r_max: float = 5.0
     """Most reward."""
-
-    @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> RewardSection:
-        if self.r_min >= self.r_max:
-            raise ValueError(f"r_min is {self.r_min:g} and r_max {self.r_max:g}; want r_min below r_max")
-        return self
 
 
 class EvidenceRollouts(RolloutSection):
@@ -587,7 +556,7 @@ METHODS = {
 
 
 def method_of(name: object) -> TeacherMethod:
-    """The method behind a spec's `method`.
+    """The method that a spec's `method` names.
 
     Raises:
         ConfigError: there is none of that name; names those there are, and the nearest.
@@ -676,7 +645,7 @@ def teacher_schema() -> Schema:
     for unused in ("LabelerOptions", "GeneratorSpec", "EngineArgs"):
         definitions.pop(unused, None)
     for runs in (model["properties"].get("runs") for model in definitions.values() if "properties" in model):
-        if runs is not None:  # a source stands for a list of one
+        if runs is not None:  # one source is a list of one
             source = path_or_each(runs)
             runs.update(anyOf=[*source["anyOf"], {name: runs.pop(name) for name in ("type", "items")}])
     one_or_many(of_model(definitions, Columns, "document"))

@@ -1,10 +1,14 @@
-"""A teacher from spec to model folder: check, read, train or estimate, write the model card and manifest."""
+"""A teacher from spec to model folder: check, read, train or estimate, write the model card and manifest.
+
+What costs nothing is checked first (spec, model config, data), so that no hour of training ends in a typo. The folder
+is a model directory that `engine.model` takes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import itertools
+import json
 import re
 import tempfile
 import time
@@ -16,12 +20,10 @@ from typing import Any
 
 from relabel.distill.students.model import student_files
 from relabel.distill.teachers.bases import (
-    AsksAnEngine,
     TeacherBase,
     TeacherTrainer,
     Trained,
     TrainingEstimate,
-    TrainingTime,
     check_teacher_base,
     write_model,
 )
@@ -31,103 +33,229 @@ from relabel.distill.teachers.manifest import (
     TeacherTrainingFacts,
     read_teacher_manifest,
 )
-from relabel.distill.teachers.spec import METHODS, TeacherSpec, method_of
+from relabel.distill.teachers.spec import METHODS, SftSpec, TeacherSpec, method_of
 from relabel.distill.training.curves import check_services, write_curves
-from relabel.distill.training.locations import BaseModelUsed, OutputLocation, Product, output_location_of
+from relabel.distill.training.locations import BaseModelUsed, OutputFolder, Product, writing
 from relabel.distill.training.output import (
     CARD_NAME,
     Start,
     TrainingRecord,
-    conclude,
-    finish,
-    foresee,
-    look,
-    making,
+    check_checkpoints,
+    find_finished,
     refuse_own_base,
+    remove_leftovers,
     spec_section,
+    training_in,
     training_record,
+    write_finished,
 )
 from relabel.distill.training.runtime import precision_of
+from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
-from relabel.manifests.models import ResolvedModel, default_cache_dir, resolve_model
+from relabel.manifests.models import resolve_model
 from relabel.manifests.process import installed_versions
-from relabel.manifests.records import digest_of
 from relabel.manifests.specs import imported
 
-# ------------------------------------------------------------------------------
-# How long a training's steps take: measured on the training itself, which is ended before it leaves anything.
+TEACHER = Product(
+    "teacher",
+    "train",
+    "init",
+    ("data", "labeler", "generator"),
+    frozenset(
+        {
+            *("name", "output", "init", "labeler", "generator", "data.runs", "data.gold.path"),
+            *("train.device", "train.keep_checkpoints", "train.gradient_checkpointing", "train.report_to"),
+        }
+    ),
+)
+"""What data, labeler and generator are, the digest of the data says; the model, its own digest."""
+LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
+PROBE_STRETCHES = 3
+"""Stretches of steps that a probe times, after one that it does not: the first step also loads kernels."""
+CONVERSATIONS_NAME = "conversations.jsonl"
+
+Say = Callable[[str], None]
 
 
-MEASURED = 3
-"""Stretches of steps that are timed, after one that is not: the first step also loads kernels and makes buffers."""
-
-_STEP = re.compile(r"step \d+ of \d+\b")
-
-
-class _Enough(Exception):  # noqa: N818 — no error
-    """Ends the training from within its own lines of progress."""
-
-
-def measure(trainer: TeacherTrainer, *, steps: int, updates: int, say: Callable[[str], None]) -> TrainingTime | None:
-    """Train some steps in a folder of its own, which is then removed.
+@dataclass(frozen=True)
+class TeacherReport:
+    """How `train_teacher` ended.
 
     Args:
-        trainer: of the training; it can't train again.
-        steps: of the whole training.
-        updates: steps on the same rollouts: only the first of them writes answers, so they are timed together.
-    Returns:
-        None for a training that is over before it could be timed.
+        was_done: the teacher was there already.
+        output: its folder.
+    """
+
+    manifest: TeacherManifest
+    was_done: bool
+    output: str
+
+
+def _prepare(
+    spec: TeacherSpec,
+    storage: Storage,
+    cache_dir: Path | None,
+    secrets: Mapping[str, Any],
+    *,
+    is_writer: bool = True,
+) -> tuple[OutputFolder, TeacherBase, TeacherTrainer, TrainingRecord]:
+    """All that is read and checked before weights are loaded."""
+    output = OutputFolder(TEACHER, spec.output)
+    resolved = resolve_model(spec.init, cache_dir=cache_dir)
+    if is_writer:  # the first of several processes may have begun to write before the others get here
+        output.check_free()
+        refuse_own_base(output, resolved, key="init")
+    base = check_teacher_base(spec, resolved)
+    check_services(spec.train.report_to)
+    precision_of(spec.train)
+    trainer: TeacherTrainer = imported(method_of(spec.method).trainer)(spec, base, storage)
+    trainer.secrets = secrets
+    record = training_record(TEACHER, spec, resolved, trainer.digest, version=TEACHER_MANIFEST_VERSION)
+    return output, base, trainer, record
+
+
+def train_teacher(
+    spec: TeacherSpec,
+    storage: Storage,
+    *,
+    start: Start = "new",
+    cache_dir: Path | None = None,
+    say: Say = lambda _: None,
+    is_writer: bool = True,
+    secrets: Mapping[str, Any] = MappingProxyType({}),
+) -> TeacherReport:
+    """Train the teacher of a spec.
+
+    Args:
+        storage: how runs and gold are reached. The model is looked up in the cache alone (`jobs/downloads.py` brings it
+            there).
+        say: called with progress and remarks, a line each.
+        is_writer: False in all but the first of several processes that train together: they write nothing.
+        secrets: what the options of an engine that the method asks name, by option.
     Raises:
-        TrainingError: as the training itself: memory runs out, the loss is not finite.
+        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
+        StaleRunError: the output holds a teacher or checkpoints of another spec.
+        LockHeldError: another process trains there.
+        TrainingError: the loss is not finite, or memory runs out twice.
+    """
+    output, base, trainer, record = _prepare(spec, storage, cache_dir, secrets, is_writer=is_writer)
+    found = find_finished(output, record, start)
+    if found is not None:
+        if is_writer:
+            remove_leftovers(output, record)
+        return TeacherReport(read_teacher_manifest(found.data, found.where), True, spec.output)
+    for note in trainer.notes:
+        say(note)
+    if not is_writer:
+        trained = trainer.train(output.checkpoints, say)
+        return TeacherReport(_manifest(spec, base, trainer, trained, record.fingerprint), False, spec.output)
+    with training_in(output, record, start):
+        trained = trainer.train(output.checkpoints, say)
+
+        def write(folder: Path) -> TeacherManifest:
+            write_model(folder, trained.model, base)
+            write_curves(folder, trained.outcome.curve, title=spec.name)
+            trained.write_more(folder)
+            manifest = _manifest(spec, base, trainer, trained, record.fingerprint)
+            manifest = replace(manifest, files=student_files(folder))
+            (folder / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
+            return manifest
+
+        manifest = write_finished(output, write)
+    return TeacherReport(manifest, False, spec.output)
+
+
+def estimate_teacher(
+    spec: TeacherSpec,
+    storage: Storage,
+    *,
+    start: Start = "new",
+    cache_dir: Path | None = None,
+    say: Say = lambda _: None,
+    is_timed: bool = False,
+    secrets: Mapping[str, Any] = MappingProxyType({}),
+) -> TrainingEstimate:
+    """What training a spec's teacher would do; writes nothing, and loads no weights unless it is timed.
+
+    Args:
+        is_timed: train some steps to see how long they take.
+    Raises:
+        RelabelError: as `train_teacher`, before it trains.
+    """
+    if is_timed:  # steps of a probe are not reported
+        spec = spec.model_copy(update={"train": spec.train.model_copy(update={"report_to": ()})})
+    output, _, trainer, record = _prepare(spec, storage, cache_dir, secrets)
+    if find_finished(output, record, start) is not None:
+        say(f"{spec.output}: holds this teacher already; a training would find it and end with nothing to do.")
+    else:
+        check_checkpoints(output, record, start)
+        output.check_writable()
+    for note in trainer.notes:
+        say(note)
+    estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
+    if not is_timed:
+        return estimate
+    updates = getattr(getattr(spec, "rollouts", None), "updates", 1)
+    step_s = _probe(trainer, updates=updates, say=say)
+    return replace(estimate, step_s=step_s, seconds=None if step_s is None else round(step_s * estimate.steps, 1))
+
+
+def export_conversations(spec: TeacherSpec, storage: Storage, folder: Path, *, cache_dir: Path | None = None) -> int:
+    """Write the conversations that a spec's teacher would learn as chat JSONL, in TRL's form of prompt and completion;
+    nothing is trained.
+
+    Returns:
+        How many there are.
+    Raises:
+        ConfigError: the method samples its answers itself, or the file is there already.
+        RelabelError: as `train_teacher`, before it trains.
+    """
+    if not isinstance(spec, SftSpec):
+        raise ConfigError(f"--export: `method: {spec.method}` samples its answers itself; only sft learns given ones.")
+    from relabel.distill.teachers.sft import conversations
+
+    file = folder / CONVERSATIONS_NAME
+    if file.exists():
+        raise ConfigError(f"{file}: is there already. Name another folder, or remove it.")
+    base = check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir))
+    scratch = folder / f".{CONVERSATIONS_NAME}"
+    lines = conversations(spec, base, storage)
+    count = 0
+    with writing(folder, None):
+        folder.mkdir(parents=True, exist_ok=True)
+        with scratch.open("w", encoding="utf-8") as target:
+            for line in lines:
+                target.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count += 1
+        scratch.replace(file)
+    return count
+
+
+class _ProbeEnded(Exception):  # noqa: N818 — no error
+    """Ends a probe from within its own lines of progress."""
+
+
+def _probe(trainer: TeacherTrainer, *, updates: int, say: Say) -> float | None:
+    """Mean seconds of a step, of a training in a folder that is then removed; None where it ends too soon to say.
+
+    Args:
+        trainer: it can't train again.
+        updates: steps on the same rollouts: only the first of them samples answers, so they are timed together.
     """
     ends: list[float] = []
 
-    def told(line: str) -> None:
-        if _STEP.match(line) is None:
+    def heard(line: str) -> None:
+        if re.match(r"step \d+ of \d+\b", line) is None:
             say(line)
             return
         ends.append(time.perf_counter())
-        if len(ends) == updates * (MEASURED + 1):
-            raise _Enough
+        if len(ends) == updates * (PROBE_STRETCHES + 1):
+            raise _ProbeEnded
 
-    with tempfile.TemporaryDirectory(prefix="relabel-") as scratch, contextlib.suppress(_Enough):
-        trainer.train(Path(scratch), told)
+    with tempfile.TemporaryDirectory(prefix="relabel-") as scratch, contextlib.suppress(_ProbeEnded):
+        trainer.train(Path(scratch), heard)
     marks = ends[updates - 1 :: updates]
-    paces = [(after - before) / updates for before, after in itertools.pairwise(marks)]
-    if not paces:
-        return None
-    mean = sum(paces) / len(paces)
-    return TrainingTime(len(paces) * updates, steps * mean, steps * min(paces), steps * max(paces))
-
-
-# ------------------------------------------------------------------------------
-# What makes a teacher's training this one and no other.
-
-
-SPEED_ONLY = ("device", "keep_checkpoints", "gradient_checkpointing", "report_to")
-NOT_IN_FINGERPRINT: dict[str, Any] = {
-    **dict.fromkeys(("name", "output", "init", "labeler", "generator"), True),
-    "data": {"runs": True, "gold": {"path"}},
-    "train": set(SPEED_ONLY),
-}
-"""What data, labeler and generator are, the digest of the data says; the model, its own digest."""
-
-
-def record_of(spec: TeacherSpec, trainer: TeacherTrainer, model: ResolvedModel) -> TrainingRecord:
-    """All that the teacher follows from: the spec's choices, the data itself, the model; and the digest of that."""
-    fingerprint = digest_of(
-        {
-            "spec": spec.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT),
-            "data": trainer.digest,
-            "model": model.digest,
-            "version": TEACHER_MANIFEST_VERSION,
-        }
-    )
-    return training_record("teacher", spec, fingerprint, model, trainer.digest)
-
-
-# ------------------------------------------------------------------------------
-# The model card of a teacher, for a person who finds the folder.
+    return round((marks[-1] - marks[0]) / (updates * (len(marks) - 1)), 4) if len(marks) > 1 else None
 
 
 def render_card(manifest: TeacherManifest) -> str:
@@ -180,150 +308,6 @@ def _kept(manifest: TeacherManifest) -> list[str]:
     ]
 
 
-# ------------------------------------------------------------------------------
-# A teacher from spec to model folder: check, read, train, write; whatever the method.
-#
-# What costs nothing is checked first (spec, model config, data), so that no hour of training ends in a typo. The folder
-# is a model directory that `engine.model` takes; `manifest.json` is written last.
-
-
-TEACHER = Product("teacher", "train", "init", ("data", "labeler", "generator"), NOT_IN_FINGERPRINT)
-LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class TeacherReport:
-    """How `train_teacher` ended.
-
-    Args:
-        was_done: the teacher was there already.
-        place: where it is, as the spec names it.
-    """
-
-    manifest: TeacherManifest
-    was_done: bool
-    place: str
-
-
-def train_teacher(
-    spec: TeacherSpec,
-    storage: Storage,
-    *,
-    start: Start = "new",
-    cache_dir: Path | None = None,
-    say: Say = lambda _: None,
-    is_writer: bool = True,
-    secrets: Mapping[str, Any] = MappingProxyType({}),
-) -> TeacherReport:
-    """Train the teacher of a spec.
-
-    Args:
-        storage: how runs, gold and output are reached. The model is looked up in the cache alone
-            (`jobs/downloads.py` brings it there).
-        say: called with progress and remarks, a line each.
-        is_writer: False in all but the first of several processes that train together: they write nothing.
-        secrets: what the options of an engine that the method asks name, by option.
-    Raises:
-        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
-        StaleRunError: the output holds a teacher or checkpoints of another spec.
-        LockHeldError: another process trains there.
-        TrainingError: the loss is not finite, or memory runs out twice.
-    """
-    cache = cache_dir if cache_dir is not None else default_cache_dir()
-    location = output_location_of(TEACHER, spec.output, storage, cache_dir=cache)
-    resolved = resolve_model(spec.init, cache_dir=cache_dir)
-    if is_writer:  # of several processes the others may come when the first one has begun to write
-        _check_place(location, resolved)
-    base = check_teacher_base(spec, resolved)
-    trainer = _trainer(spec, base, storage)
-    if isinstance(trainer, AsksAnEngine):
-        trainer.take_secrets(secrets)
-    training = record_of(spec, trainer, resolved)
-    fingerprint = training.fingerprint
-    left = look(location, training, start)
-    if left.found is not None:
-        left = conclude(location, left, training, start, is_writer=is_writer)
-        assert left.found is not None
-        manifest = read_teacher_manifest(left.found.data, left.found.where)
-        return TeacherReport(manifest, left.done is not None, location.output)
-    _introduce(location, trainer, say)
-    if not is_writer:
-        trained = trainer.train(location.checkpoints, say)
-        return TeacherReport(_manifest(spec, base, trainer, trained, fingerprint), False, location.output)
-    with making(location, training, start):
-        trained = trainer.train(location.checkpoints, say)
-
-        def write(folder: Path) -> TeacherManifest:
-            write_model(folder, trained.model, base)
-            write_curves(folder, trained.outcome.curve, title=spec.name)
-            trained.write_more(folder)
-            manifest = _manifest(spec, base, trainer, trained, fingerprint)
-            manifest = replace(manifest, files=student_files(folder))
-            (folder / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
-            return manifest
-
-        manifest = finish(location, fingerprint, write)
-    return TeacherReport(manifest, False, location.output)
-
-
-def estimate_teacher(
-    spec: TeacherSpec,
-    storage: Storage,
-    *,
-    start: Start = "new",
-    cache_dir: Path | None = None,
-    say: Say = lambda _: None,
-    is_timed: bool = False,
-    secrets: Mapping[str, Any] = MappingProxyType({}),
-) -> TrainingEstimate:
-    """What training a spec's teacher would do; leaves nothing, and loads no weights unless it is timed.
-
-    Args:
-        is_timed: train some steps to see how long they take.
-    Raises:
-        RelabelError: as `train_teacher`, before it trains.
-    """
-    if is_timed:  # steps of a trial are nobody's figures
-        spec = spec.model_copy(update={"train": spec.train.model_copy(update={"report_to": ()})})
-    location = output_location_of(TEACHER, spec.output, storage, cache_dir=cache_dir or default_cache_dir())
-    resolved = resolve_model(spec.init, cache_dir=cache_dir)
-    _check_place(location, resolved)
-    base = check_teacher_base(spec, resolved)
-    trainer = _trainer(spec, base, storage)
-    if foresee(location, record_of(spec, trainer, resolved), start) is not None:
-        say(f"{location.output}: holds this teacher already; a training would find it and end with nothing to do.")
-    for note in trainer.notes:
-        say(note)
-    estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
-    if not is_timed:
-        return estimate
-    if isinstance(trainer, AsksAnEngine):
-        trainer.take_secrets(secrets)
-    updates = getattr(getattr(spec, "rollouts", None), "updates", 1)
-    return replace(estimate, time=measure(trainer, steps=estimate.steps, updates=updates, say=say))
-
-
-def _check_place(location: OutputLocation, init: ResolvedModel) -> None:
-    location.check_free()
-    refuse_own_base(location, init, key="init")
-
-
-def _trainer(spec: TeacherSpec, base: TeacherBase, storage: Storage) -> TeacherTrainer:
-    check_services(spec.train.report_to, output=spec.output)
-    precision_of(spec.train)
-    found: TeacherTrainer = imported(method_of(spec.method).trainer)(spec, base, storage)
-    return found
-
-
-def _introduce(location: OutputLocation, trainer: TeacherTrainer, say: Say) -> None:
-    if location.url is not None:
-        say(f"training in {location.folder}; the teacher goes to {location.output} when it is finished")
-    for note in trainer.notes:
-        say(note)
-
-
 def _manifest(
     spec: TeacherSpec, base: TeacherBase, trainer: TeacherTrainer, trained: Trained, fingerprint: str
 ) -> TeacherManifest:
@@ -339,7 +323,6 @@ def _manifest(
         batch_size=spec.train.batch_size >> halvings,
         accumulation=spec.train.accumulation << halvings,
         was_batch_halved=halvings > 0,
-        step_seconds=None if outcome.clock is None else outcome.clock.mean() or None,
     )
     return TeacherManifest(
         version=TEACHER_MANIFEST_VERSION,

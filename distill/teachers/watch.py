@@ -1,5 +1,5 @@
-"""Reward hacking, watched for: figures that move when a reward is earned without the work. What is found is said, and
-ends the training where looks at held-out rows say which step to keep.
+"""Detection of reward hacking: figures that move when a reward is earned without the work. A warning is logged, and
+ends the training where evaluations on held-out rows decide which step to keep.
 
 All follows from the curve alone, so a training that goes on from a checkpoint ends as an undisturbed one; a point is
 read once, as long as it is the same curve that grows. The held-out
@@ -35,7 +35,7 @@ class WatchSection(Spec):
     format: float | None = Field(0.8, gt=0.0, lt=1.0)
     """`format_rate`: this part of the highest that a window had."""
     patience: int | None = Field(3, ge=1)
-    """Looks at dev under a warning before training ends. A warning that stands since the first window never ends it:
+    """Evaluations on dev under a warning before training ends. A warning active since the first window never ends it:
     training did not bring it about. Null only warns, and so does a training without a dev split.
     """
 
@@ -52,7 +52,7 @@ WATCHED = {
         "Read their `fault` and `detail`; lower train.learning_rate or raise rollouts.beta.",
     ),
 }
-"""Key of the section → the figure, and what to look at."""
+"""Key of the section → the figure, and what to check."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Episode:
     Args:
         start, end: steps; no end while it lasts.
         value, limit: of the figure at its start.
-        is_first: it stands since the first window.
+        is_first: active since the first window.
     """
 
     key: str
@@ -80,7 +80,7 @@ class Episode:
 
 
 class RewardWatch:
-    """A training's curve held against the thresholds.
+    """Compares a training's curve with the thresholds.
 
     Args:
         gold_share: share of the most frequent trusted grade.
@@ -102,14 +102,14 @@ class RewardWatch:
         return [one for one in self.episodes(curve) if one.start == step]
 
     def is_warned(self, curve: Curve) -> bool:
-        """Whether a warning stands that may end the training."""
+        """Whether a warning is active that may end the training."""
         return any(one.end is None for one in self._ending(curve))
 
     def ended_by(self, curve: Curve) -> Episode | None:
-        """The episode that outlasted the patience, with the looks of the curve."""
-        looks = sorted({step for step, split, _, _ in curve.points if split == "dev"})
+        """The episode that outlasted the patience, counted in evaluations."""
+        evaluated = sorted({step for step, split, _, _ in curve.points if split == "dev"})
         for one in self._ending(curve):
-            seen = [step for step in looks if one.start <= step and (one.end is None or step < one.end)]
+            seen = [step for step in evaluated if one.start <= step and (one.end is None or step < one.end)]
             if len(seen) >= (self._section.patience or 0):
                 return one
         return None
@@ -119,7 +119,7 @@ class RewardWatch:
         found = [f"watch: {one}" for one in self.episodes(curve)]
         ending = self.ended_by(curve)
         if ending is not None:
-            found.append(f"ended early: {WATCHED[ending.key][0]} stood beyond its threshold since step {ending.start}")
+            found.append(f"ended early: {WATCHED[ending.key][0]} was beyond its threshold since step {ending.start}")
         return found
 
     def _ending(self, curve: Curve) -> list[Episode]:
@@ -128,7 +128,7 @@ class RewardWatch:
         return [one for one in self.episodes(curve) if not one.is_first]
 
     def _read_on(self, points: list[Point]) -> None:
-        """Read the points that are new; all of them where this is another curve, as behind a checkpoint."""
+        """Read the points that are new; all of them where this is another curve, as after a resume."""
         if points is not self._points:
             self._points, self._num_read = points, 0
             self._figures = {

@@ -115,7 +115,7 @@ def copy_trained(trained: Any, other: Any) -> None:
 def own_parameters(module: Any) -> dict[str, Any]:
     """Parameters by name, or this process's shards of them."""
     if is_sharded(module):
-        module.reshard()  # a look at dev, unlike a step, leaves the outermost part gathered
+        module.reshard()  # an evaluation, unlike a step, leaves the outermost part gathered
     return dict(module.named_parameters())
 
 
@@ -154,16 +154,14 @@ def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments = {
         place: {
-            name: cut(value, parameters[place]) if _is_moment(value, parameters[place]) else value
+            name: cut(value, parameters[place])
+            if isinstance(value, Tensor) and value.shape == parameters[place].shape
+            else value
             for name, value in values.items()
         }
         for place, values in state["state"].items()
     }
     return {**state, "state": moments}
-
-
-def _is_moment(value: Any, parameter: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == parameter.shape
 
 
 # ------------------------------------------------------------------------------
@@ -260,7 +258,7 @@ def save_weights(module: Any, file: Path | None) -> None:
     Args:
         file: None in a process that only takes part in gathering a sharded module.
     Raises:
-        TrainingError: one of them holds a number that is none.
+        TrainingError: one of them contains NaN or Inf.
     """
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in trained_parameters(module):
@@ -292,8 +290,8 @@ def load_weights(module: Any, file: Path) -> None:
 
 
 def split_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """A nest of dicts, lists and plain values with its tensors moved out to `tensors`; each leaves `{"tensor": path}`
-    behind.
+    """A nest of dicts, lists and plain values with its tensors moved out to `tensors`; each is replaced by
+    `{"tensor": path}`.
     """
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach().cpu().contiguous()
@@ -357,7 +355,7 @@ def restore_random(tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> N
 
 
 # ------------------------------------------------------------------------------
-# What a checkpoint keeps beside the weights, and how one is written, whoever trains.
+# What a checkpoint keeps in addition to the weights, and how one is written.
 
 
 @dataclass
@@ -403,7 +401,7 @@ def write_checkpoint(
     module: Any,
     state: StepState,
     *,
-    is_writer: bool,
+    is_writer: bool = True,
     best: int | None = None,
     write_more: Callable[[Path], None] = lambda _: None,
 ) -> None:
@@ -411,7 +409,7 @@ def write_checkpoint(
 
     Args:
         is_writer: False in a process that only takes part in gathering.
-        best: the step whose checkpoint is kept beside the last ones.
+        best: the step whose checkpoint is kept in addition to the last ones.
         write_more: writes further files into the folder.
     Raises:
         TrainingError: a weight is not finite.

@@ -1,43 +1,32 @@
-"""Where a model is trained and where it is written: local folders and URLs, checkpoint folders, the mark in a stored
-manifest, and errors raised when a disk refuses a write."""
+"""The folder that a trained model owns: what its manifest must say, names and digests of checkpoints, and errors raised
+when a disk refuses a write. Importing it does not load torch."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
-import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from relabel.manifests import failpoints
-from relabel.manifests.bundle_store import BundleStore, Held, open_bundle_store
 from relabel.manifests.errors import (
     ConfigError,
     DiskFullError,
-    LockHeldError,
     ManifestError,
     StaleRunError,
     StoreError,
     TrainingError,
 )
-from relabel.manifests.files import FileLock, Storage, is_url, scheme_of
+from relabel.manifests.files import FileLock
 from relabel.manifests.manifest import MANIFEST_NAME
-from relabel.manifests.records import checked, read_record, sha256_file
-from relabel.manifests.store import Lock, open_run_store, sync_folder
-
-# ------------------------------------------------------------------------------
-# The `manifest.json` of a trained model as far as whoever makes one has to look at another: what it is, and of which
-# spec.
-
+from relabel.manifests.records import checked, read_record
+from relabel.manifests.store import sync_folder
 
 ManifestT = TypeVar("ManifestT")
 
@@ -50,15 +39,15 @@ class Product(NamedTuple):
         command: the one that trains it, `distill`.
         model_key: of its spec, that names the model to start from.
         data_keys: that name what is learned from.
-        undecided: keys on which its fingerprint does not hang, or only through digests of data and model; as pydantic
-            excludes them.
+        undecided: keys, as dotted paths, that are no part of its fingerprint: they change speed alone, or name data and
+            models, whose digests are part of it.
     """
 
     kind: str
     command: str
     model_key: str
     data_keys: tuple[str, ...]
-    undecided: Mapping[str, Any]
+    undecided: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -74,16 +63,16 @@ class BaseModelUsed:
 class _Mark:
     kind: str
     fingerprint: str
+    spec: dict[str, Any] = field(default_factory=dict)
 
 
 class StoredManifest(NamedTuple):
-    """A manifest that lies somewhere, known to be of the kind that was looked for; the rest of it may be of another
-    version.
-    """
+    """A manifest of the kind that was expected; the rest of it may be of another version."""
 
     data: bytes
     where: str
     fingerprint: str
+    spec: dict[str, Any]
 
 
 def read_manifest(data: bytes, where: str, cls: type[ManifestT], *, kind: str) -> ManifestT:
@@ -97,7 +86,7 @@ def read_manifest(data: bytes, where: str, cls: type[ManifestT], *, kind: str) -
 
 
 def stored_manifest(data: bytes, where: str, *, kind: str) -> StoredManifest:
-    """What a `manifest.json` is, without a look at more than its kind and fingerprint.
+    """A `manifest.json` of which only kind, fingerprint and spec are checked.
 
     Raises:
         ManifestError: it is not of that kind.
@@ -116,49 +105,36 @@ def stored_manifest(data: bytes, where: str, *, kind: str) -> StoredManifest:
         raise ManifestError(
             f"{where}: is not a {kind}'s manifest; the folder belongs to something else. Name another output."
         ) from exc
-    return StoredManifest(data, where, mark.fingerprint)
+    return StoredManifest(data, where, mark.fingerprint, mark.spec)
 
 
 # ------------------------------------------------------------------------------
-# Where a model is trained and where it goes: one folder, or a folder of work here and a URL that the finished model
-# is copied to.
-#
-# Training writes checkpoints, and loaders map files: both want a disk. So a model whose `output` is a URL is trained in
-# the cache, in a folder of its own that hangs on the URL alone (the same spec called again with --resume finds it), and
-# copied when it is finished: the manifest of the model that it replaces goes first, its own comes last. At the URL lies
-# a whole model or, to every reader, none. Then the folder of work is removed.
+# The folder of one model: the finished model, and `checkpoints/` while it is trained.
 
 
 CHECKPOINTS = "checkpoints"
-CLAIM_NAME = "training.json"
-"""In the checkpoints' folder: whose they are, and whether a --restart began them."""
-LOCKS = ".locks"
-LEASE_S = 10.0
-"""A killed training's lease is dead so soon that the next call waits for it."""
-LOOK_S = 0.5
+RECORD_NAME = "training.json"
+"""In the checkpoints' folder: the `TrainingRecord` of the training that they belong to."""
 
 
 @dataclass(frozen=True)
-class OutputLocation:
-    """A trained model's place.
+class OutputFolder:
+    """The folder that a trained model owns.
 
     Args:
         product: what is trained there.
         output: as the spec names it.
-        folder: where it is trained, and where it stays unless `url` says otherwise.
-        storage: how the URL is reached.
-        url: where it goes in the end.
     """
 
     product: Product
     output: str
-    folder: Path
-    storage: Storage
-    url: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output)
 
     @property
     def lock_name(self) -> str:
-        """Of the file that whoever trains there holds."""
         return f"{self.product.command}.lock"
 
     @property
@@ -167,12 +143,11 @@ class OutputLocation:
         return self.folder / CHECKPOINTS
 
     def check_free(self) -> None:
-        """Make sure that the folder holds nothing, or what an earlier call left: writing there replaces files, and
-        removes checkpoints.
+        """Make sure that the folder is empty or holds what an earlier call left: training there replaces files.
 
         Raises:
-            ConfigError: there is a file in its place, or a link that leads nowhere.
-            StaleRunError: it holds files of something else, or the other command trains there, behind another lock.
+            ConfigError: it is a file, or a link that leads nowhere.
+            StaleRunError: it holds files of something else, or the other command trains there.
         """
         others = [path.stem for path in self.checkpoints.glob("*.lock") if path.name != self.lock_name]
         if others:
@@ -180,8 +155,6 @@ class OutputLocation:
                 f"{self.output}: `relabel {others[0]}` trains or trained there, and would lose its checkpoints. Name "
                 f"another `output`; or, if that training is not wanted any more, remove {self.checkpoints}."
             )
-        if self.url is not None:  # the folder of work is nobody else's
-            return
         there = self._nearest
         if not there.exists():
             raise ConfigError(f"`output` = {self.output}: {there} is a link that leads nowhere. Mend it, or remove it.")
@@ -190,12 +163,12 @@ class OutputLocation:
         if (
             not self.folder.is_dir()
             or (self.folder / MANIFEST_NAME).exists()
-            or (self.checkpoints / CLAIM_NAME).exists()
+            or (self.checkpoints / RECORD_NAME).exists()
         ):
             return
         held = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
         if held == [CHECKPOINTS] and {path.name for path in self.checkpoints.iterdir()} <= {self.lock_name}:
-            return  # one that was killed before it began
+            return  # killed before it began
         if held:
             named = ", ".join(held[:5]) + (" …" if len(held) > 5 else "")
             raise StaleRunError(
@@ -206,7 +179,7 @@ class OutputLocation:
     def check_writable(self) -> None:
         """
         Raises:
-            StoreError: nothing can be written where it is trained.
+            StoreError: nothing can be written there.
         """
         if not os.access(self._nearest, os.W_OK | os.X_OK):
             raise StoreError(
@@ -215,44 +188,25 @@ class OutputLocation:
 
     @property
     def _nearest(self) -> Path:
-        """The folder, or what there is of the way to it."""
+        """The folder, or its nearest parent that exists."""
         return next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
 
     @contextmanager
-    def locked(self) -> Iterator[Callable[[], None]]:
-        """Nobody else trains this model meanwhile, on this machine or, where it goes to a URL, on any.
+    def locked(self) -> Iterator[None]:
+        """No other process trains here meanwhile.
 
-        Yields:
-            What makes sure of it again before the model is delivered: a lease may have been lost on the way, to a
-            network that was down.
         Raises:
-            LockHeldError: somebody does.
+            LockHeldError: one does.
         """
-        what = f"the {self.product.kind} in {self.output}"
-        lock = FileLock(self.checkpoints / self.lock_name, what)
+        lock = FileLock(self.checkpoints / self.lock_name, f"the {self.product.kind} in {self.output}")
         lock.acquire()
-        leases: list[Lock] = []
-
-        def make_sure() -> None:
-            if self.url is None or (leases and not leases[-1].is_lost):
-                return
-            parent, name = _split(self.url)
-            lease = open_run_store(f"{parent}/{LOCKS}", replace(self.storage, lease_s=LEASE_S)).lock(
-                f"{self.product.command}-{name}", what
-            )
-            _take(lease)
-            leases.append(lease)
-
         try:
-            make_sure()
-            yield make_sure
+            yield
         finally:
-            for lease in leases:
-                lease.release()
             lock.release()
 
-    def local_manifest(self) -> StoredManifest | None:
-        """The manifest of a model that is finished here, whether or not it has gone where it goes.
+    def manifest(self) -> StoredManifest | None:
+        """The manifest of the finished model.
 
         Raises:
             ManifestError: what is here is not such a model's.
@@ -267,144 +221,9 @@ class OutputLocation:
                 f"{file}: can't be read ({exc.strerror}). Move it away, or name another output."
             ) from exc
 
-    def manifest(self) -> StoredManifest | None:
-        """The manifest of the model that is where it belongs.
-
-        Raises:
-            ManifestError: what is there is not such a model's.
-        """
-        if self.url is None:
-            return self.local_manifest()
-        try:
-            data = open_bundle_store(self.url, self.storage).read(MANIFEST_NAME).data
-        except FileNotFoundError:
-            return None
-        return stored_manifest(data, f"{self.url}/{MANIFEST_NAME}", kind=self.product.kind)
-
-    def deliver(self, *, is_replacing: bool) -> None:
-        """Copy the model that is finished here to where it goes, if that is elsewhere, and remove what there was to
-        its making.
-
-        Call it while `locked`: what the URL holds is looked at once, before the first file is written.
-
-        Args:
-            is_replacing: take the place of another one there.
-        Raises:
-            StaleRunError: there is another one, which is left as it is; or somebody put one there while this one
-                was copied.
-        """
-        if self.url is None:
-            shutil.rmtree(self.checkpoints)
-            return
-        parent, name = _split(self.url)
-        bundle_store = open_bundle_store(parent, self.storage)
-        data = (self.folder / MANIFEST_NAME).read_bytes()
-        held = _record(bundle_store, f"{name}/{MANIFEST_NAME}")
-        if held != data:
-            if held is not None:
-                if not is_replacing:
-                    raise self._is_taken(bundle_store, name)
-                bundle_store.delete(f"{name}/{MANIFEST_NAME}")
-            self._copy(bundle_store, name, data, is_replacing=is_replacing)
-        self.forget()
-
-    def forget(self) -> None:
-        """Remove the folder of work behind a URL; its model last, since checkpoints alone would be gone on with."""
-        if self.url is not None:
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
-            shutil.rmtree(self.folder)
-
-    def _copy(self, bundle_store: BundleStore, name: str, data: bytes, *, is_replacing: bool) -> None:
-        """Files, then the manifest, to a place that has none."""
-        files = sorted(file for file in self.folder.iterdir() if file.is_file() and not file.name.startswith("."))
-        for file in files:
-            if file.name != MANIFEST_NAME:
-                failpoints.hit("before_model_upload")
-                bundle_store.upload(
-                    f"{name}/{file.name}", file, Held(file.stat().st_size, sha256_file(file)), lambda _: None
-                )
-        if is_replacing:
-            _remove_others(bundle_store, name, {file.name for file in files})
-        failpoints.hit("before_model_manifest")
-        if (
-            not bundle_store.create(f"{name}/{MANIFEST_NAME}", data)
-            and _record(bundle_store, f"{name}/{MANIFEST_NAME}") != data
-        ):
-            raise self._is_taken(bundle_store, name)
-        failpoints.hit("after_model_manifest")
-
-    def _is_taken(self, bundle_store: BundleStore, name: str) -> StaleRunError:
-        return StaleRunError(
-            f"{bundle_store.url}/{name}/{MANIFEST_NAME}: another {self.product.kind} was put there while this one was "
-            "trained. Look at it; --restart replaces it."
-        )
-
-
-def output_location_of(product: Product, output: str, storage: Storage, *, cache_dir: Path) -> OutputLocation:
-    """The output location behind a spec's `output`.
-
-    Raises:
-        ConfigError: a URL that no model can go to.
-    """
-    folder = training_folder(output, cache_dir=cache_dir)
-    if not is_url(output) or scheme_of(output) in ("file", "local"):
-        return OutputLocation(product, output, folder, storage)
-    url = output.rstrip("/")
-    if scheme_of(url) != "s3":
-        raise ConfigError(f"`output` = {output}: {product.kind}s go to local folders and to s3://. Name one of these.")
-    if not _split(url)[0].partition("://")[2]:
-        raise ConfigError(
-            f"`output` = {output}: names a whole bucket. Name a folder in it, which the {product.kind} then owns."
-        )
-    return OutputLocation(product, output, folder, storage, url)
-
-
-def training_folder(output: str, *, cache_dir: Path) -> Path:
-    """Where a model is trained: in its output, or in the cache where that is at a URL."""
-    scheme, _, rest = output.partition("://")
-    if not is_url(output):
-        return Path(output)
-    if scheme.lower() in ("file", "local"):
-        return Path(rest)
-    return cache_dir / "training" / hashlib.sha256(output.rstrip("/").encode()).hexdigest()[:24]
-
-
-def _take(lease: Lock) -> None:
-    """Take a lease; one that nobody renews any more is waited for."""
-    deadline = time.monotonic() + LEASE_S + 2.0  # its store counts in whole seconds
-    while True:
-        try:
-            lease.acquire()
-        except LockHeldError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(LOOK_S)
-        else:
-            return
-
-
-def _split(url: str) -> tuple[str, str]:
-    parent, _, name = url.rpartition("/")
-    return parent.rstrip("/") if not parent.endswith("//") else parent, name
-
-
-def _record(bundle_store: BundleStore, name: str) -> bytes | None:
-    try:
-        return bundle_store.read(name).data
-    except FileNotFoundError:
-        return None
-
-
-def _remove_others(bundle_store: BundleStore, name: str, kept: set[str]) -> None:
-    """Files of the model that was there and that the new one does not have: a loader would take them for its own."""
-    for entry in list(bundle_store.entries(name)):
-        if entry.name.partition("/")[2] not in kept:
-            bundle_store.delete(entry.name)
-
 
 # ------------------------------------------------------------------------------
-# Checkpoints as folders: how they are called, which are there, and their plain values, for whoever reads them without
-# torch.
+# Checkpoints as folders: their names, which are there, and their plain values, read without torch.
 
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -430,7 +249,7 @@ def how_it_goes_on(checkpoints: Path) -> str:
     kept = list_checkpoints(checkpoints)
     if kept:
         return f"{kept[-1].name} is kept: --resume goes on from it."
-    return "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume begins anew."
+    return "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume starts again."
 
 
 def step_of(checkpoint: Path) -> int:
@@ -440,16 +259,13 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
-def digests_of(checkpoint: Path) -> dict[str, str | None]:
-    """sha256 of a checkpoint's files, by name; None for those of relabel up to 0.1, which noted none.
+def digests_of(checkpoint: Path) -> dict[str, str]:
+    """sha256 of a checkpoint's files, by name.
 
     Raises:
         OSError, ValueError, AttributeError: they can't be read.
     """
-    file = checkpoint / DIGESTS
-    if not file.exists():
-        return dict.fromkeys((WEIGHTS, OPTIMIZER, RANDOM, STATE))
-    return dict(json.loads(file.read_text(encoding="utf-8")).items())
+    return dict(json.loads((checkpoint / DIGESTS).read_text(encoding="utf-8")).items())
 
 
 def damaged(checkpoint: Path, fault: str) -> ManifestError:
@@ -480,7 +296,7 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 @contextlib.contextmanager
 def writing(folder: Path, checkpoints: Path | None) -> Iterator[None]:
-    """Turn refusals of the disk into ours, whoever meets them: safetensors has an error of its own, tokenizers raises a
+    """Turn errors of the disk into ours: safetensors has an error of its own, tokenizers raises a
     bare Exception, both with the system's number in its text.
 
     Args:
@@ -546,11 +362,11 @@ class TrainingPlace:
 
     Args:
         folder: of the checkpoints.
-        keep: how many of them stay, the best one beside them.
+        keep: how many of them stay, in addition to the best one.
         say: called with progress, a line each.
         names: where each row comes from, `(source, row_id)`.
         report_to: services that the curve is sent to.
-        title: of the curve's plot, which then lies beside the checkpoints, with the curve, as far as the last one goes.
+        title: of the curve's plot, which is then written with each checkpoint, as is the curve.
     """
 
     folder: Path
@@ -561,7 +377,7 @@ class TrainingPlace:
     title: str | None = None
 
     def not_finite(self, what: str, rows: Sequence[int], *, step: int) -> TrainingError:
-        """The error for a number that is none.
+        """The error for a value that is not finite.
 
         Args:
             rows: that it came of.
@@ -574,6 +390,6 @@ class TrainingPlace:
         last = f"The last checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
         return TrainingError(
             f"step {step}: {what}. Rows of the batch, as source:row_id: {named}{more}. "
-            f"{last}. Look at these rows; if they are fine, train again with --restart and a lower train.learning_rate "
+            f"{last}. Read these rows; if they are fine, train again with --restart and a lower train.learning_rate "
             "or train.precision: fp32 (another spec doesn't go on from these checkpoints)."
         )

@@ -150,9 +150,9 @@ _LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "brok
 def ending_together(
     accelerator: Accelerator, folder: Path, *, refusal: Callable[[str, str], TrainingError]
 ) -> Iterator[None]:
-    """Where one of several processes ends, the others wait for it in vain until its connections break or the launcher
-    stops them. If memory ended there, what they meet then is nothing to report; else the first that meets it says so.
-    One process alone passes everything on.
+    """If one of several processes ends, the others block until its connections break or the launcher stops them. If
+    memory ran out there, their own errors are not reported; else the first that has one reports it. A single process
+    passes everything on.
 
     Args:
         folder: of the checkpoints, which all processes see.

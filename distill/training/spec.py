@@ -4,16 +4,47 @@ LoRA adapters built from them. Importing it does not load torch."""
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.files import is_url
+from relabel.manifests.models import OF_A_CONFIG
 from relabel.manifests.process import require
-from relabel.manifests.specs import Spec
+from relabel.manifests.specs import PathText, Spec
 
-# ------------------------------------------------------------------------------
-# Keys that the specs of students and teachers share.
+
+class TrainedSpec(Spec):
+    """What every spec of a model to train has."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Name of the model: letters, digits, dot, dash and underscore."""
+    output: PathText = Field(min_length=1)
+    """Local folder that the model owns."""
+    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
+    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
+    written.
+    """
+
+    @field_validator("output")
+    @classmethod
+    def _is_a_folder(cls, value: str) -> str:
+        if is_url(value):
+            raise ValueError(
+                f"removed: training at a URL ({value}). Name a local folder, and upload the finished model, say with "
+                "`aws s3 sync`"
+            )
+        return value
+
+
+def as_sources(value: Any) -> Any:
+    """A path, a mapping or a list of either as a list of mappings with a path."""
+    value = [value] if isinstance(value, str | dict) else value
+    if not isinstance(value, list | tuple):
+        return value
+    return [{"path": one} if isinstance(one, str) else one for one in value]
 
 
 class LoraSpec(Spec):
@@ -44,7 +75,7 @@ class DevSplit(Spec):
     trusted.
     """
     dev: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of queries that training is looked at with."""
+    """Share of queries that training is evaluated on."""
     seed: int = Field(0, ge=0)
     """A query's side is a hash of this seed and the query alone: it stays where it is when data is added."""
 
@@ -92,12 +123,35 @@ class TrainingSection(Spec):
     """Services that the curve is sent to as it grows; each finds its server and its key in its own way."""
 
 
+def open_base(path: Path, where: str, *, extra: str, purpose: str) -> tuple[Any, Any]:
+    """transformers, made quiet, and the config of the model that a training starts from.
+
+    Args:
+        path: its folder, or its config's file.
+        extra, purpose: for the message where a package is absent.
+    Raises:
+        MissingExtraError: a package is absent.
+        ModelError: the config can't be loaded.
+    """
+    transformers = require("transformers", extra=extra, purpose=purpose)
+    require("accelerate", extra=extra, purpose=purpose)
+    require("matplotlib", extra="cpu", purpose="The plot of a training")
+    from huggingface_hub.errors import StrictDataclassError  # comes with transformers
+
+    transformers.logging.set_verbosity_error()  # it reports weights that a student has no use for, at every load
+    transformers.logging.disable_progress_bar()
+    try:
+        return transformers, transformers.AutoConfig.from_pretrained(path)
+    except (*OF_A_CONFIG, OSError, StrictDataclassError) as exc:
+        raise ModelError(f"{where}: its config.json can't be loaded from {path}.") from exc
+
+
 # ------------------------------------------------------------------------------
-# Low-rank adapters beside a language model's linear layers, through peft.
+# Low-rank adapters of a language model's linear layers, through peft.
 
 
 def check_targets(config: Any, lora: LoraSpec, *, key: str, reference: str) -> None:
-    """Look whether the model has the layers that are to be adapted; its config says it, no weights are loaded. peft
+    """Check from the config alone that the model has the layers that are to be adapted. peft
     itself refuses only where none is found.
 
     Args:
@@ -137,7 +191,7 @@ def check_targets(config: Any, lora: LoraSpec, *, key: str, reference: str) -> N
 
 
 def adapted(lm: Any, lora: LoraSpec, *, seed: int, key: str, extra: str) -> Any:
-    """The model behind peft's wrapper, all but the adapters frozen; `merge_and_unload` gives it back with them added.
+    """The model in peft's wrapper, all but the adapters frozen; `merge_and_unload` gives it back with them added.
 
     Args:
         seed: what the adapters are drawn from; the process's own generator is left alone.

@@ -1,4 +1,4 @@
-"""`convert`: labels, qrels, run files, JSONL and Parquet into each other; labels of `route` into trajectories."""
+"""`convert`: labels, qrels, run files, JSONL and Parquet into each other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from relabel.jobs.convert.conversion import Conversion
-    from relabel.jobs.convert.trajectories import TrajectoryConversion
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("source")
 @click.argument("target", metavar="TARGET")
 @click.option(
     "--from",
@@ -33,13 +32,11 @@ if TYPE_CHECKING:
 @click.option(
     "--to",
     "to_format",
-    type=click.Choice(["qrels", "run", "jsonl", "parquet", "trajectories"]),
-    help="Form of TARGET.  [default: by its suffix; trajectories.jsonl is trajectories]",
+    type=click.Choice(["qrels", "run", "jsonl", "parquet"]),
+    help="Form of TARGET.  [default: by its suffix]",
 )
-@click.option("--by", default="query_id", show_default=True, metavar="COL", help="Query column of a table or of gold.")
-@click.option(
-    "--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of a table or of gold."
-)
+@click.option("--by", default="query_id", show_default=True, metavar="COL", help="Query column of a table.")
+@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of a table.")
 @click.option("--grade", metavar="COL", help="Column of grades.  [default: grade]")
 @click.option(
     "--score", metavar="COL", help="Column that a run file ranks by.  [default: expected_grade of labels, else score]"
@@ -54,24 +51,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="A pair whose grades or scores differ; keep leaves tables as they are.",
 )
-@click.option(
-    "--gold",
-    metavar="FILE",
-    help="Trajectories: keep labels whose nodes are those of gold_answer_ids (and gold_expand_ids).",
-)
-@click.option(
-    "--agree",
-    type=click.IntRange(1),
-    metavar="K",
-    help="Trajectories: keep labels whose nodes K of the SOURCEs answer with.  [default: more than half]",
-)
 @click.option("--texts", is_flag=True, help="Of a run: add its query, document and gold.")
 @click.option("--allow-partial", is_flag=True, help="Take a run that is not finished or is over its quarantine limit.")
 @click.option("--force", is_flag=True, help="Replace TARGET if it is there.")
 @output_option
 @sigterm_ends()
 def convert(
-    sources: tuple[str, ...],
+    source: str,
     target: str,
     from_format: str | None,
     to_format: str | None,
@@ -81,53 +67,25 @@ def convert(
     score: str | None,
     tag: str | None,
     duplicates: Any,
-    gold: str | None,
-    agree: int | None,
     texts: bool,
     allow_partial: bool,
     force: bool,
     output: str,
 ) -> int:
-    """Turn labels into TREC files and tables, and these into each other; labels of `route` into trajectories.
+    """Turn labels into TREC files and tables, and these into each other.
 
     SOURCE is a finished run's output, TREC qrels (qid 0 docid grade), a TREC run file (qid Q0 docid rank score tag),
     JSONL or Parquet; TARGET any of these but a run's output. Rows without a grade (or score) are left out and counted,
     never written as 0. Both may be URLs.
-
-    Trajectories are chats to train a router on, of one run and --gold, or of several runs that --agree: a JSON object
-    a line for each prompt that was asked, in TRL's form of prompt and completion.
     """
-    from relabel.jobs.convert.formats import is_trajectories
-
-    started, storage = time.perf_counter(), Storage()
-    if is_trajectories(target, to_format):
-        from relabel.jobs.convert.trajectories import Acceptance, convert_trajectories
-
-        odd = {
-            "--from": from_format not in (None, "labels"),
-            "--grade": grade,
-            "--score": score,
-            "--tag": tag,
-            "--texts": texts,
-        }
-        _refuse({**odd, "--duplicates": duplicates != "error"}, "has no part in trajectories, which are of runs")
-        acceptance = Acceptance(gold, by, doc, agree)
-        _say_trajectories(
-            convert_trajectories(sources, target, storage, acceptance, allow_partial=allow_partial, force=force),
-            started,
-            output,
-        )
-        return Exit.DONE
-    _refuse({"--gold": gold, "--agree": agree}, "chooses among trajectories. Write --to trajectories for these")
-    if len(sources) > 1:
-        raise click.UsageError(f"{len(sources)} sources: several become trajectories alone (--to trajectories).")
     from relabel.jobs.convert.conversion import convert as convert_file
     from relabel.jobs.convert.sources import Options
 
+    started = time.perf_counter()
     found = convert_file(
-        sources[0],
+        source,
         target,
-        storage,
+        Storage(),
         from_format=from_format,
         to_format=to_format,
         options=Options(by, doc, grade, score, allow_partial, texts),
@@ -137,13 +95,6 @@ def convert(
     )
     _say_table(found, started, output)
     return Exit.DONE
-
-
-def _refuse(options: Mapping[str, Any], why: str) -> None:
-    """Refuse options that were given and mean nothing here."""
-    for name, value in options.items():
-        if value:
-            raise click.UsageError(f"{name} {why}.")
 
 
 def _say_table(found: Conversion, started: float, output: str) -> None:
@@ -165,23 +116,6 @@ def _say_table(found: Conversion, started: float, output: str) -> None:
     if found.source_format == "labels":
         lines.append(("quarantined", f"{found.quarantined:,}, which have no label"))
     text = f"Wrote {found.written:,} rows to {found.target} ({found.target_format})\n" + table(lines)
-    emit({**asdict(found), "seconds": _seconds(started)}, text, output)
-
-
-def _say_trajectories(found: TrajectoryConversion, started: float, output: str) -> None:
-    from relabel.jobs.convert.trajectories import REASONS
-
-    left_out = {f"{REASONS[reason]}, left out": count for reason, count in found.left_out.items()}
-    quarantine = {"rows of the runs are in quarantine: they have no label": found.quarantined}
-    _say_left_out(found.notes, quarantine | left_out)
-    if not found.written:
-        _say("nothing is left to write: no label was kept.")
-    lines = [("labels", f"{found.labels:,} of {', '.join(found.sources)}; {found.kept:,} kept")]
-    if found.gold is not None:
-        lines.append(("gold", found.gold))
-    if found.agree is not None:
-        lines.append(("agree", f"at least {found.agree} of {len(found.sources)} runs"))
-    text = f"Wrote {found.written:,} steps to {found.target} ({found.target_format})\n" + table(lines)
     emit({**asdict(found), "seconds": _seconds(started)}, text, output)
 
 

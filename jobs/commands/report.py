@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import click
@@ -64,7 +63,6 @@ def report(
     checkpoint. The page needs no network, and shows documents as text. docs/report.md lists its sections.
     """
     from relabel.jobs.files import written
-    from relabel.jobs.job import CACHE_VARIABLE
     from relabel.jobs.report.build import build_report, check_target
     from relabel.jobs.report.gold_sections import GoldChoice, gold_files
     from relabel.manifests.errors import UsageError
@@ -74,14 +72,13 @@ def report(
     name = PurePosixPath(to).name
     if not name or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
-    storage, cache = Storage(), os.environ.get(CACHE_VARIABLE)
+    storage = Storage()
     check_target(to, (*paths, *gold_files(gold)), storage, force=force)
     built = build_report(
         paths,
         storage,
         gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), side=side, **columns),
         max_rows=max_rows,
-        cache_dir=Path(cache) if cache else None,
     )
     data = built.html.encode("utf-8", "replace")
     with written(to, storage) as file:

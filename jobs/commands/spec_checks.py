@@ -32,12 +32,12 @@ from relabel.manifests.tables import read_grades
 
 STEPS = {
     "job": ("spec", "input", "model", "engine", "server", "output", "clock"),
-    "student": ("spec", "labels", "gold", "model", "packages", "output", "clock"),
-    "teacher": ("spec", "runs", "gold", "model", "packages", "output", "clock"),
+    "student": ("spec", "labels", "gold", "model", "packages", "output"),
+    "teacher": ("spec", "runs", "gold", "model", "packages", "output"),
 }
 """By kind of spec, its checks in order; one with nothing to check is not shown."""
 NEAR_S = 2.0
-"""Clocks that differ by less count as one: storage tells whole seconds."""
+"""Clocks that differ by less count as one: storage gives whole seconds."""
 
 
 def checked(spec_file: str) -> tuple[str, dict[str, str], Exit]:
@@ -81,7 +81,6 @@ def _student(spec_file: str) -> Iterator[str]:
     require("torch", extra="cpu", purpose="relabel distill")
     yield "torch is here"
     yield _output(spec.output, opened.storage)
-    yield _clock(spec.output, opened.storage)
 
 
 def _teacher(spec_file: str) -> Iterator[str]:
@@ -92,17 +91,16 @@ def _teacher(spec_file: str) -> Iterator[str]:
     yield _labels([source.path for source in getattr(data, "runs", ())], opened.storage)
     yield _gold("data.gold", getattr(data, "gold", None), opened.storage)
     yield _model(spec.init, opened)
-    needed = ["torch"] if spec.method == "sft" else ["torch", "trl"]
-    for name in needed:
-        require(name, extra="cpu,train", purpose="relabel train")
-    yield f"{' and '.join(needed)} are here" if len(needed) > 1 else "torch is here"
+    require("torch", extra="cpu,train", purpose="relabel train")
+    if spec.method != "sft":
+        require("trl", extra="cpu,train", purpose="relabel train")
+    yield "torch is here" if spec.method == "sft" else "torch and trl are here"
     yield _output(spec.output, opened.storage)
-    yield _clock(spec.output, opened.storage)
 
 
 def _input(job: Job) -> str:
     if job.spec.rounds is not None:
-        return "questions for `relabel rounds`, which reads them; not looked at here"
+        return "questions for `relabel rounds`, which reads them; not checked here"
     dataset = job.open_dataset()
     if dataset.columns.gold is not None:
         for file in dataset.files:
@@ -127,7 +125,7 @@ def _labels(places: list[str], storage: Storage) -> str:
 
 
 def _gold(key: str, source: GoldSource | EvidenceGold | None, storage: Storage) -> str:
-    """Whether gold lies where it is said to; what is in it the training reads."""
+    """Whether gold is where the spec says; its content is checked by the training."""
     if source is None:
         return "none"
     with in_words_of_the_spec(key):
@@ -180,7 +178,7 @@ def _clock(place: str, storage: Storage) -> str:
     ahead = written - after if written > after else min(written - before, 0.0)
     if abs(ahead) < NEAR_S:
         return "that of the output agrees with this machine's"
-    return f"that of the output is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
+    return f"that of the output is {abs(ahead):,.0f} s {'later' if ahead > 0 else 'earlier'} than this machine's"
 
 
 def _written_now(place: str, storage: Storage) -> float:

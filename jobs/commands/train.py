@@ -19,14 +19,13 @@ from relabel.jobs.output import clock_text, emit, table
 from relabel.jobs.settings import Settings, SpecKind, placed, read_secrets, read_settings, resolved
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.models import default_cache_dir
 from relabel.manifests.records import plain
 from relabel.manifests.specs import KeepsModels
 
 if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
     from relabel.distill.students.manifest import Figures
-    from relabel.distill.teachers.bases import TrainingEstimate, TrainingTime
+    from relabel.distill.teachers.bases import TrainingEstimate
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.teachers.teaching import TeacherReport
     from relabel.distill.training.output import Start
@@ -60,7 +59,7 @@ class TrainingSpec(NamedTuple):
     """A spec file that was opened.
 
     Args:
-        where: the file and the variables beside it, for messages.
+        where: the file and the variables used, for messages.
         cache_dir: where fetched models are kept; None for the default.
     """
 
@@ -84,22 +83,20 @@ def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: Spe
 
 
 @contextlib.contextmanager
-def says_how_to_continue(output: str, cache_dir: Path | None, *, is_first: bool) -> Iterator[None]:
+def says_how_to_continue(output: str, *, is_first: bool) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the training; the first process says how it goes on.
 
     Args:
         output: of the spec.
-        cache_dir: where models that go to a URL are trained; None for the default.
     """
-    from relabel.distill.training.locations import CHECKPOINTS, how_it_goes_on, training_folder
+    from relabel.distill.training.locations import CHECKPOINTS, how_it_goes_on
 
     try:
         with sigterm_ends(has_launcher=LAUNCHER_VARIABLE in os.environ):
             yield
     except KeyboardInterrupt:
         if is_first:
-            folder = training_folder(output, cache_dir=cache_dir or default_cache_dir())
-            click.echo(how_it_goes_on(folder / CHECKPOINTS), err=True)
+            click.echo(how_it_goes_on(Path(output) / CHECKPOINTS), err=True)
         raise
 
 
@@ -165,7 +162,7 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:
         emit(
-            {**_student_result(report), "output": report.place, "was_done": report.was_done},
+            {**_student_result(report), "output": str(report.output), "was_done": report.was_done},
             _student_text(report),
             output,
         )
@@ -198,7 +195,7 @@ def train_student(
 
     found = resolved(validate_spec(DistillSpec, settings.values, where=where), settings.places)
     fetch_model(found.student.model, storage, cache_dir=cache_dir)
-    with says_how_to_continue(found.output, cache_dir, is_first=is_writer):
+    with says_how_to_continue(found.output, is_first=is_writer):
         return train(found, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_writer)
 
 
@@ -255,7 +252,7 @@ def _student_text(report: Report) -> str:
     rows += [("note", note) for note in manifest.notes]
     rows += [("gate", check.text) for check in report.gate.checks] or [("gate", "no gate set")]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
-    return f"{head} {report.place}\n{table(rows)}"
+    return f"{head} {report.output}\n{table(rows)}"
 
 
 # ------------------------------------------------------------------------------
@@ -269,6 +266,12 @@ TEACHER_BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers hol
 @click.argument("spec_file", metavar="TEACHER.YAML")
 @training_options("teacher")
 @click.option("--dry-run", is_flag=True, help="Check spec and data; report rows, steps and tokens; train nothing.")
+@click.option(
+    "--export",
+    "export_to",
+    metavar="DIR",
+    help="Write the conversations of `method: sft` as chat JSONL; train nothing.",
+)
 @click.option("--probe", is_flag=True, help="With --dry-run: also train a few steps, to estimate the time.")
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the teacher is there already.")
 @output_option
@@ -278,6 +281,7 @@ def train(
     resume: bool,
     restart: bool,
     dry_run: bool,
+    export_to: str | None,
     probe: bool,
     done_ok: bool,
     output: str,
@@ -291,12 +295,18 @@ def train(
     if probe and not dry_run:
         raise UsageError("--probe goes with --dry-run: a training itself says how fast it is.")
     from relabel.distill.teachers.spec import ResRagSpec, read_teacher_spec, teacher_keys
-    from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 
     kind = SpecKind("teacher", teacher_keys(), "train.epochs=3", TEACHER_BEGINNING)
     settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)
     spec = resolved(read_teacher_spec(settings.values, where=where), settings.places)
     fetch_model(spec.init, storage, cache_dir=cache_dir)
+    from relabel.distill.teachers import teaching  # loads transformers: a mistake in the spec is reported before
+
+    if export_to is not None:
+        count = teaching.export_conversations(spec, storage, Path(export_to), cache_dir=cache_dir)
+        return emit(
+            {"output": export_to, "conversations": count}, f"Wrote {count:,} conversations to {export_to}", output
+        )
     secrets: dict[str, Any] = {}
     if isinstance(spec, ResRagSpec):
         generator = _fetched(spec.generator, storage, cache_dir)
@@ -304,18 +314,18 @@ def train(
     is_first = is_first_process()
     say = teller() if is_first else lambda _: None
     if dry_run:
-        estimate = estimate_teacher(
+        estimate = teaching.estimate_teacher(
             spec, storage, start=start, cache_dir=cache_dir, say=say, is_timed=probe, secrets=secrets
         )
         return emit(
             plain(estimate), _estimated(estimate, "rollouts" if hasattr(spec, "rollouts") else "examples"), output
         )
-    with says_how_to_continue(spec.output, cache_dir, is_first=is_first):
-        report = train_teacher(
+    with says_how_to_continue(spec.output, is_first=is_first):
+        report = teaching.train_teacher(
             spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first, secrets=secrets
         )
     if is_first:
-        emit({**_result(report), "output": report.place, "was_done": report.was_done}, _text(report), output)
+        emit({**_result(report), "output": str(report.output), "was_done": report.was_done}, _text(report), output)
     return Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
 
 
@@ -334,36 +344,22 @@ def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None)
 
 def _estimated(estimate: TrainingEstimate, learned: str) -> str:
     left_out = "".join(f"; left out: {count:,} {reason}" for reason, count in estimate.dropped.items())
-    looks = f"; {estimate.look_tokens:,} more in looks at dev" if estimate.look_tokens else ""
+    in_evaluations = f"; {estimate.eval_tokens:,} more in evaluations" if estimate.eval_tokens else ""
+    took = "unknown; --probe trains a few steps to estimate it"
+    if estimate.step_s is not None and estimate.seconds is not None:
+        took = f"{clock_text(estimate.seconds)}, at {estimate.step_s:.3g} s a step; evaluations left out"
     rows = [
         ("rows", f"{estimate.rows:,}, {estimate.examples:,} {learned}{left_out}"),
         ("steps", f"{estimate.steps:,}"),
-        ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers{looks}"),
-        ("time", _time(estimate.time)),
+        ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers{in_evaluations}"),
+        ("time", took),
     ]
     return f"Nothing was trained\n{table(rows)}"
-
-
-def _time(time: TrainingTime | None) -> str:
-    if time is None:
-        return "unknown; --probe trains a few steps to estimate it"
-    shown, least, most = (clock_text(seconds) for seconds in (time.seconds, time.least, time.most))
-    return f"{shown} at the pace of {time.steps} first steps ({least} to {most}), looks at dev left out"
 
 
 def _result(report: TeacherReport) -> dict[str, Any]:
     keys = ("name", "method", "fingerprint", "labeler", "data", "training", "notes")
     return {key: plain(getattr(report.manifest, key)) for key in keys}
-
-
-def _step_took(seconds: dict[str, float] | None) -> list[str]:
-    """What a step's seconds were spent on, in a line."""
-    if not seconds:
-        return []
-    total = sum(seconds.values())
-    write, read = seconds["write"] / total, seconds["read"] / total
-    took = f"{total:,.1f}" if total >= 1 else f"{total:.2g}"
-    return [f"took {took} s: {write:.0%} writing answers, {read:.0%} reading them, {1 - write - read:.0%} learning"]
 
 
 def _text(report: TeacherReport) -> str:
@@ -373,9 +369,8 @@ def _text(report: TeacherReport) -> str:
         ("rows", f"{data.rows:,}, {data.examples:,} examples"),
         ("tokens", f"{data.tokens:,}, {data.answer_tokens:,} of them in answers"),
         ("trained", f"{training.steps:,} steps{kept}, {training.rows_per_s or 0:,} examples/s on {training.device}"),
-        *(("a step", took) for took in _step_took(training.step_seconds)),
         *(("left out", f"{count:,} {reason}") for reason, count in data.dropped.items()),
         *(("note", note) for note in report.manifest.notes),
     ]
     head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
-    return f"{head} {report.place}\n{table(rows)}"
+    return f"{head} {report.output}\n{table(rows)}"

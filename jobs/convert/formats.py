@@ -25,9 +25,7 @@ from relabel.manifests.tables import JSON_SUFFIXES
 
 Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
 SOURCES: tuple[str, ...] = get_args(Format)
-TRAJECTORIES: Literal["trajectories"] = "trajectories"
-"""A target alone, of several sources: see `trajectories.py`."""
-TARGETS: tuple[str, ...] = (*SOURCES[1:], TRAJECTORIES)
+TARGETS: tuple[str, ...] = SOURCES[1:]
 TREC: tuple[Format, ...] = ("qrels", "run")
 """Text forms, in which a pair occurs once."""
 SUFFIXES: dict[str, Format] = {
@@ -63,14 +61,6 @@ def source_format(path: str, named: str | None, storage: Storage) -> Format:
 
 def _holds_parquet(folder: Path) -> bool:
     return any(file.suffix.lower() in PARQUET_SUFFIXES for file in folder.rglob("*"))
-
-
-def is_trajectories(path: str, named: str | None) -> bool:
-    """Whether a target is one of trajectories: it is said to be, or is called `trajectories.jsonl`, whatever stands
-    before that and a dot.
-    """
-    name = PurePosixPath(path).name.lower()
-    return named == TRAJECTORIES if named is not None else f".{name}".endswith(".trajectories.jsonl")
 
 
 def target_format(path: str, named: str | None) -> Format:

@@ -3,7 +3,6 @@ folder or URL."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import itertools
@@ -24,14 +23,12 @@ from relabel.distill.teachers.manifest import (
     ROLLOUT_SCHEMA,
     ROLLOUTS_NAME,
     TeacherManifest,
-    parts_of,
     read_teacher_manifest,
 )
-from relabel.distill.training.locations import CHECKPOINTS, CLAIM_NAME, checkpoint_name, damaged, training_folder
+from relabel.distill.training.locations import CHECKPOINTS, RECORD_NAME, checkpoint_name, damaged
 from relabel.distill.training.output import (
     StepReached,
     TrainingRecord,
-    claimed,
     read_step_reached,
     read_training_record,
 )
@@ -253,17 +250,17 @@ class TrainingArtifact:
             ManifestError: a part is not what the checkpoint names.
         """
         held = self.reached.own.get("log")
-        parts = parts_of(held) if isinstance(held, dict) else {}
+        parts = held.get("parts", {}) if isinstance(held, dict) else {}
         return (self._part(name, digest) for name, digest in parts.items())
 
-    def _part(self, name: str, digest: str | None) -> pq.ParquetFile:
+    def _part(self, name: str, digest: str) -> pq.ParquetFile:
         if name in ("", "..") or Path(name).name != name:
             raise damaged(self.checkpoints / checkpoint_name(self.reached.step), "it names rollouts elsewhere")
         path = self.checkpoints / PARTS / name
         try:
             if path.is_file():  # a pipe would be waited for
                 handle = pa.OSFile(str(path))  # what is read is what was looked at, though the training goes on
-                if digest in (None, hashlib.file_digest(handle, "sha256").hexdigest()):
+                if digest == hashlib.file_digest(handle, "sha256").hexdigest():
                     found = pq.ParquetFile(handle)
                     if is_rollouts(found):
                         return found
@@ -278,19 +275,16 @@ class TrainingArtifact:
         )
 
 
-def unfinished_training(path: str, *, cache_dir: Path | None = None) -> TrainingArtifact | None:
+def unfinished_training(path: str) -> TrainingArtifact | None:
     """The training whose output a path is, if it was begun and is not finished.
 
-    Args:
-        cache_dir: where models that go to a URL are trained; None for the default.
     Raises:
         TransientError: it has written no checkpoint yet.
         ManifestError: what it has written is damaged.
     """
-    checkpoints = _checkpoints(path, cache_dir)
-    if not (checkpoints / CLAIM_NAME).is_file():
+    checkpoints = Path(path) / CHECKPOINTS
+    if is_url(path) or not (checkpoints / RECORD_NAME).is_file():
         return None
-    fingerprint, _ = claimed(checkpoints)
     reached = read_step_reached(checkpoints)
     if reached is None:
         raise TransientError(
@@ -298,26 +292,9 @@ def unfinished_training(path: str, *, cache_dir: Path | None = None) -> Training
             "try again once it has (train.save_every says how often it does); if it was stopped, its command with "
             "--resume begins anew."
         )
-    record = read_training_record(checkpoints, fingerprint)
+    record = read_training_record(checkpoints)
     name = str(record.spec.get("name")) if record is not None else path.rstrip("/").rpartition("/")[2] or path
     return TrainingArtifact(path, checkpoints, record, reached, f"{name} {UNFINISHED}")
-
-
-def replacing_training(path: str, *, cache_dir: Path | None = None) -> list[TrainingArtifact]:
-    """The training that a --restart began beside a finished model, once it has a checkpoint.
-
-    Raises:
-        ManifestError: what it has written is damaged.
-    """
-    _, is_replacing = claimed(_checkpoints(path, cache_dir))
-    with contextlib.suppress(TransientError):
-        found = unfinished_training(path, cache_dir=cache_dir) if is_replacing else None
-        return [] if found is None else [found]
-    return []
-
-
-def _checkpoints(path: str, cache_dir: Path | None) -> Path:
-    return training_folder(path, cache_dir=cache_dir or default_cache_dir()) / CHECKPOINTS
 
 
 # ------------------------------------------------------------------------------
@@ -381,14 +358,9 @@ class BundleArtifact:
 Artifact: TypeAlias = RunArtifact | TeacherArtifact | StudentArtifact | BundleArtifact | TrainingArtifact
 
 
-def open_artifacts(
-    paths: tuple[str, ...] | list[str], storage: Storage, *, cache_dir: Path | None = None
-) -> list[Artifact]:
-    """Open every path; two of one name are distinguished by their paths. Beside a model stands the training that is to
-    replace it, as far as that has come.
+def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list[Artifact]:
+    """Open every path; two of one name are distinguished by their paths.
 
-    Args:
-        cache_dir: where models that go to a URL are trained; None for the default.
     Raises:
         UsageError: one place twice, however it is spelled.
         InputError: a path holds nothing that a report knows.
@@ -405,9 +377,7 @@ def open_artifacts(
         seen[place] = path
     found: list[Artifact] = []
     for path in paths:
-        found.append(open_artifact(path, storage, cache_dir=cache_dir))
-        if isinstance(found[-1], TeacherArtifact | StudentArtifact):
-            found += replacing_training(path, cache_dir=cache_dir)
+        found.append(open_artifact(path, storage))
     for kind in (RunArtifact, TeacherArtifact, StudentArtifact, BundleArtifact, TrainingArtifact):
         same = [one for one in found if isinstance(one, kind)]
         names = [one.name for one in same]
@@ -417,11 +387,9 @@ def open_artifacts(
     return found
 
 
-def open_artifact(path: str, storage: Storage, *, cache_dir: Path | None = None) -> Artifact:
+def open_artifact(path: str, storage: Storage) -> Artifact:
     """What lies at a path.
 
-    Args:
-        cache_dir: where models that go to a URL are trained; None for the default.
     Raises:
         InputError: nothing that a report knows.
         TransientError: a training that has written no checkpoint yet.
@@ -439,7 +407,7 @@ def open_artifact(path: str, storage: Storage, *, cache_dir: Path | None = None)
         return RunArtifact(path, store, storage, plan, plan.name, read_if_there(store, MANIFEST_NAME))
     manifest = read_if_there(store, MANIFEST_NAME)
     # first: the files of a model that is being written are not whole yet
-    if manifest is None and (training := unfinished_training(path, cache_dir=cache_dir)) is not None:
+    if manifest is None and (training := unfinished_training(path)) is not None:
         return training
     record = read_if_there(store, STUDENT)
     if record is not None:

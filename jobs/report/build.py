@@ -260,7 +260,6 @@ def build_report(
     gold: GoldChoice | None = None,
     max_rows: int = MAX_ROWS,
     is_inside_bundle: bool = False,
-    cache_dir: Path | None = None,
 ) -> BuiltPage:
     """Report on label runs, trainings, teachers, students and bundles.
 
@@ -270,13 +269,12 @@ def build_report(
         max_rows: most rows of the labels browser; 0 leaves it out.
         is_inside_bundle: the page will be one of the bundle's own files, so that it says neither where things lie nor
             which version the bundle is, nor what it does not hold yet.
-        cache_dir: where models that go to a URL are trained; None for the default.
     Raises:
         TransientError: a training has written no checkpoint yet.
         UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
         MissingExtraError: gold grades were named, and the packages that judge by them are not here.
     """
-    artifacts = open_artifacts(list(paths), storage, cache_dir=cache_dir)
+    artifacts = open_artifacts(list(paths), storage)
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     choice = replace(gold or GoldChoice(), students=tuple(run.path for run in runs if run.is_scored))
     students = [one for one in artifacts if isinstance(one, StudentArtifact)]

@@ -798,7 +798,6 @@ def test_texts_are_of_runs_and_for_tables_alone_and_of_the_input_that_was_labell
     for source, target, *parts in (
         ("pairs.parquet", "x.parquet", "--texts: pairs.parquet is parquet", "a run's output folder"),
         ("out/ecom", "x.qrels", "--texts: ", ".parquet or .jsonl"),
-        ("out/ecom", "trajectories.jsonl", "--texts "),
     ):
         relabel("convert", source, target, "--texts").refused(2, *parts)
     write_pairs([{**row, "body": row["body"].upper()} for row in pairs])

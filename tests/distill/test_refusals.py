@@ -69,7 +69,7 @@ def test_what_killed_calls_leave_is_not_somebody_elses(
     (checkpoints / "distill.lock").touch()
     assert run(train=SHORT).has_passed
     (checkpoints / "checkpoint-000001").mkdir(parents=True)
-    (checkpoints / "training.json").write_text("\n")
+    (checkpoints / "training.json").write_text("{}")
     (checkpoints.parent / "manifest.json").unlink()
     with pytest.raises(StaleRunError, match="--restart"):
         run(start="resume", train=SHORT)

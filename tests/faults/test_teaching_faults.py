@@ -132,10 +132,6 @@ def test_when_memory_ends_the_batch_and_what_is_written_together_are_halved_once
     ended = held.start(folder, suffering(folder, "end_memory", 2, 4)).wait()
     assert ended.codes == [0], ended
     training = json.loads((folder / held.case.target / "manifest.json").read_bytes())["training"]
-    assert {"write", "read", "forward", "backward", "update"} == training["step_seconds"].keys()
-    assert min(training["step_seconds"].values()) > 0
-    assert re.search(r"a step +took .* s: \d+% writing answers, \d+% reading them, \d+% learning", ended.text)
-    assert (folder / held.case.target / "seconds.parquet").exists()
     assert (training["was_batch_halved"], training["batch_size"], training["accumulation"]) == (True, 2, 4)
     folder = held.new("no-memory")
     ended = held.start(folder, suffering(folder, "end_memory", 4, 2)).wait()

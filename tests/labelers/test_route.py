@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relabel.labelers.route_steps import Subtree, options_of, read_actions
-from relabel.labelers.trajectories import replay
 from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import MOST_OPTION_LINES, AnswerFormat, OptionLines
 from relabel.manifests.labels import Label, Pair
@@ -244,6 +243,27 @@ def test_an_answer_takes_no_more_tokens_than_its_budget_in_two_bytes_each() -> N
 
 def row_of(label: Label) -> dict[str, Any]:
     return {"grade": label.grade, **label.columns}
+
+
+class Exchange(NamedTuple):
+    prompt: tuple[Message, ...]
+    completion: str
+
+
+def replay(subject: Any, pair: Pair, row: dict[str, Any]) -> list[Exchange]:
+    """The exchanges that led to a label, recalled from its columns, which must lead there again."""
+    asker, found = subject.label(pair), list[Exchange]()
+    ask = next(asker)
+    while True:
+        recalled = subject.recall(row, ask, len(found))
+        if recalled.answer.finish != "overlong":
+            found.append(Exchange(ask.messages, recalled.completion))
+        try:
+            ask = asker.send(recalled.answer)
+        except StopIteration as end:
+            if row_of(end.value) != row:
+                raise VerdictError("format", "its answers lead to another label") from None
+            return found
 
 
 @settings(max_examples=60, deadline=None)

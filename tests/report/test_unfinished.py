@@ -14,11 +14,12 @@ import pytest
 
 from relabel.distill.teachers.rewards import RolloutLog
 from relabel.distill.training import output
-from relabel.distill.training.locations import CHECKPOINTS, DIGESTS, STATE, BaseModelUsed, TrainingPlace
-from relabel.distill.training.output import RECORD_NAME, TrainingRecord, note_claim, note_record
+from relabel.distill.training.locations import CHECKPOINTS, DIGESTS, RECORD_NAME, STATE, BaseModelUsed, TrainingPlace
+from relabel.distill.training.output import TrainingRecord
 from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import FileLock, Storage
+from relabel.manifests.records import plain, readable_json
 from tests.report.conftest import BAITS, assert_baits_are_text
 from tests.report.test_sections import csv_of
 from tests.report.test_teachers import forge_teacher, rollout
@@ -35,17 +36,16 @@ def forge_training(
     name: str = "tuned",
     texts: tuple[str, ...] = ("<score>1</score>",),
     figures: tuple[str, ...] = ("loss", "reward"),
-    is_replacing: bool = False,
 ) -> Path:
     """An output whose training wrote checkpoints behind these steps, by the code that writes them, and goes on."""
     from relabel.distill.training.checkpoints import StepState, write_checkpoint
 
     checkpoints = folder / CHECKPOINTS
     checkpoints.mkdir(parents=True)
-    note_claim(checkpoints, FINGERPRINT, is_replacing=is_replacing)
     spec = {"name": name, "method": "grpo", "labeler": {"name": "r1"}, "train": {"max_steps": 9}}
     base = BaseModelUsed("hf:org/base", "e" * 64, "qwen2")
-    note_record(checkpoints, TrainingRecord(1, "teacher", "0.1.0", FINGERPRINT, base, "d" * 64, spec))
+    record = TrainingRecord(1, "teacher", "0.1.0", FINGERPRINT, base, "d" * 64, spec)
+    (checkpoints / RECORD_NAME).write_bytes(readable_json(plain(record)))
     log, curve = RolloutLog(checkpoints), []
     place = TrainingPlace(checkpoints, 2, lambda _: None, [])
     done = 0
@@ -197,24 +197,16 @@ def test_a_model_that_is_being_written_is_no_finished_one(folder: Path) -> None:
     assert "This training is not finished" in build_report([str(out)], Storage()).html
 
 
-def test_a_model_and_the_training_that_is_to_replace_it_are_both_shown(folder: Path) -> None:
+def test_of_a_finished_model_whose_checkpoints_are_left_the_model_is_shown(folder: Path) -> None:
     teacher = forge_teacher(folder / "teacher", rollouts=[rollout(number) for number in range(9)])
-    forge_training(folder / "begun", is_replacing=True).joinpath(CHECKPOINTS).rename(teacher / CHECKPOINTS)
-    built = build_report([str(teacher)], Storage())
-    assert "1 teacher, 1 unfinished training" in built.html
-    assert built.unfinished[0].reached.step == 4
-    shutil.rmtree(teacher / CHECKPOINTS)
-    whole = forge_training(folder / "whole").joinpath(CHECKPOINTS).rename(teacher / CHECKPOINTS)
+    forge_training(folder / "begun").joinpath(CHECKPOINTS).rename(teacher / CHECKPOINTS)
     assert not build_report([str(teacher)], Storage()).unfinished, "killed while it removed the checkpoints"
-    assert whole.is_dir()
 
 
-@pytest.mark.parametrize("data", [None, b"", b"[]", b"\xff", b'{"fingerprint": "of another"}'])
-def test_what_is_trained_is_left_out_where_its_record_is_missing_or_anothers(folder: Path, data: bytes | None) -> None:
-    """Checkpoints of relabel 0.1 have no record."""
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"fingerprint": "of another"}'])
+def test_what_is_trained_is_left_out_where_its_record_is_damaged(folder: Path, data: bytes) -> None:
     out = forge_training(folder / "out")
-    file = out / CHECKPOINTS / RECORD_NAME
-    file.unlink() if data is None else file.write_bytes(data)
+    (out / CHECKPOINTS / RECORD_NAME).write_bytes(data)
     html = build_report([str(out)], Storage()).html
     assert "out (not finished)" in html
     assert "hf:org/base" not in html

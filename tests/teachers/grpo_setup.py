@@ -9,9 +9,8 @@ from typing import Any
 from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer, grpo_arguments
 from relabel.distill.teachers.rewards import GoldRow, Score, each
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
-from relabel.distill.teachers.spec import RolloutSection
+from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
 from relabel.distill.training.locations import TrainingPlace
-from relabel.distill.training.spec import TrainingSection
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.labels import Pair
 from tests.labelers.driving import labeler
@@ -41,14 +40,22 @@ def short_dialogues(tokenizer: Any, name: str = "r1", **options: Any) -> Dialogu
     return Dialogues(labeler(name, **options), PromptEncoder(tokenizer), tokens, max_prompt_tokens=4096)
 
 
-def arguments(folder: Path, *, updates: int = 2, steps: int = 4, **changes: Any) -> Any:
+def arguments(folder: Path, *, updates: int = 2, steps: int = 4, eval_every: int | None = None, **changes: Any) -> Any:
     """Two prompts of four rollouts a step, in two batches."""
-    settings = TrainingSection(
+    settings = RolloutTraining(
         max_steps=steps, batch_size=4, accumulation=2, learning_rate=1e-2, schedule="constant", warmup=0,
         seed=3, device="cpu", precision="fp32", save_every=2 * updates,
+        eval_every=eval_every,
     )  # fmt: skip
     rollouts = RolloutSection(group=4, updates=updates)
-    return grpo_arguments(settings, rollouts, folder, max_answer_tokens=12, **{"save_strategy": "no", **changes})
+    return grpo_arguments(
+        settings,
+        rollouts,
+        folder,
+        max_answer_tokens=12,
+        has_dev=eval_every is not None,
+        **{"save_strategy": "no", **changes},
+    )
 
 
 def make_trainer(
@@ -70,7 +77,6 @@ def make_trainer(
         dialogues=short_dialogues(tokenizer) if dialogues is None else dialogues,
         rows=rows,
         scored=each(score_of),
-        looks=options.pop("looks", None),
         place=TrainingPlace(folder, options.pop("keep", 2), lambda _: None, [row.name for row in rows]),
         **options,
     )

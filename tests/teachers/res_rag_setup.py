@@ -11,9 +11,8 @@ from relabel.distill.teachers.grpo_trainer import grpo_arguments
 from relabel.distill.teachers.res_rag_trainer import GrammarMasks, HeldTrainer
 from relabel.distill.teachers.rewards import GoldRow, Score
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
-from relabel.distill.teachers.spec import EvidenceRollouts
+from relabel.distill.teachers.spec import EvidenceRollouts, RolloutTraining
 from relabel.distill.training.locations import TrainingPlace
-from relabel.distill.training.spec import TrainingSection
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.labels import Pair
@@ -76,7 +75,7 @@ def make_held_trainer(
     dialogues = dialogues or evidence_dialogues(tokenizer)
     if rows is None:
         rows = [evidence_row(dialogues, query_of(counts)) for counts in ([3, 12], [2], [4, 0, 1])]
-    settings = TrainingSection(
+    settings = RolloutTraining(
         max_steps=steps, batch_size=batch, accumulation=accumulation, learning_rate=rate, schedule="constant", warmup=0,
         seed=3, device="cpu", precision="fp32", save_every=updates, weight_decay=0.0,
     )  # fmt: skip
@@ -91,7 +90,6 @@ def make_held_trainer(
         rows=rows,
         masks=GrammarMasks(compiler),
         judge=FakeJudge(lambda chosen: float(len(chosen[0]))) if judge is None else judge,
-        looks=None,
         place=TrainingPlace(folder, 2, lambda _: None, [row.name for row in rows]),
         **options,
     )

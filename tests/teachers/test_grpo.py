@@ -70,7 +70,6 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
             ({"labeler": name}, ConfigError, f"labeler {name}: .*one grade for one pair")
             for name in ("evidence-set", "review", "route", "variants")
         ),
-        ({**GRAPH, "credit": {"match": 1.0, "miss": 1.0}}, ConfigError, "match is 1 and miss 1; want match above miss"),
         ({**GRAPH, "data": {"gold": {"subject": "no_such"}}}, InputError, r"no column `no_such` .*data\.gold\.subject"),
         ({**GRAPH, "data": {"gold": {"subject": "seven"}}}, InputError, r"`seven`: score 7 is off the scale 0 to 4"),
         ({"output": "{pairs}"}, ConfigError, "is a file"),

@@ -16,8 +16,8 @@ pytest.importorskip("trl")
 from relabel.distill.teachers.rewards import ROLLOUTS_NAME, RolloutLog
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
+from relabel.distill.teachers.trainer import run_to_end
 from relabel.distill.training.locations import WEIGHTS
-from relabel.distill.training.trainer import Looks, run_to_end
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from tests.killing import killed_at
@@ -25,25 +25,27 @@ from tests.teachers.conftest import plain_values
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer, score_by_tokens
 
 ROWS, HELD_OUT = GOLD_ROWS[:4], GOLD_ROWS[4:]
-LOOKS = Looks(1, "reward", at_the_end=True)
 
 
 @pytest.fixture(scope="module")
 def train(fresh: Any, tokenizer: Any) -> Any:
-    def go(folder: Path, *, looks: Looks | None, resume_from: Path | None = None, steps: int = 4) -> tuple[Any, Any]:
-        rhythm = looks.arguments() if looks is not None else {}
+    def go(folder: Path, *, eval_every: int | None, resume_from: Path | None = None, steps: int = 4) -> tuple[Any, Any]:
         log = RolloutLog(folder)
         trainer = make_trainer(
             copy.deepcopy(fresh),
             tokenizer,
             folder,
             rows=ROWS,
-            held_out=HELD_OUT if looks is not None else (),
-            looks=looks,
+            held_out=HELD_OUT if eval_every is not None else (),
             keep=8,
             log=log,
             args=arguments(
-                folder, updates=1, steps=steps, save_strategy="steps", per_device_eval_batch_size=4, **rhythm
+                folder,
+                updates=1,
+                steps=steps,
+                save_strategy="steps",
+                per_device_eval_batch_size=4,
+                eval_every=eval_every,
             ),
         )
         outcome = run_to_end(trainer, resume_from=resume_from)
@@ -56,14 +58,14 @@ def train(fresh: Any, tokenizer: Any) -> Any:
 @pytest.fixture(scope="module")
 def looked_at(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     folder = tmp_path_factory.mktemp("looked") / "whole"
-    return folder, *train(folder, looks=LOOKS)
+    return folder, *train(folder, eval_every=1)
 
 
 def test_a_training_with_looks_samples_and_learns_as_one_without(
     train: Any, looked_at: tuple[Path, Any, Any], tmp_path: Path
 ) -> None:
     folder, trainer, _ = looked_at
-    blind, _ = train(tmp_path / "blind", looks=None)
+    blind, _ = train(tmp_path / "blind", eval_every=None)
     assert (folder / ROLLOUTS_NAME).read_bytes() == (tmp_path / "blind" / ROLLOUTS_NAME).read_bytes()
     last = f"checkpoint-000004/{WEIGHTS}"
     assert (folder / last).read_bytes() == (tmp_path / "blind" / last).read_bytes()
@@ -79,7 +81,7 @@ def test_resumed_behind_a_look_it_goes_on_bit_for_bit(
     shutil.copytree(folder, tmp_path / "again")
     for name in ("checkpoint-000003", "checkpoint-000004"):
         shutil.rmtree(tmp_path / "again" / name, ignore_errors=True)
-    resumed, again = train(tmp_path / "again", looks=LOOKS, resume_from=tmp_path / "again" / "checkpoint-000002")
+    resumed, again = train(tmp_path / "again", eval_every=1, resume_from=tmp_path / "again" / "checkpoint-000002")
     assert whole.curve.points == resumed.curve.points
     assert outcome.best_step == again.best_step
     for name in (ROLLOUTS_NAME, f"checkpoint-000004/{WEIGHTS}", "checkpoint-000004/optimizer.safetensors"):
@@ -138,7 +140,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
         scratch.rename(final)
 
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.distill.training.trainer.checkpoints.commit", remember)
+        patch.setattr("relabel.distill.teachers.trainer.checkpoints.commit", remember)
         report = train(tmp_path / "whole")
     assert (report.manifest.training.steps, report.manifest.training.best_step) == (8, 4)
     assert report.manifest.data.held_out.rows + report.manifest.data.rows == 12
@@ -221,7 +223,7 @@ def test_a_dry_run_counts_what_looks_read_and_write(base_dir: Path, queries: Pat
         return float(found.tokens / found.examples * found.rows)
 
     whole, looked_at = estimate(0.0, 0), estimate(0.5, 3)
-    assert whole.look_tokens == 0
+    assert whole.eval_tokens == 0
     looks = -(-looked_at.steps // 3)
     held_out = read_and_written(whole) - read_and_written(looked_at)
-    assert looked_at.look_tokens == pytest.approx(looks * held_out, abs=looks)
+    assert looked_at.eval_tokens == pytest.approx(looks * held_out, abs=looks)

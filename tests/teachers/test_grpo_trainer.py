@@ -43,12 +43,12 @@ from relabel.distill.teachers.rollouts import (
 )
 from relabel.distill.teachers.spec import (
     RolloutSection,
+    RolloutTraining,
     VllmSection,
     read_teacher_spec,
 )
 from relabel.distill.teachers.teaching import train_teacher
-from relabel.distill.training.spec import TrainingSection
-from relabel.distill.training.trainer import run_to_end
+from relabel.distill.teachers.trainer import run_to_end
 from relabel.manifests.files import Storage
 from tests.killing import Killed, killed_at
 from tests.teachers.conftest import plain_values, relabel
@@ -106,14 +106,14 @@ def furthest(one: Any, other: Any) -> float:
     return max(float((left - right).detach().abs().max()) for left, right in pairs)
 
 
-def test_with_trls_normaliser_it_is_trls_grpo_bit_for_bit(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
+def test_with_trls_advantages_it_is_trls_grpo_bit_for_bit(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
     plain = train_plain(copy.deepcopy(fresh), tokenizer, tmp_path, even_shares)
-    ours = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path, normaliser="trl")
+    ours = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path, advantages=None)
     assert furthest(plain, ours) == 0
     assert furthest(plain, fresh) > 1e-3
 
 
-def test_with_our_normaliser_it_is_grpo_on_those_advantages(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
+def test_with_our_advantages_it_is_grpo_on_those_advantages(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
     sgd = {"optim": "sgd"}  # TRL takes the mean off once more, which is rounding that Adam would blow up
     plain = train_plain(copy.deepcopy(fresh), tokenizer, tmp_path, standardised_shares, scale_rewards="none", **sgd)
     ours = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, **sgd))
@@ -350,7 +350,7 @@ def test_coefficients_are_pulled_back_by_a_rate_and_a_norm_of_their_own(
 
 
 def test_trl_is_told_what_the_spec_says(tmp_path: Path) -> None:
-    settings = TrainingSection(batch_size=4, accumulation=3, learning_rate=0.25, device="cpu")
+    settings = RolloutTraining(batch_size=4, accumulation=3, learning_rate=0.25, device="cpu")
     rollouts = RolloutSection(group=6, updates=5, clip=0.1, beta=0.3, temperature=0.7, top_p=0.9)
     told = grpo_arguments(settings, rollouts, tmp_path, max_answer_tokens=9)
     wanted = {
@@ -518,10 +518,10 @@ def test_a_signal_waits_for_the_last_update_on_the_same_rollouts(
 ) -> None:
     hits = []
     monkeypatch.setattr("relabel.manifests.failpoints.hit", hits.append)
-    wished = "relabel.distill.training.trainer.is_stop_wished"
+    wished = "relabel.distill.teachers.trainer.is_stop_wished"
     with monkeypatch.context() as patch:
         patch.setattr(wished, lambda: hits.count("after_training_step") >= 5)
-        patch.setattr("relabel.distill.training.trainer.checkpoints.commit", lambda *found: found[0].rename(found[1]))
+        patch.setattr("relabel.distill.teachers.trainer.checkpoints.commit", lambda *found: found[0].rename(found[1]))
         patch.setattr("relabel.distill.training.output.check_interrupted", _stop)
         with pytest.raises(Killed):
             train_graph(tmp_path)

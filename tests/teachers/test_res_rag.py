@@ -112,7 +112,6 @@ def test_a_dry_run_says_what_it_would_do(
         ({"generator": {"name": "fake", "model": "x"}}, "generator.model = 'x': the fake engine .* takes no model"),
         ({"generator": {"name": "transformers"}}, "needs a model: set generator.model"),
         ({"reward": {"gamma": 1.0}}, "reward.gamma"),
-        ({"reward": {"r_min": 6.0}}, "want r_min below r_max"),
         ({"rollouts": {"max_answer_tokens": 4000}}, "no room for a prompt"),
         ({"rollouts": {"vllm": {}}}, "no answers under a grammar yet"),
         ({"near": 0.5}, "near"),

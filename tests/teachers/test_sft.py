@@ -158,7 +158,7 @@ def test_accumulated_batches_have_the_loss_of_one_large_batch(umbrela: Callable[
     for size in (12, 3):
         train = {"max_steps": 3, "batch_size": size, "accumulation": 12 // size, "group_by_length": False}
         report = umbrela(train=train, output=str(tmp_path / f"by-{size}"))
-        found.append([row["value"] for row in curve(report.place) if row["name"] == "loss"])
+        found.append([row["value"] for row in curve(Path(report.output)) if row["name"] == "loss"])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
@@ -365,12 +365,19 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
     said = json.loads(capsys.readouterr().out)
     assert (said["rows"], said["examples"], said["steps"]) == (12, 14, 12)
     assert said["tokens"] > said["answer_tokens"] > 0
-    assert "time" not in said
+    assert "seconds" not in said
     assert not (tmp_path / "out").exists()
     assert relabel("train", str(tmp_path / "teacher.yaml"), "--dry-run", "--probe", "--output", "json") == 0
-    time = json.loads(capsys.readouterr().out)["time"]
-    assert time["steps"] == 3
-    assert 0 < time["least"] <= time["seconds"] <= time["most"]
+    probed = json.loads(capsys.readouterr().out)
+    assert probed["step_s"] > 0
+    assert probed["seconds"] == pytest.approx(probed["step_s"] * said["steps"], abs=0.1)
+    exported = relabel("train", str(tmp_path / "teacher.yaml"), "--export", str(tmp_path / "chats"))
+    assert exported == 0
+    chats = [json.loads(line) for line in (tmp_path / "chats/conversations.jsonl").read_text().splitlines()]
+    assert len(chats) == said["examples"]
+    assert {tuple(message["role"] for message in chat["completion"]) for chat in chats} == {("assistant",)}
+    assert all(chat["prompt"][-1]["role"] == "user" and chat["completion"][0]["content"] for chat in chats)
+    assert relabel("train", str(tmp_path / "teacher.yaml"), "--export", str(tmp_path / "chats")) == 3
     assert not (tmp_path / "out").exists()
     assert relabel("train", str(tmp_path / "teacher.yaml"), "--probe") == 2
     assert relabel("train", str(tmp_path / "teacher.yaml")) == 0
