@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from relabel.distill.students.labels import GoldGrades, LabelTable, Target, load_gold, load_labels
+from relabel.distill.students.labels import GoldGrades, LabelTable, Target, load_gold, load_labels, refuse_twice
 from relabel.distill.students.manifest import DataFacts, ExampleCounts, SplitFacts, SplitShares, SplitSide
 from relabel.distill.students.spec import HEADS, KINDS, NODE_HEADS, DistillSpec
 from relabel.manifests.errors import InputError
@@ -202,7 +202,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
         InputError, ManifestError, ConfigError: a source is off, scales differ, or what is left can't be trained on.
     """
     tables = [load_labels(source, storage, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
-    _refuse_twice(tables)
+    refuse_twice([table.about for table in tables if table.about is not None], key="labels")
     for table in tables:
         if table.about is not None and table.about.labeler == "complexity" and not KINDS[spec.student.kind].reads_query:
             raise InputError(
@@ -213,24 +213,10 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     gold_of = [gold.of(table.where, table.plan, table.pairs) if gold else [None] * len(table.pairs) for table in tables]
     if gold is not None and gold.pairs:
         tables.append(_gold_rows(gold, tables))
-        gold_of.append([target.grade if target else None for target in tables[-1].relevance])
+        gold_of.append([target.grade if target else None for target in tables[-1].targets["relevance"]])
     grades = _scale(spec, tables, gold_of)
     rows = _Rows(spec, tables, gold_of, grades)
     return rows.examples(gold)
-
-
-def _refuse_twice(tables: Sequence[LabelTable]) -> None:
-    """Raise where two sources are the same bytes: all their rows would count twice, and nobody would see it."""
-    seen: dict[str, str] = {}
-    for table in tables:
-        assert table.about is not None
-        digest = table.about.manifest_sha256 or str(table.about.sha256)
-        if digest in seen:
-            raise InputError(
-                f"labels: {seen[digest]} and {table.where} are the same labels. Name them once; `weight` says how "
-                "much they count."
-            )
-        seen[digest] = table.where
 
 
 def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
@@ -249,9 +235,7 @@ def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
     targets |= {name: [None] * len(kept) for name in NODE_HEADS}
     assert gold.columns is not None
     pairs = [pair for pair, _ in kept]
-    return LabelTable(
-        gold.source.path, "file", None, pairs, targets, [None] * len(kept), None, None, gold.columns, None
-    )
+    return LabelTable(gold.source.path, None, pairs, targets, [None] * len(kept), None, None, gold.columns, None)
 
 
 def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]]) -> int:
@@ -267,7 +251,7 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Se
             f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale."
         )
     grades = next(iter(given.values()), None)
-    seen = {target.grade for table in tables for target in table.relevance if target}
+    seen = {target.grade for table in tables for target in table.targets["relevance"] if target}
     seen |= {grade for grades_of in gold_of for grade in grades_of if grade is not None}
     named = None if spec.student.heads == "auto" else spec.student.heads["relevance"]
     if named is not None and grades not in (None, named):
@@ -385,7 +369,7 @@ class _Rows:
         """The teacher's grade [N] and distribution [N, K] of labelled rows."""
         grades = np.full(self.size, NO_GRADE, dtype=np.int64)
         probs = np.full((self.size, self.grades), np.nan, dtype=np.float32)
-        for row, target in enumerate(target for table in self.tables for target in table.relevance):
+        for row, target in enumerate(target for table in self.tables for target in table.targets["relevance"]):
             if target is not None and self.is_labelled[row]:
                 grades[row] = target.grade
                 if target.probs is not None:

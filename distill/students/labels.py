@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -186,10 +186,28 @@ class ProvenRun(NamedTuple):
     folder: RunFolder
     manifest: RunManifest
 
-    @property
-    def manifest_sha256(self) -> str:
-        """Digest of its manifest: two runs of one digest are the same labels."""
-        return sha256_bytes(self.store.read(MANIFEST_NAME))
+    def about(self, *, weight: float, labels: int) -> LearnedLabels:
+        """The run as a source of labels.
+
+        Args:
+            weight: of each label.
+            labels: those that could be used.
+        """
+        facts, manifest = self.plan.facts, self.manifest
+        return LearnedLabels(
+            path=self.root,
+            kind="run",
+            name=self.plan.name,
+            labeler=facts.labeler.name,
+            model=facts.model,
+            fingerprint=self.plan.fingerprint,
+            manifest_sha256=sha256_bytes(self.store.read(MANIFEST_NAME)),
+            rows=SourceRows(**vars(manifest.rows)),
+            quarantined_by_status=manifest.quarantined_by_status,
+            over_limit=manifest.over_limit,
+            weight=weight,
+            labels=labels,
+        )
 
 
 def open_proven_run(root: str, storage: Storage, *, allow_over_limit: bool, then: str) -> ProvenRun:
@@ -232,6 +250,20 @@ def open_proven_run(root: str, storage: Storage, *, allow_over_limit: bool, then
     return ProvenRun(root, store, plan, folder, manifest)
 
 
+def refuse_twice(sources: Sequence[LearnedLabels], *, key: str) -> None:
+    """
+    Args:
+        key: of the spec, that names the sources.
+    Raises:
+        InputError: two sources are the same bytes: all their rows would count twice, unnoticed.
+    """
+    seen: dict[str | None, str] = {}
+    for source in sources:
+        first = seen.setdefault(source.manifest_sha256 or source.sha256, source.path)
+        if first is not source.path:
+            raise InputError(f"{key}: {first} and {source.path} are the same labels. Name them once.")
+
+
 # ------------------------------------------------------------------------------
 # Labels to learn from: of finished runs, through their manifest alone, or of Parquet files with the label schema;
 # texts rejoined by row.
@@ -256,7 +288,6 @@ class LabelTable:
     """
 
     where: str
-    kind: Literal["run", "file"]
     grades: int | None
     pairs: list[Pair]
     targets: dict[str, list[Target | None]]
@@ -265,15 +296,6 @@ class LabelTable:
     phi: PhiTable | None
     columns: Columns
     about: LearnedLabels | None
-
-    @property
-    def relevance(self) -> list[Target | None]:
-        """What each row says of the relevance head."""
-        return self.targets["relevance"]
-
-    def head_grades(self, name: str) -> int | None:
-        """Number of grades of a head."""
-        return self.grades if name == "relevance" else NODE_SCORES
 
 
 def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
@@ -298,21 +320,8 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
     dataset = open_run_input(root, plan, storage)
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
     table = _usable(held, dataset, root, labeler.grades)
-    about = LearnedLabels(
-        path=root,
-        kind="run",
-        name=plan.name,
-        labeler=labeler.name,
-        model=plan.facts.model,
-        fingerprint=plan.fingerprint,
-        manifest_sha256=run.manifest_sha256,
-        rows=SourceRows(**vars(manifest.rows)),
-        quarantined_by_status=manifest.quarantined_by_status,
-        over_limit=manifest.over_limit,
-        weight=source.weight,
-        labels=len(table.pairs),
-    )
-    return replace(table, kind="run", plan=plan, phi=labeler.phi or None, about=about)
+    about = run.about(weight=source.weight, labels=len(table.pairs))
+    return replace(table, plan=plan, phi=labeler.phi or None, about=about)
 
 
 def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
@@ -365,7 +374,7 @@ def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None) ->
         )
     pairs = rejoin(columns, dataset, where)
     outside = columns.get("outside_mass") or [None] * len(usable)
-    return LabelTable(where, "file", grades, pairs, targets, outside, None, None, dataset.columns, None)
+    return LabelTable(where, grades, pairs, targets, outside, None, None, dataset.columns, None)
 
 
 # ------------------------------------------------------------------------------

@@ -9,8 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relabel.distill.students.labels import GoldGrades, ProvenRun, load_gold, open_proven_run, read_pairs, rejoin
-from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SourceRows
+from relabel.distill.students.labels import (
+    GoldGrades,
+    ProvenRun,
+    load_gold,
+    open_proven_run,
+    read_pairs,
+    refuse_twice,
+    rejoin,
+)
+from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.teachers.evidence import EvidenceQuery, chosen_in, load_evidence_queries
 from relabel.distill.teachers.spec import RunData, SftGold, TeacherSpec
 from relabel.labelers.evidence_set import EVIDENCE_SET
@@ -18,7 +26,7 @@ from relabel.labelers.query_inputs import rendered_sets
 from relabel.labelers.registry import Labeler, labeler_class, options_of_run
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
-from relabel.manifests.errors import ConfigError, InputError, ManifestError, RelabelError, VerdictError
+from relabel.manifests.errors import ConfigError, InputError, RelabelError, VerdictError
 from relabel.manifests.files import Storage
 from relabel.manifests.formats import Choice, JsonIndices, closing_of, opening_of
 from relabel.manifests.gold import check_scale
@@ -113,7 +121,7 @@ def load_answered_rows(spec: TeacherSpec, data: RunData, storage: Storage) -> An
         )
     for run in opened:
         _add_run(found, run, gold, storage)
-    _refuse_twice(found.runs)
+    refuse_twice(found.runs, key="data.runs")
     found.gold = None if gold is None else replace(gold.about, graded_rows=len(found.rows))
     if not found.rows:
         why = ", ".join(f"{count:,} rows {reason}" for reason, count in found.dropped.items())
@@ -185,7 +193,7 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
         for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
             pairs = read_pairs(dataset, shard_row_ids(run.store, shard))
             _add_sets(found, chosen_in(chosen, pairs), run)
-        found.runs.append(_about(run, len(held)))
+        found.runs.append(run.about(weight=1.0, labels=len(held)))
         return
     pairs = rejoin(columns, dataset, run.root)
     trusted = None if gold is None else gold.of(run.root, run.plan, pairs)
@@ -199,7 +207,7 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
         found.names.append((run.root, row.row_id))
     found.parts.append(run.plan.parts)
     found.answers.append(_shared_answers(run))
-    found.runs.append(_about(run, len(held)))
+    found.runs.append(run.about(weight=1.0, labels=len(held)))
 
 
 def _add_sets(found: AnsweredRows, queries: Sequence[EvidenceQuery], run: ProvenRun) -> None:
@@ -216,32 +224,6 @@ def _shared_answers(run: ProvenRun) -> dict[bytes, str]:
         table = run.folder.table(file, ANSWERS, ["key", "text"])
         found.update(zip(table["key"].to_pylist(), table["text"].to_pylist(), strict=True))
     return found
-
-
-def _about(run: ProvenRun, labels: int) -> LearnedLabels:
-    facts, manifest = run.plan.facts, run.manifest
-    return LearnedLabels(
-        path=run.root,
-        kind="run",
-        name=run.plan.name,
-        labeler=facts.labeler.name,
-        model=facts.model,
-        fingerprint=run.plan.fingerprint,
-        manifest_sha256=run.manifest_sha256,
-        rows=SourceRows(**vars(manifest.rows)),
-        quarantined_by_status=manifest.quarantined_by_status,
-        over_limit=manifest.over_limit,
-        weight=1.0,
-        labels=labels,
-    )
-
-
-def _refuse_twice(runs: Sequence[LearnedLabels]) -> None:
-    seen: dict[str | None, str] = {}
-    for run in runs:
-        if run.manifest_sha256 in seen:
-            raise ManifestError(f"data.runs: {seen[run.manifest_sha256]} and {run.path} are the same labels.")
-        seen[run.manifest_sha256] = run.path
 
 
 # ------------------------------------------------------------------------------
@@ -470,8 +452,8 @@ def load_sets(options: LabelerOptions, gold: SftGold, storage: Storage) -> Answe
         raise ConfigError(f"data.gold.sets: labeler {options.name} chooses no chunks; want {EVIDENCE_SET}.")
     assert gold.sets is not None
     found = AnsweredRows(labeler_class(options.name)(options), options)
-    loaded = load_evidence_queries(gold.path, gold.columns, gold.sets, found.labeler, storage)
-    for query in loaded.queries:
+    queries, dataset = load_evidence_queries(gold.path, gold.columns, gold.sets, found.labeler, storage)
+    for query in queries:
         if query.sets is None:
             found.dropped["queries without chunks wanted"] += 1
         else:
@@ -479,9 +461,7 @@ def load_sets(options: LabelerOptions, gold: SftGold, storage: Storage) -> Answe
             found.names.append((gold.path, query.pair.row_id))
     if not found.rows:
         raise InputError(f"{gold.path}: no query with chunks in `{gold.sets}`. There is nothing to learn from.")
-    found.gold = LearnedGold(
-        path=gold.path, grade=None, sets=gold.sets, rows=loaded.dataset.rows, graded_rows=len(found.rows)
-    )
+    found.gold = LearnedGold(path=gold.path, grade=None, sets=gold.sets, rows=dataset.rows, graded_rows=len(found.rows))
     return found
 
 

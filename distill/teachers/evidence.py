@@ -70,13 +70,6 @@ class EvidenceQuery(NamedTuple):
     answers: tuple[str, ...] = ()
 
 
-class EvidenceQueries(NamedTuple):
-    """All questions of a source, in the order of their first rows; and what was read."""
-
-    queries: list[EvidenceQuery]
-    dataset: Dataset
-
-
 @dataclass(frozen=True, slots=True)
 class EvidenceRow(GoldRow):
     """A question to train on.
@@ -106,8 +99,8 @@ class EvidenceRow(GoldRow):
 
 def load_evidence_queries(
     path: str, columns: Columns, sets: str, labeler: Labeler, storage: Storage, *, answers: str | None = None
-) -> EvidenceQueries:
-    """Read whole queries, wherever their rows lie.
+) -> tuple[list[EvidenceQuery], Dataset]:
+    """Whole queries, wherever their rows lie, in the order of their first rows; and what was read.
 
     Args:
         sets, answers: columns.
@@ -130,7 +123,7 @@ def load_evidence_queries(
         )
     pairs = read_pairs(dataset, np.arange(dataset.rows))
     found = [_query(pair, held[sets], path=path, column=sets, answers=answers) for pair in whole_queries(pairs)]
-    return EvidenceQueries(found, dataset)
+    return found, dataset
 
 
 def whole_queries(pairs: Sequence[Pair]) -> list[Pair]:
@@ -178,12 +171,12 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
     Raises:
         InputError: as `load_evidence_queries`, or no question is left.
     """
-    loaded = load_evidence_queries(source.path, source.columns, source.sets, labeler, storage, answers=source.answers)
-    about = LearnedGold(
-        path=source.path, grade=None, sets=source.sets, answers=source.answers, rows=loaded.dataset.rows
+    queries, dataset = load_evidence_queries(
+        source.path, source.columns, source.sets, labeler, storage, answers=source.answers
     )
+    about = LearnedGold(path=source.path, grade=None, sets=source.sets, answers=source.answers, rows=dataset.rows)
     found = GoldRows(about, dropped=Counter())
-    for query in loaded.queries:
+    for query in queries:
         if not query.answers:
             found.dropped["queries without an answer wanted"] += 1
         elif query.sets is None:

@@ -166,7 +166,7 @@ class GrpoTeacher(TeacherTrainer):
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
         """Train, going on from the last whole checkpoint; with half the batch if memory ends."""
-        log = self._log(checkpoints)
+        log = RolloutLog(checkpoints, columns=EVIDENCE_COLUMNS if isinstance(self._spec, ResRagSpec) else ())
         trained = train_to_end(
             self._spec,
             checkpoints,
@@ -182,9 +182,9 @@ class GrpoTeacher(TeacherTrainer):
         counts = log.counts
         self.data = replace(
             self.data,
-            examples=counts.rollouts,
-            tokens=counts.prompt_tokens + counts.tokens,
-            answer_tokens=counts.tokens,
+            examples=counts["rollouts"],
+            tokens=counts["prompt_tokens"] + counts["tokens"],
+            answer_tokens=counts["tokens"],
         )
 
         return trained._replace(write_more=lambda folder: log.write(folder, step=trained.outcome.steps))
@@ -227,9 +227,6 @@ class GrpoTeacher(TeacherTrainer):
             **self._method_options(),
         )
         return trainer
-
-    def _log(self, checkpoints: Path) -> RolloutLog:
-        return RolloutLog(checkpoints)
 
     def _trainer_class(self) -> Any:
         if isinstance(self._spec, GraphGrpoSpec):
@@ -350,12 +347,6 @@ class ResRagTeacher(GrpoTeacher):
 
     def _read_gold(self, labeler: Labeler, storage: Storage) -> GoldRows:
         return load_evidence_rows(self._spec.data.gold, labeler, self._dialogues, storage)
-
-    def _remarks(self) -> list[str]:
-        return []
-
-    def _log(self, checkpoints: Path) -> RolloutLog:
-        return RolloutLog(checkpoints, columns=EVIDENCE_COLUMNS)
 
     def _trainer_class(self) -> Any:
         from relabel.distill.teachers.res_rag_trainer import HeldTrainer

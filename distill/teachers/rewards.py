@@ -7,7 +7,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -352,15 +352,6 @@ def _scores(path: str, files: list[str], column: str, storage: Storage, *, key: 
 # on from a checkpoint keeps the parts that it names and drops what came after.
 
 
-@dataclass
-class RolloutCounts:
-    """How many rollouts there were, the tokens that the model wrote, and those that it was given."""
-
-    rollouts: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-
-
 class RolloutLog:
     """Rollouts that are not yet written, the edges, and counts of all rollouts.
 
@@ -375,7 +366,7 @@ class RolloutLog:
         self._pending: list[dict[str, Any]] = []
         self._parts: dict[str, str] = {}  # sha256 by name
         self.edges: list[list[Any]] = []
-        self.counts = RolloutCounts()
+        self.counts = Counter[str]()
 
     def add(
         self,
@@ -395,9 +386,9 @@ class RolloutLog:
         if self._folder is None:
             return
         for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
-            self.counts.rollouts += 1
-            self.counts.tokens += rollout.num_own
-            self.counts.prompt_tokens += len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
+            self.counts["rollouts"] += 1
+            self.counts["tokens"] += rollout.num_own
+            self.counts["prompt_tokens"] += len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
             self._pending.append(
                 {
                     "step": step,
@@ -436,7 +427,7 @@ class RolloutLog:
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint of a step keeps; all that is pending is written."""
         self.flush(step)
-        return {"parts": dict(self._parts), "edges": self.edges, "counts": asdict(self.counts)}
+        return {"parts": dict(self._parts), "edges": self.edges, "counts": dict(self.counts)}
 
     def go_on(self, held: Mapping[str, Any]) -> None:
         """Take up what a checkpoint keeps; an empty mapping starts again.
@@ -447,7 +438,7 @@ class RolloutLog:
         self._parts = dict(held.get("parts", {}))
         self._pending = []
         self.edges = [list(one) for one in held.get("edges", [])]
-        self.counts = RolloutCounts(**held.get("counts", {}))
+        self.counts = Counter(held.get("counts", {}))
         if self._folder is not None and (bad := first_changed(self._folder, self._parts)) is not None:
             raise ManifestError(
                 f"{self._folder / bad}: rollouts that the checkpoint names are missing, or not as they were written. "

@@ -42,7 +42,7 @@ from relabel.distill.teachers.rollouts import token_parts
 from relabel.distill.teachers.spec import SftSpec
 from relabel.distill.teachers.trainer import CheckpointTrainer, argument_values, train_to_end
 from relabel.distill.training.locations import TrainingPlace
-from relabel.distill.training.runtime import BatchPlan, TokenRows
+from relabel.distill.training.runtime import BatchPlan
 from relabel.labelers.engines.decisions import resolve_labels
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Overlong
@@ -449,7 +449,7 @@ class SftTrainer(TeacherTrainer):
             plan=plan,
             model=load_model(self._spec, self._base),
             args=arguments,
-            train_dataset=TokenRows(len(examples.examples)),
+            train_dataset=range(len(examples.examples)),
             data_collator=collator,
         )
 

@@ -307,16 +307,3 @@ def batch_sizes(longest_first: np.ndarray, *, batch_size: int, tokens_per_batch:
 def stretch_batches(num_rows: int, batch_size: int) -> int:
     """How many batches are cut from one stretch of sorted rows."""
     return min(max(1, num_rows // (FEWEST_STRETCHES * batch_size)), STRETCH_BATCHES)
-
-
-class TokenRows(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Row numbers; the collator fetches what belongs to them."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, row: int) -> int:
-        return row

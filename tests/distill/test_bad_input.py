@@ -168,7 +168,7 @@ def test_a_head_that_is_named_and_has_no_rows_is_refused(
     run: Callable[..., Any], tmp_path: Path, pairs_file: Path
 ) -> None:
     path = write_labels(tmp_path / "labels.parquet", label_rows(make_pairs(), has_nodes=False))
-    with pytest.raises(InputError, match="names subject, attribute, and no row"):
+    with pytest.raises(InputError, match="head subject has no row to train on"):
         run(labels=labels(path, pairs_file), student={"heads": {"relevance": 3, "subject": 5, "attribute": 5}})
     assert run(labels=labels(path, pairs_file), train={"max_steps": 1}).manifest.heads == {"relevance": 3}
 

@@ -123,18 +123,10 @@ def test_a_lone_node_that_nothing_trains_gets_no_head(
     assert run(labels=sources, loss={"subject": 0.0}, train=SHORT).manifest.heads == {"relevance": 3}
 
 
-@pytest.mark.parametrize("mass", [float("nan"), -0.5, 1.5, float("inf")])
-def test_an_outside_mass_that_is_no_share_is_refused(
-    run: Callable[..., Any], tmp_path: Path, pairs_file: Path, mass: float
-) -> None:
-    with pytest.raises(InputError, match=r"label 0 has the outside mass .*from 0 to 1"):
-        run(labels=labels(tmp_path, pairs_file, outside_mass=mass), loss={"weight_by": ["outside_mass"]}, train=SHORT)
-
-
 def test_rows_that_all_weigh_nothing_are_reported_as_that(
     run: Callable[..., Any], tmp_path: Path, pairs_file: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"head relevance.*weigh 0.*weight_by"):
+    with pytest.raises(InputError, match=r"head relevance has no row to train on.*weight_by"):
         run(labels=labels(tmp_path, pairs_file, outside_mass=1.0), loss={"weight_by": ["outside_mass"]}, train=SHORT)
 
 
@@ -319,7 +311,7 @@ def test_the_same_labels_twice_are_refused(run: Callable[..., Any], tmp_path: Pa
     copied = tmp_path / "copy.parquet"
     copied.write_bytes((tmp_path / "labels.parquet").read_bytes())
     for other in (one, {**one, "path": str(copied), "weight": 0.5}):
-        with pytest.raises(InputError, match=r"are the same labels.*weight"):
+        with pytest.raises(InputError, match=r"are the same labels"):
             run(labels=[one, other], train=SHORT)
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers import bases
+from relabel.distill.teachers import trainer
 from relabel.distill.teachers.rewards import PARTS, RolloutLog
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
@@ -248,7 +248,7 @@ def set_config(key: str, value: Any) -> Callable[[Path], Any]:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (nan_weight, "hold a number that is none, in model.norm.weight"),
+        (nan_weight, "tensor model.norm.weight contains NaN or Inf"),
         (set_config("num_hidden_layers", 1), r"tensors of layers in its weights .*model\.layers\.1\."),
         (set_config("num_hidden_layers", 3), "tensors are not in its weights"),
         (set_config("hidden_size", "x"), "its config.json can't be loaded"),
@@ -316,7 +316,7 @@ def test_a_training_has_a_thread_less_than_the_cores_and_says_what_to_do_without
         data={"gold": {"path": str(pairs_path)}}, labeler={"name": "direct", "grades": 3}, train={"max_steps": 1}
     )
     spec = read_teacher_spec(held, where="teacher.yaml")
-    monkeypatch.setattr(bases, "usable_cores", lambda: 4)
+    monkeypatch.setattr(trainer, "usable_cores", lambda: 4)
     torch.set_num_threads(8)
     try:
         train_teacher(spec, Storage())

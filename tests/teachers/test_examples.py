@@ -25,7 +25,7 @@ from relabel.distill.teachers.sft import AnswerExamples, make_examples
 from relabel.distill.teachers.spec import SftSpec, read_teacher_spec
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.labelers.registry import labeler_class, labeler_names
-from relabel.manifests.errors import ConfigError, InputError, ManifestError
+from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
 from tests.teachers.chunked import write_questions
@@ -258,7 +258,7 @@ def test_a_long_document_is_cut_as_in_a_run_and_evidence_beyond_the_cut_is_no_ev
 
     quoting("the end")
     found = make_examples(answered, base, max_tokens=4096)
-    assert (found.examples, found.dropped) == ([], {"whose evidence stands where the document was cut off": 1})
+    assert (found.examples, found.dropped) == ([], {"whose evidence is where the document was cut off": 1})
     quoting(row.pair.document)
     (example,) = make_examples(answered, base, max_tokens=4096).examples
     assert 4096 - 8 <= len(example.ids) <= 4096
@@ -300,7 +300,7 @@ def test_runs_of_another_labeler_unfinished_runs_and_gold_that_no_answer_holds_a
         teach(data={"runs": [graph, r1]})
     with pytest.raises(ConfigError, match=r"`labeler` is direct, and .* was labelled by graph-grpo"):
         teach(data={"runs": graph}, labeler="direct")
-    with pytest.raises(ManifestError, match="are the same labels"):
+    with pytest.raises(InputError, match="are the same labels"):
         teach(data={"runs": [graph, graph]})
     gold = {"gold": {"path": str(pairs_path)}}
     with pytest.raises(ConfigError, match=r"an answer of graph-grpo has preliminary.*Set data\.answer: preliminary"):

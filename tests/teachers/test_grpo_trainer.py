@@ -591,7 +591,7 @@ def test_answers_by_vllm_are_weighed_by_the_probability_they_were_sampled_with(
     assert any(not torch.equal(a, b) for a, b in zip(trainer.model.parameters(), fresh.parameters(), strict=True))
 
 
-def test_a_look_by_vllm_takes_the_most_probable_tokens(
+def test_an_evaluation_by_vllm_takes_the_most_probable_tokens(
     fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", WritingModel)
@@ -599,7 +599,7 @@ def test_a_look_by_vllm_takes_the_most_probable_tokens(
     trainer = make_trainer(
         copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, steps=1, **told), held_out=GOLD_ROWS[:2]
     )
-    once, again = (trainer._held_out_figures(None) for _ in range(2))
+    once, again = (trainer.dev_figures() for _ in range(2))
     assert once == again
     assert set(WritingModel.made.temperatures) == {0.0}
     assert WritingModel.made.temperature == 1.0
