@@ -25,7 +25,7 @@ from relabel.distill.students.networks import EncoderStudent, load_backbone
 from relabel.distill.students.spec import DistillSpec, TrainSection
 from relabel.distill.students.train import Feed
 from relabel.distill.training import checkpoints
-from relabel.distill.training.locations import DIGESTS, list_checkpoints, step_of
+from relabel.distill.training.locations import list_checkpoints, step_of
 from relabel.distill.training.runtime import BatchPlan, precision_of
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.process import forget_interruptions, on_signal
@@ -124,22 +124,6 @@ def test_a_signal_ends_it_behind_the_step_with_a_checkpoint_that_changes_nothing
         forget_interruptions()
     kept = list_checkpoints(tmp_path / "out" / "checkpoints")
     assert step_of(kept[-1]) == step
-    resumed = run(**settings, start="resume")
-    assert curve(resumed.output) == curve(alone.output)
-    assert files_of(resumed.output) == files_of(alone.output)
-
-
-def test_checkpoints_of_earlier_versions_are_gone_on_with(run: Callable[..., Any], tmp_path: Path) -> None:
-    """Those hold the scheduler's state and a file of transformers' beside what is needed."""
-    settings = {"train": {**SHORT, "early_stopping": {"metric": "loss", "patience": 5}}}
-    alone = run(**settings, output=str(tmp_path / "alone"))
-    with killed_at("after_training_step", 6):
-        run(**settings)
-    last = list_checkpoints(tmp_path / "out" / "checkpoints")[-1]
-    held = checkpoints.load_state(last)
-    checkpoints.save_state(last, {**held, "scheduler": {"last_epoch": 5, "_last_lr": [1e-3, 1e-3]}, "own": {}})
-    (last / "trainer_state.json").write_text('{"global_step": 5}')
-    (last / DIGESTS).unlink()
     resumed = run(**settings, start="resume")
     assert curve(resumed.output) == curve(alone.output)
     assert files_of(resumed.output) == files_of(alone.output)
