@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from relabel.jobs.exits import Exit
-from relabel.manifests.records import plain
 from relabel.manifests.secrets import one_line, redacted_values
 
 
@@ -24,6 +23,8 @@ def emit_record(head: str, result: Any, output: str, code: int = Exit.DONE) -> i
 
     The table leaves out what is empty or zero.
     """
+    from relabel.manifests.records import plain  # with pydantic, which no help needs
+
     values: dict[str, Any] = plain(result)
     rows = [(name.replace("_", " "), _value_text(value)) for name, value in values.items() if value]
     return emit(values, f"{one_line(head)}\n{table(rows)}", output, code)

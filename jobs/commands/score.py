@@ -13,20 +13,13 @@ from relabel.jobs import logs
 from relabel.jobs.commands.label import FOR_HELP, SHARD_HELP, UNTIL_HELP
 from relabel.jobs.commands.options import log_option, output_option
 from relabel.jobs.exits import Exit
-from relabel.jobs.job import CACHE_VARIABLE, open_run
 from relabel.jobs.output import emit, table
-from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.progress import Display
-from relabel.jobs.run.results import RunReport, in_vain_rows, report_json, verdict
-from relabel.jobs.run.session import Session
-from relabel.jobs.run.shards import choose_shards
-from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
-from relabel.manifests.files import Storage
-from relabel.manifests.models import default_cache_dir
 from relabel.manifests.secrets import counted
-from relabel.manifests.specs import nearest
 
 if TYPE_CHECKING:
+    from relabel.jobs.run.results import RunReport
+    from relabel.jobs.run.session import Session
+    from relabel.jobs.run.stop import Deadline
     from relabel.manifests.asks import EngineFacts
 
 ROLES = ("query_id", "query", "doc_id", "document")
@@ -130,6 +123,9 @@ def score(**options: Any) -> int:
     manifest at the end, and the same exit codes; status, verify and evaluate read them. The same command again
     continues where the last one stopped.
     """
+    from relabel.jobs.run.results import report_json
+    from relabel.jobs.run.stop import choose_deadline
+
     work = ScoreOptions(**options)
     deadline = choose_deadline(work.until, work.duration)
     session = _open(work, deadline)
@@ -155,8 +151,15 @@ def score(**options: Any) -> int:
 
 def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
     """Plan the job if nobody has, and make ready to work on its shards."""
+    from relabel.jobs.job import CACHE_VARIABLE, open_run
+    from relabel.jobs.run.counts import Progress
+    from relabel.jobs.run.session import Session
+    from relabel.jobs.run.shards import choose_shards
+    from relabel.jobs.run.stop import Stop
     from relabel.jobs.score.loop import ScoreRequest, score_job
     from relabel.jobs.score.students import local_student
+    from relabel.manifests.files import Storage
+    from relabel.manifests.models import default_cache_dir
 
     cache, storage = os.environ.get(CACHE_VARIABLE), Storage()
     request = ScoreRequest(
@@ -183,6 +186,8 @@ def _open(work: ScoreOptions, deadline: Deadline | None) -> Session:
 
 def _execute(session: Session) -> RunReport:
     """Do a session's work with progress on stderr; signals and a deadline drain it."""
+    from relabel.jobs.run.progress import Display
+    from relabel.jobs.run.stop import stopping
     from relabel.jobs.score.loop import score as score_session
 
     stop = session.stop
@@ -199,6 +204,8 @@ def _execute(session: Session) -> RunReport:
 
 def _columns(text: str | None) -> dict[str, Any]:
     """`query=text,document=title+body` as columns by role."""
+    from relabel.manifests.specs import nearest
+
     found: dict[str, Any] = {}
     for item in (text or "").split(",") if text else []:
         role, equals, column = (part.strip() for part in item.partition("="))
@@ -222,6 +229,8 @@ def _columns(text: str | None) -> dict[str, Any]:
 
 def _text(report: RunReport) -> str:
     """The end table."""
+    from relabel.jobs.run.results import in_vain_rows, verdict
+
     did, tally = report.did, report.tally
     if report.exit is Exit.NOTHING_TO_DO:
         share = "all" if report.rows == tally.rows else "these"

@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
-from relabel.jobs.downloads import fetch_model
 from relabel.jobs.exits import Exit
-from relabel.jobs.job import CACHE_VARIABLE, storage_of
 from relabel.jobs.output import clock_text, emit, table
-from relabel.jobs.settings import Settings, SpecKind, placed, read_secrets, read_settings, resolved
 from relabel.manifests.errors import UsageError
-from relabel.manifests.files import Storage
-from relabel.manifests.records import plain
-from relabel.manifests.specs import KeepsModels
 
 if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
@@ -29,6 +23,8 @@ if TYPE_CHECKING:
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.teachers.teaching import TeacherReport
     from relabel.distill.training.output import Start
+    from relabel.jobs.settings import Settings, SpecKind
+    from relabel.manifests.files import Storage
     from relabel.manifests.metrics.evaluation import Baselines
 
 # ------------------------------------------------------------------------------
@@ -75,6 +71,9 @@ def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: Spe
     Raises:
         ConfigError: it can't be read, or has a key that there is not.
     """
+    from relabel.jobs.job import CACHE_VARIABLE, storage_of
+    from relabel.jobs.settings import placed, read_settings
+
     settings = read_settings(spec, overrides=overrides, kind=kind)
     where = settings.places.where + (f" with {', '.join(settings.beside)}" if settings.beside else "")
     cache = os.environ.get(CACHE_VARIABLE)
@@ -188,6 +187,8 @@ def train_student(
     """
     from relabel.distill.students.distillation import distill as train
     from relabel.distill.students.spec import DistillSpec
+    from relabel.jobs.downloads import fetch_model
+    from relabel.jobs.settings import SpecKind, resolved
     from relabel.manifests.specs import validate_spec
 
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", STUDENT_BEGINNING)
@@ -200,6 +201,8 @@ def train_student(
 
 
 def _student_result(report: Report) -> dict[str, Any]:
+    from relabel.manifests.records import plain
+
     keys = (
         "name",
         "fingerprint",
@@ -295,6 +298,9 @@ def train(
     if probe and not dry_run:
         raise UsageError("--probe goes with --dry-run: a training itself says how fast it is.")
     from relabel.distill.teachers.spec import ResRagSpec, read_teacher_spec, teacher_keys
+    from relabel.jobs.downloads import fetch_model
+    from relabel.jobs.settings import SpecKind, read_secrets, resolved
+    from relabel.manifests.records import plain
 
     kind = SpecKind("teacher", teacher_keys(), "train.epochs=3", TEACHER_BEGINNING)
     settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)
@@ -331,6 +337,9 @@ def train(
 
 def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None) -> GeneratorSpec:
     """The generator's spec with its model at hand, in the same cache as all models unless it names another."""
+    from relabel.jobs.downloads import fetch_model
+    from relabel.manifests.specs import KeepsModels
+
     args = generator.args
     reference = generator.model
     if reference is None or not isinstance(args, KeepsModels):
@@ -358,6 +367,8 @@ def _estimated(estimate: TrainingEstimate, learned: str) -> str:
 
 
 def _result(report: TeacherReport) -> dict[str, Any]:
+    from relabel.manifests.records import plain
+
     keys = ("name", "method", "fingerprint", "labeler", "data", "training", "notes")
     return {key: plain(getattr(report.manifest, key)) for key in keys}
 

@@ -17,8 +17,6 @@ from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import UsageError
 from relabel.manifests.specs import gpus_of
 
-BACKENDS = ("local", "ray")
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerPool:

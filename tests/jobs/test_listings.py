@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.commands.label import open_session
+from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.pool.backends import WorkerPool, label_with
 from relabel.manifests.errors import StoreUnreachableError
 from relabel.manifests.store import LocalRunStore

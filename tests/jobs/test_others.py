@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.commands.label import open_session
+from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions
 from relabel.jobs.run.chunks import ChunkWork

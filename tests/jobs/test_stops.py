@@ -385,7 +385,7 @@ def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(
 def test_label_without_an_engine_leaves_no_lock(
     write_job: Callable[..., str], write_pairs: Callable[..., Path]
 ) -> None:
-    from relabel.jobs.commands.label import open_session
+    from relabel.jobs.commands.labeling import open_session
 
     write_pairs()
     path = write_job()

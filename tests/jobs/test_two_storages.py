@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.jobs.commands.label import open_session
+from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import load_job, output_of
 from relabel.jobs.pool.supervisor import Supervisor

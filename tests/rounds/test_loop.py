@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from relabel.jobs.commands.label import execute, session_of
+from relabel.jobs.commands.labeling import execute, session_of
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import Job, load_job
 from relabel.jobs.pairs.chunks import count_pieces
