@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
+from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.students.spec import KINDS, KindName
+from relabel.distill.training.locations import BaseModelUsed
 from relabel.export.bundles import MANIFEST_NAME, Bundle
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
-
-# ------------------------------------------------------------------------------
-# How long pairs are in tokens, as a bundle's manifest keeps it: of those that its student was tested on.
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class TokenLengths:
 
     Args:
         rows: pairs that were counted.
-        histogram: `[tokens, rows]`, short to long; None in bundles of earlier days.
+        histogram: `[tokens, rows]`, short to long
     """
 
     rows: int
@@ -43,11 +42,6 @@ def describe_lengths(lengths: Sequence[int]) -> TokenLengths:
     return TokenLengths(len(lengths), p50, p90, p99, int(max(lengths)), histogram)
 
 
-# ------------------------------------------------------------------------------
-# What a bundle's manifest says of the student in it: what its readers rely on. The manifest may hold more, and who
-# seals it anew takes all of it along.
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
     """A model of a bundle.
@@ -55,7 +49,7 @@ class ModelFile:
     Args:
         path: of the graph, relative to the bundle.
         format: `onnx`, or `tensorrt`.
-        files: the graph and the data beside it.
+        files: the graph and its data file.
     """
 
     path: str
@@ -116,48 +110,12 @@ class StudentInputs(InputContract):
 
 
 @dataclass(frozen=True)
-class BaseReference:
-    """The model that a student starts from."""
-
-    reference: str
-    digest: str
-
-
-@dataclass(frozen=True)
 class StudentOrigin:
-    """The student that a bundle was made of; older ones name no model."""
+    """The student that a bundle was made of."""
 
     digest: str
     name: str
-    model: BaseReference | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedLabels:
-    """Labels that the student was trained on: of a run, or a file, which has neither labeler nor fingerprint."""
-
-    path: str
-    kind: str
-    labels: int
-    name: str | None = None
-    labeler: str | None = None
-    fingerprint: str | None = None
-    manifest_sha256: str | None = None
-
-    @property
-    def maker(self) -> str:
-        """What made them, in words."""
-        if self.kind == "run":
-            return f"labeler {self.labeler}, fingerprint `{(self.fingerprint or '')[:12]}`"
-        return "a label file"
-
-
-@dataclass(frozen=True)
-class GoldOrigin:
-    """Trusted grades that the student was trained or judged by."""
-
-    path: str
-    grade: str | None
+    model: BaseModelUsed | None = None
 
 
 @dataclass(frozen=True)
@@ -165,8 +123,8 @@ class BundleLineage:
     """What a bundle was made of."""
 
     student: StudentOrigin
-    labels: list[TrainedLabels] | None = None
-    gold: GoldOrigin | None = None
+    labels: list[LearnedLabels] | None = None
+    gold: LearnedGold | None = None
 
 
 @dataclass(frozen=True)
@@ -177,13 +135,6 @@ class BundleLicence:
     model: str | None
 
 
-@dataclass(frozen=True)
-class BundleMaker:
-    """The version of relabel that made a bundle."""
-
-    relabel: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class StudentFacts:
     """A bundle's student.
@@ -192,7 +143,7 @@ class StudentFacts:
         name: of the bundle.
         grades: K of its relevance head.
         heads: grades by head; `temperature` what calibrated each, where something did.
-        phi: the rule map, where there are heads beside relevance.
+        phi: the rule map, where there are heads other than relevance.
     """
 
     name: str
@@ -204,7 +155,7 @@ class StudentFacts:
     models: list[EngineFile | ModelFile]
     lineage: BundleLineage
     licence: BundleLicence
-    made_by: BundleMaker
+    made_by: dict[str, Any]
 
     def __post_init__(self) -> None:
         if self.heads.get("relevance", 0) < 2 or min(self.heads.values()) < 1:
@@ -228,10 +179,6 @@ def read_student_facts(held: Mapping[str, Any], where: str) -> StudentFacts:
     """
     what = "describes no student as this relabel writes it"
     return read_record(StudentFacts, held, where, what, "Give a bundle that `relabel export` made.")
-
-
-# ------------------------------------------------------------------------------
-# The parity of a bundle's models as its manifest holds it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +207,7 @@ class NdcgLoss:
 class OrderCounts:
     """Pairs of documents of one query: those that the student orders by more than the margin, and all."""
 
-    ordered: Annotated[int, Field(validation_alias=AliasChoices("ordered", "told_apart"))]  # until 2026-11-22
+    ordered: int
     of: int
     margin: float
 
@@ -272,12 +219,9 @@ class SizeFigures:
     Args:
         max_abs: the largest |Δp|.
         tau: Kendall's, by query; None where the student orders no two documents of a query.
-        flip_low, flip_high: bounds of `flip_share`, 95 %, over queries; absent with one query, and in bundles of
-            earlier days.
-        tau_low, tau_high: its bounds, 95 %, over queries; absent with fewer than two, and in bundles of earlier days.
-        orders: absent in bundles of earlier days.
+        flip_low, flip_high: bounds of `flip_share`, 95 %, over queries; absent with one query.
+        tau_low, tau_high: its bounds, 95 %, over queries; absent with fewer than two.
         judged_by: whose grades macro F1 and nDCG are by: `gold`, `teacher`, or the student's own.
-        judged_queries: 0 in bundles of earlier days.
     """
 
     is_finite: bool
@@ -327,7 +271,7 @@ class ModelParity:
     """One model against the student.
 
     Args:
-        could_lose: as in `parity.could_lose`; absent in bundles of earlier days.
+        could_lose: as in `parity.could_lose`.
         doubts: as in `parity.doubts_of`, sentences.
         worst: the rows that differ most.
     """
@@ -356,7 +300,7 @@ class ModelParity:
 
 @dataclass(frozen=True, slots=True)
 class ParityBounds:
-    """Of the spec, what is said beside the figures; the manifest holds all of it."""
+    """Of the spec, what is shown with the figures; the manifest holds all of it."""
 
     min_pairs: int
     batch_sizes: list[int]
@@ -384,11 +328,6 @@ def read_parity(held: Any, where: str) -> Parity:
     return read_record(Parity, held, where, "its parity is not as this relabel writes it", "Restore it from a copy.")
 
 
-# ------------------------------------------------------------------------------
-# The bundle's model card: what it is, how to use it, how well it holds to its student; from the manifest's facts
-# alone.
-
-
 CARD_NAME = "README.md"
 REPORT_NAME = "report.html"
 """The page about the bundle, drawn on a floor above this one."""
@@ -403,7 +342,7 @@ def render_bundle_card(student: StudentFacts, parity: Parity) -> str:
         "",
         (
             f"{KINDS[student.inputs.kind].does.capitalize()}. A student ({student.inputs.kind}), by `relabel export` "
-            f"{student.made_by.relabel}."
+            f"{student.made_by['relabel']}."
         ),
         "",
         f"- Answers: probabilities of {heads}; calibrated, in the graph.",
@@ -483,7 +422,7 @@ def undecided_lines(parity: Parity) -> list[str]:
     return [
         f"{one.precision} is undecided: on these {one.rows:,} pairs it could be as bad as {one.could_lose:.1f} points "
         f"of macro F1 (95 %), the bound is {parity.spec.int8_max_f1_loss:g}; {one.flip_share:.1%} of the grades flip. "
-        "More pairs would tell, or a bound on flips (parity.int8_max_flips)."
+        "More pairs would decide, or a bound on flips (parity.int8_max_flips)."
         for one in parity.models
         if one.has_passed and one.could_lose is not None
     ] + [f"{one.precision} is undecided: {doubt}." for one in parity.models if one.has_passed for doubt in one.doubts]
@@ -517,7 +456,9 @@ def _lineage(lineage: BundleLineage) -> list[str]:
     lines = [f"- Student `{student.name}`, digest `{student.digest[:16]}`"]
     if student.model:
         lines.append(f"- which starts from `{student.model.reference}` (digest `{student.model.digest[:16]}`)")
-    lines += [f"- Labels `{source.path}`: {source.labels:,} ({source.maker})" for source in lineage.labels or ()]
+    for source in lineage.labels or ():
+        run = f"labeler {source.labeler}, fingerprint `{(source.fingerprint or '')[:12]}`"
+        lines.append(f"- Labels `{source.path}`: {source.labels:,} ({run if source.kind == 'run' else 'a label file'})")
     if lineage.gold:
         lines.append(f"- Trusted grades `{lineage.gold.path}`, column `{lineage.gold.grade}`")
     return lines

@@ -5,120 +5,28 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import relabel.export.loader
 from relabel.distill.students import length_batches, query_counts
 from relabel.distill.students.model import DecoderTexts, StudentModel
 from relabel.distill.students.spec import KINDS
 from relabel.export.bundle_facts import InputContract
-from relabel.export.bundles import Bundle
 from relabel.export.parity import PairSet
+from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import ModelError
 from relabel.manifests.specs import Registry
 
-# ------------------------------------------------------------------------------
-# Exporters by name: what turns a student's module into an ONNX graph of floats. One line each; third parties use the
-# entry point group.
-#
-# An exporter is a function `(student, path, options) -> facts`: it writes one ONNX file at `path` with dynamic batch
-# and sequence, whose inputs are `input_names(student)` and whose outputs are the heads by name (calibrated
-# probabilities, then `<head>_logits` where asked for), and says what made it.
-
-
 EXPORTERS = {"torch": "relabel.export.onnx_graphs:export_torch", "optimum": "relabel.export.onnx_graphs:export_optimum"}
-_REGISTRY = Registry("exporter", "relabel.exporters", EXPORTERS)
-
-
-@dataclass(frozen=True)
-class GraphOptions:
-    """What a graph is to hold.
-
-    Args:
-        logits: raw logits as further outputs.
-        opset: ONNX operator set.
-    """
-
-    logits: bool = False
-    opset: int = 20
-
-
-class Exporter(Protocol):
-    """Writes one ONNX file."""
-
-    def __call__(self, student: StudentModel, path: Path, options: GraphOptions) -> dict[str, Any]:
-        """Write the graph; return what made it (`exporter`, versions)."""
-        ...
-
-
-def load_exporter(name: str) -> Exporter:
-    """The exporter of a name.
-
-    Raises:
-        ConfigError: no such exporter; names the nearest.
-    """
-    found: Exporter = _REGISTRY.load(name)
-    return found
-
-
-def input_names(student: StudentModel) -> list[str]:
-    """The graph's inputs, in order; every one int64 [B, T], but for `counts`, which is [B, 19]."""
-    return list(student.texts.collate(student.texts.encode([("a", "b")])))
-
-
-def output_names(student: StudentModel, options: GraphOptions) -> list[str]:
-    """The graph's outputs, in order: probabilities by head, then logits."""
-    heads = list(student.record.heads)
-    return [*heads, *(f"{name}_logits" for name in heads if options.logits)]
-
-
-# ------------------------------------------------------------------------------
-# Forms of a model that a bundle may hold beside its ONNX files, by name. One line each; third parties use the entry
-# point group.
-
-
+"""An exporter is a function `(student, path, spec) -> facts`: it writes one ONNX file with dynamic batch and sequence,
+whose inputs are `input_names(student)` and whose outputs are the heads by name (calibrated probabilities, then
+`<head>_logits` where asked for), and returns what made it. Third parties use the entry point group.
+"""
 FORMATS = {"tensorrt": "relabel.export.tensorrt_engines:ENGINES"}
+"""Forms of a model that a bundle may hold next to its ONNX files, with the methods of `EngineFormat`."""
 ONNX = "onnx"
 """What every bundle holds: other forms are made of it, and the loader falls back to it."""
-_FORMAT_REGISTRY = Registry("format", "relabel.bundle_formats", FORMATS, built_in=(ONNX,))
-
-
-class BundleFormat(Protocol):
-    """A form, made of the fp32 ONNX model of a sealed bundle."""
-
-    precisions: tuple[str, ...]
-    """Those that it knows; an export writes each of them that it is asked for."""
-
-    def check(self) -> None:
-        """Look whether it can be made here, before anything else is.
-
-        Raises:
-            MissingExtraError: a package or a device is absent.
-        """
-        ...
-
-    def add(self, bundle: Path, precision: str) -> Bundle:
-        """Put its files into a bundle, which is sealed anew in one step."""
-        ...
-
-
-def load_format(name: str) -> BundleFormat:
-    """The form of a name.
-
-    Raises:
-        ConfigError: no such form; names the nearest.
-    """
-    found: BundleFormat = _FORMAT_REGISTRY.load(name)
-    return found
-
-
-# ------------------------------------------------------------------------------
-# The input contract: all that the bundle's loader must know to turn texts into the tokens that the student saw in
-# training; and the files that the loader is and reads.
-
-
 TOKENIZER = "tokenizer.json"
 LOADER = "load.py"
 FUTURE = "from __future__ import annotations\n"
@@ -126,7 +34,38 @@ IMPORTED = {
     "from relabel.distill.students.length_batches import batch_tokens_on, length_batches": length_batches,
     "from relabel.distill.students.query_counts import query_counts": query_counts,
 }
-"""What the loader imports of this package, and the module whose text stands there in `load.py`."""
+"""What the loader imports of this package, and the module whose text replaces it in `load.py`."""
+_REGISTRY = Registry("exporter", "relabel.exporters", EXPORTERS)
+_FORMAT_REGISTRY = Registry("format", "relabel.bundle_formats", FORMATS, built_in=(ONNX,))
+
+
+def load_exporter(name: str) -> Any:
+    """The exporter of a name: a function `(student, path, spec)`.
+
+    Raises:
+        ConfigError: no such exporter; names the nearest.
+    """
+    return _REGISTRY.load(name)
+
+
+def load_format(name: str) -> Any:
+    """The form of a name, which has the methods of `EngineFormat`.
+
+    Raises:
+        ConfigError: no such form; names the nearest.
+    """
+    return _FORMAT_REGISTRY.load(name)
+
+
+def input_names(student: StudentModel) -> list[str]:
+    """The graph's inputs, in order; every one int64 [B, T], but for `counts`, which is [B, 19]."""
+    return list(student.texts.collate(student.texts.encode([("a", "b")])))
+
+
+def output_names(student: StudentModel, options: ExportSpec) -> list[str]:
+    """The graph's outputs, in order: probabilities by head, then logits."""
+    heads = list(student.record.heads)
+    return [*heads, *(f"{name}_logits" for name in heads if options.logits)]
 
 
 def input_contract(student: StudentModel) -> InputContract:
@@ -151,8 +90,8 @@ def input_contract(student: StudentModel) -> InputContract:
 
 
 def write_tokenizer(student: StudentModel, folder: Path) -> None:
-    """Write the tokenizer as the `tokenizers` library reads it, without the padding and cutting of whoever used it
-    last.
+    """Write the tokenizer as the `tokenizers` library reads it, without the padding and cutting of its last
+    user.
 
     Raises:
         ModelError: the tokenizer is written in Python alone.
@@ -177,7 +116,7 @@ def write_loader(folder: Path) -> None:
 
 
 def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:
-    """Hold the loader's tokens against the student's.
+    """Compare the loader's tokens with the student's.
 
     Args:
         rows: the loader's.
@@ -185,11 +124,11 @@ def check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]],
         ModelError: they differ, so no comparison of answers means anything.
     """
     for number, (row, want) in enumerate(zip(rows, student.texts.encode(pairs.pairs), strict=True)):
-        beside = want.types if want.counts is None else want.counts
-        if row[0] != want.ids or (beside is not None and row[1] != beside):
+        segments = want.types if want.counts is None else want.counts
+        if row[0] != want.ids or (segments is not None and row[1] != segments):
             source, place = pairs.names[number]
             raise ModelError(
                 f"{student.path}: row {place} of {source} becomes other tokens in the bundle's loader than in the "
-                "student. Its tokenizer "
-                "does something that the tokenizers library alone does not; take another base model."
+                "student. Its tokenizer does something that the tokenizers library alone does not; take another base "
+                "model."
             )

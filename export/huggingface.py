@@ -1,11 +1,16 @@
-"""A student as a folder for the Hugging Face Hub: weights, model card and record."""
+"""A student as a folder that Hugging Face's libraries load: the relevance head alone, its temperature folded in.
+
+The weights are those of transformers' class for the task where that can answer the same, else sentence-transformers'
+modules. Only transformers and safetensors are needed to write either. What transformers loads is loaded again and
+compared with the student. The modules lie in folders of their own, so that a class that would put a random head on the
+encoder finds nothing to load.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,14 +26,10 @@ from relabel.manifests.errors import ConfigError, ModelError, StaleRunError
 from relabel.manifests.models import config_file
 from relabel.manifests.records import readable_json
 
-# ------------------------------------------------------------------------------
-# The card of a folder for the Hub: metadata that the Hub reads, and how to use it.
-
-
 CARD_NAME = "README.md"
 _HUB = re.compile(r"hf:(?P<repo>[^@]+)(@.*)?")
 _SHOWN = ("accuracy", "f1_macro", "kappa_quadratic", "auc")
-"""Figures of the test split that the Hub is told."""
+"""Figures of the test split that the Hub shows."""
 _PAIR = '[("red shoe", "A red running shoe, size 9")]'
 
 
@@ -104,15 +105,6 @@ def _metadata(manifest: StudentManifest, library: str, licence: str | None) -> d
     }
 
 
-# ------------------------------------------------------------------------------
-# The weights of a student as other libraries keep them: transformers' class for the task where that can say the same,
-# else sentence-transformers' modules.
-#
-# Only transformers and safetensors are needed to write either. What transformers loads is loaded again and held against
-# the student. The modules lie in folders of their own, so that a class that would put a random head on the encoder
-# finds nothing to load.
-
-
 # B rows, K grades, D hidden
 
 HEAD = "relevance"
@@ -166,7 +158,15 @@ def _classifier(student: StudentModel) -> Any | None:
     config = AutoConfig.from_pretrained(config_file(student.path))
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return None
-    config.update(_labels(student.record))
+    names = {grade: f"grade {grade}" for grade in range(student.record.grades)}
+    config.update(
+        {
+            "num_labels": student.record.grades,
+            "id2label": names,
+            "label2id": {name: grade for grade, name in names.items()},
+            "problem_type": "single_label_classification",
+        }
+    )
     model = AutoModelForSequenceClassification.from_config(config).eval()
     linear = torch.nn.Linear
     inner = getattr(model.base_model, "pooler", None)
@@ -185,16 +185,6 @@ def _classifier(student: StudentModel) -> Any | None:
         head.weight.copy_(weight_KD / SMALL)
         head.bias.copy_(bias_K)
     return model if _apart(student, model) <= MOST_APART else None  # another function than tanh
-
-
-def _labels(record: StudentRecord) -> dict[str, Any]:
-    names = {grade: f"grade {grade}" for grade in range(record.grades)}
-    return {
-        "num_labels": record.grades,
-        "id2label": names,
-        "label2id": {name: grade for grade, name in names.items()},
-        "problem_type": "single_label_classification",
-    }
 
 
 def _folded(student: StudentModel) -> tuple[Any, Any]:
@@ -295,33 +285,12 @@ def _write_tokenizer(student: StudentModel, folder: Path) -> None:
     )
 
 
-# ------------------------------------------------------------------------------
-# A student as a folder that Hugging Face's libraries load: the relevance head alone, its temperature folded in, and a
-# card with the Hub's metadata. Read `hub_models.py` for what is in it.
-
-
 RECORD_NAME = "relabel.json"
-
-
-@dataclass(frozen=True)
-class HubFolder:
-    """What was made.
-
-    Args:
-        library: whose classes load it: `transformers` or `sentence-transformers`.
-        left_out: heads beside relevance, which these classes have no place for.
-        was_done: it was there already.
-    """
-
-    path: Path
-    library: str
-    left_out: list[str]
-    was_done: bool
 
 
 def export_to_hub_folder(
     path: Path, target: Path, *, licence: str | None, is_replacing: bool, say: Callable[[str], None] = lambda _: None
-) -> HubFolder:
+) -> tuple[str, list[str], bool]:
     """Write a student's folder for transformers and sentence-transformers.
 
     Args:
@@ -329,6 +298,9 @@ def export_to_hub_folder(
         licence: SPDX expression.
         is_replacing: take the place of another such folder.
         say: called with progress, a line each.
+    Returns:
+        Whose classes load it (`transformers` or `sentence-transformers`); heads beyond relevance, which these classes
+        have no place for; whether it was there already.
     Raises:
         ConfigError: it is no encoder.
         StaleRunError: `target` holds something else.
@@ -340,7 +312,7 @@ def export_to_hub_folder(
             f"{path}: a student of kind {record.kind} has no class there that answers as it does. Export it to a "
             "bundle, or take an encoder."
         )
-    student_manifest(path)  # its files are held against it
+    student_manifest(path)  # compares its files
     file = path / "manifest.json"
     manifest = read_student_manifest(file.read_bytes(), str(file))
     recipe = {"student": student_digest(path), "relabel": version("relabel-ir"), "licence": licence}
@@ -348,7 +320,7 @@ def export_to_hub_folder(
     done = _there(target, recipe, is_replacing=is_replacing)
     left_out = [name for name in record.heads if name != HEAD]
     if done is not None:
-        return HubFolder(target, done, left_out, was_done=True)
+        return done, left_out, True
     student = load_student(path)
     with made_beside(target) as folder:
         library = write_model(student, folder, say)
@@ -357,7 +329,7 @@ def export_to_hub_folder(
         (folder / RECORD_NAME).write_bytes(readable_json({**recipe, "library": library}))
         with locked(target, waits=True):
             switch(folder, target)
-    return HubFolder(target, library, left_out, was_done=False)
+    return library, left_out, False
 
 
 def _there(target: Path, recipe: Mapping[str, Any], *, is_replacing: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""A bundle at work: texts in, probabilities out. In a bundle this file is `load.py`, and needs numpy, onnxruntime (or,
+"""A bundle's loader: texts in, probabilities out. In a bundle this file is `load.py`, and needs numpy, onnxruntime (or,
 where it is asked for, openvino) and tokenizers alone.
 
     from load import Student
@@ -9,7 +9,7 @@ where it is asked for, openvino) and tokenizers alone.
 
 `python load.py --score pairs.tsv` scores lines of query, tab, document.
 
-`python load.py --check` asks the pairs again that were sealed at export, and holds this machine's answers against the
+`python load.py --check` asks the pairs again that were sealed at export, and compares this machine's answers with the
 sealed ones: exit 0 where they agree, 5 where they do not, 3 where the bundle is damaged or can't be opened, 4 where a
 library is missing.
 
@@ -64,7 +64,7 @@ PROVIDERS = {
 OPENVINO = "openvino"
 """A runtime of its own on the CPU, which reads the same file in fp32; taken only where it is asked for."""
 HINTS = {"fp32": "f32", "bf16": "bf16"}
-"""What OpenVINO is told to compute in, by precision: left to itself it takes bf16 wherever the CPU has any."""
+"""The precision hint for OpenVINO, by precision: left to itself it takes bf16 wherever the CPU has any."""
 AMX, AVX512 = "amx_bf16", "avx512_bf16"
 """CPU flags of arithmetic in bf16. With AMX it takes a third of fp32's time; with AVX-512 alone a half, which is more
 than int8 takes.
@@ -86,7 +86,7 @@ CHARACTERS_PER_TOKEN = 8
 prose has four or five.
 """
 UNSETTLED_WORDS = 2
-"""Words before a cut that the text behind it may change: the one that was cut, and blanks or a letter before it that
+"""Words before a cut that the text after it may change: the one that was cut, and blanks or a letter before it that
 belong together.
 """
 BLOCK_BYTES = 1 << 22
@@ -156,7 +156,7 @@ class Encoder:
         Raises:
             TypeError: a row is not a pair of strings; names the row.
         """
-        return [(ids, beside) for ids, beside, _ in self.encode_marked(pairs)]
+        return [(ids, types) for ids, types, _ in self.encode_marked(pairs)]
 
     def encode_marked(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
         """The same, and whether each pair was too long and lost an end."""
@@ -172,7 +172,7 @@ class Encoder:
         return len(found.ids) >= self.max_tokens and bool(found.overflowing)
 
     def _openings(self, texts: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Pairs whose long documents are cut behind the last token that can be kept. The longer text of a pair is cut
+        """Pairs whose long documents are cut after the last token that can be kept. The longer text of a pair is cut
         first, so which one is longer must show.
         """
         wanted: dict[int, int] = {}
@@ -209,11 +209,11 @@ class Encoder:
             "attention_mask": mask_BT,
             "position_ids": np.maximum(mask_BT.cumsum(1) - 1, 0),
         }
-        beside = [found for _, found in rows]
+        types = [found for _, found in rows]
         if "counts" in inputs.names:
-            batch["counts"] = np.array(beside, dtype=np.int64)
+            batch["counts"] = np.array(types, dtype=np.int64)
         else:
-            batch["token_type_ids"] = _padded(beside, width, inputs.pad_type_id, is_left=is_left)
+            batch["token_type_ids"] = _padded(types, width, inputs.pad_type_id, is_left=is_left)
         return {name: batch[name] for name in inputs.names}
 
     def _queries(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
@@ -249,9 +249,9 @@ def load_tokenizer(path: Path) -> Any:
 
 
 class Opening:
-    """Cuts a long text so that its first tokens stay what they are, without a look at all of it.
+    """Cuts a long text so that its first tokens stay what they are, without reading all of it.
 
-    A tokenizer splits a text into words and each word into tokens. What stands behind a cut can change the words right
+    A tokenizer splits a text into words and each word into tokens. Text after a cut can change the words right
     before it, and a token that was added to the vocabulary whole, or a number (digits may be grouped from its end), by
     more: all of that is left out when the tokens before the cut are counted. A text without a word's end is read to its
     own end.
@@ -441,7 +441,7 @@ class Checked:
 
 
 def check_answers(student: Student) -> Checked:
-    """Ask the pairs again that were sealed into a bundle, each alone, and hold the answers against the sealed ones:
+    """Ask the pairs again that were sealed into a bundle, each alone, and compare the answers with the sealed ones:
     OpenVINO's against those of fp32, which it computes from the same file.
 
     Raises:
@@ -508,7 +508,7 @@ def _is_whole(held: Mapping[str, Any]) -> bool:
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any], *, reads_all: bool = False) -> None:
-    """Hold every file against its sha256; none may be missing, and none may lie beside them but Python's own caches.
+    """Compare every file with its sha256; none may be missing, and none may be added but Python's own caches.
 
     What was proven is noted there (`__pycache__`), so that the next process reads only what changed; where nobody may
     write, it reads all.
@@ -562,7 +562,7 @@ def choose_provider(wish: str) -> str:
 
 
 def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """What this CPU can, by Linux's names; none where the system does not tell.
+    """What this CPU can, by Linux's names; none where the system does not report them.
 
     Args:
         root: where `proc` lies.
@@ -602,7 +602,7 @@ class Machine:
 
     Args:
         capability: compute capability of the first GPU (`9.0`); None without one.
-        tensorrt: version by flavour, as far as the library tells it (`10.9.0`).
+        tensorrt: version by flavour, as far as the library reports it (`10.9.0`).
         providers: of this onnxruntime, and openvino where it is installed.
         flags: of the CPU.
     """
@@ -692,7 +692,7 @@ def open_session(path: Path, provider: str, *, precision: str = "fp32", threads:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     name = PROVIDERS[provider]
-    # shapes are counted on the CPU also beside a GPU
+    # shapes are counted on the CPU even where there is a GPU
     wished = [name] if provider == "cpu" else [name, PROVIDERS["cpu"]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the fallback is reported below, as an error
@@ -770,7 +770,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     """Cores' worth of time that this process's control group may take, the least of it and all around it; None without
     a limit.
 
-    A container is often given a quota and not cores, so that no count of cores tells what it gets.
+    A container is often given a quota and not cores, so that no count of cores says what it gets.
 
     Args:
         root: where `proc` and `sys` lie.
@@ -804,7 +804,7 @@ def _capability() -> str | None:
 
 
 def _tensorrt_version(names: Sequence[str]) -> str | None:
-    """Major, minor and patch of a TensorRT library, asked of itself: 10.9.0 is told as 100900 (or 10900 before version
+    """Major, minor and patch of a TensorRT library, asked of itself: 10.9.0 is given as 100900 (or 10900 before version
     10).
     """
     for name in names:
@@ -818,7 +818,7 @@ def _tensorrt_version(names: Sequence[str]) -> str | None:
 
 
 def _quota_files(root: Path) -> Iterator[Path]:
-    """Where the quotas of this process's control group stand, and of those around it: `cpu.max` (v2) or
+    """Files with the quotas of this process's control group, and of those around it: `cpu.max` (v2) or
     `cpu.cfs_quota_us` (v1).
     """
     mount = root / "sys/fs/cgroup"
@@ -921,7 +921,7 @@ def _keep_stamps(folder: Path, held: Mapping[str, Any]) -> None:
 
 
 def _pull_folder(folder: Path) -> Path:
-    """Where `relabel pull` keeps its notes of a version; a path that is none for a folder that was not pulled."""
+    """Where `relabel pull` keeps its notes of a version; a path that does not exist for a folder that was not pulled."""
     return folder.resolve().parents[1] if folder.resolve().parent.name == ".versions" else folder / PYTHON_CACHE
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import io
-import logging
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +16,11 @@ from torch import Tensor, nn
 
 from relabel.distill.students.model import StudentModel
 from relabel.distill.students.spec import KINDS
-from relabel.export.exporters import GraphOptions, input_names, output_names
-from relabel.export.quantization import BIG_BYTES
+from relabel.export.exporters import input_names, output_names
+from relabel.export.quantization import BIG_BYTES, quiet
+from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import ModelError
 from relabel.manifests.process import require
-
-# ------------------------------------------------------------------------------
-# The exporter `torch`: torch.onnx with dynamo, heads and calibration traced along with the backbone.
-
 
 # B rows, T tokens, K grades
 
@@ -62,8 +55,8 @@ class ServingModule(nn.Module):  # type: ignore[misc]
         return tuple(probs + raw) if self.logits else tuple(probs)
 
 
-def export_torch(student: StudentModel, path: Path, options: GraphOptions) -> dict[str, Any]:
-    """Write the student as ONNX; weights are inside the file, or beside it as `<file>.data` above the 2 GB that
+def export_torch(student: StudentModel, path: Path, options: ExportSpec) -> dict[str, Any]:
+    """Write the student as ONNX; weights are inside the file, or in `<file>.data` above the 2 GB that
     protobuf takes.
 
     Raises:
@@ -76,7 +69,7 @@ def export_torch(student: StudentModel, path: Path, options: GraphOptions) -> di
     batch = student.texts.collate(student.texts.encode(SAMPLE), pad_multiple=1)
     longest = max(student.record.max_tokens, 2)
     axes = {0: torch.export.Dim("batch", min=1, max=1 << 20), 1: torch.export.Dim("sequence", min=1, max=longest)}
-    with _quiet(), _plain_attention(student), torch.no_grad():
+    with quiet(), _plain_attention(student), torch.no_grad():
         try:
             program = torch.onnx.export(
                 serving,
@@ -104,7 +97,7 @@ def export_torch(student: StudentModel, path: Path, options: GraphOptions) -> di
 
 @contextlib.contextmanager
 def _plain_attention(student: StudentModel) -> Iterator[None]:
-    """Attention as products and a softmax. torch's own operator becomes a graph that looks for NaN in every weight: 5 %
+    """Attention as products and a softmax. torch's own operator becomes a graph that checks every weight for NaN: 5 %
     slower on a CPU.
     """
     model = student.module.inner
@@ -116,41 +109,15 @@ def _plain_attention(student: StudentModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """torch.onnx tells of torchvision that is not installed, of deprecations in its own code, and prints its steps."""
-    loggers = [
-        logging.getLogger(name) for name in ("torch.onnx", "torch.onnx._internal.exporter._registration", "onnxscript")
-    ]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-# ------------------------------------------------------------------------------
-# The exporter `optimum`: optimum-onnx exports the backbone as it does everywhere, and the heads are a few nodes put
-# behind it.
-#
-# optimum-onnx wants transformers 4.57, so this runs in an environment of its own (extra `optimum`). It traces with
-# TorchScript; a graph of another make is worth having where dynamo stumbles, and to compare with.
-
-
-# B rows, T tokens, D hidden, K grades
-
 HIDDEN = "last_hidden_state"
 MAX_OPSET = 18
 """TorchScript's exporter knows no later operator set."""
 
 
-def export_optimum(student: StudentModel, path: Path, options: GraphOptions) -> dict[str, Any]:
-    """Write the student as ONNX.
+def export_optimum(student: StudentModel, path: Path, options: ExportSpec) -> dict[str, Any]:
+    """Write the student as ONNX: optimum-onnx exports the backbone, and the heads are a few nodes after it.
+    optimum-onnx wants transformers 4.57, so this runs in an environment of its own (extra `optimum`), and traces with
+    TorchScript.
 
     Raises:
         MissingExtraError: optimum-onnx is absent.
@@ -162,8 +129,23 @@ def export_optimum(student: StudentModel, path: Path, options: GraphOptions) -> 
     onnx = require("onnx", extra="optimum", purpose="The exporter optimum")
     module = student.module.inner.base_model
     opset = min(options.opset, MAX_OPSET)
-    with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        _export_backbone(convert, module, Path(work), opset, student)
+    with tempfile.TemporaryDirectory(dir=path.parent) as work, quiet():
+        try:
+            # its own check is one dummy batch that only warns; ours is the parity gate
+            convert.onnx_export_from_model(
+                module,
+                Path(work),
+                task="feature-extraction",
+                opset=opset,
+                do_validation=False,
+                no_dynamic_axes=False,
+                do_constant_folding=True,
+            )
+        except (ValueError, KeyError, RuntimeError, NotImplementedError, TypeError) as exc:
+            raise ModelError(
+                f"{student.path}: optimum can't export this {student.record.kind} ({type(exc).__name__}: "
+                f"{str(exc)[:300]}). Take --exporter torch."
+            ) from exc
         model = onnx.load(str(Path(work) / "model.onnx"))
     _fit_inputs(onnx, model.graph, input_names(student), student.path)
     _put_heads(onnx, model.graph, student, options)
@@ -171,31 +153,6 @@ def export_optimum(student: StudentModel, path: Path, options: GraphOptions) -> 
     onnx.checker.check_model(str(path))
     names = ("optimum-onnx", "optimum", "transformers", "torch")
     return {"exporter": "optimum", "opset": opset, **{name: importlib.metadata.version(name) for name in names}}
-
-
-def _export_backbone(convert: Any, module: Any, work: Path, opset: int, student: StudentModel) -> None:
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            # its own check is one dummy batch that only warns; ours is the parity gate
-            convert.onnx_export_from_model(
-                module,
-                work,
-                task="feature-extraction",
-                opset=opset,
-                do_validation=False,
-                no_dynamic_axes=False,
-                do_constant_folding=True,
-            )
-    except (ValueError, KeyError, RuntimeError, NotImplementedError, TypeError) as exc:
-        raise ModelError(
-            f"{student.path}: optimum can't export this {student.record.kind} ({type(exc).__name__}: "
-            f"{str(exc)[:300]}). Take --exporter torch."
-        ) from exc
-    finally:
-        logging.disable(level)
 
 
 def _fit_inputs(onnx: Any, graph: Any, wanted: list[str], where: Path) -> None:
@@ -220,8 +177,8 @@ def _fit_inputs(onnx: Any, graph: Any, wanted: list[str], where: Path) -> None:
     graph.input.extend(there[name] for name in wanted)
 
 
-def _put_heads(onnx: Any, graph: Any, student: StudentModel, options: GraphOptions) -> None:
-    """Pooling, heads, temperatures and softmax behind the last hidden state."""
+def _put_heads(onnx: Any, graph: Any, student: StudentModel, options: ExportSpec) -> None:
+    """Pooling, heads, temperatures and softmax after the last hidden state."""
     pooled = _pool(onnx, graph, student)
     probabilities, logits = [], []
     for name, (weight_KD, bias_K) in _heads(student).items():

@@ -1,12 +1,24 @@
-"""Parity of an exported model with its student: the reference pairs, rank orders and judged metrics, and the verdict on
-each gate."""
+"""Parity: does an exported model answer what the student answers, on real pairs, alone and in every company?
+
+The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its
+padding, its session. Every pair is answered once in batches of each size, in the order of the data, so that short rows
+share batches with long ones and are padded. A dynamic int8 scales its activations over the whole batch, so its answers
+depend on the company; the figures of the worst size decide.
+
+The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a
+loss beyond the bound is not ruled out either is marked `undecided`, with the loss that it could have.
+
+Order is Kendall's tau over the orders that the student states. Two documents whose scores hardly differ have no order
+to keep: another padding, or sums in another order, turn it round in the student itself. So a margin is fixed
+beforehand, and documents whose scores differ by more than that must keep their order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,22 +35,16 @@ from relabel.manifests.inputs import open_dataset
 from relabel.manifests.metrics.measures import confusion_by_group, f1_macro, rank_queries, rows_by_group
 from relabel.manifests.metrics.metric import (
     NOTHING_DRAWN,
-    Interval,
     bootstrap,
     finite,
     mean,
     paired_bootstrap,
     share_bounds,
 )
-from relabel.manifests.metrics.metric import WeightedStatistic as Statistic
 from relabel.manifests.records import digest_of
 from relabel.manifests.schemas import codes_of, ids_of
 from relabel.manifests.specs import Columns, InputSpec, validate_spec
 from relabel.manifests.tables import read_grades
-
-# ------------------------------------------------------------------------------
-# Real pairs for the parity gate and for calibration: of the student's own lineage, or of a file that was named.
-
 
 # N pairs
 
@@ -66,7 +72,7 @@ class PairSet:
     about: dict[str, Any]
 
     def take(self, rows: np.ndarray) -> PairSet:
-        """Some of the pairs, in the order of `rows`; queries are numbered anew."""
+        """Some of the pairs, in the order of `rows`; queries get new numbers."""
         _, query_N = np.unique(self.queries[rows], return_inverse=True)
         chosen = rows.tolist()
         return replace(
@@ -193,37 +199,12 @@ def draw_pairs(pairs: PairSet, number: int, *, seed: int) -> Sequence[tuple[str,
     return [pairs.pairs[row] for row in rows.tolist()]
 
 
-# ------------------------------------------------------------------------------
-# Whether a model keeps the order in which a student puts a query's documents: Kendall's tau over the orders that the
-# student states.
-#
-# Two documents whose scores hardly differ have no order to keep: another padding, or sums in another order, turn it
-# round in the student itself. Counted as orders they make tau say how crowded a query is, and not how good a model. So
-# a margin is fixed beforehand, and what the student tells apart by more than that must keep its order.
-
-
 # N pairs, K grades
 
 RESOLUTION = 1e-4
 """How far a probability may move in fp32: the default of that gate and not its setting, since to loosen one must not
 loosen the other.
 """
-
-
-class Orders(NamedTuple):
-    """What became of the orders of all queries.
-
-    Args:
-        tau: -1 to 1; None where the student orders no two documents of a query.
-        ordered: pairs of documents of one query that the student orders by more than the margin.
-        of: all pairs of documents of one query.
-        by_query: [G, 2], tau times the weight, and the weight, of each query that has an order.
-    """
-
-    tau: float | None
-    ordered: int
-    of: int
-    by_query: np.ndarray = np.zeros((0, 2))
 
 
 def least_difference(grades: int) -> float:
@@ -235,8 +216,10 @@ def least_difference(grades: int) -> float:
     return RESOLUTION * grades * (grades - 1)
 
 
-def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, margin: float) -> Orders:
-    """Hold a model's orders against the student's.
+def kept_orders(
+    query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, margin: float
+) -> tuple[OrderCounts, np.ndarray]:
+    """Compare a model's orders with the student's.
 
     Of a query, tau = (kept − reversed) / ordered pairs; an order that the model makes a tie counts as neither. Queries
     are averaged by their number of documents: in a plain mean one swap in a query of two documents would outweigh a
@@ -246,19 +229,25 @@ def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, m
         query_N: which rows are of one query, 0..G-1.
         ours_N, theirs_N: expected grades by student and model.
         margin: the student's scores differ by more than this, or there is no order.
+    Returns:
+        Pairs of documents of one query, those in order and all; tau of each query that has an order with its weight,
+        [G, 2], tau times the weight first.
     Source:
         Kendall 1938, "A new measure of rank correlation": tau; here over the pairs beyond the margin only.
     """
-    taus, weights, ordered, of = [], [], 0, 0
+    weighted, ordered, of = [np.zeros((0, 2))], 0, 0
     for rows in rows_by_group(query_N, int(query_N.max()) + 1):
         score, count = _balance(ours_N[rows], theirs_N[rows], margin)
         of += len(rows) * (len(rows) - 1) // 2
         if count:
             ordered += count
-            taus.append(score / count)
-            weights.append(len(rows))
-    by_query_G2 = np.stack([np.multiply(taus, weights), np.asarray(weights, dtype=np.float64)], axis=1)
-    return Orders(float(np.average(taus, weights=weights)) if taus else None, ordered, of, by_query_G2)
+            weighted.append(np.array([[score / count * len(rows), len(rows)]]))
+    return OrderCounts(ordered, of, margin), np.concatenate(weighted)
+
+
+def tau_of(by_query_G2: np.ndarray) -> float | None:
+    """The mean over queries by weight, -1 to 1; None where the student orders no two documents of a query."""
+    return float(by_query_G2[:, 0].sum() / by_query_G2[:, 1].sum()) if len(by_query_G2) else None
 
 
 def _balance(ours_D: np.ndarray, theirs_D: np.ndarray, margin: float) -> tuple[int, int]:
@@ -274,10 +263,6 @@ def _balance(ours_D: np.ndarray, theirs_D: np.ndarray, margin: float) -> tuple[i
     return score, count
 
 
-# ------------------------------------------------------------------------------
-# What a difference of two sets of answers does to their figures by gold.
-
-
 POINTS = 100.0
 
 
@@ -286,16 +271,10 @@ def expected_grade(probs_NK: np.ndarray) -> np.ndarray:
     return np.nan_to_num(probs_NK.astype(np.float64)) @ np.arange(probs_NK.shape[1])
 
 
-class _ByGrades(NamedTuple):
-    judge: str
-    rows: int
-    queries: int
-    f1_macro: F1Loss
-    ndcg: NdcgLoss
-
-
-def judged_figures(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: ParitySpec) -> _ByGrades:
-    """Macro F1 and nDCG@10 of both by grades: gold, else the teacher's, else the student's own."""
+def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: ParitySpec) -> dict[str, Any]:
+    """Fields of `SizeFigures`: macro F1 and nDCG@10 of both by grades: gold, else the teacher's, else the student's
+    own.
+    """
     has_N = pairs.grades != NO_GRADE
     judge_name = pairs.judge if pairs.judge and has_N.any() else "student"
     rows = np.flatnonzero(has_N) if judge_name != "student" else np.arange(len(ours_NK))
@@ -307,7 +286,10 @@ def judged_figures(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, s
         for probs_NK in (ours_NK, theirs_NK)
     ]
     ours, theirs = (float(_f1_macro(count_GKK.sum(0))) for count_GKK in counts)
-    first, second = (_resampled(count_GKK) for count_GKK in counts)
+    first, second = (
+        lambda weight_RG, count_GKK=count_GKK: {"f1_macro": _f1_macro(np.tensordot(weight_RG, count_GKK, axes=1))}
+        for count_GKK in counts
+    )
     drawn = paired_bootstrap(first, second, num_groups=queries, resamples=spec.resamples, seed=spec.seed).difference
     loss = (ours - theirs) * POINTS
     interval = drawn.get("f1_macro")
@@ -319,8 +301,13 @@ def judged_figures(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, s
         for probs_NK in (ours_NK, theirs_NK)
     )
     ndcg_loss = None if first_ndcg is None or second_ndcg is None else first_ndcg - second_ndcg
-    f1_loss = F1Loss(student=ours, model=theirs, loss_points=loss, loss_low=low, loss_high=high)
-    return _ByGrades(judge_name, len(rows), queries, f1_loss, NdcgLoss(first_ndcg, second_ndcg, ndcg_loss))
+    return {
+        "judged_by": judge_name,
+        "judged_rows": len(rows),
+        "judged_queries": queries,
+        "f1_macro": F1Loss(student=ours, model=theirs, loss_points=loss, loss_low=low, loss_high=high),
+        "ndcg": NdcgLoss(first_ndcg, second_ndcg, ndcg_loss),
+    }
 
 
 def _f1_macro(counts_KK: np.ndarray) -> np.ndarray:
@@ -328,27 +315,8 @@ def _f1_macro(counts_KK: np.ndarray) -> np.ndarray:
         return f1_macro(counts_KK)
 
 
-def _resampled(counts_GKK: np.ndarray) -> Statistic:
-    """Macro F1 of weighted queries."""
-    return lambda weight_RG: {"f1_macro": _f1_macro(np.tensordot(weight_RG, counts_GKK, axes=1))}
-
-
 def _mean(value_G: np.ndarray) -> float | None:
     return float(np.nanmean(value_G)) if np.isfinite(value_G).any() else None
-
-
-# ------------------------------------------------------------------------------
-# Parity: does an exported model say what the student says, on real pairs, alone and in every company?
-#
-# The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its
-# padding, its session. Every pair is answered once in batches of each size, in the order of the data, so that short
-# rows are beside long ones and are padded.
-#
-# The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a
-# loss beyond the bound is not ruled out either is marked `undecided`, with the loss that it could have.
-#
-# A dynamic int8 scales its activations over the whole batch, so its answers depend on the company; the figures of the
-# worst size decide.
 
 
 # N pairs, K grades of a head, G queries
@@ -379,7 +347,7 @@ def measure(
     pairs: PairSet,
     spec: ParitySpec,
 ) -> ModelParity:
-    """Hold a model's answers against the student's.
+    """Compare a model's answers with the student's.
 
     Args:
         reference: the student's probabilities by head.
@@ -405,36 +373,37 @@ def measure(
 
 def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[ParityCheck]:
     """The gate of a precision, over all batch sizes; answers that are no numbers never pass."""
-    finite = all(one.is_finite for one in figures)
-    checks = [_check("answers are numbers", float(finite), 1.0, finite)]
+    are_numbers = all(one.is_finite for one in figures)
+    flips = ("share of flipped grades", max(one.flip_share for one in figures))
+    checks = [ParityCheck("answers are numbers", float(are_numbers), 1.0, are_numbers)]
     family = FAMILY[precision]
     if family == "fp32":
-        value = max(one.max_abs for one in figures)
-        checks.append(_check("max |Δp|", value, spec.fp32_max_abs, value <= spec.fp32_max_abs))
+        checks.append(_at_most("max |Δp|", max(one.max_abs for one in figures), spec.fp32_max_abs))
     elif family == "fp16":
-        flips = max(one.flip_share for one in figures)
-        checks.append(_check("share of flipped grades", flips, spec.fp16_max_flips, flips <= spec.fp16_max_flips))
+        checks.append(_at_most(*flips, spec.fp16_max_flips))
         taus = [one.tau for one in figures if one.tau is not None]
-        if taus:  # else the student tells no two documents of a query apart, and there is no order to keep
-            checks.append(_check("Kendall tau per query", min(taus), spec.fp16_min_tau, min(taus) >= spec.fp16_min_tau))
+        if taus:  # else the student gives no two documents of a query different scores, and there is no order to keep
+            checks.append(_at_least("Kendall tau per query", min(taus), spec.fp16_min_tau))
         losses = [one.ndcg.loss for one in figures if one.ndcg.loss is not None]
         if losses:
-            checks.append(
-                _check("nDCG@10 loss", max(losses), spec.fp16_max_ndcg_loss, max(losses) <= spec.fp16_max_ndcg_loss)
-            )
+            checks.append(_at_most("nDCG@10 loss", max(losses), spec.fp16_max_ndcg_loss))
     else:
-        value = max(one.f1_macro.loss_low for one in figures)
-        checks.append(
-            _check("low end of the macro F1 loss, points", value, spec.int8_max_f1_loss, value <= spec.int8_max_f1_loss)
-        )
+        low = max(one.f1_macro.loss_low for one in figures)
+        checks.append(_at_most("low end of the macro F1 loss, points", low, spec.int8_max_f1_loss))
         highs = [one.tau if one.tau_high is None else one.tau_high for one in figures if one.tau is not None]
         if highs:
-            check, bound = "high end of Kendall tau per query", spec.int8_min_tau
-            checks.append(_check(check, min(highs), bound, min(highs) >= bound))
+            checks.append(_at_least("high end of Kendall tau per query", min(highs), spec.int8_min_tau))
         if spec.int8_max_flips is not None:
-            flips = max(one.flip_share for one in figures)
-            checks.append(_check("share of flipped grades", flips, spec.int8_max_flips, flips <= spec.int8_max_flips))
+            checks.append(_at_most(*flips, spec.int8_max_flips))
     return checks
+
+
+def _at_most(check: str, value: float, bound: float) -> ParityCheck:
+    return ParityCheck(check, value, bound, bool(value <= bound))
+
+
+def _at_least(check: str, value: float, bound: float) -> ParityCheck:
+    return ParityCheck(check, value, bound, bool(value >= bound))
 
 
 def could_lose(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> float | None:
@@ -449,12 +418,12 @@ def could_lose(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec)
 
 
 def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[str]:
-    """Why these pairs do not tell whether a model that passes its gate is as good as the student; of fp32 none.
+    """Why these pairs do not show whether a model that passes its gate is as good as the student; of fp32 none.
 
-    A student that gives one grade to nearly all pairs never flips, and one that tells hardly any documents apart has no
-    order to lose. What can show a loss are the outcomes that are not the commonest: if none of m is lost, a loss of up
-    to 3/m of them is not ruled out at 95 % (the rule of three), so of fewer than `LEAST_OUTCOMES` = 30 one in ten may
-    be lost unseen.
+    A student that gives one grade to nearly all pairs never flips, and one that scores nearly all documents alike has
+    no order to lose. What can show a loss are the outcomes that are not the commonest: if none of m is lost, a loss of
+    up to 3/m of them is not ruled out at 95 % (the rule of three), so of fewer than `LEAST_OUTCOMES` = 30 one in ten
+    may be lost unseen.
     """
     if FAMILY[precision] == "fp32":
         return []
@@ -506,15 +475,20 @@ def _figures(
     reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], pairs: PairSet, spec: ParitySpec
 ) -> SizeFigures:
     ours_NK, theirs_NK = reference[HEAD], found[HEAD]
-    margin = least_difference(ours_NK.shape[1])
-    orders = kept_orders(pairs.queries, expected_grade(ours_NK), expected_grade(theirs_NK), margin)
-    tau = _tau_bounds(orders.by_query, spec)
+    orders, by_query_G2 = kept_orders(
+        pairs.queries, expected_grade(ours_NK), expected_grade(theirs_NK), least_difference(ours_NK.shape[1])
+    )
+    tau = bootstrap(
+        lambda weight_RG: {"tau": mean(weight_RG @ by_query_G2)},
+        num_groups=len(by_query_G2),
+        resamples=spec.resamples,
+        seed=spec.seed,
+    ).get("tau", NOTHING_DRAWN)
     by_head = {
         name: float(np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max()) for name in reference
     }
     flips_N = ours_NK.argmax(1) != theirs_NK.argmax(1)
     flip_low, flip_high = share_bounds(np.bincount(pairs.queries, flips_N), np.bincount(pairs.queries))
-    judged = judged_figures(ours_NK, theirs_NK, pairs, spec)
     return SizeFigures(
         is_finite=all(bool(np.isfinite(values).all()) for values in found.values()),
         max_abs=_capped(max(by_head.values())),
@@ -526,30 +500,12 @@ def _figures(
         },
         flip_low=finite(float(flip_low)),
         flip_high=finite(float(flip_high)),
-        tau=orders.tau,
+        tau=tau_of(by_query_G2),
         tau_low=finite(tau.low),
         tau_high=finite(tau.high),
-        orders=OrderCounts(orders.ordered, orders.of, margin),
-        judged_by=judged.judge,
-        judged_rows=judged.rows,
-        judged_queries=judged.queries,
-        f1_macro=judged.f1_macro,
-        ndcg=judged.ndcg,
+        orders=orders,
+        **_judged(ours_NK, theirs_NK, pairs, spec),
     )
-
-
-def _tau_bounds(by_query_G2: np.ndarray, spec: ParitySpec) -> Interval:
-    drawn = bootstrap(
-        lambda weight_RG: {"tau": mean(weight_RG @ by_query_G2)},
-        num_groups=len(by_query_G2),
-        resamples=spec.resamples,
-        seed=spec.seed,
-    )
-    return drawn.get("tau", NOTHING_DRAWN)
-
-
-def _check(name: str, value: float, bound: float, has_passed: bool) -> ParityCheck:
-    return ParityCheck(name, value, bound, bool(has_passed))
 
 
 def _finite(value: float) -> float | None:

@@ -1,9 +1,15 @@
-"""Smaller precisions of an ONNX graph: fusion and fp16, dynamic and static int8, and int8 embedding tables with a scale
-for each row."""
+"""Smaller precisions of an ONNX graph: fp16 by onnxruntime's transformers optimizer, dynamic and static int8 by its
+quantization, and int8 embedding tables with a scale for each row.
+
+The fp32 file stays as it was exported, free of onnxruntime's own operators, since TensorRT builds from it (onnxruntime
+fuses it when it is loaded). fp16 is fused first: onnxruntime's loading-time fusions need float32. Heads stay float:
+they are a thousandth of the work.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import tempfile
 import warnings
@@ -16,15 +22,8 @@ import numpy as np
 from relabel.manifests.errors import ModelError
 from relabel.manifests.process import require
 
-# ------------------------------------------------------------------------------
-# Graph fusion and fp16, by onnxruntime's transformers optimizer; and the graph's facts that others need.
-#
-# The fp32 file stays as it was exported, free of onnxruntime's own operators, since TensorRT builds from it
-# (onnxruntime fuses it when it is loaded). fp16 is fused first: onnxruntime's loading-time fusions look for float32.
-
-
 BIG_BYTES = 1_800_000_000
-"""From here on weights lie beside the graph: protobuf ends at 2 GB."""
+"""From here on weights are in a file of their own: protobuf ends at 2 GB."""
 LAYER_OPERATORS = {
     "LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization",
     "RMSNormalization", "MatMul", "Attention",
@@ -118,25 +117,15 @@ def _drop_twins(graph: Any) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """onnxruntime's tools tell each fusion that they tried, and give advice through warnings."""
+    """Without the steps, fusions, deprecations and advice that the exporters and onnxruntime's tools print."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(previous)
-
-
-# ------------------------------------------------------------------------------
-# Tables of embeddings in int8, with a scale for each row: a value is off by at most a 254th of the largest in its row.
-#
-# onnxruntime's quantization has one scale for a whole table, or none; most of a small encoder's bytes are in this table
-# (MiniLM: 47 of the 59 MB that int8 left).
-
-
-# V rows, H columns
 
 
 LEAST_VALUES = 1 << 14
@@ -145,10 +134,12 @@ STEPS = 127
 
 
 def quantize_embeddings(path: Path, *, is_big: bool) -> int:
-    """Quantize, in place, the float tables that a graph looks rows up in and uses for nothing else.
+    """Quantize, in place, the float tables that a graph gathers rows of and uses for nothing else: a value is off by at
+    most a 254th of the largest in its row. onnxruntime's quantization has one scale for a whole table, or none; most of
+    a small encoder's bytes are in this table (MiniLM: 47 of the 59 MB that int8 left).
 
     Args:
-        is_big: its weights lie in a file beside it.
+        is_big: its weights are in a file of their own.
     Returns:
         How many there were.
     """
@@ -167,15 +158,15 @@ def quantize_embeddings(path: Path, *, is_big: bool) -> int:
         if table is None or readers[table.name] != [node] or any(one.i for one in node.attribute):  # of another axis
             nodes.append(node)
             continue
-        nodes += _looked_up(onnx, graph, node, table)
+        nodes += _gathered(onnx, graph, node, table)
         found += 1
     if found:
         del graph.node[:]
         graph.node.extend(nodes)
-        beside = path.with_name(path.name + ".data")
+        data = path.with_name(path.name + ".data")
         if is_big:
-            beside.unlink()  # it is held in memory, and onnx appends
-        onnx.save_model(model, str(path), save_as_external_data=is_big, location=beside.name)
+            data.unlink()  # it is held in memory, and onnx appends
+        onnx.save_model(model, str(path), save_as_external_data=is_big, location=data.name)
     return found
 
 
@@ -183,8 +174,8 @@ def _is_table(onnx: Any, one: Any) -> bool:
     return one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2 and one.dims[0] * one.dims[1] >= LEAST_VALUES
 
 
-def _looked_up(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:
-    """The nodes in place of one look-up: rows in int8, their scales, and the product. Puts the two tables in place of
+def _gathered(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:
+    """The nodes in place of one Gather: rows in int8, their scales, and the product. Puts the two tables in place of
     the one.
     """
     values_VH = onnx.numpy_helper.to_array(table)
@@ -203,21 +194,11 @@ def _looked_up(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:
     ]
 
 
-# ------------------------------------------------------------------------------
-# int8 by onnxruntime's quantization: weights of matrix products by channel, activations by batch (dynamic) or by
-# calibration (static). Tables of embeddings, most of a small encoder's bytes, get a scale for each row
-# (`embeddings.py`).
-#
-# Heads stay float: they are a thousandth of the work. The exported graph's own shape notes are dropped first;
-# `quantize_dynamic` infers them anew and trips over those that torch wrote for shapes that are symbols (a 384 against a
-# 3).
-
-
 CALIBRATION_BATCH = 8
 
 
 def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]:
-    """Dynamic int8: activations are scaled anew in every batch, over all of its rows.
+    """Dynamic int8: activations are scaled in every batch, over all of its rows.
 
     Args:
         narrowing: also the matrices that narrow. Not for decoders: the token that all others attend to, their first,
@@ -257,13 +238,21 @@ def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np
     Raises:
         ModelError: the graph can't be quantized.
     """
-    quantization = require("onnxruntime.quantization", extra="cpu", purpose="int8-static")
+    quantization: Any = require("onnxruntime.quantization", extra="cpu", purpose="int8-static")
+    left = iter(batches)
+
+    class Batches(quantization.CalibrationDataReader):  # type: ignore[misc]
+        """Hands out one batch after the other."""
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(left, None)
+
     with tempfile.TemporaryDirectory(dir=target.parent) as work, _translate_errors(source):
         bare = _without_shapes(source, Path(work) / "bare.onnx")
         quantization.quantize_static(
             bare,
             target,
-            _reader(quantization, batches),
+            Batches(),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=["MatMul"],
             nodes_to_exclude=[*_heads(bare), *_narrowing(bare)],
@@ -277,20 +266,10 @@ def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np
     return {"kind": "static", **found, "tables": quantize_embeddings(target, is_big=is_big(source))}
 
 
-def _reader(quantization: Any, batches: Sequence[dict[str, np.ndarray]]) -> Any:
-    class Batches(quantization.CalibrationDataReader):  # type: ignore[misc]
-        """Hands out one batch after the other."""
-
-        def __init__(self) -> None:
-            self.left: Iterator[dict[str, np.ndarray]] = iter(batches)
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(self.left, None)
-
-    return Batches()
-
-
 def _without_shapes(source: Path, target: Path) -> Path:
+    """A copy without the graph's own shape notes: `quantize_dynamic` infers them, and trips over those that torch wrote
+    for shapes that are symbols (a 384 against a 3).
+    """
     onnx = require("onnx", extra="cpu", purpose="int8")
     model = onnx.load(str(source))
     del model.graph.value_info[:]
@@ -299,7 +278,7 @@ def _without_shapes(source: Path, target: Path) -> Path:
 
 
 def _heads(path: Path) -> list[str]:
-    """The heads' nodes; the library turns a Gemm into a MatMul of another name before it looks at them."""
+    """The heads' nodes; the library first turns a Gemm into a MatMul of another name."""
     onnx = require("onnx", extra="cpu", purpose="int8")
     nodes = onnx.load(str(path), load_external_data=False).graph.node
     return [name for node in nodes if node.op_type == "Gemm" for name in (node.name, node.name + "_MatMul")]

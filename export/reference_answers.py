@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from relabel.export import loader
 from relabel.export.bundle_facts import ModelParity
 from relabel.export.loader import OPENVINO, BundleError, choose_provider, open_session
-from relabel.export.parity import PairSet, Run, answers
+from relabel.export.parity import PairSet, Run
 from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import MissingExtraError
 from relabel.manifests.process import require
 from relabel.manifests.records import readable_json
-
-# ------------------------------------------------------------------------------
-# Sessions on this machine: the bundle's own loader, its errors raised as relabel's.
 
 
 def provider_here(wish: str, *, option: str = "--provider", purpose: str = "An export") -> str:
@@ -39,44 +35,31 @@ def provider_here(wish: str, *, option: str = "--provider", purpose: str = "An e
         raise MissingExtraError(f"{option} {wish}: {exc}") from exc
 
 
-class ModelSession:
-    """One exported model on one provider, asserted.
+def model_runner(path: Path, provider: str, heads: Sequence[str]) -> Run:
+    """One exported model on one provider, and on no other.
 
     Args:
         heads: names of the outputs to ask for.
     Raises:
-        MissingExtraError: this machine can't run it there.
+        MissingExtraError: this machine can't open it there, or, of what is returned, can't run it.
     """
+    try:
+        session = open_session(path, provider)
+    except BundleError as exc:
+        raise MissingExtraError(
+            f"{exc} A model that can't be tried here can't be vouched for: leave its precision out, or export where it "
+            "runs."
+        ) from exc
 
-    def __init__(self, path: Path, provider: str, heads: list[str], *, threads: int = 0) -> None:
-        self._heads = heads
-        self._path = path
+    def run(batch: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         try:
-            self._session: Any = open_session(path, provider, threads=threads)
-        except BundleError as exc:
-            raise MissingExtraError(
-                f"{exc} A model that can't be tried here can't be vouched for: leave its precision out, or export "
-                "where it runs."
-            ) from exc
-
-    def __call__(self, batch: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Probabilities by head, [B, K] each.
-
-        Raises:
-            MissingExtraError: it loads here but does not run.
-        """
-        try:
-            found = self._session.run(self._heads, batch)
+            return dict(zip(heads, session.run(heads, batch), strict=True))
         except Exception as exc:  # onnxruntime's errors share no other class
             raise MissingExtraError(
-                f"{self._path}: this machine's onnxruntime loads it and can't run it ({str(exc)[:300]})."
+                f"{path}: this machine's onnxruntime loads it and can't run it ({str(exc)[:300]})."
             ) from exc
-        return dict(zip(self._heads, found, strict=True))
 
-
-# ------------------------------------------------------------------------------
-# What a bundle answered where it was made, sealed into it: pairs, each model's probabilities, and how far another
-# machine's may lie from them. `load.py --check` and `relabel pull --check-parity` ask them again where it serves.
+    return run
 
 
 LONGEST_CHARACTERS = 20_000
@@ -91,16 +74,6 @@ def choose_rows(pairs: PairSet, number: int) -> list[int]:
     return [short[place] for place in np.linspace(0, len(short) - 1, number).round().astype(int).tolist()]
 
 
-def own_answers(
-    run: Run, encoder: loader.Encoder, rows: Sequence[tuple[list[int], list[int]]], places: Sequence[int]
-) -> dict[str, list[list[float]]]:
-    """A model's probabilities of some rows by head, each asked alone, so that no company changes them."""
-    if not places:
-        return {}
-    found = answers(run, encoder, [rows[place] for place in places], 1)
-    return {name: values_BK.tolist() for name, values_BK in found.items()}
-
-
 def tolerance(model: ModelParity, spec: ParitySpec) -> float:
     """How far another machine's answers may lie from these: fp32's bound, or where a smaller precision moved them
     further from the student's at export, as far as that.
@@ -111,24 +84,27 @@ def tolerance(model: ModelParity, spec: ParitySpec) -> float:
 
 def write_reference(
     folder: Path,
-    pairs: PairSet,
-    places: Sequence[int],
-    answered: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
+    pairs: Sequence[tuple[str, str]],
+    answered: Mapping[str, Mapping[str, np.ndarray]],
     models: Sequence[ModelParity],
     spec: ParitySpec,
 ) -> None:
-    """Write `reference.json`; none where no pair was chosen.
+    """Write `reference.json`: pairs, each model's probabilities of them, and how far another machine's may differ.
+    `load.py --check` and `relabel pull --check-parity` ask them again where the bundle serves. No file without pairs.
 
     Args:
-        answered: by precision and head, see `own_answers`.
+        answered: by precision and head, [B, K].
     """
-    if not places:
+    if not pairs:
         return
     held = {
         "format": loader.REFERENCE_FORMAT,
-        "pairs": [list(pairs.pairs[place]) for place in places],
+        "pairs": [list(pair) for pair in pairs],
         "models": {
-            model.precision: {"tolerance": tolerance(model, spec), "answers": answered[model.precision]}
+            model.precision: {
+                "tolerance": tolerance(model, spec),
+                "answers": {name: values_BK.tolist() for name, values_BK in answered[model.precision].items()},
+            }
             for model in models
         },
     }

@@ -8,10 +8,6 @@ from pydantic import Field, field_validator
 
 from relabel.manifests.specs import DRAFT, Fraction, ObjectSchema, PathText, Schema, Spec
 
-# ------------------------------------------------------------------------------
-# What an export is asked for, checked key by key. Pure: no environment, no network, no disk.
-
-
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-static"]
 
 
@@ -35,12 +31,12 @@ class ParitySpec(Spec):
     `export/parity.py`).
     """
     fp16_max_ndcg_loss: float = Field(0.001, ge=0.0)
-    """nDCG@10 that an fp16 or bf16 may lose: orders below tau's margin count too where grades tell which documents
+    """nDCG@10 that an fp16 or bf16 may lose: orders below tau's margin count too where grades say which documents
     matter.
     """
     int8_max_f1_loss: float = Field(1.0, ge=0.0)
     """Points of macro F1 that an int8 may lose: refused when the 95 % interval of the loss lies wholly above. Where a
-    part of it does, the pairs do not tell, and the model passes as `undecided`.
+    part of it does, the pairs do not decide, and the model passes as `undecided`.
     """
     int8_max_flips: Fraction | None = None
     """Share of pairs whose grade may change in int8. None refuses none: what a flip costs hangs on what the grades are
@@ -94,10 +90,6 @@ class ExportSpec(Spec):
     def onnx_precisions(self) -> tuple[Precision, ...]:
         """What is written as ONNX, fp32 first; bf16 is TensorRT's alone."""
         return ("fp32", *(name for name in dict.fromkeys(self.precisions) if name not in ("fp32", "bf16")))
-
-
-# ------------------------------------------------------------------------------
-# What a bench is asked for, checked key by key. Pure: no environment, no network, no disk.
 
 
 Preset = Literal["grid", "table3", "serving"]

@@ -1,49 +1,35 @@
-"""TensorRT engines of a bundle's models: optimization profiles, builds, and the bundle format `tensorrt`."""
+"""TensorRT engines of a bundle's models: optimization profiles, builds, and the bundle format `tensorrt`.
+
+An engine is built from the bundle's plain ONNX and fits one GPU's compute capability and one TensorRT version; the
+manifest says which, and the loader takes ONNX where they differ. Next to each engine is a one-node ONNX graph
+(onnxruntime's `EPContext`) that names it, so that the loader runs an engine through onnxruntime as it runs everything
+else. TensorRT-RTX builds without a GPU for a compute capability that is named; TensorRT itself builds on the GPU that
+it is for.
+"""
 
 from __future__ import annotations
 
 import importlib
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from relabel.export.bundle_facts import EngineFile, TokenLengths, student_facts
 from relabel.export.bundles import MANIFEST_NAME, Bundle, locked, made_beside, open_bundle, seal_bundle, switch
+from relabel.export.loader import PROVIDERS
 from relabel.export.quantization import quiet
 from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
 from relabel.manifests.process import require
 from relabel.manifests.records import plain
 
-# ------------------------------------------------------------------------------
-# An ONNX model built into an engine by TensorRT, for the GPU that is here.
-
-
 MODULES = (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx"), ("tensorrt_rtx", "tensorrt_rtx_bindings"))
 OPT_BATCH, MAX_BATCH = 8, 128
 
 
-class Profile(NamedTuple):
-    """Shapes (rows, tokens) that an engine takes, and the one that it is tuned for."""
-
-    low: tuple[int, int]
-    tuned: tuple[int, int]
-    high: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class BuiltEngine:
-    """What a build made.
-
-    Args:
-        engine: serialized.
-        cache: timings to start a later build with; empty where this TensorRT keeps none.
-    """
-
-    engine: bytes
-    cache: bytes
+Profile = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+"""Shapes (rows, tokens) that an engine takes: least, tuned for, most."""
 
 
 def plan_profile(lengths: TokenLengths, max_tokens: int) -> Profile:
@@ -51,7 +37,7 @@ def plan_profile(lengths: TokenLengths, max_tokens: int) -> Profile:
 
     One profile alone: onnxruntime runs an engine's first.
     """
-    return Profile((1, 1), (OPT_BATCH, min(lengths.p90, max_tokens)), (MAX_BATCH, max_tokens))
+    return (1, 1), (OPT_BATCH, min(lengths.p90, max_tokens)), (MAX_BATCH, max_tokens)
 
 
 def find_tensorrt() -> tuple[str, ModuleType]:
@@ -85,7 +71,7 @@ def capability_here() -> tuple[str | None, str | None]:
 
 def build(
     trt: Any, graph: Path, profile: Profile, *, precision: str, capability: str | None, cache: bytes = b""
-) -> BuiltEngine:
+) -> tuple[bytes, bytes]:
     """Parse a plain ONNX graph and build an engine of it.
 
     Args:
@@ -94,6 +80,8 @@ def build(
             itself.
         capability: build for this compute capability instead of the GPU that is here (TensorRT-RTX).
         cache: timings of an earlier build.
+    Returns:
+        The serialized engine, and timings to start a later build with; empty where this TensorRT keeps none.
     Raises:
         ModelError: TensorRT can't parse or build it.
         MissingExtraError: this TensorRT can't do what was asked.
@@ -119,7 +107,7 @@ def build(
     for number in range(network.num_inputs):
         shapes.set_shape(network.get_input(number).name, *profile)
     config.add_optimization_profile(shapes)
-    # RTX chooses without timing, and warns of whoever keeps a cache
+    # RTX chooses without timing, and warns where a cache is kept
     has_cache = not trt.__name__.startswith("tensorrt_rtx")
     if has_cache:
         config.set_timing_cache(config.create_timing_cache(cache), False)
@@ -129,7 +117,7 @@ def build(
             f"{graph}: TensorRT {trt.__version__} can't build it for {capability or 'the GPU here'}; its own lines "
             "say why."
         )
-    return BuiltEngine(bytes(engine), bytes(config.get_timing_cache().serialize()) if has_cache else b"")
+    return bytes(engine), bytes(config.get_timing_cache().serialize()) if has_cache else b""
 
 
 def _halved(graph: Path) -> bytes:
@@ -152,21 +140,6 @@ def _aim(trt: Any, config: Any, capability: str) -> None:
     config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
 
 
-# ------------------------------------------------------------------------------
-# TensorRT engines: built from the bundle's plain ONNX, for one GPU and one TensorRT, with a shape profile of real
-# lengths.
-#
-# An engine fits the GPU's compute capability and the TensorRT version that built it, and the manifest says which; the
-# loader holds both against its machine and takes ONNX where they differ. Beside each engine lies a one-node ONNX graph
-# (onnxruntime's `EPContext`) that names it, so that the loader runs an engine through onnxruntime as it runs everything
-# else.
-#
-# TensorRT-RTX builds without a GPU for a compute capability that is named; TensorRT itself builds on the GPU that it is
-# for.
-
-
-FLAVOURS = {"tensorrt": "TensorrtExecutionProvider", "tensorrt_rtx": "NvTensorRTRTXExecutionProvider"}
-"""Module → the onnxruntime provider that runs its engines."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 FOLDER = "engines"
 CACHE_NAME = "timing.cache"
@@ -191,7 +164,7 @@ class EngineFormat:
             )
 
     def add(self, bundle: Path, precision: str) -> Bundle:
-        """Put an engine for this machine into a bundle, which is sealed anew."""
+        """Put an engine for this machine into a bundle, which is sealed again."""
         with made_beside(bundle) as part:
             _copy_with_engine(bundle, part, precision=precision, capability=None)
             with locked(bundle, waits=True):
@@ -217,18 +190,16 @@ def build_into(source: Path, target: Path, *, precision: str, capability: str | 
     """
     if precision not in PRECISIONS:
         raise UsageError(f"--precision {precision}: engines are built in {', '.join(PRECISIONS)}.")
-    _check_free(target)
+    taken = StaleRunError(f"{target}: exists already. Name another --to.")
+    if target.exists():
+        raise taken
     with made_beside(target) as part:
         _copy_with_engine(source, part, precision=precision, capability=capability)
         with locked(target, waits=True):
-            _check_free(target)
+            if target.exists():
+                raise taken
             switch(part, target)
     return open_bundle(target, check_bytes=False)
-
-
-def _check_free(target: Path) -> None:
-    if target.exists():
-        raise StaleRunError(f"{target}: exists already. Name another --to.")
 
 
 def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: str | None) -> None:
@@ -257,16 +228,16 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
     old_cache = source / folder / CACHE_NAME
     cache = old_cache.read_bytes() if old_cache.is_file() else b""
     profile = plan_profile(student.inputs.lengths, student.inputs.max_tokens)
-    built = build(trt, source / graph.path, profile, precision=precision, capability=capability, cache=cache)
+    made, timings = build(trt, source / graph.path, profile, precision=precision, capability=capability, cache=cache)
     shutil.copytree(
         source, part, dirs_exist_ok=True, ignore=lambda at, _: {MANIFEST_NAME} if Path(at) == source else set()
     )
     (part / folder).mkdir(parents=True, exist_ok=True)
-    if built.cache:
-        (part / folder / CACHE_NAME).write_bytes(built.cache)
+    if timings:
+        (part / folder / CACHE_NAME).write_bytes(timings)
     engine, context = f"{folder}/{precision}.engine", f"{folder}/{precision}.onnx"
-    (part / engine).write_bytes(built.engine)
-    write_context(part / graph.path, part / context, Path(engine).name, FLAVOURS[flavour], aimed, trt.__version__)
+    (part / engine).write_bytes(made)
+    write_context(part / graph.path, part / context, Path(engine).name, PROVIDERS[flavour], aimed, trt.__version__)
     entry = EngineFile(
         path=context,
         format="tensorrt",
@@ -284,7 +255,7 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
 
 
 def write_context(plain: Path, target: Path, engine: str, provider: str, capability: str, version: str) -> None:
-    """A graph of one node that stands for an engine beside it, with the plain graph's inputs and outputs."""
+    """A graph of one node that names an engine in the same folder, with the plain graph's inputs and outputs."""
     onnx = require("onnx", extra="cpu", purpose="A TensorRT engine")
     graph = onnx.load(str(plain), load_external_data=False).graph
     node = onnx.helper.make_node(

@@ -111,12 +111,14 @@ def bench_bundle(
     cells = plan_cells(spec, workload.lengths)
     names = planned_figures(planned, cells, spec)
     judge_gates(gates, dict.fromkeys(names), None)
-    threads, end = spec.threads or default_threads(), time.perf_counter() + spec.seconds
+    threads, left_s = spec.threads or default_threads(), spec.seconds
     models = []
     for number, model in enumerate(planned):
         say(f"{model.name}: opening {model.path}")
         bench = ModelBench(bundle, list(student.heads), spec, encoder, workload, threads, model, say)
-        models.append(bench.measure(cells, (end - time.perf_counter()) / (len(planned) - number)))
+        start, share_s = time.perf_counter(), left_s / (len(planned) - number)
+        models.append(bench.measure(cells, share_s))
+        left_s -= min(share_s, time.perf_counter() - start)  # what one leaves goes to the others
     cpu, *gpus = device_names()
     facts = BenchFacts(
         format=LATENCY_FORMAT,

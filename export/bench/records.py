@@ -260,11 +260,11 @@ def choose_precision(parity: Parity, latency: BenchFacts | None, provider: str, 
 
 
 def _measured(passed: Sequence[str], latency: BenchFacts | None, provider: str) -> ChosenPrecision | None:
-    rates: dict[str, dict[tuple[int, str], float]] = {}
-    for model in latency.models if latency else ():
-        if model.provider == provider and model.precision in passed:
-            found = {(row.rows, row.cell): row.pairs_per_s for row in model.closed if row.pairs_per_s is not None}
-            rates.setdefault(model.precision, {}).update(found)
+    rates = {
+        model.precision: {(row.rows, row.cell): row.pairs_per_s or 0.0 for row in model.closed}
+        for model in (latency.models if latency else ())
+        if model.provider == provider and model.precision in passed
+    }
     cells = set.intersection(*map(set, rates.values())) if rates else set()
     if not cells:
         return None

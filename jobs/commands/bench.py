@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from relabel.jobs import logs
-from relabel.jobs.commands.options import Number, given_parameters, output_option, sigterm_ends
+from relabel.jobs.commands.options import Number, given_parameters, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid, table
 from relabel.jobs.settings import SpecKind, read_settings, resolved
-from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 
 if TYPE_CHECKING:
@@ -102,10 +101,10 @@ def bench(bundle: str, output: str, **options: Any) -> int:
 
     spec = _spec(bundle, options)
     gates = [parse_flag(text) for text in spec.require]
-    folder = _local(spec.bundle, "BUNDLE").resolve()
+    folder = local_folder(spec.bundle, "BUNDLE").resolve()
     put_back(folder)
     opened = open_bundle(folder)
-    place = measurements_folder(folder) if spec.to is None else _local(spec.to, "--to")
+    place = measurements_folder(folder) if spec.to is None else local_folder(spec.to, "--to")
     if spec.to is not None:
         check_results_folder(place)
     check_place(place)
@@ -158,9 +157,3 @@ def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str
 
     found = file_pairs(PairsFile(path), student.inputs.columns, Storage(), grades=student.grades)
     return draw_pairs(found, MAX_ROWS, seed=seed)
-
-
-def _local(path: str, name: str) -> Path:
-    if "://" in path:
-        raise UsageError(f"{name} {path}: a local folder is wanted; `relabel pull` fetches bundles.")
-    return Path(path)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from relabel.jobs.commands.options import given_parameters, output_option, sigterm_ends
+from relabel.jobs.commands.options import given_parameters, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import CACHE_VARIABLE
 from relabel.jobs.output import emit, grid, table
@@ -98,7 +97,7 @@ def export(
     source = None if pairs is None else PairsFile(pairs, gold, parse_map(gold_map, "--gold-map"))
     storage = Storage()
     folder = _student(student, storage)
-    done = export_bundle(
+    made, was_done = export_bundle(
         folder,
         _place(to),
         spec,
@@ -108,17 +107,12 @@ def export(
         is_replacing=replace,
         say=lambda line: click.echo(line, err=True),
     )
-    done = replace_fields(done, bundle=_reported(done.bundle, folder))
-    code = Exit.NOTHING_TO_DO if done.was_done and not done_ok else Exit.DONE
-    facts = done.bundle.facts
+    made = _reported(made, folder)
+    code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
+    result = {"path": str(made.folder), "version": made.version, "was_done": was_done, "exit_code": int(code)}
     keys = ("name", "heads", "models", "parity", "made_by")
-    result = {
-        "path": str(done.bundle.folder),
-        "version": done.bundle.version,
-        "was_done": done.was_done,
-        "exit_code": int(code),
-    }
-    return emit({**result, **{key: facts[key] for key in keys}}, _text(done), output, code)
+    head = f"{'Nothing to do: this bundle is in' if was_done else 'The bundle is in'} {made.folder}"
+    return emit({**result, **{key: made.facts[key] for key in keys}}, f"{head}\n{_text(made)}", output, code)
 
 
 HF_OPTIONS = frozenset({"student", "to", "form", "licence", "replace", "done_ok", "output"})
@@ -135,19 +129,20 @@ def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool
         raise UsageError(f"{given[0]} belongs to bundles; --format hf takes --to, --licence, --replace and --done-ok.")
     from relabel.export.huggingface import export_to_hub_folder
 
-    done = export_to_hub_folder(
+    place = _place(to)
+    library, left_out, was_done = export_to_hub_folder(
         _student(student, Storage()),
-        _place(to),
+        place,
         licence=licence,
         is_replacing=is_replacing,
         say=lambda line: click.echo(line, err=True),
     )
-    code = Exit.NOTHING_TO_DO if done.was_done and not done_ok else Exit.DONE
-    head = "Nothing to do: this student is in" if done.was_done else "The student is in"
-    rows = [("loads with", f"{done.library}; README.md says how")]
-    rows += [("left out", f"heads {', '.join(done.left_out)}")] if done.left_out else []
-    result = {"path": str(done.path), "library": done.library, "left_out": done.left_out, "was_done": done.was_done}
-    return emit({**result, "exit_code": int(code)}, f"{head} {done.path}\n{table(rows)}", output, code)
+    code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
+    head = "Nothing to do: this student is in" if was_done else "The student is in"
+    rows = [("loads with", f"{library}; README.md says how")]
+    rows += [("left out", f"heads {', '.join(left_out)}")] if left_out else []
+    result = {"path": str(place), "library": library, "left_out": left_out, "was_done": was_done}
+    return emit({**result, "exit_code": int(code)}, f"{head} {place}\n{table(rows)}", output, code)
 
 
 @click.command(
@@ -173,7 +168,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     from relabel.export.tensorrt_engines import build_into
     from relabel.manifests.records import plain
 
-    made = build_into(_local(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
+    made = build_into(local_folder(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
     engine = student_facts(made).models[-1]
     assert isinstance(engine, EngineFile)  # the one that was built now
     _, (pairs, tokens), _ = engine.profile
@@ -214,36 +209,29 @@ def _student(reference: str, storage: Storage) -> Path:
     return Path(local_student(reference, storage, cache_dir=Path(cache) if cache else default_cache_dir()))
 
 
-def _local(path: str, name: str) -> Path:
-    if "://" in path:
-        raise UsageError(f"{name} {path}: a local folder is wanted; `relabel publish` carries bundles on.")
-    return Path(path)
-
-
 def _place(to: str) -> Path:
-    """The folder to make; that behind a link, which stays.
+    """The folder to make; where it is a link, its target.
 
     Raises:
-        UsageError: it is a URL, or has no name beside which a new one could be made.
+        UsageError: it is a URL, or has no name.
     """
-    folder = _local(to, "--to")
+    folder = local_folder(to, "--to")
     if not folder.name:
-        raise UsageError(f"--to {to!r}: name a folder of its own, such as out/bundle: it is made beside its place.")
+        raise UsageError(f"--to {to!r}: name a folder of its own, such as out/bundle: it is made next to its place.")
     return folder.resolve() if folder.is_symlink() else folder
 
 
-def _text(done: Any) -> str:
+def _text(bundle: Bundle) -> str:
     from relabel.export.bundle_facts import parity_rows, read_parity, student_facts, undecided_lines
     from relabel.export.bundles import MANIFEST_NAME
     from relabel.jobs.delivery import files_text
 
-    parity = read_parity(done.bundle.facts.get("parity"), f"{done.bundle.folder}/{MANIFEST_NAME}")
+    parity = read_parity(bundle.facts.get("parity"), f"{bundle.folder}/{MANIFEST_NAME}")
     first = parity.models[0]
     weak = f", fewer than {parity.spec.min_pairs:,}: a weak result" if first.is_weak else ""
     rows = [
-        ("version", f"{done.bundle.version}, {files_text(done.bundle.all_files)}"),
-        ("heads", ", ".join(f"{name} {grades}" for name, grades in student_facts(done.bundle).heads.items())),
+        ("version", f"{bundle.version}, {files_text(bundle.all_files)}"),
+        ("heads", ", ".join(f"{name} {grades}" for name, grades in student_facts(bundle).heads.items())),
         ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
     ]
-    head = "Nothing to do: this bundle is in" if done.was_done else "The bundle is in"
-    return "\n".join([f"{head} {done.bundle.folder}", table(rows), grid(parity_rows(parity)), *undecided_lines(parity)])
+    return "\n".join([table(rows), grid(parity_rows(parity)), *undecided_lines(parity)])

@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.training.locations import BaseModelUsed
-from relabel.export.bundle_facts import BaseReference, GoldOrigin, TrainedLabels
 from relabel.jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact, TeacherArtifact
 from relabel.jobs.report.page import Badge, Block, Cell, Drawing, Paragraph, Section, Table, csv_download
 from relabel.manifests.records import digest_of, sha256_bytes
@@ -186,9 +185,9 @@ def _join_scorer(graph: Graph, key: str, engine: dict[str, Any], given: _Given) 
 class _Origin(NamedTuple):
     """What a student was made of, as its own manifest or a bundle's says it."""
 
-    labels: Sequence[LearnedLabels | TrainedLabels] = ()
-    gold: LearnedGold | GoldOrigin | None = None
-    model: BaseModelUsed | BaseReference | None = None
+    labels: Sequence[LearnedLabels] = ()
+    gold: LearnedGold | None = None
+    model: BaseModelUsed | None = None
 
 
 def _origin_of(student: StudentArtifact) -> _Origin:
@@ -204,13 +203,13 @@ def _trace_trained(graph: Graph, key: str, origin: _Origin, given: _Given) -> No
         base = graph.add(_model_key(model.digest), "base model", _base(model.reference), "")
         graph.join(base, key, True if model.digest in given.teachers else None)
     if gold := origin.gold:
-        sets = gold.sets if isinstance(gold, LearnedGold) else None
+        sets = gold.sets
         kind = "trusted grades" if sets is None else "wanted chunks"
         node = graph.add(f"gold {gold.path}", kind, _base(gold.path), f"column {sets or gold.grade}")
         graph.join(node, key)
 
 
-def _join_labels(graph: Graph, key: str, source: LearnedLabels | TrainedLabels, runs: dict[str, RunArtifact]) -> None:
+def _join_labels(graph: Graph, key: str, source: LearnedLabels, runs: dict[str, RunArtifact]) -> None:
     count = f"{source.labels:,} labels"
     if source.kind != "run":
         graph.join(graph.add(f"file {source.path}", "label file", _base(source.path), count), key)

@@ -41,7 +41,9 @@ def test_a_bench_file_with_a_fault_is_refused_by_its_key(
     relabel("bench", write(folder / "b.yaml", bundle="bundle", threads=-1)).refused(3, "b.yaml", "threads")
     relabel("bench", write(folder / "c.yaml")).refused(3, "c.yaml", "bundle")
     relabel("bench", write(folder / "d.yaml", bundle="bundle", student="student")).refused(3, "d.yaml", "`student`")
-    relabel("bench", write(folder / "e.yaml", bundle="s3://bucket/bundle")).refused(2, "a local folder is wanted")
+    relabel("bench", write(folder / "e.yaml", bundle="s3://bucket/bundle")).refused(
+        2, "BUNDLE is a folder on this machine"
+    )
     relabel("bench", write(folder / "f.yaml", bundle="bundle"), "--threads", "-1").refused(2, "--threads")
 
 

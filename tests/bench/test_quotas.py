@@ -59,7 +59,7 @@ def machine(tmp_path: Path) -> Machine:
         ),
         (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),  # its path is the host's
         (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        (V1, {"cpu/cpu.cfs_quota_us": "100000"}, None),  # half of it tells nothing
+        (V1, {"cpu/cpu.cfs_quota_us": "100000"}, None),  # half of it says nothing
         (V1, {"memory/cpu.cfs_quota_us": "100000", "memory/cpu.cfs_period_us": "100000"}, None),
         ("0::/\n", {"cpu.max": "much\n"}, None),
         ("no groups at all", {"cpu.max": "100000 100000"}, None),

@@ -206,10 +206,10 @@ def test_a_value_far_outside_the_others_before_a_matrix_that_narrows_does_not_sp
     spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
     found = {}
     for name, folder in (("quiet", decoder), ("loud", loud)):
-        made = export_bundle(
+        made, _ = export_bundle(
             folder, tmp_path / f"of-{name}", spec, Storage(), pairs=PairsFile(str(graded_file), "grade"), provider="cpu"
         )
-        found[name] = max(one["max_abs"] for one in made.bundle.facts["parity"]["models"][1]["by_batch_size"].values())
+        found[name] = max(one["max_abs"] for one in made.facts["parity"]["models"][1]["by_batch_size"].values())
     assert found["loud"] < 2 * found["quiet"] < 1.0
 
 

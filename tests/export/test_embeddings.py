@@ -1,4 +1,4 @@
-"""Tables of embeddings in int8: by row, and only those that are looked up in alone."""
+"""Tables of embeddings in int8: by row, and only those that are gathered from alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V, H = 400, 64
 
 def write(path: Path, table_VH: np.ndarray, *, axis: int = 0, is_shared: bool = False, is_big: bool = False) -> None:
     make, kind = onnx.helper.make_node, onnx.TensorProto
-    nodes = [make("Gather", ["table", "ids"], ["rows"], name="look", axis=axis)]
+    nodes = [make("Gather", ["table", "ids"], ["rows"], name="gather", axis=axis)]
     if is_shared:  # as tied output layers are
         nodes.append(make("Transpose", ["table"], ["turned"], name="turn", perm=[1, 0]))
         nodes.append(make("MatMul", ["rows", "turned"], ["out"], name="product"))
@@ -25,7 +25,7 @@ def write(path: Path, table_VH: np.ndarray, *, axis: int = 0, is_shared: bool = 
         nodes.append(make("Identity", ["rows"], ["out"], name="same"))
     graph = onnx.helper.make_graph(
         nodes,
-        "look-up",
+        "gather",
         [onnx.helper.make_tensor_value_info("ids", kind.INT64, ["B", "T"])],
         [onnx.helper.make_tensor_value_info("out", kind.FLOAT, ["B", "T", "N"])],
         [onnx.numpy_helper.from_array(table_VH.astype(np.float32), "table")],
@@ -58,7 +58,7 @@ def test_each_row_is_as_near_as_its_own_largest_value_allows(tmp_path: Path, is_
 
 
 @pytest.mark.parametrize(("shape", "options"), [((V, H), {"axis": 1}), ((V, H), {"is_shared": True}), ((20, 8), {})])
-def test_what_is_looked_up_otherwise_used_otherwise_or_small_stays_as_it_is(
+def test_what_is_gathered_otherwise_used_otherwise_or_small_stays_as_it_is(
     tmp_path: Path, shape: tuple[int, int], options: dict[str, Any]
 ) -> None:
     path = tmp_path / "model.onnx"

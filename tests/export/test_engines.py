@@ -86,9 +86,8 @@ def test_the_profile_is_tuned_for_real_lengths_and_takes_every_length() -> None:
     lengths = describe_lengths([10] * 50 + [30] * 45 + [200] * 5)
     histogram = [[10, 50], [30, 45], [200, 5]]
     assert lengths == TokenLengths(rows=100, p50=20, p90=30, p99=200, max=200, histogram=histogram)
-    profile = plan_profile(lengths, 256)
-    assert (profile.low, profile.tuned, profile.high) == ((1, 1), (8, 30), (128, 256))
-    assert plan_profile(replace(lengths, p90=300), 256).tuned[1] == 256
+    assert plan_profile(lengths, 256) == ((1, 1), (8, 30), (128, 256))
+    assert plan_profile(replace(lengths, p90=300), 256)[1] == (8, 256)
 
 
 def test_without_tensorrt_or_a_gpu_the_command_says_what_is_missing(
@@ -145,7 +144,7 @@ def test_a_capability_is_for_rtx_alone(bundle: Path, tmp_path: Path, monkeypatch
 
 
 class Library:
-    """Stands for a TensorRT that builds at once; nothing but its version is asked."""
+    """In place of a TensorRT that builds at once; nothing but its version is asked."""
 
     __version__ = "10.9.0.34"
 
@@ -156,13 +155,13 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], N
 
     def use(work: Callable[[], bytes]) -> None:
         monkeypatch.setattr(engines, "find_tensorrt", lambda: ("tensorrt_rtx", Library))
-        monkeypatch.setattr(engines, "build", lambda *_, **__: tensorrt_engines.BuiltEngine(work(), b""))
+        monkeypatch.setattr(engines, "build", lambda *_, **__: (work(), b""))
 
     return use
 
 
 def left_beside(target: Path) -> list[str]:
-    """What lies beside a bundle's place but for its lock."""
+    """What lies next to a bundle's place but for its lock."""
     return sorted(path.name for path in target.parent.iterdir() if not path.name.endswith("relabel-lock"))
 
 
@@ -251,7 +250,6 @@ def test_an_engine_is_on_the_disk_before_it_has_its_name(
 STALLED = """
 import sys, time
 from pathlib import Path
-from relabel.export import tensorrt_builds
 from relabel.export import tensorrt_engines as engines
 from relabel.jobs.cli import main
 
@@ -263,7 +261,7 @@ def stalls(*_):
     time.sleep(120)
 
 engines.find_tensorrt = lambda: ("tensorrt_rtx", Library)
-engines.build = lambda *_, **__: tensorrt_builds.BuiltEngine(b"engine", b"")
+engines.build = lambda *_, **__: (b"engine", b"")
 engines.write_context = stalls
 sys.exit(main(LINE))
 """

@@ -157,7 +157,7 @@ def test_the_same_again_is_nothing_to_do_and_nothing_else_is_replaced(
 def test_a_place_without_a_name_is_refused(
     relabel: Relabel, student: Path, folder: Path, form: str, place: str
 ) -> None:
-    """What is made takes its place by a rename, beside which nothing could be made."""
+    """What is made takes its place by a rename, so a folder without a name is refused."""
     relabel("export", str(student), "--to", place, "--format", form).refused(2, f"--to {place!r}", "folder of its own")
 
 

@@ -1,4 +1,4 @@
-"""A long text is cut before it is tokenized, and nobody can tell: token ids are those of the uncut text, whatever
+"""A long text is cut before it is tokenized, and nothing shows it: token ids are those of the uncut text, whatever
 is at the cut.
 """
 
@@ -228,7 +228,7 @@ SEAMS = {
 def test_whatever_stands_right_at_the_cut_ids_are_those_of_the_whole_text(
     folders: dict[str, Path], name: str, kind: str
 ) -> None:
-    """Each seam lies around the first cut, behind about as many tokens as are wanted."""
+    """Each seam lies around the first cut, after about as many tokens as are wanted."""
     turn, max_tokens = random.Random(5), 12
     encoder = Encoder(folders[name], contract(kind, max_tokens))
     pairs = []

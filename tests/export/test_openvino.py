@@ -1,4 +1,4 @@
-"""OpenVINO beside onnxruntime: the same file, the precision that was stated, no other runtime than was asked for."""
+"""OpenVINO next to onnxruntime: the same file, the precision that was stated, no other runtime than was asked for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_bf16_stays_within_its_tolerance_and_is_not_fp32(bundle: Path) -> None:
 def test_a_cpu_that_does_not_compute_in_bf16_is_an_error_and_no_answer_in_fp32(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenVINO takes f32 there and says so when it is asked; f16 stands for it."""
+    """OpenVINO takes f32 there and says so when it is asked; f16 in its place."""
     monkeypatch.setitem(loader.HINTS, "bf16", "f16")
     with pytest.raises(BundleError, match=r"openvino computes in \w+ on this CPU, not in f16. Take fp32"):
         OpenVinoSession(bundle / "model.onnx", "bf16", threads=1)
