@@ -158,7 +158,9 @@ def test_a_place_without_a_name_is_refused(
     relabel: Relabel, student: Path, folder: Path, form: str, place: str
 ) -> None:
     """What is made takes its place by a rename, so a folder without a name is refused."""
-    relabel("export", str(student), "--to", place, "--format", form).refused(2, f"--to {place!r}", "folder of its own")
+    relabel("export", str(student), "--to", place, "--format", form).refused(
+        2, f"--to {place!r}: name a folder of its own" if place else "--to is empty"
+    )
 
 
 def test_a_link_is_followed_and_stays_one(relabel: Relabel, student: Path, folder: Path) -> None:
