@@ -921,7 +921,7 @@ def _keep_stamps(folder: Path, held: Mapping[str, Any]) -> None:
 
 
 def _pull_folder(folder: Path) -> Path:
-    """Where `relabel pull` keeps its notes of a version; a path that does not exist for a folder that was not pulled."""
+    """Where `relabel pull` keeps its notes of a version; a path without files for a folder that was not pulled."""
     return folder.resolve().parents[1] if folder.resolve().parent.name == ".versions" else folder / PYTHON_CACHE
 
 
