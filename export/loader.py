@@ -920,16 +920,12 @@ def _keep_stamps(folder: Path, held: Mapping[str, Any]) -> None:
         part.replace(path)
 
 
-def _pull_folder(folder: Path) -> Path:
-    """Where `relabel pull` keeps its notes of a version; a path without files for a folder that was not pulled."""
-    return folder.resolve().parents[1] if folder.resolve().parent.name == ".versions" else folder / PYTHON_CACHE
-
-
 def _pulled_manifest(folder: Path) -> str | None:
-    """sha256 of the manifest that was pulled."""
+    """sha256 of the manifest that `relabel pull` noted; None for a folder that was not pulled."""
+    place = folder.resolve()
+    held = _json(place.parent.parent / ".pull.json") if place.parent.name == ".versions" else {}
     with contextlib.suppress(KeyError, TypeError):
-        served = _json(_pull_folder(folder) / ".pull.json")["served"]
-        return next((str(one["manifest_sha256"]) for one in served if one["folder"] == folder.resolve().name), None)
+        return next((str(one["manifest_sha256"]) for one in held["served"] if one["folder"] == place.name), None)
     return None
 
 

@@ -161,7 +161,7 @@ def test_what_was_pulled_is_measured_where_it_serves_and_pulls_leave_the_figures
     assert relabel("pull", "store/tiny", "dest").code == 0
     assert relabel("bench", "dest/current", *SHORT).code == 0
     served = open_bundle(Path("dest/current").resolve())
-    assert relabel("pull", "store/tiny", "dest", "--check").code == 10
+    assert relabel("pull", "store/tiny", "dest").code == 10
     assert relabel("verify", "dest").code == 0
     assert [facts.bundle.version for facts in measured(served)] == [served.version]
     assert len(list(Path("dest/measurements").glob(f"{served.folder.name}/*.json"))) == 1
