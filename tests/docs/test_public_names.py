@@ -23,8 +23,8 @@ GOLDEN = ROOT / "tests" / "golden" / "public_names.txt"
 PORTS = (
     "relabel.labelers.registry.Labeler",
     "relabel.manifests.asks.Engine",
-    "relabel.export.exporters.Exporter",
-    "relabel.export.exporters.BundleFormat",
+    "relabel.export.onnx_graphs.export_torch",
+    "relabel.export.tensorrt_engines.EngineFormat",
 )
 """What an object behind an entry point answers to."""
 
