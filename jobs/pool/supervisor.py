@@ -293,19 +293,20 @@ class Supervisor:
         if self._is_ending or self.session.stop.reason is not None:
             return  # it was asked to end, or crashed at a time when nothing is begun any more
         kind = getattr(errors, str(result.get("error")), RuntimeError)
+        message = str(result.get("message", "")).replace("/dev/stdin", self.session.opened.job.where)
         is_ours = issubclass(kind, RelabelError)
         if not is_ours or issubclass(kind, errors.EngineCrashError):
-            self._crashed(slot, ended, is_fault=ended.result is not None and not is_ours)
+            self._crashed(slot, ended, message, is_fault=bool(message) and not is_ours)
         elif issubclass(kind, errors.ModelError | errors.MissingExtraError):
-            self._give_up(slot, kind(result["message"]))  # one device may be off where the others are not
+            self._give_up(slot, kind(message))  # one device may be off where the others are not
         else:
-            self._error = kind(result["message"])
+            self._error = kind(message)
             self._drain_all()
 
-    def _crashed(self, slot: _Slot, ended: Ended, *, is_fault: bool) -> None:
+    def _crashed(self, slot: _Slot, ended: Ended, message: str, *, is_fault: bool) -> None:
         """Start it again, unless it crashes again and again with nothing done in between."""
-        if ended.result is not None:
-            words = str(ended.result["message"]).rstrip(".")
+        if message:
+            words = message.rstrip(".")
         elif ended.code < 0:
             words = f"its process was killed by signal {-ended.code}"
         else:

@@ -155,7 +155,7 @@ def test_status_plan_and_manifest_say_what_is_gone(
 ) -> None:
     job = write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 100_000}})
     planned = relabel("plan", job)
-    assert "budget         0 of 100,000 tokens spent\n" in planned.out
+    assert "  0 of 100,000 tokens spent\n" in planned.out
     assert relabel("run", job).code == 0
     said = f"{spent.tokens:,} of 100,000 tokens spent"
     assert said in relabel("status", "out/ecom").out

@@ -185,7 +185,7 @@ def test_a_result_of_which_nobody_knows_what_was_asked_for_is_no_pass(days: Days
     assert (code, second["this_run"]["canary"]["rows"]) == (0, 10)
 
 
-def test_what_the_canary_of_a_watched_worker_came_to_is_part_of_the_result(days: Days) -> None:
+def test_the_result_of_a_workers_canary_is_part_of_the_result(days: Days) -> None:
     rows = rows_of(8, 5)
     days.run("monday", rows)
     code, result = days.call(
@@ -231,7 +231,7 @@ def test_an_engine_that_hangs_at_the_canary_ends_the_run(days: Days, more: tuple
     assert "ask_timeout_s" in done.stderr
 
 
-@pytest.mark.parametrize(("canary", "advice"), [(0, "`canary: 200` would tell"), (5, "the canary tells")])
+@pytest.mark.parametrize(("canary", "advice"), [(0, "`canary: 200` would measure"), (5, "the canary measures")])
 def test_labels_of_another_engine_are_not_taken_over_in_silence(
     days: Days, upgraded: Any, canary: int, advice: str
 ) -> None:
