@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,12 +31,12 @@ MAX_RESTARTS = 64
 """How often Ray places one actor again. A cluster of machines that come and go loses one now and then; more is a fault
 of its own.
 """
-LISTEN_S = 0.1
 CONNECT_S = 10.0
 
 
-class WorkerActor:
-    """Starts one worker at a time, on whichever node Ray chose.
+class WorkerActor(WorkerProcess):
+    """A worker on whichever node Ray chose. If the node is lost, Ray makes the actor again on another one, and so the
+    worker starts again.
 
     Args:
         environment: the driver's variables. An argument of the actor and no `runtime_env`, which Ray writes to its
@@ -45,56 +44,43 @@ class WorkerActor:
         folder: the driver's working directory, so that relative paths mean the same; entered if it exists.
     """
 
-    def __init__(self, environment: dict[str, str], folder: str) -> None:
+    def __init__(self, words: list[str], spec: bytes, environment: dict[str, str], folder: str) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
-        self._environment = {**os.environ, **environment}
-        self._worker: WorkerProcess | None = None
-
-    def run(self, words: list[str], spec: bytes) -> Ended:
-        """Run a worker to its end."""
-        self._worker = WorkerProcess(words, spec, self._environment)
-        while (ended := self._worker.ended()) is None:
-            time.sleep(LISTEN_S)
-        return ended
-
-    def lines(self) -> list[str]:
-        """What the worker wrote to stderr since the last call."""
-        return [] if self._worker is None else self._worker.lines()
-
-    def terminate(self) -> None:
-        """Ask the worker to end."""
-        if self._worker is not None:
-            self._worker.terminate()
+        super().__init__(words, spec, {**os.environ, **environment})
 
 
 class _RayWorker:
-    """One `run` of an actor, as the supervisor sees it."""
+    """An actor as the supervisor sees it: one call of each method is under way at a time."""
 
-    def __init__(self, ray: Any, actor: Any, words: list[str], spec: bytes) -> None:
+    def __init__(
+        self, words: list[str], spec: bytes, *, ray: Any, kind: Any, environment: dict[str, str], folder: str
+    ) -> None:
         self._ray = ray
-        self._actor = actor
-        self._run = actor.run.remote(words, spec)
-        self._heard: Any = None
+        self._actor = kind.remote(words, spec, environment, folder)
+        self._calls: dict[str, Any] = {}
+
+    def _found(self, name: str) -> Any:
+        """What a method returned; None while its call is under way."""
+        if name not in self._calls:
+            self._calls[name] = getattr(self._actor, name).remote()
+        if not self._ray.wait([self._calls[name]], timeout=0)[0]:
+            return None
+        return self._ray.get(self._calls.pop(name))
 
     def lines(self) -> list[str]:
-        if self._heard is None:
-            self._heard = self._actor.lines.remote()
-        if not self._is_ready(self._heard):
-            return []
-        heard, self._heard = self._heard, None
         with contextlib.suppress(self._ray.exceptions.RayError):  # the actor is gone
-            return list(self._ray.get(heard))
+            return self._found("lines") or []
         return []
 
     def ended(self) -> Ended | None:
-        if not self._is_ready(self._run):
-            return None
         try:
-            found: Ended = self._ray.get(self._run)
+            found: Ended | None = self._found("ended")
         except self._ray.exceptions.RayActorError:
             message = f"Ray could not keep an actor up: {MAX_RESTARTS} restarts, or no node to go to."
             return Ended("", -signal.SIGKILL, {"error": MissingExtraError.__name__, "message": message}, [])
+        if found is not None:
+            self.kill()  # which frees its GPUs
         return found
 
     def terminate(self) -> None:
@@ -102,9 +88,6 @@ class _RayWorker:
 
     def kill(self) -> None:
         self._ray.kill(self._actor)
-
-    def _is_ready(self, reference: Any) -> bool:
-        return bool(self._ray.wait([reference], timeout=0)[0])
 
 
 @contextlib.contextmanager
@@ -137,31 +120,26 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
                 f"note: {nodes} nodes write to {output}: it must be one folder that all of them see, such as NFS; "
                 "else use s3://"
             )
-        actor_class = ray.remote(WorkerActor).options(
+        kind = ray.remote(WorkerActor).options(
             num_cpus=1,
             num_gpus=gpus_each if gpus else 0,
             max_restarts=MAX_RESTARTS,
             max_task_retries=MAX_RESTARTS,
-            max_concurrency=4,  # `lines` and `terminate` while `run` is under way
         )
         environment, folder = passed_on(supervisor, os.environ), str(Path.cwd())
-        placed = 0
-
-        def place(more: int) -> None:
-            nonlocal placed
-            for _ in range(more):
-                actor = actor_class.remote(environment, folder)
-                supervisor.add(f"r{placed}", functools.partial(_RayWorker, ray, actor))
-                placed += 1
+        start = functools.partial(_RayWorker, ray=ray, kind=kind, environment=environment, folder=folder)
+        for number in range(count):
+            supervisor.add(f"r{number}", start)
 
         def grow() -> None:
             """Use the GPUs of nodes that came later."""
+            placed = len(supervisor.slots)
             room = int(ray.cluster_resources().get("GPU", 0)) // gpus_each - placed
             if workers is None and room > 0:
-                place(room)
+                for number in range(placed, placed + room):
+                    supervisor.add(f"r{number}", start)
                 supervisor.say(f"the cluster has grown: asked Ray for {counted(room, 'actor')} more")
 
-        place(count)
         supervisor.grow = grow
         of_each = f" with {counted(gpus_each, 'GPU')} each" if gpus else ""
         supervisor.say(f"asked Ray for {counted(count, 'actor')}{of_each} on {counted(nodes, 'node')}")

@@ -117,6 +117,7 @@ class Supervisor:
         on_progress: called often.
 
     Attributes:
+        slots: a place for each worker.
         grow: called now and then while the work goes on; may add workers.
     """
 
@@ -125,7 +126,7 @@ class Supervisor:
         self.say = say
         self.grow: Callable[[], None] = lambda: None
         self._on_progress = on_progress
-        self._slots: list[_Slot] = []
+        self.slots: list[_Slot] = []
         self._error: RelabelError | RuntimeError | None = None
         self._is_ending = False
         self._ends_s = math.inf
@@ -144,7 +145,7 @@ class Supervisor:
 
     def add(self, name: str, start: Start) -> None:
         """Have one more worker."""
-        self._slots.append(_Slot(name, start))
+        self.slots.append(_Slot(name, start))
 
     def run(self) -> RunReport:
         """Work until nothing is left that can be done here, and conclude.
@@ -155,9 +156,9 @@ class Supervisor:
         """
         started, session = time.perf_counter(), self.session
         if open_shards := session.left.open_shards():
-            if len(open_shards) < len(self._slots):
+            if len(open_shards) < len(self.slots):
                 self.say(
-                    f"note: {len(self._slots)} workers, and {counted(len(open_shards), 'shard')} to do: a shard is one "
+                    f"note: {len(self.slots)} workers, and {counted(len(open_shards), 'shard')} to do: a shard is one "
                     "worker's. For a new output, set `shards` to four a worker or more."
                 )
             session.busy = open_shards
@@ -173,7 +174,7 @@ class Supervisor:
         report = conclude(session)
         report.engine_start_s = max((one["engine_start_s"] for one in self._results), default=0.0)
         report.remarks = list(self._remarks)
-        report.engine_restarts = sum(max(0, slot.starts - 1) for slot in self._slots)
+        report.engine_restarts = sum(max(0, slot.starts - 1) for slot in self.slots)
         report.did.costs = _sum([one["this_run"].get("costs") for one in self._results])
         report.did.canary = next((found for one in self._results if (found := one["this_run"].get("canary"))), None)
         report.seconds = time.perf_counter() - started
@@ -182,19 +183,19 @@ class Supervisor:
     def _supervise(self) -> None:
         document, words = self.job(), self.words()
         seen = set(self.session.opened.folder.listing())
-        for slot in self._slots:
+        for slot in self.slots:
             slot.seen = seen
         while True:
-            for slot in self._slots:
+            for slot in self.slots:
                 self._start_if_due(slot, words, document)
             time.sleep(LISTEN_S)
-            for slot in self._slots:
+            for slot in self.slots:
                 self._listen(slot)
             self._heed_stop()
             self._snapshot()
             self._on_progress()
-            alive = [slot for slot in self._slots if slot.worker is not None]
-            is_over = not alive and not any(slot.starts_s is not None for slot in self._slots)
+            alive = [slot for slot in self.slots if slot.worker is not None]
+            is_over = not alive and not any(slot.starts_s is not None for slot in self.slots)
             if self._is_ending:
                 if not alive:
                     return
@@ -334,7 +335,7 @@ class Supervisor:
 
     def _give_up(self, slot: _Slot, error: RelabelError | RuntimeError) -> None:
         slot.error, slot.starts_s = error, None
-        if all(other.error is not None for other in self._slots):
+        if all(other.error is not None for other in self.slots):
             self._error = error
             return
         self._remarks[f"worker {slot.name} was given up: {error}"] = None
@@ -344,13 +345,13 @@ class Supervisor:
         """Start an idle worker if a shard has work and no worker holds it: its worker was given up, or its node was
         lost. If no work is left, end the workers that Ray has not placed yet.
         """
-        is_quiet = any(slot.worker is not None and not slot.has_spoken for slot in self._slots)
-        able = [slot for slot in self._slots if slot.worker is None and slot.starts_s is None and slot.error is None]
+        is_quiet = any(slot.worker is not None and not slot.has_spoken for slot in self.slots)
+        able = [slot for slot in self.slots if slot.worker is None and slot.starts_s is None and slot.error is None]
         idle = [slot for slot in able if slot.wakes < MOST_WAKES]
         open_shards = self.session.left.open_shards() if idle or is_quiet else []
         if is_quiet and not open_shards:
             self._drain_all()
-            for slot in self._slots:
+            for slot in self.slots:
                 if slot.worker is not None and not slot.has_spoken:
                     slot.worker.kill()
         if not idle or not open_shards or not is_any_free(self.session, open_shards):
@@ -373,18 +374,18 @@ class Supervisor:
         self._ends_s = min(self._ends_s, stop.deadline_s + GRACE_S, time.perf_counter() + DRAIN_S + GRACE_S)
         if not self._is_ending:
             self._is_ending = True
-            for slot in self._slots:
+            for slot in self.slots:
                 if slot.worker is not None:
                     slot.worker.terminate()
 
     def _end_all(self) -> None:
         self._is_ending = True
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.worker is not None:
                 slot.worker.kill()
         until_s = time.perf_counter() + READ_S
-        while any(slot.worker is not None for slot in self._slots) and time.perf_counter() < until_s:
-            for slot in self._slots:
+        while any(slot.worker is not None for slot in self.slots) and time.perf_counter() < until_s:
+            for slot in self.slots:
                 self._listen(slot)
             time.sleep(LISTEN_S / 5)
 
