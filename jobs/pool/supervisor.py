@@ -23,7 +23,7 @@ from relabel.jobs.run.chunks import Live
 from relabel.jobs.run.counts import ASKED, WorkerState, live_states
 from relabel.jobs.run.crashes import crashed_apart
 from relabel.jobs.run.results import RunReport, conclude
-from relabel.jobs.run.session import Session, list_all_every_s
+from relabel.jobs.run.session import Session, list_every_s
 from relabel.jobs.run.stop import DRAIN_S
 from relabel.jobs.settings import ENVIRONMENT_PREFIX, JOB, absolute
 from relabel.manifests import errors
@@ -136,7 +136,7 @@ class Supervisor:
         self._states: dict[str, WorkerState] = {}
         self._gone: set[str] = set()
         self._listed: int | None = None
-        self._list_every_s = list_all_every_s(session.opened.plan)
+        self._list_every_s = list_every_s(session.opened.plan)
         self._wake_every_s = self._list_every_s / 6
         now_s = time.perf_counter()
         self._next_snapshot_s = now_s + SNAPSHOT_EVERY_S
@@ -402,13 +402,13 @@ class Supervisor:
             self._count()
             progress = session.progress
             if self._listed is not None:  # by now the workers' own commits of then are counted
-                progress.others.saw_in_all(self._listed - progress.pairs - progress.reused)
+                theirs = self._listed - progress.pairs - progress.reused
+                progress.rows_of_others = max(progress.rows_of_others, theirs)
                 self._listed = None
             if now_s >= self._next_listing_s:
                 self._next_listing_s = now_s + self._list_every_s
                 seen = session.opened.folder.attempts_of_all()
-                done = (session.left.done_since(shard, seen.get(shard, {})) for shard in session.shards)
-                self._listed = sum(sum(rows.values()) for rows in done)
+                self._listed = sum(session.left.rows_since(shard, seen.get(shard, {})) for shard in session.shards)
 
     def _count(self) -> None:
         """Add up the workers that run, by their live files, and those that have ended, by their results."""

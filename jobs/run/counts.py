@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from relabel.jobs.run.chunks import MOST, Live, StageSeen
 from relabel.manifests.errors import RelabelError
-from relabel.manifests.receipts import ChunkId
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.secrets import redacted_values
 from relabel.manifests.store import RunStore, read_if_there
@@ -24,54 +22,6 @@ from relabel.manifests.store import RunStore, read_if_there
 if TYPE_CHECKING:
     from relabel.jobs.run.chunks import ChunkWork
     from relabel.manifests.receipts import Receipt
-
-
-class Others:
-    """What other workers have committed of the work that one worker found open, as far as its listings show. May be
-    called from any thread.
-
-    A chunk that this worker has begun is its own until it is known to be lost, so that a row never counts twice.
-
-    Attributes:
-        rows: that others have committed since this worker's first listing.
-    """
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._begun: set[ChunkId] = set()
-        self._by_shard: dict[int, int] = {}
-        self._guard = threading.Lock()
-
-    def begins(self, chunk: ChunkId) -> None:
-        """This worker asks a chunk."""
-        with self._guard:
-            self._begun.add(chunk)
-
-    def committed_first(self, chunk: ChunkId, rows: int) -> None:
-        """Another worker had committed a chunk that this one asked."""
-        with self._guard:
-            if chunk in self._begun:
-                self._begun.discard(chunk)
-                self._set(chunk.shard, self._by_shard.get(chunk.shard, 0) + rows)
-
-    def saw(self, shard: int, done: Mapping[ChunkId, int]) -> None:
-        """A shard was listed.
-
-        Args:
-            done: rows of each chunk that is committed by now and was not at the first listing.
-        """
-        with self._guard:
-            self._set(shard, sum(rows for chunk, rows in done.items() if chunk not in self._begun))
-
-    def saw_in_all(self, rows: int) -> None:
-        """All shards were listed: so many rows at least are others'."""
-        with self._guard:
-            self._set(0, max(self.rows, rows))
-
-    def _set(self, shard: int, rows: int) -> None:
-        self.rows += rows - self._by_shard.get(shard, 0)
-        self._by_shard[shard] = rows
-
 
 ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
 """What asking is counted in."""
@@ -84,6 +34,7 @@ class Progress:
 
     `pairs`, `statuses`, `reused` and what they were asked with count every answer. A chunk that another worker commits
     first counts in `lost` too, and what is shown as done is the difference (`kept`), so that a row counts once.
+    `rows_of_others` are what other workers have committed since the first listing, as of the last one.
     """
 
     pairs: int = 0
@@ -100,7 +51,7 @@ class Progress:
     engine_starts: int = 0
     stages_seen: defaultdict[str, StageSeen] = field(default_factory=lambda: defaultdict(StageSeen))
     live: Live = field(default_factory=Live)
-    others: Others = field(default_factory=Others)
+    rows_of_others: int = 0
     started_s: float = field(default_factory=time.perf_counter)
 
     def lose(self, work: ChunkWork) -> None:
@@ -108,7 +59,7 @@ class Progress:
         self.chunks_lost += 1
         self.lost.update(work.counts())
         self.lost_statuses.update(work.statuses())
-        self.others.committed_first(work.id, len(work.pairs))
+        self.rows_of_others += len(work.pairs)
 
     def kept(self, name: str) -> int:
         """One of the counts without what was asked in vain."""

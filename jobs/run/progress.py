@@ -144,11 +144,11 @@ class Display:
 
     def _rows_done(self) -> int:
         """A chunk that a pool has in hand may be another's by now, which is not known yet."""
-        done = self._progress.kept("pairs") + self._progress.kept("reused") + self._progress.others.rows
+        done = self._progress.kept("pairs") + self._progress.kept("reused") + self._progress.rows_of_others
         return min(done, self._total)
 
     def _by_others(self) -> tuple[str, ...]:
-        rows = self._progress.others.rows
+        rows = self._progress.rows_of_others
         return (f"{rows:,} by other workers",) if rows else ()
 
     def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
@@ -164,7 +164,7 @@ class Display:
         return {
             **{name: progress.kept(name) for name in ASKED if name != "cached_tokens"},
             "reused": progress.kept("reused"),
-            "by_others": progress.others.rows,
+            "by_others": progress.rows_of_others,
             "pairs_to_ask": self._total,
             "statuses": dict(progress.kept_statuses),
             "in_vain": progress.in_vain(),
@@ -190,7 +190,7 @@ class Display:
 
     def _left_s(self, now: float) -> Range | None:
         """At the pace of this worker and of others together."""
-        kept, others = self._progress.kept, self._progress.others.rows
+        kept, others = self._progress.kept, self._progress.rows_of_others
         reused = kept("reused")  # which takes no time
         return left_s(max(0, self._total - reused), kept("pairs") + others, now - self._progress.started_s)
 

@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -51,10 +51,10 @@ logger = logging.getLogger(__name__)
 COMMITS_IN_FLIGHT = 8
 MAX_OPEN_SHARDS = 32
 """Shards under way at once. Each holds an open lock file, and what one worker holds no other can take."""
-LIST_EVERY_S, LIST_DISK_EVERY_S = 5.0, 0.2
-"""How often a shard under way is listed for chunks that others committed, seconds: on a store, and on a disk."""
-LIST_ALL_EVERY_S = 30.0
-"""How often all shards are listed instead, seconds for each request that it takes a store: for the progress shown."""
+FREED_EVERY_S, FREED_ON_DISK_EVERY_S = 5.0, 0.2
+"""How often the locks of busy shards are checked, seconds: on a store, and on a disk."""
+LIST_EVERY_S = 30.0
+"""How often the receipts of all shards are listed for the progress shown, seconds for each request to a store."""
 NAMES_LISTED = 1000
 """Names that a store lists in one request."""
 
@@ -176,13 +176,9 @@ class Session:
         self._guard = threading.Lock()
         self._upcoming = iter(shards)
         self._reached: tuple[int, dict[int, int]] | None = None
+        self._freed_every_s = FREED_EVERY_S if opened.store.readers > 1 else FREED_ON_DISK_EVERY_S
         self._next_freed_s = -math.inf
-        self._listed_all_s = time.monotonic()
-        self._listed: dict[int, tuple[float, Mapping[int, Sequence[int]]]] = {}
-
-    @functools.cached_property
-    def _list_every_s(self) -> float:
-        return LIST_EVERY_S if self.opened.store.readers > 1 else min(LIST_EVERY_S, LIST_DISK_EVERY_S)
+        self._next_listing_s = time.monotonic() + list_every_s(opened.plan)
 
     def reach(self) -> bool:
         """Find the next work: lock a shard that has some and is free. False if there is none; `busy` holds the shards
@@ -201,7 +197,7 @@ class Session:
                 if shard not in self.busy:
                     self.busy.append(shard)
                 continue
-            todo = self.left.todo(shard, {shard: self._attempts(shard)})
+            todo = self.left.todo(shard)
             if not todo:  # its last holder finished between the listing and the lock
                 lock.release()
                 continue
@@ -216,7 +212,7 @@ class Session:
         """Shards that others held when they were reached and hold no more: their workers were killed or stopped."""
         if self._chunks_left and time.monotonic() < self._next_freed_s:
             return
-        self._next_freed_s = time.monotonic() + self._list_every_s
+        self._next_freed_s = time.monotonic() + self._freed_every_s
         for shard in [one for one in self.busy if one not in self._locks and one not in self._given_up]:
             if not self.opened.store.is_locked(shard_lock_name(shard)):
                 yield shard
@@ -252,10 +248,7 @@ class Session:
                 if self._is_lost(shard):
                     self._give_up(shard, [one for one in attempts if one >= chunk])
                     break
-                if self._has_it_now(shard, chunk, attempts[chunk]):
-                    self._logs.write(shard, f"chunk {chunk}: another worker committed it; not asked")
-                    self._leave(shard)
-                    continue
+                self._count_others()
                 yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs, settled)
 
     def _rows_of(
@@ -285,27 +278,14 @@ class Session:
         self.busy.append(shard)
         self._leave(shard, len(chunks))
 
-    def _has_it_now(self, shard: int, chunk: int, attempt: int) -> bool:
-        """Whether another worker committed a chunk since its shard was reached; listed now and then."""
-        now = time.monotonic()
-        listed_s, done = self._listed.setdefault(shard, (now, {}))
-        if now - listed_s > self._list_every_s:
-            done = self._attempts(shard)
-            self._listed[shard] = now, done
-        return attempt in done.get(chunk, ())
-
-    def _attempts(self, shard: int) -> Mapping[int, Sequence[int]]:
-        """What is committed of a shard, listed now; what others did of it is counted."""
-        is_due = time.monotonic() - self._listed_all_s > list_all_every_s(self.opened.plan)
-        if is_due and len(self.shards) > 1:
-            seen = self.opened.folder.attempts_of_all()
-            self._listed_all_s = time.monotonic()
-            for one in self.shards:
-                self.progress.others.saw(one, self.left.done_since(one, seen.get(one, {})))
-            return seen.get(shard, {})
-        done = self.opened.folder.attempts(shard)
-        self.progress.others.saw(shard, self.left.done_since(shard, done))
-        return done
+    def _count_others(self) -> None:
+        """Now and then: count what was committed of shards that this worker has not taken."""
+        if time.monotonic() < self._next_listing_s or len(self.shards) == 1:
+            return
+        seen = self.opened.folder.attempts_of_all()
+        self._next_listing_s = time.monotonic() + list_every_s(self.opened.plan)
+        theirs = set(self.shards) - set(self.taken)
+        self.progress.rows_of_others = sum(self.left.rows_since(shard, seen.get(shard, {})) for shard in theirs)
 
     def _leave(self, shard: int, count: int = 1) -> None:
         """Note that so many chunks of a shard need no more of this session; with the last its lock is released."""
@@ -320,7 +300,6 @@ class Session:
             self._locks.pop(shard).release()
 
     def _begin(self, chunk: ChunkId, pairs: list[Pair], settled: Mapping[int, QuarantineRow]) -> ChunkWork:
-        self.progress.others.begins(chunk)
         work = ChunkWork(chunk, pairs, self.keys.keys(pairs))
         work.settled_rows = {index: settled[pair.row_id] for index, pair in enumerate(pairs) if pair.row_id in settled}
         if self.reuse is not None:
@@ -414,9 +393,9 @@ class Session:
         self._logs.close()
 
 
-def list_all_every_s(plan: Plan) -> float:
+def list_every_s(plan: Plan) -> float:
     """How often all receipts of a run are listed for the progress shown, seconds."""
-    return LIST_ALL_EVERY_S * (1 + plan.num_chunks // NAMES_LISTED)
+    return LIST_EVERY_S * (1 + plan.num_chunks // NAMES_LISTED)
 
 
 def _utc(clock_s: float) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from relabel.jobs.job import OpenRun
 from relabel.manifests.errors import RelabelError, StoreUnreachableError, UsageError
-from relabel.manifests.receipts import ChunkId, Receipt
+from relabel.manifests.receipts import Receipt
 from relabel.manifests.run import Attempts
 from relabel.manifests.schemas import LABELS, QuarantineRow
 from relabel.manifests.store import RunStore
@@ -145,16 +145,14 @@ class WorkLeft:
             self.whole = etags
         return found
 
-    def done_since(self, shard: int, now: Mapping[int, Sequence[int]]) -> dict[ChunkId, int]:
+    def rows_since(self, shard: int, now: Mapping[int, Sequence[int]]) -> int:
         """Rows of the chunks of a shard that were open at the first listing and are committed now; none at a retry.
 
         Args:
             now: attempts by chunk, from a recent listing.
         """
-        if self.is_retry:
-            return {}
         before, rows = self.seen.get(shard, {}), self.opened.plan.shards[shard].chunks
-        return {ChunkId(shard, chunk): rows[chunk] for chunk in now if chunk not in before}
+        return 0 if self.is_retry else sum(rows[chunk] for chunk in now if chunk not in before)
 
     def rows_before(self) -> int:
         """Rows of these shards that were committed at the first listing; at a retry, which goes over them, none."""
