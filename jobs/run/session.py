@@ -167,6 +167,7 @@ class Session:
         self.is_part = part_of is not None
         self.execution = part_of or secrets.token_hex(8)
         self.keys = label_keys(opened.job, opened.plan)
+        self._schema = file_schema(opened.plan.parts)  # not in a commit thread, where nothing may be compiled
         self._logs = ShardLogs(opened.store)
         self.left = WorkLeft(opened, shards, is_retry=is_retry, execution=self.execution)
         self._before = self.left.seen
@@ -354,7 +355,7 @@ class Session:
             in_budget=self.allowance is not None,
             execution=self.execution,
         )
-        receipt = commit_chunk(self.opened.store, facts, labels, quarantine, schema=file_schema(self.opened.plan.parts))
+        receipt = commit_chunk(self.opened.store, facts, labels, quarantine, schema=self._schema)
         shard, chunk = work.id.shard, work.id.chunk
         self.journal.commits(work)
         if receipt is None:
