@@ -463,9 +463,9 @@ def worst_rows(
             *pairs.names[row],
             batch_size=size,
             is_flip=is_flip,
-            max_abs=_finite(difference),
-            student=[_finite(value) for value in reference[HEAD][row].tolist()],
-            model=[_finite(value) for value in found_by_size[size][HEAD][row].tolist()],
+            max_abs=finite(difference),
+            student=[finite(value) for value in reference[HEAD][row].tolist()],
+            model=[finite(value) for value in found_by_size[size][HEAD][row].tolist()],
         )
         for is_flip, difference, size, row in ranked[:number]
     ]
@@ -506,10 +506,6 @@ def _figures(
         orders=orders,
         **_judged(ours_NK, theirs_NK, pairs, spec),
     )
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _capped(value: float) -> float:

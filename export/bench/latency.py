@@ -249,7 +249,7 @@ def sweep(
             if gap is None or (point := measure(sum(gap) / 2)) is None:
                 break
             points.append(point)
-            points.sort(key=offered)
+            points.sort(key=_offered)
     return points
 
 
@@ -257,7 +257,7 @@ def highest_rate(points: Sequence[LatencyRow], bound: Bound, preset: str = "grid
     """The highest measured rate below the first that breaks the bound. A rate with too few requests to know neither
     keeps nor breaks it.
     """
-    ordered = sorted(points, key=offered)
+    ordered = sorted(points, key=_offered)
     broken = next((place for place, point in enumerate(ordered) if bound.is_broken(point)), len(ordered))
     best = next((point for point in reversed(ordered[:broken]) if bound.value(point) is not None), None)
     return BoundedRate(
@@ -271,10 +271,8 @@ def highest_rate(points: Sequence[LatencyRow], bound: Bound, preset: str = "grid
     )
 
 
-def offered(point: LatencyRow) -> float:
-    """The rate of an open loop's row, which always has one."""
-    assert point.offered_rate is not None
-    return point.offered_rate
+def _offered(point: LatencyRow) -> float:
+    return point.offered_rate or 0.0  # a row of the open loop always has one
 
 
 def _gap(points: Sequence[LatencyRow], bound: Bound) -> tuple[float, float] | None:
@@ -284,6 +282,6 @@ def _gap(points: Sequence[LatencyRow], bound: Bound) -> tuple[float, float] | No
     low: float | None = 0.0
     for point in points:
         if bound.is_broken(point):
-            return None if low is None else (low, offered(point))
-        low = None if bound.value(point) is None else offered(point)
+            return None if low is None else (low, _offered(point))
+        low = None if bound.value(point) is None else _offered(point)
     return None

@@ -39,9 +39,8 @@ from relabel.export.bench.plans import (
     measured_figures,
     open_presets,
     plan_cells,
+    plan_workload,
     planned_figures,
-    workload_of_lengths,
-    workload_of_pairs,
 )
 from relabel.export.bench.records import (
     LATENCY_FORMAT,
@@ -98,16 +97,12 @@ def bench_bundle(
         ConfigError: a gate names a figure that will not be measured; before anything is.
         MissingExtraError: a provider is not to be had.
         ManifestError: the bundle holds no student.
-        UsageError, InputError, ModelError: see `choose_models`, the workloads, and the runner.
+        UsageError, InputError, ModelError: see `choose_models`, `plan_workload`, and `ModelBench.open`.
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
     student, encoder = student_facts(bundle), Encoder(bundle.folder, bundle.facts["inputs"])
     planned = choose_models(student.models, spec, Machine.here())
-    workload = (
-        workload_of_lengths(student.inputs.lengths, encoder, seed=spec.seed)
-        if pairs is None
-        else workload_of_pairs(pairs, encoder)
-    )
+    workload = plan_workload(pairs, student.inputs.lengths, encoder, seed=spec.seed)
     cells = plan_cells(spec, workload.lengths)
     names = planned_figures(planned, cells, spec)
     judge_gates(gates, dict.fromkeys(names), None)

@@ -55,28 +55,23 @@ class Workload:
         return replace(self, rows=[self.rows[place] for place in places], texts=texts)
 
 
-def workload_of_lengths(lengths: TokenLengths, encoder: Encoder, *, seed: int) -> Workload:
-    """Rows as long as those that a bundle was tested on, by its own record.
+def plan_workload(
+    pairs: Sequence[tuple[str, str]] | None, lengths: TokenLengths, encoder: Encoder, *, seed: int
+) -> Workload:
+    """Pairs in the order given, else rows as long as those that a bundle was tested on, by its own record.
 
     Raises:
-        InputError: the bundle records no histogram.
+        InputError: there is no pair, or the bundle records no histogram.
     """
+    if pairs is not None:
+        if not pairs:
+            raise InputError("--pairs holds no pair to measure with.")
+        rows = encoder.encode(pairs)
+        return Workload(rows, pairs, "pairs", describe_lengths([len(ids) for ids, _ in rows]))
     if not lengths.histogram:
         raise InputError("the bundle's manifest records no histogram of lengths. Name pairs with --pairs.")
     drawn_N = draw_lengths(lengths.histogram, min(MAX_ROWS, lengths.rows), seed=seed)
     return Workload([blank_row(encoder, int(length)) for length in drawn_N], None, "lengths", lengths)
-
-
-def workload_of_pairs(pairs: Sequence[tuple[str, str]], encoder: Encoder) -> Workload:
-    """Real pairs in the order given.
-
-    Raises:
-        InputError: there is none.
-    """
-    if not pairs:
-        raise InputError("--pairs holds no pair to measure with.")
-    rows = encoder.encode(pairs)
-    return Workload(rows, pairs, "pairs", describe_lengths([len(ids) for ids, _ in rows]))
 
 
 def draw_lengths(histogram: Sequence[Sequence[int]], count: int, *, seed: int) -> np.ndarray:

@@ -41,7 +41,6 @@ NOT_PLACES = {
     "ExportSpec": {"formats", "exporter", "licence"},
     "BenchSpec": {"precisions"},
     "BenchFile": {"require"},
-    "OtherGraph": {"name"},
     "StudentArgs": {"device"},
     "BundleArgs": {"device", "precision"},
     "PointwiseOptions": {"instruction"},
