@@ -68,9 +68,9 @@ def latency_rows(facts: BenchFacts) -> list[list[str]]:
             if row.offered_rate is not None:
                 measured += f", {row.offered_rate:,.1f}/s offered"
                 measured += f", {row.unanswered:,} never answered" if row.unanswered else ""
-            for slo in model.slo:
-                if (slo.preset, slo.highest_rate) == (row.preset, row.offered_rate):
-                    measured += f" (highest with {slo.figure} ≤ {slo.slo_ms:g} ms)"
+                for slo in model.slo:
+                    if (slo.preset, slo.highest_rate) == (row.preset, row.offered_rate):
+                        measured += f" (highest with {slo.figure} ≤ {slo.slo_ms:g} ms)"
             p50, p99 = ((row.p50_ms, row.p50_low, row.p50_high), (row.p99_ms, row.p99_low, row.p99_high))
             figures = [_number(row.mean_ms), _between(*p50), _between(*p99), _number(row.p999_ms)]
             found.append([model.side, measured, f"{row.samples:,}", *figures, _number(row.pairs_per_s, 0)])
