@@ -28,7 +28,7 @@ from relabel.manifests.errors import (
 from relabel.manifests.files import FileLock, held_temp, remove_abandoned, translate_errors
 from relabel.manifests.process import check_interrupted
 from relabel.manifests.records import readable_json, sha256_file
-from relabel.manifests.store import LocalRunStore, sync_folder
+from relabel.manifests.store import LocalStore, sync_folder
 
 MANIFEST_NAME = MANIFEST
 MAX_MANIFEST_BYTES = puller.RECORD_BYTES
@@ -108,7 +108,7 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     """
     if taken := [key for key in OWN_KEYS if key in facts]:
         raise ManifestError(f"{folder}: the key `{taken[0]}` of a bundle's manifest is not free.")
-    LocalRunStore(folder).sweep("")
+    LocalStore(folder).sweep("")
     names = [name for name in _names_in(folder) if name != MANIFEST_NAME]
     files = [File(name, (folder / name).stat().st_size, sha256_file(folder / name)) for name in names]
     held = {"kind": "bundle", "format": 1, **facts, "files": [file._asdict() for file in files]}
@@ -117,7 +117,7 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     except (TypeError, ValueError) as exc:
         raise ManifestError(f"{folder}: a fact of the bundle can't be written as JSON ({exc}).") from exc
     read_manifest(data, f"{folder}/{MANIFEST_NAME}")
-    LocalRunStore(folder).put(MANIFEST_NAME, data)
+    LocalStore(folder).put(MANIFEST_NAME, data)
     return open_bundle(folder, check_bytes=False)
 
 

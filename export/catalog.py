@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,9 @@ from relabel.export.store import (
     load_version,
     object_name,
 )
-from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.records import sha256_bytes
+from relabel.manifests.store import Store
 
 
 @dataclass(frozen=True)
@@ -88,22 +89,22 @@ class VersionContents(ListedVersion):
     facts: dict[str, Any]
 
 
-def bundles_in(bundle_store: BundleStore) -> list[ListedBundle]:
+def bundles_in(bundle_store: Store) -> list[ListedBundle]:
     """Every bundle with its channels and the number of its versions; records are read of channels alone."""
-    found = []
-    for name in bundle_store.folders():
-        if not is_name(name):
-            continue
-        versions = sum(1 for _ in bundle_store.entries(f"{name}/versions"))
-        channels = channels_of(bundle_store, name)
-        if versions or channels:
-            found.append(
-                ListedBundle(name, versions, [ListedChannel(**_about_channel(channel)) for channel in channels])
-            )
-    return found
+    versions = Counter[str]()
+    for entry in bundle_store.entries(""):
+        name, _, rest = entry.name.partition("/")
+        if is_name(name) and rest.startswith(("versions/", "channels/")):
+            versions[name] += rest.startswith("versions/")
+    return [
+        ListedBundle(
+            name, versions[name], [ListedChannel(**_about_channel(one)) for one in channels_of(bundle_store, name)]
+        )
+        for name in sorted(versions)
+    ]
 
 
-def bundle_in(bundle_store: BundleStore, name: str) -> ShownBundle:
+def bundle_in(bundle_store: Store, name: str) -> ShownBundle:
     """One bundle: its versions, newest first, and its channels with their history.
 
     Raises:
@@ -131,7 +132,7 @@ def bundle_in(bundle_store: BundleStore, name: str) -> ShownBundle:
     )
 
 
-def version_in(bundle_store: BundleStore, address: Address) -> VersionContents:
+def version_in(bundle_store: Store, address: Address) -> VersionContents:
     """One version: its files, and what its own manifest says of it.
 
     Raises:
@@ -144,7 +145,7 @@ def version_in(bundle_store: BundleStore, address: Address) -> VersionContents:
     manifest = version.manifest
     name = object_name(manifest.sha256)
     try:
-        data = bundle_store.read(name).data
+        data = bundle_store.read_tagged(name).data
     except FileNotFoundError as exc:
         raise ManifestError(
             f"{bundle_store.url}/{name}: the manifest of version {version.version} is missing. Publish the bundle "

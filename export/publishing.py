@@ -34,10 +34,11 @@ from relabel.export.store import (
     write_version,
 )
 from relabel.manifests import failpoints
-from relabel.manifests.bundle_store import BundleStore, Entry, Held, digest_of_blocks
 from relabel.manifests.errors import GateError, InputError, LockHeldError, ManifestError, StoreError, TransientError
 from relabel.manifests.files import translate_errors
+from relabel.manifests.objects import Entry
 from relabel.manifests.records import checked, fault_of, readable_json
+from relabel.manifests.store import Held, Store, digest_of_blocks
 
 # ------------------------------------------------------------------------------
 # What `gc` has marked: names of objects and versions that nothing points to, on their way out in two steps.
@@ -85,14 +86,14 @@ class GcMarks:
         )
 
 
-def load_gc_marks(bundle_store: BundleStore) -> tuple[GcMarks, str]:
+def load_gc_marks(bundle_store: Store) -> tuple[GcMarks, str]:
     """The list and its tag; an empty one without a tag where no `gc` ran yet.
 
     Raises:
         ManifestError: it is damaged.
     """
     try:
-        data, tag = bundle_store.read(RECORD_NAME)
+        data, tag = bundle_store.read_tagged(RECORD_NAME)
     except FileNotFoundError:
         return GcMarks(), ""
     where = f"{bundle_store.url}/{RECORD_NAME}"
@@ -107,7 +108,7 @@ def load_gc_marks(bundle_store: BundleStore) -> tuple[GcMarks, str]:
         ) from exc
 
 
-def change_gc_marks(bundle_store: BundleStore, change: Callable[[GcMarks], GcMarks]) -> GcMarks:
+def change_gc_marks(bundle_store: Store, change: Callable[[GcMarks], GcMarks]) -> GcMarks:
     """Replace the list by what `change` makes of it, again if others change it meanwhile.
 
     Args:
@@ -130,7 +131,7 @@ def change_gc_marks(bundle_store: BundleStore, change: Callable[[GcMarks], GcMar
     raise TransientError(f"{bundle_store.url}/{RECORD_NAME}: others keep changing it. Run the same command again.")
 
 
-def spare(bundle_store: BundleStore, names: Iterable[str]) -> None:
+def spare(bundle_store: Store, names: Iterable[str]) -> None:
     """Take names off the list, before anything relies on them.
 
     Raises:
@@ -200,7 +201,7 @@ class Collected(NamedTuple):
     swept: int
 
 
-def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Garbage:
+def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> Garbage:
     """Find what nothing points to.
 
     Args:
@@ -210,15 +211,19 @@ def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Gar
         ManifestError: a record can't be read; nothing is garbage while one can't.
     """
     now_s = bundle_store.now_s()
-    # listed before the records: an object named by a record written later is young
-    objects = list(bundle_store.entries(OBJECTS))
+    objects: list[Entry] = []
+    records: dict[str, list[Entry]] = {}
+    for entry in bundle_store.entries(""):  # all are listed before a record is read: what that one adds is young
+        name, _, rest = entry.name.partition("/")
+        if name == OBJECTS:
+            objects.append(entry)
+        elif is_name(name) and rest.startswith(("versions/", "channels/")):
+            records.setdefault(name, []).append(entry)
     live: set[str] = set()
     versions, kept = [], 0
-    for name in bundle_store.folders():
-        if not is_name(name):
-            continue
+    for name, entries in records.items():
         pointed = _pointed(channels_of(bundle_store, name), keep)
-        for entry in list(bundle_store.entries(f"{name}/versions")):
+        for entry in (one for one in entries if one.name.startswith(f"{name}/versions/")):
             version = load_version(
                 bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json")
             )
@@ -232,7 +237,7 @@ def find_garbage(bundle_store: BundleStore, *, keep: int, grace_s: float) -> Gar
 
 
 def collect(
-    bundle_store: BundleStore, *, keep: int, grace_s: float, deletes: bool, on_progress: Callable[[int], None]
+    bundle_store: Store, *, keep: int, grace_s: float, deletes: bool, on_progress: Callable[[int], None]
 ) -> Collected:
     """Mark what is garbage now, delete what was marked long enough ago and still is.
 
@@ -263,7 +268,7 @@ def collect(
     wanted = change_gc_marks(bundle_store, mark)
     names = list(wanted.claim.names) if wanted.claim else []
     _delete(bundle_store, owner, names, on_progress)
-    swept = bundle_store.sweep(max(grace_s, SETTLE_S))
+    swept = bundle_store.sweep_uploads(max(grace_s, SETTLE_S))
     return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), swept)
 
 
@@ -287,20 +292,20 @@ def _left_by_another(held: GcMarks, now_s: float, url: str) -> tuple[str, ...]:
     return held.claim.names
 
 
-def _delete(bundle_store: BundleStore, owner: str, names: list[str], on_progress: Callable[[int], None]) -> None:
+def _delete(bundle_store: Store, owner: str, names: list[str], on_progress: Callable[[int], None]) -> None:
     """Delete what is claimed, versions before objects, and give the claim back."""
     renewed_s = time.monotonic()
     for name in names:
         if time.monotonic() - renewed_s > RENEW_S:
             _renew(bundle_store, owner)
             renewed_s = time.monotonic()
-        bundle_store.delete(name)
+        bundle_store.remove(name)
         on_progress(1)
     if names:
         change_gc_marks(bundle_store, lambda held: GcMarks(held.since, None) if _is_ours(held, owner) else held)
 
 
-def _renew(bundle_store: BundleStore, owner: str) -> None:
+def _renew(bundle_store: Store, owner: str) -> None:
     now_s = bundle_store.now_s()
 
     def renewed(held: GcMarks) -> GcMarks:
@@ -364,7 +369,7 @@ class PublishOptions(NamedTuple):
     is_anyway: bool = False
 
 
-def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, progress: Progress) -> Published:
+def publish(bundle: Bundle, bundle_store: Store, options: PublishOptions, progress: Progress) -> Published:
     """Make a bundle a version, and point a channel at it if one is given.
 
     Args:
@@ -380,7 +385,7 @@ def publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, 
         return _publish(bundle, bundle_store, options, progress)
 
 
-def _publish(bundle: Bundle, bundle_store: BundleStore, options: PublishOptions, progress: Progress) -> Published:
+def _publish(bundle: Bundle, bundle_store: Store, options: PublishOptions, progress: Progress) -> Published:
     if options.channel is not None and not options.is_anyway:
         _check_baselines(bundle)
     name = check_name(options.name or bundle.name, "name")
@@ -434,7 +439,7 @@ def _check_baselines(bundle: Bundle) -> None:
 
 
 def set_channel(
-    bundle_store: BundleStore, name: str, channel: str, version: str, key: SigningKey | None
+    bundle_store: Store, name: str, channel: str, version: str, key: SigningKey | None
 ) -> tuple[Channel, bool]:
     """Point a channel at a version that is published and whole.
 
@@ -455,7 +460,7 @@ def set_channel(
     return move_channel(bundle_store, name, channel, held, wanted, "set", key=key), True
 
 
-def roll_back(bundle_store: BundleStore, name: str, channel: str, key: SigningKey | None) -> Channel:
+def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | None) -> Channel:
     """Point a channel at the version that it pointed to before; again: one further back.
 
     Raises:
@@ -484,7 +489,7 @@ def roll_back(bundle_store: BundleStore, name: str, channel: str, key: SigningKe
     )
 
 
-def _pointer(bundle_store: BundleStore, name: str, options: PublishOptions) -> Channel | None:
+def _pointer(bundle_store: Store, name: str, options: PublishOptions) -> Channel | None:
     if options.channel is None:
         return None
     check_name(options.channel, "channel")
@@ -494,12 +499,12 @@ def _pointer(bundle_store: BundleStore, name: str, options: PublishOptions) -> C
     return pointer
 
 
-def _check_no_version(bundle_store: BundleStore, name: str, channel: str) -> None:
+def _check_no_version(bundle_store: Store, name: str, channel: str) -> None:
     if bundle_store.size(version_name(name, channel)) is not None:
         raise InputError(f"{bundle_store.url}/{name}: {channel} is a version there, so no channel can be called that.")
 
 
-def _rely_on(bundle_store: BundleStore, version: Version) -> None:
+def _rely_on(bundle_store: Store, version: Version) -> None:
     spare(
         bundle_store,
         [version_name(version.name, version.version), *(object_name(file.sha256) for file in version.files)],
@@ -508,7 +513,7 @@ def _rely_on(bundle_store: BundleStore, version: Version) -> None:
 
 
 def _ensure_object(
-    bundle_store: BundleStore,
+    bundle_store: Store,
     bundle: Bundle,
     file: File,
     size: int | None,
@@ -534,7 +539,7 @@ def _ensure_object(
     ):
         return False
     for _ in range(UPLOAD_TRIES):
-        bundle_store.upload(name, bundle.folder / file.path, wanted, lambda count: _uploading(progress, file, count))
+        bundle_store.put_file(name, bundle.folder / file.path, wanted, lambda count: _uploading(progress, file, count))
         if _holds(bundle_store, name, wanted, progress, rereads=rereads):
             failpoints.hit("after_object")
             return True
@@ -544,7 +549,7 @@ def _ensure_object(
     )
 
 
-def _holds(bundle_store: BundleStore, name: str, wanted: Held, progress: Progress, *, rereads: bool) -> bool:
+def _holds(bundle_store: Store, name: str, wanted: Held, progress: Progress, *, rereads: bool) -> bool:
     def on_progress(_count: int) -> None:
         progress("checking", 0)
 

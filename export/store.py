@@ -13,9 +13,9 @@ from relabel.export.bundles import MANIFEST_NAME, translate_refusals
 from relabel.export.puller import Address, File, Record
 from relabel.export.signatures import Signature, SigningKey
 from relabel.manifests import failpoints
-from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, TransientError, UsageError
 from relabel.manifests.records import digest_of, readable_json
+from relabel.manifests.store import Store
 
 OBJECTS = "objects"
 
@@ -68,11 +68,11 @@ def _record_bytes(kind: str, body: Mapping[str, Any], signatures: Sequence[Signa
 
 
 @translate_refusals()
-def _read_record(bundle_store: BundleStore, kind: str, name: str, at: str) -> tuple[Record, str] | None:
+def _read_record(bundle_store: Store, kind: str, name: str, at: str) -> tuple[Record, str] | None:
     """A version's or channel's record and its tag, None if there is none."""
     path = f"{name}/{kind}s/{at}.json"
     try:
-        data, tag = bundle_store.read(path)
+        data, tag = bundle_store.read_tagged(path)
     except FileNotFoundError:
         return None
     return puller.parse_record(data, kind, name, at, f"{bundle_store.url}/{path}"), tag
@@ -140,7 +140,7 @@ class Version:
         return _record_bytes(VERSION_KIND, self.body, self.signatures)
 
 
-def load_version(bundle_store: BundleStore, name: str, version: str) -> Version:
+def load_version(bundle_store: Store, name: str, version: str) -> Version:
     """Read a version's record.
 
     Raises:
@@ -156,7 +156,7 @@ def load_version(bundle_store: BundleStore, name: str, version: str) -> Version:
     return found
 
 
-def find_version(bundle_store: BundleStore, name: str, version: str) -> Version | None:
+def find_version(bundle_store: Store, name: str, version: str) -> Version | None:
     """`load_version`, or None if there is none."""
     found = _read_record(bundle_store, VERSION_KIND, name, version)
     if found is None:
@@ -166,7 +166,7 @@ def find_version(bundle_store: BundleStore, name: str, version: str) -> Version 
     return Version(name, version, files, tuple(record.signatures), tag)
 
 
-def write_version(bundle_store: BundleStore, version: Version, held: Version | None, key: SigningKey | None) -> bool:
+def write_version(bundle_store: Store, version: Version, held: Version | None, key: SigningKey | None) -> bool:
     """Write a version's record if there is none, and add our signature if it lacks it.
 
     Args:
@@ -194,7 +194,7 @@ def write_version(bundle_store: BundleStore, version: Version, held: Version | N
     )
 
 
-def check_same(bundle_store: BundleStore, held: Version, version: Version) -> None:
+def check_same(bundle_store: Store, held: Version, version: Version) -> None:
     """Refuse to give one version two contents.
 
     Raises:
@@ -207,7 +207,7 @@ def check_same(bundle_store: BundleStore, held: Version, version: Version) -> No
         )
 
 
-def check_whole(bundle_store: BundleStore, version: Version) -> None:
+def check_whole(bundle_store: Store, version: Version) -> None:
     """Check that every object of a version is there with its size; reads no object.
 
     Raises:
@@ -313,7 +313,7 @@ class Channel:
         return key.has_signed(CHANNEL_KIND, self.body, self.signatures)
 
 
-def load_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel:
+def load_channel(bundle_store: Store, name: str, channel: str) -> Channel:
     """Read a pointer.
 
     Raises:
@@ -329,7 +329,7 @@ def load_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel:
     return found
 
 
-def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel | None:
+def find_channel(bundle_store: Store, name: str, channel: str) -> Channel | None:
     """`load_channel`, or None if there is none."""
     found = _read_record(bundle_store, CHANNEL_KIND, name, channel)
     if found is None:
@@ -339,7 +339,7 @@ def find_channel(bundle_store: BundleStore, name: str, channel: str) -> Channel 
     return Channel(name, channel, moves, tuple(record.signatures), tag)
 
 
-def channels_of(bundle_store: BundleStore, name: str) -> list[Channel]:
+def channels_of(bundle_store: Store, name: str) -> list[Channel]:
     """All channels of a bundle, by name."""
     folder = f"{name}/channels"
     names = sorted(
@@ -359,7 +359,7 @@ def check_may_move(held: Channel | None, key: SigningKey | None, where: str) -> 
 
 
 def move_channel(
-    bundle_store: BundleStore,
+    bundle_store: Store,
     name: str,
     channel: str,
     held: Channel | None,

@@ -20,10 +20,10 @@ from relabel.export.bundles import translate_refusals
 from relabel.export.puller import Address, File, Progress, Pulled, ServingFolder, Trust
 from relabel.jobs.logs import redacted_streams
 from relabel.manifests import failpoints
-from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import RelabelError, TransientError
 from relabel.manifests.files import translate_errors
 from relabel.manifests.secrets import redacted
+from relabel.manifests.store import Store
 
 # ------------------------------------------------------------------------------
 # What a person sees while files move: a bar on a terminal, a line a minute elsewhere. Always on stderr.
@@ -106,7 +106,7 @@ JITTER = 0.1
 
 
 def pull_version(
-    bundle_store: BundleStore,
+    bundle_store: Store,
     address: Address,
     destination: ServingFolder,
     trust: Trust,

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from relabel.manifests.bundle_store import Held, open_bundle_store
 from relabel.manifests.errors import DiskFullError, StoreError, UsageError
 from relabel.manifests.files import Storage, is_url, out_of_files, place_of, scheme_of
 from relabel.manifests.process import check_interrupted
 from relabel.manifests.records import sha256_file
-from relabel.manifests.store import UrlFile, open_run_store, sync_folder
+from relabel.manifests.store import Held, UrlFile, open_bundle_store, open_run_store, sync_folder
 
 
 @contextlib.contextmanager
@@ -154,7 +153,7 @@ def _upload(file: Path, to: str, storage: Storage) -> None:
     size = file.stat().st_size
     if size > ONE_PUT_BYTES and scheme_of(to) == "s3":
         held = Held(size, sha256_file(file))
-        open_bundle_store(folder, storage).upload(name, file, held, lambda _: None)
+        open_bundle_store(folder, storage).put_file(name, file, held, lambda _: None)
         return
     # `single_writer`: one whole put needs no condition
     open_run_store(folder, storage, single_writer=True).put(name, file.read_bytes())

@@ -205,6 +205,15 @@ class FileLock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait for the lock, and hold it while the body runs."""
+        self.acquire(waits=True)
+        try:
+            yield
+        finally:
+            self.release()
+
     def holder(self) -> dict[str, Any] | None:
         """What the holder wrote of itself; for messages only."""
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
-import functools
 import glob
 import itertools
 import os
@@ -21,11 +20,11 @@ from fsspec.utils import glob_translate
 
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.files import Storage, check_kind, filesystem_of, is_url, out_of_files, scheme_of
-from relabel.manifests.objects import Objects, Retries
+from relabel.manifests.objects import Objects
 from relabel.manifests.records import file_stamp
 from relabel.manifests.secrets import oddity_of, shortened, shown
 from relabel.manifests.specs import TableFormat
-from relabel.manifests.store import objects_of
+from relabel.manifests.store import ObjectStore, objects_of
 
 # ------------------------------------------------------------------------------
 # What goes wrong while an input file is read, in words for the user.
@@ -69,17 +68,8 @@ def _first_line(exc: Any) -> str:
 
 def stamps_below(folder: str, where: str, objects: Objects, storage: Storage) -> dict[str, str]:
     """The keys below that of a folder, each with its tag."""
-    stamps: dict[str, str] = {}
-    after: str | None = None
-    while True:
-        page = functools.partial(objects.page, folder + "/", is_deep=True, after=after)
-        try:
-            found, after = Retries(storage.retry_s).call(page, f"{where}: listing it")
-        except FileNotFoundError:
-            return stamps
-        stamps.update((key, tag) for key, tag in found if not key.endswith("/"))
-        if after is None:
-            return stamps
+    found = ObjectStore(objects, folder, storage, root=where).etags("")
+    return {f"{folder}/{name}": tag for name, tag in found.items()}
 
 
 def stamp_of(path: str) -> tuple[int, int, int] | None:

@@ -8,7 +8,7 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -105,6 +105,17 @@ class Found(NamedTuple):
     size_bytes: int
 
 
+class Entry(NamedTuple):
+    """An object or file in a listing: when it was written is by the store's own clock; the tag changes with its
+    bytes.
+    """
+
+    name: str
+    size_bytes: int
+    written_s: float
+    tag: str
+
+
 class Objects(Protocol):
     """Storage, one try a call.
 
@@ -144,8 +155,8 @@ class Objects(Protocol):
             ConditionFailedError: the condition does not hold.
         """
 
-    def page(self, prefix: str, *, is_deep: bool, after: str | None) -> tuple[list[tuple[str, str]], str | None]:
-        """Some keys below `prefix` (which ends in `/`) with their tags, and where the next page begins.
+    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
+        """Some objects below a key, named by their keys, and where the next page begins.
 
         Args:
             is_deep: also those in folders below.
@@ -154,6 +165,15 @@ class Objects(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object; none there is fine."""
+
+    def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, Any]:
+        """Any other request of S3's about a key, with its errors sorted out as those of the verbs above.
+
+        Args:
+            needs: fields without which a reply is no answer.
+        Raises:
+            StoreError: the storage is not S3.
+        """
 
 
 class FsspecObjects:
@@ -207,16 +227,18 @@ class FsspecObjects:
             self._filesystem.invalidate_cache(key.rpartition("/")[0])
             return _tag(self._filesystem.info(key))
 
-    def page(self, prefix: str, *, is_deep: bool, after: str | None) -> tuple[list[tuple[str, str]], str | None]:
-        folder = prefix.rstrip("/")
-        with _translate_errors(f"{self._where}: can't list {folder}"):
-            self._filesystem.invalidate_cache(folder)
-            found = self._filesystem.find(folder, maxdepth=None if is_deep else 1, detail=True)
-        return [(name, _tag(info)) for name, info in found.items()], None
+    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
+        with _translate_errors(f"{self._where}: can't list {key}"):
+            self._filesystem.invalidate_cache(key)
+            found = self._filesystem.find(key, maxdepth=None if is_deep else 1, detail=True)
+        return [Entry(name, int(info.get("size") or 0), 0.0, _tag(info)) for name, info in found.items()], None
 
     def delete(self, key: str) -> None:
         with _translate_errors(f"{self._where}: can't remove {key}"), contextlib.suppress(FileNotFoundError):
             self._filesystem.rm_file(key)
+
+    def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, Any]:
+        raise StoreError(f"{self._where}: only S3 knows {method}.")
 
     def _modified(self, key: str) -> datetime:
         when: datetime = self._filesystem.modified(key)
@@ -341,23 +363,36 @@ class S3Objects:
             wanted["IfMatch"] = tag
         return str(field(self._do(key, self._filesystem._call_s3, "put_object", wanted), "ETag"))
 
-    def page(self, prefix: str, *, is_deep: bool, after: str | None) -> tuple[list[tuple[str, str]], str | None]:
-        bucket, _, inner = prefix.partition("/")
-        wanted = {"Bucket": bucket, "Prefix": inner}
+    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
+        bucket, _, inner = key.partition("/")
+        wanted = {"Bucket": bucket, "Prefix": f"{inner}/"}
         if not is_deep:
             wanted["Delimiter"] = "/"
         if after is not None:
             wanted["ContinuationToken"] = after
-        reply = self._do(prefix, self._list, wanted)
-        found = [(f"{bucket}/{field(entry, 'Key')}", field(entry, "ETag")) for entry in reply.get("Contents", ())]
+        reply = self._do(key, self._list, wanted)
+        found = [
+            Entry(
+                f"{bucket}/{field(entry, 'Key')}",
+                int(field(entry, "Size")),
+                field(entry, "LastModified").timestamp(),
+                field(entry, "ETag"),
+            )
+            for entry in reply.get("Contents", ())
+        ]
         return found, field(reply, "NextContinuationToken") if reply.get("IsTruncated") else None
 
     def delete(self, key: str) -> None:
         self._do(key, self._filesystem._call_s3, "delete_object", _place(key))
 
-    def request(self, key: str, method: str, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Any other request of S3's, with its errors sorted out as those of the verbs above."""
-        reply: dict[str, Any] = self._do(key, self._filesystem._call_s3, method, wanted)
+    def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, Any]:
+        place = {"Bucket": key.partition("/")[0]} if method.startswith("list_") else _place(key)
+        reply: dict[str, Any] = self._do(key, self._filesystem._call_s3, method, {**place, **wanted})
+        for need in needs:
+            field(reply, need)
+        for upload in reply.get("Uploads", ()):
+            for need in ("Key", "UploadId", "Initiated"):
+                field(upload, need)
         return reply
 
     async def _list(self, wanted: dict[str, Any]) -> dict[str, Any]:

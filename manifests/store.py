@@ -1,27 +1,36 @@
-"""A run's output on a local disk and on object storage, with durable writes and create-if-absent; and files at URLs,
-read in ranges."""
+"""Stores on a local disk and on object storage: durable writes, create-if-absent, compare and swap, big files in
+blocks, locks and logs; and files at URLs, read in ranges.
+
+Names are relative, with `/`, and can't leave the root. A write is durable when the call returns. `create` is the
+commit: of many callers exactly one gets True. `LocalStore` does this with fsync and hard links, `ObjectStore` with
+conditional puts and ETags.
+"""
 
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import errno
 import functools
+import hashlib
 import io
 import itertools
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from relabel.manifests import failpoints
-from relabel.manifests.errors import InputError, ManifestError, StoreError
+from relabel.manifests.errors import InputError, ManifestError, RelabelError, StoreError, UsageError
 from relabel.manifests.files import (
     HERE,
     TEMP_PREFIX,
@@ -37,116 +46,63 @@ from relabel.manifests.files import (
     translate_errors,
 )
 from relabel.manifests.leases import Lease, LeaseKeeper
-from relabel.manifests.objects import ConditionFailedError, Found, FsspecObjects, Objects, Retries
+from relabel.manifests.objects import ConditionFailedError, Entry, Found, FsspecObjects, Objects, Retries
+from relabel.manifests.records import sha256_bytes
 from relabel.manifests.secrets import redacted
 
 # ------------------------------------------------------------------------------
-# What a run's store and its locks are, wherever they lie.
+# What stores give and take.
 
 
-class Lock(Protocol):
-    """Who works on a thing: held by one live process, freed by its `release` or its death."""
+LOCKS = ".locks"
+PROBE_NAME = "leases/probe"
+"""One object for all probes; it stays, so that no permission to delete is needed."""
+BLOCK_BYTES = 1 << 22
+S3_BLOCK_BYTES = 16 << 20
+"""Bytes a ranged read: at 50 ms a request the waiting stays under a fifth."""
+PART_BYTES = 32 << 20
+"""Bytes a part of an upload, held in memory: S3's 10,000 parts make 320 GB."""
+MAX_RECORD_BYTES = 64 << 20
+"""No record is bigger; a bigger one is not read into memory."""
 
-    @property
-    def epoch(self) -> int:
-        """How many holders there were, this one included; 0 where the kernel keeps the lock and nobody counts."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether another process has it by now, because this one did not renew it in time."""
-
-    def acquire(self, *, waits: bool = False) -> None:
-        """Take the lock.
-
-        Args:
-            waits: until its holder lets go or is dead, instead of failing at once.
-        Raises:
-            LockHeldError: a live process holds it.
-            StoreError: the store can't lock.
-        """
-
-    def release(self) -> None:
-        """Let go; safe to call twice."""
+OnProgress = Callable[[int], None]
+"""Receives the number of bytes that have gone through, as they go; may raise to stop the transfer."""
 
 
-class RunStore(Protocol):
-    """A run's output.
+class Tagged(NamedTuple):
+    """A record as it was read, with the tag that `replace` compares."""
 
-    Attributes:
-        root: what to call the place in a message.
-        readers: how many reads are worth having under way at once.
-    """
+    data: bytes
+    tag: str
 
-    @property
-    def root(self) -> str: ...
-    @property
-    def readers(self) -> int: ...
 
-    def check_conditional_writes(self) -> None:
-        """See, before the first write, that commits will be single here; once a process, later calls do nothing.
+class Held(NamedTuple):
+    """What a store holds under a name."""
 
-        Raises:
-            StoreError: the storage ignores conditions, so that two workers could commit one chunk.
-        """
+    size_bytes: int
+    sha256: str
 
-    def read(self, name: str) -> bytes:
-        """The bytes of a file.
 
-        Raises:
-            FileNotFoundError: there is none.
-            StoreError: it can't be read.
-        """
+def digest_of_blocks(blocks: Iterator[bytes], on_progress: OnProgress) -> Held:
+    """Size and sha256 of what comes in blocks."""
+    found, size = hashlib.sha256(), 0
+    for block in blocks:
+        found.update(block)
+        size += len(block)
+        on_progress(len(block))
+    return Held(size, found.hexdigest())
 
-    def names(self, folder: str) -> list[str]:
-        """Names of the files right inside a folder, sorted, without temporary ones; empty if there
-        is no such folder.
-        """
 
-    def etags(self, folder: str) -> dict[str, str]:
-        """Names of all files below a folder, sorted, each with an ETag, which changes as the file does. Reads none."""
+def _changed(source: Path) -> InputError:
+    return InputError(f"{source}: changed while it was uploaded. Export or seal the bundle again.")
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file durably, replacing what has that name in one step."""
 
-    def jot(self, name: str, data: bytes) -> None:
-        """Write a file in one step as `put` does, so that it outlives this process; a machine that loses power may
-        lose it.
-        """
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a file durably if there is none of that name; of callers with different bytes exactly one gets True.
-
-        Returns:
-            False if the name exists already with other bytes (they are left as they are).
-        """
-
-    def remove(self, name: str) -> None:
-        """Remove a file that nothing depends on; none there is fine."""
-
-    def sweep(self, folder: str) -> int:
-        """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many."""
-
-    def lock(self, name: str, what: str) -> Lock:
-        """The lock of that name in `leases/`, not yet taken.
-
-        Args:
-            what: what it locks, for messages.
-        """
-
-    def is_locked(self, name: str) -> bool:
-        """Whether a live process holds that lock, without taking it for longer than the look."""
-
-    def log(self, name: str, text: str, *, is_end: bool = False) -> None:
-        """Add lines to a log for people, redacted. Never synced, may be held back for a while.
-
-        Args:
-            is_end: no more lines are expected, so nothing is held back and nothing kept in memory.
-        Raises:
-            OSError: it can't be written.
-        """
-
-    def close(self) -> None:
-        """Write out what was held back. The store can be used again afterwards."""
+def _check_record_size(where: str, size: int) -> None:
+    """Refuse to read into memory what can't be a record."""
+    if size > MAX_RECORD_BYTES:
+        raise StoreError(
+            f"{where}: holds {size:,} bytes; a record has at most {MAX_RECORD_BYTES:,}. Something else was put there."
+        )
 
 
 def parts_of(name: str, root: str) -> tuple[str, ...]:
@@ -161,7 +117,7 @@ def parts_of(name: str, root: str) -> tuple[str, ...]:
     return pure.parts
 
 
-def read_if_there(store: RunStore, name: str) -> bytes | None:
+def read_if_there(store: Store, name: str) -> bytes | None:
     """The bytes of a file; None if there is none."""
     try:
         return store.read(name)
@@ -182,7 +138,7 @@ ResultT = TypeVar("ResultT")
 _AT_A_TIME = 1024
 
 
-def map_concurrent(store: RunStore, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> Iterator[ResultT]:
+def map_concurrent(store: Store, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> Iterator[ResultT]:
     """`map`, with as many calls under way as the store deserves; results in the order of the items."""
     if store.readers <= 1:
         yield from map(function, items)
@@ -194,25 +150,23 @@ def map_concurrent(store: RunStore, function: Callable[[ItemT], ResultT], items:
 
 
 # ------------------------------------------------------------------------------
-# A run's output as a local folder: durable writes, commits by create-if-absent, listings.
-#
-# A write is durable when the call returns: the bytes were synced under a temporary name before the final name came to
-# exist, and the folder was synced after.
+# A store in a local folder. Bytes are synced under a temporary name before the final name comes to exist, and the
+# folder is synced after.
 
 
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a file system says that has no hard links: vfat, exfat, SMB and many in user space."""
 
 
-class LocalRunStore:
-    """A run's folder on a local or network file system.
+class LocalStore:
+    """A folder on a local or network file system, which several hosts may share.
 
     Args:
         root: the folder; made at the first write.
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = str(root)
+        self.root = self.url = str(root)
         self.readers = 1  # the disk's own cache is faster than any pool of threads
         self._folder = Path(root)
         self._known_folders: set[Path] = set()
@@ -226,7 +180,7 @@ class LocalRunStore:
         return self._folder.joinpath(*parts_of(name, self.root))
 
     def check_conditional_writes(self) -> None:
-        """Nothing: links are exclusive, and each `create` would tell."""
+        """Nothing: links are exclusive."""
 
     def read(self, name: str) -> bytes:
         """The bytes of a file.
@@ -240,6 +194,42 @@ class LocalRunStore:
         with translate_errors("read", path, is_missing_fine=True):
             return read_file(path)
 
+    def read_tagged(self, name: str) -> Tagged:
+        """A record, which fits into memory, and its tag.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it can't be read, or is too big to be a record.
+        """
+        path = self.path(name)
+        _check_record_size(str(path), _size_of_file(path))
+        data = self.read(name)
+        return Tagged(data, sha256_bytes(data))
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, None if there is none."""
+        try:
+            return _size_of_file(self.path(name))
+        except FileNotFoundError:
+            return None
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        """`size` of each name."""
+        return {name: self.size(name) for name in names}
+
+    def blocks(self, name: str, start: int) -> Iterator[bytes]:
+        """A file's bytes from an offset on. Raises FileNotFoundError."""
+        path = self.path(name)
+        _size_of_file(path)
+        with translate_errors("read", path, is_missing_fine=True), path.open("rb") as file:
+            file.seek(start)
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+    def digest(self, name: str, on_progress: OnProgress) -> Held:
+        """Size and sha256 of what is held now."""
+        return digest_of_blocks(self.blocks(name, 0), on_progress)
+
     def names(self, folder: str) -> list[str]:
         """Names of the files right inside a folder, sorted, without temporary ones; empty if there
         is no such folder.
@@ -252,26 +242,29 @@ class LocalRunStore:
             return []
         return sorted(f"{folder}/{name}" for name in found)
 
-    def etags(self, folder: str) -> dict[str, str]:
-        """Names of all files below a folder, sorted, each with its size, inode and time of change for an ETag."""
-        top = self.path(folder)
-        found = {}
+    def entries(self, folder: str) -> Iterator[Entry]:
+        """All files below a folder (`""`: all there are), in no order, each with its size, inode and time of change for
+        a tag; without temporary files and locks.
+        """
+        top = self.path(folder) if folder else self._folder
         with translate_errors("list", top):
-            for inside, folders, names in os.walk(top, onerror=_unless_missing, followlinks=True):
-                folders[:] = [name for name in folders if not _leads_back(Path(inside, name))]
-                for name in names:
-                    if not name.startswith(TEMP_PREFIX):
-                        path = Path(inside, name)
-                        try:
-                            stat = path.stat()
-                        except FileNotFoundError:
-                            if path.is_symlink():
-                                raise
-                            continue  # it was removed since
-                        found[path.relative_to(self._folder).as_posix()] = (
-                            f"{stat.st_size}-{stat.st_ino}-{stat.st_mtime_ns}"
-                        )
-        return dict(sorted(found.items()))
+            for path in _files_below(top):
+                try:
+                    held = path.stat()
+                except FileNotFoundError:
+                    if path.is_symlink():
+                        raise
+                    continue  # it was removed since
+                if not path.name.startswith(TEMP_PREFIX):
+                    name, tag = (
+                        path.relative_to(self._folder).as_posix(),
+                        f"{held.st_size}-{held.st_ino}-{held.st_mtime_ns}",
+                    )
+                    yield Entry(name, held.st_size, held.st_mtime, tag)
+
+    def etags(self, folder: str) -> dict[str, str]:
+        """Names of all files below a folder, sorted, each with its tag."""
+        return dict(sorted((entry.name, entry.tag) for entry in self.entries(folder)))
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably, replacing what has that name in one step."""
@@ -309,6 +302,42 @@ class LocalRunStore:
             sync_folder(path.parent)
             return True
 
+    def replace(self, name: str, data: bytes, tag: str) -> bool:
+        """Write a record if what has that name is still what was read; False if not."""
+        lock_name = base64.b32encode(name.encode()).decode().rstrip("=").lower()[:200]
+        with FileLock(self._folder / LOCKS / f"{lock_name}.lock", f"{self.root}/{name}").held():
+            try:
+                if self.read_tagged(name).tag != tag:
+                    return False
+            except FileNotFoundError:
+                return False
+            self.put(name, data)
+            return True
+
+    def put_file(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
+        """Copy a local file in, in blocks; the name comes to exist whole or not at all, and what had it is replaced.
+
+        Args:
+            held: the size and digest that the file is known to have.
+        Raises:
+            InputError: it has another by now; the name is left as it was.
+        """
+        path = self.path(name)
+        with translate_errors("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            found = hashlib.sha256()
+            with held_temp(path.parent) as (temp, descriptor):
+                with source.open("rb") as reader, open(descriptor, "wb", closefd=False) as writer:
+                    while block := reader.read(BLOCK_BYTES):
+                        found.update(block)
+                        writer.write(block)
+                        on_progress(len(block))
+                os.fsync(descriptor)
+                if found.hexdigest() != held.sha256:
+                    raise _changed(source)
+                temp.replace(path)
+            sync_folder(path.parent)
+
     def remove(self, name: str) -> None:
         """Remove a file that nothing depends on; none there is fine."""
         path = self.path(name)
@@ -326,6 +355,15 @@ class LocalRunStore:
             if not path.is_dir():
                 return 0
             return sum(remove_abandoned(entry) for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX))
+
+    def sweep_uploads(self, older_s: float) -> int:
+        """Remove what killed `put_file`s left and that is older than so many seconds; returns how many."""
+        temps = [path for path in _files_below(self._folder) if path.name.startswith(TEMP_PREFIX)]
+        return sum(remove_abandoned(path, older_s=older_s) for path in temps)
+
+    def now_s(self) -> float:
+        """The store's own clock, seconds since the epoch."""
+        return time.time()
 
     def lock(self, name: str, what: str) -> FileLock:
         """An OS lock, which the kernel frees when its holder dies."""
@@ -361,6 +399,29 @@ class LocalRunStore:
                 os.fsync(descriptor)
                 failpoints.hit("before_temp_rename")
             yield temp
+
+
+def _size_of_file(path: Path) -> int:
+    """Bytes of an ordinary file; another user of the folder may have put a pipe there, which blocks its reader.
+
+    Raises:
+        FileNotFoundError: there is nothing, or a folder.
+        StoreError: it is not an ordinary file.
+    """
+    with translate_errors("read", path, is_missing_fine=True):
+        found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise FileNotFoundError(str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise StoreError(f"{path}: is not an ordinary file. Remove it.")
+    return found.st_size
+
+
+def _files_below(top: Path) -> Iterator[Path]:
+    """Files below a folder, in links to folders too, but for locks."""
+    for inside, folders, names in os.walk(top, onerror=_unless_missing, followlinks=True):
+        folders[:] = [name for name in folders if name != LOCKS and not _leads_back(Path(inside, name))]
+        yield from (Path(inside, name) for name in names)
 
 
 def has_links(folder: Path) -> bool:
@@ -412,31 +473,30 @@ def sync_folder(path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------
-# A run's output on object storage: commits by conditional put, leases for locks, one retry policy, no temporary files.
+# A store on object storage: commits by conditional put, leases for locks, one retry policy, no temporary files.
 #
 # Before a process writes anything, a probe proves that the storage heeds conditions: one that accepts and ignores them
-# would let two workers commit one chunk, so it is refused unless the user vouches for a single writer.
+# would let two workers commit one chunk, so it is refused unless the user vouches for a single writer. Every upload to
+# S3 carries its sha256, so that a store refuses bytes that changed on the way.
 
 
-PROBE_NAME = "leases/probe"
-"""One object for all probes; it stays, so that no permission to delete is needed."""
 PROBE = b"Written by relabel to see whether this store heeds conditions.\n"
 READERS = 16
 LOG_EVERY_S = 60.0
-"""A log is an object, and objects can't be added to: lines are kept for so long, then the whole is written anew."""
+"""A log is an object, and objects can't be added to: lines are kept for so long, then the whole is written again."""
 LOG_PART_CHARS = 1 << 20
 """Then a new object is begun: what is kept in memory and written again each minute stays small."""
 _NO_TAG = '"00000000000000000000000000000000"'
 
 
-def open_object_run_store(url: str, storage: Storage, *, single_writer: bool = False) -> ObjectRunStore:
+def open_object_run_store(url: str, storage: Storage, *, single_writer: bool = False) -> ObjectStore:
     """The store behind a URL. Touches nothing yet.
 
     Raises:
         ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
     """
     objects, path = objects_of(url, storage)
-    return ObjectRunStore(objects, path, storage, root=url.rstrip("/"), single_writer=single_writer)
+    return ObjectStore(objects, path, storage, root=url.rstrip("/"), single_writer=single_writer)
 
 
 def objects_of(url: str, storage: Storage) -> tuple[Objects, str]:
@@ -453,16 +513,17 @@ def objects_of(url: str, storage: Storage) -> tuple[Objects, str]:
     return FsspecObjects(filesystem, url), path.rstrip("/")
 
 
-class ObjectRunStore:
-    """A run's objects below one key.
+class ObjectStore:
+    """Objects below one key; the verbs are those of `LocalStore`.
 
     Args:
         objects: the storage.
-        prefix: key of the run's root.
+        prefix: key of the root.
         storage: how long calls are tried and leases live.
         root: what to call it in messages.
-        single_writer: believe the user that only one process writes; conditions become a look before the write.
+        single_writer: believe the user that only one process writes; conditions become a read before the write.
         probe: name of the object that the probe writes.
+        part_bytes: size of an upload's parts; smaller files go in one put.
     """
 
     def __init__(
@@ -474,10 +535,12 @@ class ObjectRunStore:
         root: str,
         single_writer: bool = False,
         probe: str = PROBE_NAME,
+        part_bytes: int = PART_BYTES,
     ) -> None:
-        self.root = root
+        self.root = self.url = root
+        self._part_bytes = part_bytes
         self.readers = READERS
-        self._objects = _LookFirst(objects) if single_writer else objects
+        self._objects = _CheckFirst(objects) if single_writer else objects
         self._prefix = prefix
         self._lease_s = storage.lease_s
         self._retries = Retries(storage.retry_s)
@@ -490,19 +553,62 @@ class ObjectRunStore:
 
     def read(self, name: str) -> bytes:
         """The bytes of an object."""
-        return self._retries.call(
-            functools.partial(self._objects.get, self._key(name)), f"{self.root}/{name}: reading it"
-        ).data
+        return self._retried(self._objects.get, name, "reading it").data
+
+    def read_tagged(self, name: str) -> Tagged:
+        """A record, which fits into memory, and its ETag."""
+        try:
+            found = self._retried(self._objects.get, name, "reading it", start=0, end=MAX_RECORD_BYTES)
+        except EOFError:
+            return Tagged(b"", "")
+        _check_record_size(f"{self.root}/{name}", found.size_bytes)
+        return Tagged(found.data, found.tag)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object, None if there is none."""
+        try:
+            return int(self._request("head_object", name, "reading it", needs=("ContentLength",))["ContentLength"])
+        except FileNotFoundError:
+            return None
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        """`size` of each name, several requests at a time."""
+        with ThreadPoolExecutor(READERS) as pool:
+            return dict(zip(names, pool.map(self.size, names), strict=True))
+
+    def blocks(self, name: str, start: int) -> Iterator[bytes]:
+        """An object's bytes from an offset on."""
+        size = start + 1
+        while start < size:
+            try:
+                found = self._retried(self._objects.get, name, "reading it", start=start, end=start + S3_BLOCK_BYTES)
+            except EOFError:  # no byte is left
+                return
+            start, size = start + len(found.data), found.size_bytes
+            yield found.data
+
+    def digest(self, name: str, on_progress: OnProgress) -> Held:
+        """Size and sha256 of what is held now: by the store's own checksum of the whole object, else by reading it."""
+        reply = self._request("head_object", name, "reading it", needs=("ContentLength",), ChecksumMode="ENABLED")
+        size, checksum = int(reply["ContentLength"]), reply.get("ChecksumSHA256", "")
+        if checksum and "-" not in checksum and reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
+            with contextlib.suppress(ValueError):
+                found = base64.b64decode(checksum, validate=True)
+                on_progress(size)
+                return Held(size, found.hex())
+        return digest_of_blocks(self.blocks(name, 0), on_progress)
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects right inside a folder, sorted."""
-        return sorted(self._list(folder, is_deep=False))
+        return sorted(entry.name for entry in self._list(folder, is_deep=False))
+
+    def entries(self, folder: str) -> Iterator[Entry]:
+        """All objects below a folder (`""`: all there are), without locks: a request for every thousand."""
+        return (entry for entry in self._list(folder, is_deep=True) if not entry.name.startswith(f"{LOCKS}/"))
 
     def etags(self, folder: str) -> dict[str, str]:
-        """Names of all objects below a folder, sorted, each with its ETag: a request for every thousand, and none for
-        each.
-        """
-        found = self._list(folder, is_deep=True)
+        """Names of all objects below a folder, sorted, each with its ETag."""
+        found = {entry.name: entry.tag for entry in self.entries(folder)}
         names = sorted(found)  # S3 lists in this order, so that a million names need not be held twice
         return found if names == list(found) else {name: found[name] for name in names}
 
@@ -511,9 +617,7 @@ class ObjectRunStore:
         bytes.
         """
         self.check_conditional_writes()
-        self._retries.call(
-            functools.partial(self._objects.put, self._key(name), data), f"{self.root}/{name}: writing it"
-        )
+        self._retried(self._objects.put, name, "writing it", data)
 
     def jot(self, name: str, data: bytes) -> None:
         """As `put`: an object store has no other way."""
@@ -522,22 +626,106 @@ class ObjectRunStore:
     def create(self, name: str, data: bytes) -> bool:
         """Write an object if there is none of that name; of callers with different bytes exactly one gets True.
 
-        A refusal may be our own doing: the put succeeded, its reply was lost, and somebody below us (a client library,
-        a proxy) asked again. So a refusal is settled by a look at what is there: our bytes mean that we were the first.
+        A refusal may be our own doing: the put succeeded, its reply was lost, and a client library or a proxy asked
+        again. So a refusal is settled by reading what is there: our bytes mean that we were the first.
         """
         self.check_conditional_writes()
-        key = self._key(name)
         try:
-            self._retries.call(
-                functools.partial(self._objects.put, key, data, is_new=True), f"{self.root}/{name}: writing it"
-            )
+            self._retried(self._objects.put, name, "writing it", data, is_new=True)
         except ConditionFailedError:
             return self.read(name) == data
         return True
 
+    def replace(self, name: str, data: bytes, tag: str) -> bool:
+        """Write a record if it still has the ETag that was read; False if not. After a lost reply, False may be our own
+        doing.
+        """
+        self.check_conditional_writes()
+        try:
+            self._retried(self._objects.put, name, "replacing it", data, tag=tag)
+        except (ConditionFailedError, FileNotFoundError):
+            return False
+        return True
+
+    def put_file(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
+        """Upload a local file, in parts if it is big; the name comes to exist whole or not at all.
+
+        Raises:
+            InputError: the local file is no longer what it was.
+        """
+        self.check_conditional_writes()  # before the gigabytes, not after them
+        if held.size_bytes > self._part_bytes:
+            self._put_parts(name, source, held, on_progress)
+            return
+        data = source.read_bytes()
+        if hashlib.sha256(data).hexdigest() != held.sha256:
+            raise _changed(source)
+        self._request("put_object", name, "uploading it", Body=data, ChecksumSHA256=_checksum(data))
+        on_progress(len(data))
+
+    def _put_parts(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
+        begun = self._request(
+            "create_multipart_upload", name, "uploading it", needs=("UploadId",), ChecksumAlgorithm="SHA256"
+        )
+        upload, found = begun["UploadId"], hashlib.sha256()
+        parts: list[dict[str, Any]] = []
+        try:
+            with source.open("rb") as file:
+                while data := file.read(self._part_bytes):
+                    found.update(data)
+                    number, checksum = len(parts) + 1, _checksum(data)
+                    sent = {"UploadId": upload, "PartNumber": number, "Body": data, "ChecksumSHA256": checksum}
+                    reply = self._request("upload_part", name, f"uploading part {number}", needs=("ETag",), **sent)
+                    parts.append({"PartNumber": number, "ETag": reply["ETag"], "ChecksumSHA256": checksum})
+                    on_progress(len(data))
+            if found.hexdigest() != held.sha256:
+                raise _changed(source)
+            whole = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
+            try:
+                self._request("complete_multipart_upload", name, "completing its upload", **whole)
+            except (FileNotFoundError, StoreError) as exc:
+                if self.size(name) != held.size_bytes:
+                    # else the reply to our own completion was lost, and the upload is no more
+                    raise StoreError(
+                        f"{self.root}/{name}: its upload could not be completed. Run the same command again."
+                    ) from exc
+        except BaseException:
+            with contextlib.suppress(RelabelError, OSError):
+                self._abort(name, upload)
+            raise
+
+    def _abort(self, name: str, upload: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._request("abort_multipart_upload", name, "ending its upload", UploadId=upload)
+
+    def sweep_uploads(self, older_s: float) -> int:
+        """End what killed uploads left and that is older than so many seconds; returns how many."""
+        now, found, marks = self.now_s(), [], {"Prefix": f"{self._prefix.partition('/')[2]}/"}
+        while True:  # all of them first: an upload that is ended shifts the next pages
+            page = self._request("list_multipart_uploads", None, "listing it", **marks)
+            found += page.get("Uploads", ())
+            # SeaweedFS orders by the upload's id and names that alone as the marker
+            more = {mark: page[f"Next{mark}"] for mark in ("KeyMarker", "UploadIdMarker") if page.get(f"Next{mark}")}
+            if not page.get("IsTruncated") or not more:
+                break
+            marks |= more
+        old = [one for one in found if now - one["Initiated"].timestamp() >= older_s]
+        for one in old:
+            self._abort(one["Key"].removeprefix(marks["Prefix"]), one["UploadId"])
+        return len(old)
+
+    def now_s(self) -> float:
+        """The store's own clock, seconds since the epoch."""
+        prefix = f"{self._prefix.partition('/')[2]}/"
+        reply = self._request("list_objects_v2", None, "listing it", Prefix=prefix, MaxKeys=1)
+        date = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is None:
+            raise StoreError(f"{self.root}: its replies have no Date, so the age of nothing is known.")
+        return parsedate_to_datetime(date).timestamp()
+
     def remove(self, name: str) -> None:
         """Remove an object that nothing depends on; none there is fine."""
-        self._retries.call(functools.partial(self._objects.delete, self._key(name)), f"{self.root}/{name}: removing it")
+        self._retried(self._objects.delete, name, "removing it")
 
     def sweep(self, folder: str) -> int:
         """Nothing: an object is there whole or not at all."""
@@ -581,9 +769,8 @@ class ObjectRunStore:
         if is_news:
             part = f"-{held.part}" if held.part else ""
             own = f"{stem}-{HERE}-{os.getpid()}{part}.{ending}"
-            replace(self._retries, tries=3).call(
-                functools.partial(self._objects.put, self._key(own), data), f"{self.root}/{own}: writing it"
-            )
+            put = functools.partial(self._objects.put, self._key(own), data)
+            replace(self._retries, tries=3).call(put, f"{self.root}/{own}: writing it")
 
     def _lease(self, name: str, what: str) -> Lease:
         return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._keeper, self._retries)
@@ -591,19 +778,33 @@ class ObjectRunStore:
     def _key(self, name: str) -> str:
         return "/".join((self._prefix, *parts_of(name, self.root)))
 
-    def _list(self, folder: str, *, is_deep: bool) -> dict[str, str]:
-        prefix = (self._key(folder) if folder else self._prefix) + "/"
-        found: dict[str, str] = {}
+    def _retried(
+        self, verb: Callable[..., ResultT], name: str | None, doing: str, *arguments: Any, **options: Any
+    ) -> ResultT:
+        """A verb of the storage on an object (None: on the root), tried again as the policy says."""
+        call = functools.partial(verb, self._prefix if name is None else self._key(name), *arguments, **options)
+        return self._retries.call(call, f"{self.root}{'' if name is None else f'/{name}'}: {doing}")
+
+    def _request(
+        self, method: str, name: str | None, doing: str, *, needs: Sequence[str] = (), **wanted: Any
+    ) -> dict[str, Any]:
+        """A request of S3's; a reply that lacks one of the fields in `needs` is no answer."""
+        return self._retried(self._objects.request, name, doing, method, wanted, needs)
+
+    def _list(self, folder: str, *, is_deep: bool) -> Iterator[Entry]:
         after: str | None = None
         while True:
-            page = functools.partial(self._objects.page, prefix, is_deep=is_deep, after=after)
             try:
-                entries, after = self._retries.call(page, f"{self.root}/{folder}: listing it")
+                found, after = self._retried(
+                    self._objects.page, folder or None, "listing it", is_deep=is_deep, after=after
+                )
             except FileNotFoundError:
-                return {}
-            found.update({key[len(self._prefix) + 1 :]: tag for key, tag in entries if not key.endswith("/")})
+                return
+            for entry in found:
+                if not entry.name.endswith("/"):
+                    yield entry._replace(name=entry.name[len(self._prefix) + 1 :])
             if after is None:
-                return found
+                return
 
     def check_conditional_writes(self) -> None:
         """Once a process, before its first write: see that the storage heeds conditions.
@@ -630,12 +831,10 @@ class ObjectRunStore:
 
     def _ignored_condition(self) -> str | None:
         """Which condition the storage ignored; None if it heeded both."""
-        key = self._key(self._probe)
 
         def is_refused(*, is_new: bool = False, tag: str | None = None) -> bool:
             try:
-                put = functools.partial(self._objects.put, key, PROBE, is_new=is_new, tag=tag)
-                self._retries.call(put, f"{self.root}: probing it")
+                self._retried(self._objects.put, self._probe, "probing it", PROBE, is_new=is_new, tag=tag)
             except ConditionFailedError:
                 return True
             return False
@@ -658,7 +857,7 @@ class _Log:
     written_s: float = field(default_factory=time.monotonic)
 
 
-class _LookFirst:
+class _CheckFirst:
     """Storage whose conditions are a look before the write: enough for one writer, and mostly for telling overlapping
     ticks apart.
     """
@@ -668,6 +867,7 @@ class _LookFirst:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self.get, self.age_s, self.page, self.delete = objects.get, objects.age_s, objects.page, objects.delete
+        self.request = objects.request
 
     def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
         if is_new or tag is not None:
@@ -683,16 +883,23 @@ class _LookFirst:
             return None
 
 
+def _checksum(data: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
 # ------------------------------------------------------------------------------
-# Where a run keeps what it owns: one set of verbs for a local folder and for object storage.
-#
-# Names are relative, with `/`, and can't leave the root. A write is durable when the call returns. `create` is the
-# commit: of many callers exactly one gets True. `local_run_store.py` does this with links and fsync,
-# `object_run_store.py` with conditional puts.
+# Stores by path or URL.
 
 
-def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = False) -> RunStore:
-    """The store behind a path or URL. Touches nothing yet.
+Store = LocalStore | ObjectStore
+Lock = FileLock | Lease
+RunStore = Store
+LocalRunStore = LocalStore
+ObjectRunStore = ObjectStore
+
+
+def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = False) -> Store:
+    """The store at a path or URL. Touches nothing yet.
 
     Args:
         url: local path, `s3://bucket/prefix` or another URL that fsspec knows.
@@ -704,13 +911,28 @@ def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = F
     text = str(url)
     if text.startswith(("file://", "local://")):
         text = text.partition("://")[2]
+    return open_object_run_store(text, storage, single_writer=single_writer) if is_url(text) else LocalStore(text)
+
+
+def open_bundle_store(url: str, storage: Storage) -> Store:
+    """The store for bundles at a local path or an `s3://` URL. Touches nothing yet.
+
+    Raises:
+        UsageError: neither.
+        MissingExtraError: S3 needs a package that is not here.
+    """
+    text = url.removeprefix("file://")
     if not is_url(text):
-        return LocalRunStore(text)
+        return LocalStore(Path(text))
+    if scheme_of(text) != "s3":
+        raise UsageError(
+            f"{text}: bundles are published to local paths and to s3:// alone, where a pointer can be moved safely."
+        )
+    objects, path = objects_of(text, storage)
+    return ObjectStore(objects, path, storage, root=text.rstrip("/"), probe=f"{LOCKS}/probe")
 
-    return open_object_run_store(text, storage, single_writer=single_writer)
 
-
-def shard_lock(store: RunStore, shard: int) -> Lock:
+def shard_lock(store: Store, shard: int) -> Lock:
     """The lock of one shard."""
     return store.lock(shard_lock_name(shard), f"shard {shard}")
 

@@ -19,7 +19,7 @@ from relabel.manifests.files import Storage
 
 if TYPE_CHECKING:
     from relabel.export.catalog import ShownBundle, VersionContents
-    from relabel.manifests.bundle_store import BundleStore
+    from relabel.manifests.store import Store
 
 # ------------------------------------------------------------------------------
 # `publish`, `channel`, `rollback`, `list`, `show` and `gc`: bundles in a store. `pull` has a file of its own.
@@ -59,7 +59,7 @@ def publish(
     from relabel.export.publishing import PublishOptions
     from relabel.export.publishing import publish as publish_bundle
     from relabel.jobs.delivery import TransferDisplay, files_text
-    from relabel.manifests.bundle_store import open_bundle_store
+    from relabel.manifests.store import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     options = PublishOptions(name, version, channel, _signing_key(sign_key), reread, anyway)
@@ -144,7 +144,7 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     )
 
 
-def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -> int:
+def _emit_move(bundle_store: Store, moved: Any, output: str, code: Exit) -> int:
     head = moved.head
     result = {
         "url": bundle_store.url,
@@ -164,9 +164,9 @@ def _emit_move(bundle_store: BundleStore, moved: Any, output: str, code: Exit) -
     )
 
 
-def _bundle_at(text: str) -> tuple[BundleStore, str]:
+def _bundle_at(text: str) -> tuple[Store, str]:
     from relabel.export.store import parse_address
-    from relabel.manifests.bundle_store import open_bundle_store
+    from relabel.manifests.store import open_bundle_store
 
     address = parse_address(text)
     if address.at is not None:
@@ -188,8 +188,8 @@ VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100
 def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels point."""
     from relabel.export.catalog import bundles_in
-    from relabel.manifests.bundle_store import open_bundle_store
     from relabel.manifests.records import plain
+    from relabel.manifests.store import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     found = bundles_in(bundle_store)
@@ -215,8 +215,8 @@ def show(bundle: str, output: str) -> int:
     from relabel.export.bundles import MANIFEST_NAME
     from relabel.export.catalog import bundle_in, version_in
     from relabel.export.store import parse_address
-    from relabel.manifests.bundle_store import open_bundle_store
     from relabel.manifests.records import plain
+    from relabel.manifests.store import open_bundle_store
 
     if (Path(bundle) / MANIFEST_NAME).is_file():
         raise UsageError(
@@ -315,7 +315,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     """
     from relabel.export.publishing import collect
     from relabel.jobs.delivery import size_text
-    from relabel.manifests.bundle_store import open_bundle_store
+    from relabel.manifests.store import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, on_progress=lambda _count: None)

@@ -94,7 +94,7 @@ def pull(
     from relabel.export.puller import ServingFolder
     from relabel.export.store import parse_address
     from relabel.jobs.delivery import TransferDisplay, follow, pull_version
-    from relabel.manifests.bundle_store import open_bundle_store
+    from relabel.manifests.store import open_bundle_store
 
     address = parse_address(arguments[0])
     destination = ServingFolder(local_folder(arguments[1], "DEST"))
@@ -138,14 +138,14 @@ def pull(
 def _write_script(path: Path, output: str) -> int:
     from relabel.export import puller
     from relabel.manifests.records import sha256_file
-    from relabel.manifests.store import LocalRunStore
+    from relabel.manifests.store import LocalStore
 
     data = Path(puller.__file__).read_bytes()
     if path.is_dir():
         raise click.UsageError(f"--script {path}: is a folder. Name the file: {path}/pull.py")
     if path.exists() and not path.read_bytes().startswith(data[: data.index(b":")]):
         raise click.UsageError(f"--script {path}: is there and is no pull.py. Name another file.")
-    LocalRunStore(path.parent).put(path.name, data)
+    LocalStore(path.parent).put(path.name, data)
     sha256 = sha256_file(path)
     text = f"{path}: written, sha256 {sha256}. Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST"
     return emit({"path": str(path), "sha256": sha256, "exit_code": 0}, text, output)

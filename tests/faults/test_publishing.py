@@ -20,10 +20,10 @@ import pytest
 
 from relabel.export.bundles import open_bundle
 from relabel.export.store import Channel, check_whole, find_channel, load_version, object_name
-from relabel.manifests.bundle_store import BundleStore, open_bundle_store
 from relabel.manifests.errors import RelabelError
 from relabel.manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
 from relabel.manifests.files import Storage
+from relabel.manifests.store import Store, open_bundle_store
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import IS_FULL, Sweep, count, instants, some
@@ -104,7 +104,7 @@ class Shelf:
         return self.fault()
 
 
-def fault_of(bundle_store: BundleStore, channel: Channel) -> str | None:
+def fault_of(bundle_store: Store, channel: Channel) -> str | None:
     """Every version that a channel ever pointed to is whole, byte for byte; its moves are counted without a gap
     (`find_channel`).
     """

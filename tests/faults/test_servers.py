@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from relabel.manifests.bundle_store import open_bundle_store
 from relabel.manifests.files import Storage
+from relabel.manifests.objects import Entry
+from relabel.manifests.store import open_bundle_store
 from tests import seaweed
 from tests.faults import forks
 from tests.faults.conftest import Sweep, count, instants, seconds_of_a_run, some, undisturbed
@@ -217,10 +218,10 @@ class Lagging(MemoryObjects):
         self.recent.append(key)
         return found
 
-    def page(self, prefix: str, *, is_deep: bool, after: str | None) -> tuple[list[tuple[str, str]], str | None]:
-        found, beyond = super().page(prefix, is_deep=is_deep, after=after)
+    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
+        found, beyond = super().page(key, is_deep=is_deep, after=after)
         unseen = set(self.recent[-self.lag :]) if self.lag else set()
-        return [(key, tag) for key, tag in found if key not in unseen], beyond
+        return [entry for entry in found if entry.name not in unseen], beyond
 
 
 def test_a_listing_that_lags_behind_loses_no_row_and_a_later_call_ends_the_run(

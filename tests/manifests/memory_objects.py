@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 
-from relabel.manifests.objects import ConditionFailedError, Found, TryAgainError
+from relabel.manifests.objects import ConditionFailedError, Entry, Found, TryAgainError
 
 
 class MemoryObjects:
@@ -49,18 +49,22 @@ class MemoryObjects:
         self.faults("put", key, "after")
         return _tag(data, version)
 
-    def page(self, prefix: str, *, is_deep: bool, after: str | None) -> tuple[list[tuple[str, str]], str | None]:
-        self._enter("page", prefix)
+    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
+        self._enter("page", key)
+        prefix = f"{key}/"
         found = [
-            (key, _tag(data, version))
-            for key, (data, _, version) in sorted(self.held.items())
-            if key.startswith(prefix) and (is_deep or "/" not in key[len(prefix) :]) and (after is None or key > after)
+            Entry(name, len(data), written_s, _tag(data, version))
+            for name, (data, written_s, version) in sorted(self.held.items())
+            if name.startswith(prefix) and (is_deep or "/" not in name[len(prefix) :]) and name > (after or "")
         ]
-        return found[:10], found[9][0] if len(found) > 10 else None
+        return found[:10], found[9].name if len(found) > 10 else None
 
     def delete(self, key: str) -> None:
         self._enter("delete", key)
         self.held.pop(key, None)
+
+    def request(self, *_: object) -> dict[str, object]:
+        raise NotImplementedError("not S3")
 
     def _enter(self, verb: str, key: str) -> None:
         self.calls.append((verb, key))

@@ -14,8 +14,8 @@ from relabel.export.publishing import Published, PublishOptions, publish
 from relabel.export.puller import Pulled, ServingFolder, Trust, roll_back
 from relabel.export.store import parse_address
 from relabel.jobs.delivery import pull_version
-from relabel.manifests.bundle_store import BundleStore, open_bundle_store
 from relabel.manifests.files import Storage
+from relabel.manifests.store import Store, open_bundle_store
 from tests import seaweed
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 
@@ -78,13 +78,13 @@ def lead_to(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def bundle_store(url: str) -> BundleStore:
+def bundle_store(url: str) -> Store:
     """The bundle store at the URL."""
     return open_bundle_store(url, Storage())
 
 
 @pytest.fixture
-def local_bundle_store(tmp_path: Path) -> BundleStore:
+def local_bundle_store(tmp_path: Path) -> Store:
     """A depot in a folder, for tests whose subject is no storage."""
     return open_bundle_store(str(tmp_path / "store"), Storage())
 
@@ -110,14 +110,14 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def publish_to(bundle_store: BundleStore, source: Path, channel: str | None = "stable", **options: Any) -> Published:
+def publish_to(bundle_store: Store, source: Path, channel: str | None = "stable", **options: Any) -> Published:
     from relabel.export.bundles import open_bundle
 
     return publish(open_bundle(source), bundle_store, PublishOptions(channel=channel, **options), silent)
 
 
 def pull_from(
-    bundle_store: BundleStore,
+    bundle_store: Store,
     target: Path,
     at: str = "stable",
     *,

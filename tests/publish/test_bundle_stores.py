@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from relabel.manifests.bundle_store import S3_BLOCK_BYTES as BLOCK_BYTES
-from relabel.manifests.bundle_store import BundleStore, Held, LocalBundleStore, S3BundleStore, open_bundle_store
 from relabel.manifests.errors import InputError, ManifestError, StoreError, UsageError
 from relabel.manifests.files import Storage
+from relabel.manifests.store import S3_BLOCK_BYTES as BLOCK_BYTES
+from relabel.manifests.store import Held, LocalStore, Store, open_bundle_store
 from tests import seaweed
 from tests.publish.conftest import lead_to
 
@@ -27,26 +27,26 @@ def held(data: bytes) -> Held:
     return Held(len(data), hashlib.sha256(data).hexdigest())
 
 
-def test_a_record_is_created_once_and_replaced_only_as_it_was_read(bundle_store: BundleStore) -> None:
+def test_a_record_is_created_once_and_replaced_only_as_it_was_read(bundle_store: Store) -> None:
     assert bundle_store.create("a/b.json", b"one")
     assert not bundle_store.create("a/b.json", b"two")
-    read = bundle_store.read("a/b.json")
+    read = bundle_store.read_tagged("a/b.json")
     assert read.data == b"one"
     assert bundle_store.replace("a/b.json", b"two", read.tag)
     assert not bundle_store.replace("a/b.json", b"three", read.tag)
-    assert bundle_store.read("a/b.json").data == b"two"
+    assert bundle_store.read_tagged("a/b.json").data == b"two"
     assert not bundle_store.replace("a/absent.json", b"one", read.tag)
-    bundle_store.delete("a/b.json")
-    bundle_store.delete("a/b.json")
+    bundle_store.remove("a/b.json")
+    bundle_store.remove("a/b.json")
     with pytest.raises(FileNotFoundError):
-        bundle_store.read("a/b.json")
+        bundle_store.read_tagged("a/b.json")
     assert bundle_store.size("a/b.json") is None
 
 
-def test_of_sixteen_that_replace_at_once_one_wins(bundle_store: BundleStore) -> None:
+def test_of_sixteen_that_replace_at_once_one_wins(bundle_store: Store) -> None:
     bundle_store.create("pointer", b"0")
     for _ in range(3):
-        tag = bundle_store.read("pointer").tag
+        tag = bundle_store.read_tagged("pointer").tag
         with ThreadPoolExecutor(16) as pool:
             won = list(
                 pool.map(
@@ -54,15 +54,15 @@ def test_of_sixteen_that_replace_at_once_one_wins(bundle_store: BundleStore) -> 
                 )
             )  # type: ignore[misc]
         assert won.count(True) == 1
-        assert bundle_store.read("pointer").data == f"{won.index(True)} {tag}".encode()
+        assert bundle_store.read_tagged("pointer").data == f"{won.index(True)} {tag}".encode()
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1])
-def test_a_file_comes_out_as_it_went_in_from_any_offset(bundle_store: BundleStore, tmp_path: Path, size: int) -> None:
+def test_a_file_comes_out_as_it_went_in_from_any_offset(bundle_store: Store, tmp_path: Path, size: int) -> None:
     data = os.urandom(size)
     (tmp_path / "file").write_bytes(data)
     seen: list[int] = []
-    bundle_store.upload("objects/x", tmp_path / "file", held(data), seen.append)
+    bundle_store.put_file("objects/x", tmp_path / "file", held(data), seen.append)
     assert sum(seen) == size
     assert bundle_store.size("objects/x") == size
     assert bundle_store.digest("objects/x", quiet) == held(data)
@@ -70,16 +70,15 @@ def test_a_file_comes_out_as_it_went_in_from_any_offset(bundle_store: BundleStor
         assert b"".join(bundle_store.blocks("objects/x", start)) == data[start:]
 
 
-def test_a_file_that_is_not_what_was_promised_is_not_taken(bundle_store: BundleStore, tmp_path: Path) -> None:
+def test_a_file_that_is_not_what_was_promised_is_not_taken(bundle_store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"other")
     with pytest.raises(InputError, match="changed while"):
-        bundle_store.upload("objects/x", tmp_path / "file", held(b"these"), quiet)
+        bundle_store.put_file("objects/x", tmp_path / "file", held(b"these"), quiet)
     assert bundle_store.size("objects/x") is None
 
 
-def test_listings_show_files_with_sizes_and_the_depots_own_times(bundle_store: BundleStore) -> None:
+def test_listings_show_files_with_sizes_and_the_stores_own_times(bundle_store: Store) -> None:
     assert list(bundle_store.entries("")) == []
-    assert bundle_store.folders() == []
     for name in ("a/one", "a/b/two", "c/three"):
         bundle_store.create(name, name.encode())
     assert sorted(entry.name for entry in bundle_store.entries("")) == ["a/b/two", "a/one", "c/three"]
@@ -88,15 +87,14 @@ def test_listings_show_files_with_sizes_and_the_depots_own_times(bundle_store: B
         ("a/one", 5),
     ]
     assert all(abs(bundle_store.now_s() - entry.written_s) < 60 for entry in bundle_store.entries(""))
-    assert bundle_store.folders() == ["a", "c"]
 
 
 @pytest.mark.parametrize("name", ["../up", "/abs", "a/../../up", ""])
-def test_a_name_that_leaves_the_store_is_refused(bundle_store: BundleStore, name: str) -> None:
+def test_a_name_that_leaves_the_store_is_refused(bundle_store: Store, name: str) -> None:
     calls: tuple[Callable[[], object], ...] = (
-        lambda: bundle_store.read(name),
+        lambda: bundle_store.read_tagged(name),
         lambda: bundle_store.create(name, b""),
-        lambda: bundle_store.delete(name),
+        lambda: bundle_store.remove(name),
         lambda: list(bundle_store.blocks(name, 0)),
     )
     for call in calls:
@@ -105,24 +103,24 @@ def test_a_name_that_leaves_the_store_is_refused(bundle_store: BundleStore, name
 
 
 def test_only_places_where_a_pointer_moves_safely_are_taken(tmp_path: Path) -> None:
-    assert isinstance(open_bundle_store(str(tmp_path), Storage()), LocalBundleStore)
-    assert isinstance(open_bundle_store(f"file://{tmp_path}", Storage()), LocalBundleStore)
+    assert isinstance(open_bundle_store(str(tmp_path), Storage()), LocalStore)
+    assert isinstance(open_bundle_store(f"file://{tmp_path}", Storage()), LocalStore)
     for url in ("gs://bucket/x", "memory://x", "http://host/x"):
         with pytest.raises(UsageError, match=r"local paths and to s3://"):
             open_bundle_store(url, Storage())
 
 
 def test_a_pipe_or_a_giant_among_the_files_of_a_folder_stops_nobody(tmp_path: Path) -> None:
-    bundle_store = LocalBundleStore(tmp_path)
+    bundle_store = LocalStore(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreError, match="is not an ordinary file"):
-        bundle_store.read("pipe")
+        bundle_store.read_tagged("pipe")
     with pytest.raises(StoreError, match="is not an ordinary file"):
         list(bundle_store.blocks("pipe", 0))
     with (tmp_path / "giant").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(StoreError, match="a record has at most"):
-        bundle_store.read("giant")
+        bundle_store.read_tagged("giant")
 
 
 @pytest.mark.s3
@@ -130,13 +128,19 @@ def test_a_listing_of_many_pages_is_whole(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lead_to(s3_server.environment, monkeypatch)
-    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     names = {f"a/{number}" for number in range(7)}
     for name in names:
         bundle_store.create(name, b"x")
-    pages = list(bundle_store._pages(Prefix=bundle_store._inner("a/"), MaxKeys=3))
-    assert len(pages) == 3
-    assert {entry["Key"].removeprefix(bundle_store._inner("")) for page in pages for entry in page["Contents"]} == names
+    asked, page = [0], bundle_store._objects._list
+
+    async def small_pages(wanted: dict[str, Any]) -> Any:
+        asked[0] += 1
+        return await page({**wanted, "MaxKeys": 3})
+
+    monkeypatch.setattr(bundle_store._objects, "_list", small_pages)
+    assert {entry.name for entry in bundle_store.entries("a")} == names
+    assert asked[0] == 3
 
 
 @pytest.mark.s3
@@ -144,22 +148,22 @@ def test_a_sweep_ends_the_uploads_of_every_page(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lead_to(s3_server.environment, monkeypatch)
-    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     for number in range(5):
         for _ in range(2):  # two uploads of one name fall on different pages
-            bundle_store._ask("create_multipart_upload", f"a/{number}", "uploading it")
+            bundle_store._request("create_multipart_upload", f"a/{number}", "uploading it")
     asked, request = [0], bundle_store._objects.request
 
-    def small_pages(key: str, method: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    def small_pages(key: str, method: str, wanted: dict[str, Any], needs: Any) -> dict[str, Any]:
         is_listing = method == "list_multipart_uploads"
         asked[0] += is_listing
-        return request(key, method, {**wanted, "MaxUploads": 3} if is_listing else wanted)
+        return request(key, method, {**wanted, "MaxUploads": 3} if is_listing else wanted, needs)
 
     monkeypatch.setattr(bundle_store._objects, "request", small_pages)
-    assert bundle_store.sweep(3600.0) == 0
-    assert bundle_store.sweep(0.0) == 10
+    assert bundle_store.sweep_uploads(3600.0) == 0
+    assert bundle_store.sweep_uploads(0.0) == 10
     assert asked[0] == 4 + 4
-    assert list(bundle_store._uploads()) == []
+    assert bundle_store.sweep_uploads(0.0) == 0
 
 
 @pytest.mark.s3

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from relabel.export.store import object_name
-from relabel.manifests.bundle_store import open_bundle_store
 from relabel.manifests.files import Storage
+from relabel.manifests.store import open_bundle_store
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text, write_bundle
 

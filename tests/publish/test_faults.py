@@ -16,9 +16,10 @@ from typing import Any, Literal
 import pytest
 
 from relabel.export.store import check_whole, load_channel, load_version
-from relabel.manifests.bundle_store import BundleStore, Entry, Held, OnProgress, Tagged, open_bundle_store
 from relabel.manifests.errors import InputError, RelabelError, StoreUnreachableError
 from relabel.manifests.files import Storage
+from relabel.manifests.objects import Entry
+from relabel.manifests.store import Held, OnProgress, Store, Tagged, open_bundle_store
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
@@ -26,9 +27,9 @@ Fault = Literal["before", "after", "short"]
 
 
 class FaultyBundleStore:
-    """A depot whose call number `at` goes wrong."""
+    """A store whose call number `at` goes wrong."""
 
-    def __init__(self, bundle_store: BundleStore, fault: Fault, at: int) -> None:
+    def __init__(self, bundle_store: Store, fault: Fault, at: int) -> None:
         self._bundle_store, self._fault, self._left = bundle_store, fault, at
         self.was_hit = False
 
@@ -36,8 +37,8 @@ class FaultyBundleStore:
     def url(self) -> str:
         return self._bundle_store.url
 
-    def read(self, name: str) -> Tagged:
-        found: Tagged = self._call(self._bundle_store.read, name)
+    def read_tagged(self, name: str) -> Tagged:
+        found: Tagged = self._call(self._bundle_store.read_tagged, name)
         return Tagged(found.data[: len(found.data) // 2], found.tag) if self._is_short() else found
 
     def create(self, name: str, data: bytes) -> bool:
@@ -46,8 +47,8 @@ class FaultyBundleStore:
     def replace(self, name: str, data: bytes, tag: str) -> bool:
         return bool(self._call(self._bundle_store.replace, name, data, tag))
 
-    def delete(self, name: str) -> None:
-        self._call(self._bundle_store.delete, name)
+    def remove(self, name: str) -> None:
+        self._call(self._bundle_store.remove, name)
 
     def size(self, name: str) -> int | None:
         found: int | None = self._call(self._bundle_store.size, name)
@@ -56,8 +57,8 @@ class FaultyBundleStore:
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         return {name: self.size(name) for name in names}
 
-    def upload(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
-        self._call(self._bundle_store.upload, name, source, held, on_progress)
+    def put_file(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
+        self._call(self._bundle_store.put_file, name, source, held, on_progress)
 
     def digest(self, name: str, on_progress: OnProgress) -> Held:
         found: Held = self._call(self._bundle_store.digest, name, on_progress)
@@ -70,15 +71,11 @@ class FaultyBundleStore:
     def entries(self, folder: str) -> Iterator[Entry]:
         yield from self._call(lambda inner: list(self._bundle_store.entries(inner)), folder)
 
-    def folders(self) -> list[str]:
-        found: list[str] = self._call(self._bundle_store.folders)
-        return found
-
     def now_s(self) -> float:
         return self._bundle_store.now_s()
 
-    def sweep(self, older_s: float) -> int:
-        return self._bundle_store.sweep(older_s)
+    def sweep_uploads(self, older_s: float) -> int:
+        return self._bundle_store.sweep_uploads(older_s)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         self._left -= 1
@@ -95,7 +92,7 @@ class FaultyBundleStore:
         return self._fault == "short" and self._left == 0
 
 
-def check_channel(bundle_store: BundleStore, *allowed: str | None) -> None:
+def check_channel(bundle_store: Store, *allowed: str | None) -> None:
     try:
         head = load_channel(bundle_store, "ecom", "stable").head
     except InputError:
@@ -205,9 +202,8 @@ def test_each_put_of_a_publish_in_turn_loses_its_reply(
 def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    from relabel.manifests.bundle_store import S3BundleStore
-
-    bundle_store = S3BundleStore(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage(), part_bytes=5 << 20)
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
+    bundle_store._part_bytes = 5 << 20
     for verdict in ("drop", "503"):
         wire.decide = every(4, verdict, "PUT", "POST")
         publish_to(bundle_store, bundle(verdict, size=17 << 20))

@@ -21,9 +21,9 @@ from relabel.export.publishing import (
     set_channel,
 )
 from relabel.export.store import check_whole, find_version, load_channel, load_version, object_name, version_name
-from relabel.manifests.bundle_store import BundleStore, LocalBundleStore, open_bundle_store
 from relabel.manifests.errors import GateError, InputError, LockHeldError, ManifestError
 from relabel.manifests.files import Storage
+from relabel.manifests.store import LocalStore, Store, open_bundle_store
 from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
 
 DAY_S = 86400.0
@@ -35,8 +35,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
-        now = LocalBundleStore.now_s
-        monkeypatch.setattr(LocalBundleStore, "now_s", lambda bundle_store: now(bundle_store) + self.ahead_s)
+        now = LocalStore.now_s
+        monkeypatch.setattr(LocalStore, "now_s", lambda bundle_store: now(bundle_store) + self.ahead_s)
 
     def forward(self, days: float) -> None:
         self.ahead_s += days * DAY_S
@@ -47,24 +47,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def gc(bundle_store: BundleStore, *, keep: int = 10, grace_s: float = GRACE_S, deletes: bool = True) -> Collected:
+def gc(bundle_store: Store, *, keep: int = 10, grace_s: float = GRACE_S, deletes: bool = True) -> Collected:
     return collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes, on_progress=lambda _: None)
 
 
-def versions_of(bundle_store: BundleStore) -> set[str]:
+def versions_of(bundle_store: Store) -> set[str]:
     return {entry.name for entry in bundle_store.entries("ecom/versions")}
 
 
-def test_nothing_young_is_garbage_whatever_points_to_it(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path]
-) -> None:
+def test_nothing_young_is_garbage_whatever_points_to_it(local_bundle_store: Store, bundle: Callable[..., Path]) -> None:
     publish_to(local_bundle_store, bundle("one"), None)
     found = gc(local_bundle_store)
     assert (found.garbage.names, found.marked, found.deleted) == ([], [], [])
 
 
 def test_a_version_that_no_channel_points_to_goes_in_two_steps_and_its_own_objects_with_it(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock
 ) -> None:
     kept = publish_to(local_bundle_store, bundle("one")).version
     gone = publish_to(local_bundle_store, bundle("two"), None).version
@@ -86,7 +84,7 @@ def test_a_version_that_no_channel_points_to_goes_in_two_steps_and_its_own_objec
 
 
 def test_a_dry_run_touches_nothing_and_says_what_would_be_done(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     publish_to(local_bundle_store, bundle("two"), None)
@@ -103,7 +101,7 @@ def test_a_dry_run_touches_nothing_and_says_what_would_be_done(
 
 
 def test_what_the_last_moves_of_a_channel_point_to_stays_and_can_be_rolled_back_to(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock
 ) -> None:
     published = [publish_to(local_bundle_store, bundle(text)).version for text in ("one", "two", "three", "four")]
     clock.forward(30)
@@ -119,7 +117,7 @@ def test_what_the_last_moves_of_a_channel_point_to_stays_and_can_be_rolled_back_
 
 
 def test_a_channel_set_to_a_marked_version_spares_it(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock, tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock, tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     old = publish_to(local_bundle_store, bundle("two"), None).version
@@ -133,7 +131,7 @@ def test_a_channel_set_to_a_marked_version_spares_it(
 
 
 def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looked, found everything there, and gc runs before it has written its version."""
     publish_to(local_bundle_store, bundle("one"))
@@ -141,10 +139,10 @@ def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(
     clock.forward(8)
     gc(local_bundle_store)
     clock.forward(2)
-    local_bundle_store.delete(version_name("ecom", gone.version))
+    local_bundle_store.remove(version_name("ecom", gone.version))
     real = type(local_bundle_store).create
 
-    def late(self: BundleStore, name: str, data: bytes) -> bool:
+    def late(self: Store, name: str, data: bytes) -> bool:
         if name.startswith("ecom/versions/"):
             assert gc(local_bundle_store).deleted == []
         return real(self, name, data)  # type: ignore[arg-type]
@@ -155,7 +153,7 @@ def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(
 
 
 def test_what_a_gc_has_claimed_can_not_be_relied_on(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     old = publish_to(local_bundle_store, bundle("two"), None).version
@@ -174,7 +172,7 @@ def test_what_a_gc_has_claimed_can_not_be_relied_on(
 
 
 def test_a_gc_killed_half_way_is_ended_by_the_next(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = publish_to(local_bundle_store, bundle("one")).version
     publish_to(local_bundle_store, bundle("two"), None)
@@ -182,15 +180,15 @@ def test_a_gc_killed_half_way_is_ended_by_the_next(
     marked = gc(local_bundle_store).marked
     clock.forward(2)
     with monkeypatch.context() as patched:
-        real, left = type(local_bundle_store).delete, [2]
+        real, left = type(local_bundle_store).remove, [2]
 
-        def dies(self: BundleStore, name: str) -> None:
+        def dies(self: Store, name: str) -> None:
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
             real(self, name)  # type: ignore[arg-type]
 
-        patched.setattr(type(local_bundle_store), "delete", dies)
+        patched.setattr(type(local_bundle_store), "remove", dies)
         with pytest.raises(KeyboardInterrupt):
             gc(local_bundle_store)
     clock.forward(1)
@@ -201,7 +199,7 @@ def test_a_gc_killed_half_way_is_ended_by_the_next(
 
 
 def test_an_unreadable_record_stops_gc_before_it_marks_anything(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     publish_to(local_bundle_store, bundle("two"), None)
@@ -213,17 +211,17 @@ def test_an_unreadable_record_stops_gc_before_it_marks_anything(
 
 
 def test_objects_that_only_a_killed_publisher_left_go_after_the_grace_time(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], clock: Clock, tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock, tmp_path: Path
 ) -> None:
     done = publish_to(local_bundle_store, bundle("one"), None)
-    local_bundle_store.delete(version_name("ecom", done.version.version))
+    local_bundle_store.remove(version_name("ecom", done.version.version))
     for days, left in ((6.5, 4), (1, 4), (1.5, 0)):
         clock.forward(days)
         gc(local_bundle_store)
         assert len(list(local_bundle_store.entries("objects"))) == left
 
 
-def test_leavings_of_killed_uploads_are_swept(local_bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_leavings_of_killed_uploads_are_swept(local_bundle_store: Store, bundle: Callable[..., Path]) -> None:
     import os
 
     publish_to(local_bundle_store, bundle("one"))
@@ -239,23 +237,25 @@ def test_leavings_of_killed_uploads_are_swept(local_bundle_store: BundleStore, b
 def test_gc_on_s3_goes_by_the_stores_clock_and_ends_abandoned_uploads(
     s3_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    from relabel.manifests.bundle_store import S3BundleStore
+    from relabel.manifests.store import ObjectStore
 
     lead_to(s3_server.environment, monkeypatch)
     bundle_store = open_bundle_store(f"s3://labels/{tmp_path.name}", Storage())
-    assert isinstance(bundle_store, S3BundleStore)
+    assert isinstance(bundle_store, ObjectStore)
     kept = publish_to(bundle_store, bundle("one")).version
     gone = publish_to(bundle_store, bundle("two"), None).version
-    bundle_store._ask("create_multipart_upload", "objects/half", "beginning")
+    bundle_store._request("create_multipart_upload", "objects/half", "beginning")
     monkeypatch.setattr("time.time", lambda: 0.0)  # this machine's clock is decades off
     assert gc(bundle_store).garbage.names == []
-    now = S3BundleStore.now_s
+    now = ObjectStore.now_s
     for days in (8, 10):
         with monkeypatch.context() as patched:
-            patched.setattr(S3BundleStore, "now_s", lambda self, days=days: now(self) + days * DAY_S)
+            patched.setattr(ObjectStore, "now_s", lambda self, days=days: now(self) + days * DAY_S)
             gc(bundle_store)
     assert find_version(bundle_store, "ecom", gone.version) is None
-    assert bundle_store._ask_bucket("list_multipart_uploads", Prefix=bundle_store._inner("")).get("Uploads", []) == []
+    monkeypatch.undo()
+    lead_to(s3_server.environment, monkeypatch)
+    assert bundle_store.sweep_uploads(-3600.0) == 0
     check_whole(bundle_store, kept)
 
 
@@ -289,7 +289,7 @@ def test_random_days_of_publishing_moving_and_collecting_never_break_a_channel(
                     check_whole(bundle_store, load_version(bundle_store, "ecom", move.version))
 
 
-def moves_of(bundle_store: BundleStore, channel: str) -> tuple[Any, ...]:
+def moves_of(bundle_store: Store, channel: str) -> tuple[Any, ...]:
     try:
         return load_channel(bundle_store, "ecom", channel).moves
     except InputError:

@@ -21,9 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from relabel.export import store
 from relabel.export.publishing import roll_back, set_channel
 from relabel.export.puller import ServingFolder
-from relabel.manifests.bundle_store import open_bundle_store
 from relabel.manifests.errors import GateError, InputError, ManifestError
 from relabel.manifests.files import Storage
+from relabel.manifests.store import open_bundle_store
 from tests.faults.conftest import count
 from tests.publish.conftest import publish_to, pull_from, roll_back_in, served_text, write_bundle
 

@@ -20,10 +20,10 @@ import pytest
 
 from relabel.export.store import check_whole, load_channel, load_version, object_name
 from relabel.manifests import failpoints
-from relabel.manifests.bundle_store import BundleStore, open_bundle_store
 from relabel.manifests.errors import InputError
 from relabel.manifests.failpoints import PUBLISH_FAILPOINTS
 from relabel.manifests.files import Storage
+from relabel.manifests.store import Store, open_bundle_store
 from tests.faults.conftest import IS_FULL
 from tests.killing import die_before_change
 from tests.publish.conftest import publish_to, pull_from, roll_back_in, served_text, write_bundle
@@ -62,7 +62,7 @@ def killed(
     return False
 
 
-def check_all_channels(bundle_store: BundleStore, *texts: str) -> str | None:
+def check_all_channels(bundle_store: Store, *texts: str) -> str | None:
     """Every object that a channel needs is there with the right bytes; the text that stable points to."""
     try:
         head = load_channel(bundle_store, "ecom", "stable").head

@@ -25,15 +25,15 @@ from relabel.export.store import (
     parse_address,
     version_name,
 )
-from relabel.manifests.bundle_store import BundleStore, Held, open_bundle_store
 from relabel.manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
 from relabel.manifests.files import Storage
+from relabel.manifests.store import Held, Store, open_bundle_store
 from tests import seaweed
 from tests.publish.conftest import lead_to, publish_to, write_bundle
 
 
 def test_a_published_version_is_whole_and_its_channel_points_to_it(
-    bundle_store: BundleStore, bundle: Callable[..., Path]
+    bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     done = publish_to(bundle_store, bundle("one"))
     assert (done.uploaded, done.objects, done.has_changed) == (4, 4, True)
@@ -51,7 +51,7 @@ def test_a_published_version_is_whole_and_its_channel_points_to_it(
 
 
 def test_the_same_bundle_again_uploads_nothing_and_moves_nothing(
-    bundle_store: BundleStore, bundle: Callable[..., Path]
+    bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     publish_to(bundle_store, bundle("one"))
     before = {entry.name: (entry.size_bytes, entry.written_s) for entry in bundle_store.entries("")}
@@ -97,13 +97,13 @@ def test_publishing_what_is_there_asks_the_store_little_and_looks_at_objects_sid
     assert most[0] > 4
 
 
-def test_files_that_versions_share_are_uploaded_once(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_files_that_versions_share_are_uploaded_once(bundle_store: Store, bundle: Callable[..., Path]) -> None:
     publish_to(bundle_store, bundle("one"))
     assert publish_to(bundle_store, bundle("two")).uploaded == 2  # weights and manifest; tokenizer and card are there
     assert publish_to(bundle_store, bundle("one"), name="other").uploaded == 0
 
 
-def test_a_file_that_is_in_a_bundle_twice_is_uploaded_once(local_bundle_store: BundleStore, tmp_path: Path) -> None:
+def test_a_file_that_is_in_a_bundle_twice_is_uploaded_once(local_bundle_store: Store, tmp_path: Path) -> None:
     from relabel.export.bundles import seal_bundle
 
     for name in ("a", "b"):
@@ -114,13 +114,13 @@ def test_a_file_that_is_in_a_bundle_twice_is_uploaded_once(local_bundle_store: B
 
 
 def test_an_object_that_went_missing_or_was_cut_off_is_mended_by_the_same_command(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     done = publish_to(bundle_store, bundle("one"))
     missing, cut = (object_name(file.sha256) for file in done.version.files[:2])
-    bundle_store.delete(missing)
+    bundle_store.remove(missing)
     (tmp_path / "short").write_bytes(b"x")
-    bundle_store.upload(
+    bundle_store.put_file(
         cut,
         tmp_path / "short",
         Held(1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"),
@@ -134,7 +134,7 @@ def test_an_object_that_went_missing_or_was_cut_off_is_mended_by_the_same_comman
 
 
 def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for_is_replaced(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     """What a publisher on a broken machine left, killed before it looked."""
     from relabel.export.bundles import open_bundle
@@ -143,7 +143,7 @@ def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for
     (tmp_path / "wrong").write_bytes(b"x" * file.size_bytes)
     from relabel.manifests.records import sha256_bytes
 
-    bundle_store.upload(
+    bundle_store.put_file(
         object_name(file.sha256),
         tmp_path / "wrong",
         Held(file.size_bytes, sha256_bytes(b"x" * file.size_bytes)),
@@ -153,17 +153,17 @@ def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for
     assert bundle_store.digest(object_name(file.sha256), lambda _: None).sha256 == file.sha256
 
 
-def test_a_version_never_gets_other_contents(bundle_store: BundleStore, bundle: Callable[..., Path]) -> None:
+def test_a_version_never_gets_other_contents(bundle_store: Store, bundle: Callable[..., Path]) -> None:
     publish_to(bundle_store, bundle("one"), version="1.0")
-    before = bundle_store.read(version_name("ecom", "1.0"))
+    before = bundle_store.read_tagged(version_name("ecom", "1.0"))
     with pytest.raises(ManifestError, match=r"version 1\.0 is there with other contents"):
         publish_to(bundle_store, bundle("two"), version="1.0")
-    assert bundle_store.read(version_name("ecom", "1.0")) == before
+    assert bundle_store.read_tagged(version_name("ecom", "1.0")) == before
     assert load_channel(bundle_store, "ecom", "stable").head.sequence == 1
 
 
 def test_a_bundle_damaged_since_it_was_sealed_is_not_published(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path]
+    local_bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     folder = bundle("one")
     (folder / "model.onnx").write_bytes(b"z" * 40)
@@ -173,16 +173,16 @@ def test_a_bundle_damaged_since_it_was_sealed_is_not_published(
 
 
 def test_a_depot_that_keeps_holding_other_bytes_is_given_up_without_a_version(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: Store, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(local_bundle_store), "digest", lambda self, name, on_progress: Held(1, "0" * 64))
     with pytest.raises(StoreError, match="still holds other bytes"):
         publish_to(local_bundle_store, bundle("one"))
-    assert local_bundle_store.folders() == ["objects"]
+    assert all(entry.name.startswith("objects/") for entry in local_bundle_store.entries(""))
 
 
 def test_a_file_that_changes_while_it_is_uploaded_leaves_no_object_and_no_version(
-    bundle_store: BundleStore, bundle: Callable[..., Path]
+    bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     from relabel.export.bundles import open_bundle
     from relabel.export.publishing import PublishOptions, publish
@@ -199,7 +199,7 @@ def test_a_file_that_changes_while_it_is_uploaded_leaves_no_object_and_no_versio
 
 @pytest.mark.parametrize("name", ["objects", "../up", "a/b", "", ".hidden", "a b", "ä", "x" * 101, "a\n"])
 def test_names_that_could_leave_their_place_are_refused(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], name: str
+    local_bundle_store: Store, bundle: Callable[..., Path], name: str
 ) -> None:
     for options in ({"name": name}, {"version": name}, {"channel": name}):
         if name or "channel" in options:
@@ -229,7 +229,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(
-    bundle_store: BundleStore, bundle: Callable[..., Path]
+    bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     one, two, three = (publish_to(bundle_store, bundle(text)).version.version for text in ("one", "two", "three"))
     assert roll_back(bundle_store, "ecom", "stable", None).head.version == two
@@ -245,9 +245,7 @@ def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(
     assert roll_back(bundle_store, "ecom", "stable", None).head.version == one
 
 
-def test_of_two_movers_one_wins_and_the_other_gets_an_error(
-    bundle_store: BundleStore, bundle: Callable[..., Path]
-) -> None:
+def test_of_two_movers_one_wins_and_the_other_gets_an_error(bundle_store: Store, bundle: Callable[..., Path]) -> None:
     publish_to(bundle_store, bundle("one"))
     seen = load_channel(bundle_store, "ecom", "stable")
     two, three = (publish_to(bundle_store, bundle(text), None).version for text in ("two", "three"))
@@ -262,7 +260,7 @@ def test_of_two_movers_one_wins_and_the_other_gets_an_error(
 
 
 def test_a_move_whose_reply_was_lost_is_found_and_not_repeated(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: Store, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     two = publish_to(local_bundle_store, bundle("two"), None).version
@@ -276,18 +274,18 @@ def test_a_move_whose_reply_was_lost_is_found_and_not_repeated(
 
 
 def test_a_channel_moved_during_a_long_upload_is_not_overruled(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: Store, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = publish_to(local_bundle_store, bundle("one")).version
     publish_to(local_bundle_store, bundle("two"))
-    real = type(local_bundle_store).upload
+    real = type(local_bundle_store).put_file
 
-    def slow(self: BundleStore, *arguments: Any) -> None:
-        monkeypatch.setattr(type(local_bundle_store), "upload", real)
+    def slow(self: Store, *arguments: Any) -> None:
+        monkeypatch.setattr(type(local_bundle_store), "put_file", real)
         set_channel(local_bundle_store, "ecom", "stable", one.version, None)
         real(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(local_bundle_store), "upload", slow)
+    monkeypatch.setattr(type(local_bundle_store), "put_file", slow)
     with pytest.raises(ChannelMovedError):
         publish_to(local_bundle_store, bundle("three"))
     assert load_channel(local_bundle_store, "ecom", "stable").head.version == one.version
@@ -295,7 +293,7 @@ def test_a_channel_moved_during_a_long_upload_is_not_overruled(
 
 
 def test_a_name_is_a_channel_or_a_version_and_never_both(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path]
+    local_bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     done = publish_to(local_bundle_store, bundle("one"))
     with pytest.raises(InputError, match="stable is a channel there"):
@@ -307,7 +305,7 @@ def test_a_name_is_a_channel_or_a_version_and_never_both(
 
 
 def test_channels_and_versions_that_are_not_there_are_named(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path]
+    local_bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     with pytest.raises(InputError, match="no version 9 there"):
@@ -317,7 +315,7 @@ def test_channels_and_versions_that_are_not_there_are_named(
 
 
 def test_a_signature_can_be_added_later_without_a_new_version(
-    bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
+    bundle_store: Store, bundle: Callable[..., Path], keys: dict[str, Path]
 ) -> None:
     first = publish_to(bundle_store, bundle("one"))
     for signer in ("ours", "theirs"):
@@ -330,7 +328,7 @@ def test_a_signature_can_be_added_later_without_a_new_version(
 
 
 def test_a_signed_channel_is_not_moved_without_a_key(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
+    local_bundle_store: Store, bundle: Callable[..., Path], keys: dict[str, Path]
 ) -> None:
     ours, theirs = (SigningKey(str(keys[name])) for name in ("ours", "theirs"))
     publish_to(local_bundle_store, bundle("one"), key=ours)
@@ -347,7 +345,7 @@ def test_a_signed_channel_is_not_moved_without_a_key(
 
 
 def test_a_rollback_does_not_follow_a_history_that_somebody_changed(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
+    local_bundle_store: Store, bundle: Callable[..., Path], keys: dict[str, Path]
 ) -> None:
     ours = SigningKey(str(keys["ours"]))
     for text in ("one", "two", "three"):
@@ -356,15 +354,14 @@ def test_a_rollback_does_not_follow_a_history_that_somebody_changed(
     moves = (held.moves[0], replace(held.moves[0], sequence=2), held.moves[2])
     for signatures in (held.signatures, ()):
         forged = Channel("ecom", "stable", moves, signatures)
-        assert local_bundle_store.replace(
-            "ecom/channels/stable.json", forged.record(), local_bundle_store.read("ecom/channels/stable.json").tag
-        )
+        tag = local_bundle_store.read_tagged("ecom/channels/stable.json").tag
+        assert local_bundle_store.replace("ecom/channels/stable.json", forged.record(), tag)
         with pytest.raises(GateError, match="it may be forged"):
             roll_back(local_bundle_store, "ecom", "stable", ours)
 
 
 def test_a_key_signs_no_history_that_it_did_not_sign_before(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path]
+    local_bundle_store: Store, bundle: Callable[..., Path], keys: dict[str, Path]
 ) -> None:
     """Else anybody who can write could have his own history made true by the next honest publisher."""
     ours = SigningKey(str(keys["ours"]))
@@ -379,7 +376,7 @@ def test_a_key_signs_no_history_that_it_did_not_sign_before(
 
 
 def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], keys: dict[str, Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], keys: dict[str, Path], tmp_path: Path
 ) -> None:
     from relabel.export.signatures import trusted_keys
     from tests.publish.conftest import pull_from
@@ -387,7 +384,7 @@ def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
     ours, theirs = (SigningKey(str(keys[name])) for name in ("ours", "theirs"))
     version = publish_to(local_bundle_store, bundle("one"), key=theirs).version
     for name in (version_name("ecom", version.version), "ecom/channels/stable.json"):
-        data, tag = local_bundle_store.read(name)
+        data, tag = local_bundle_store.read_tagged(name)
         held = json.loads(data)
         held["signatures"][0]["key_id"] = ours.key_id
         assert local_bundle_store.replace(name, json.dumps(held).encode(), tag)
@@ -425,10 +422,10 @@ def test_a_false_signature_under_our_key_id_is_neither_believed_nor_in_the_way(
     ],
 )
 def test_a_damaged_pointer_is_an_error_of_ours(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], change: Callable[[Any], Any]
+    local_bundle_store: Store, bundle: Callable[..., Path], change: Callable[[Any], Any]
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
-    data, tag = local_bundle_store.read("ecom/channels/stable.json")
+    data, tag = local_bundle_store.read_tagged("ecom/channels/stable.json")
     assert local_bundle_store.replace("ecom/channels/stable.json", json.dumps(change(json.loads(data))).encode(), tag)
     with pytest.raises(ManifestError):
         load_channel(local_bundle_store, "ecom", "stable")
@@ -460,7 +457,7 @@ def test_many_publishers_at_once_lose_no_version_and_skip_no_sequence(url: str, 
                 assert b"another process moved it" in error
         tries += 1
         assert tries <= 3, "each round has a winner"
-    from relabel.manifests.bundle_store import open_bundle_store
+    from relabel.manifests.store import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
     moves = load_channel(bundle_store, "ecom", "stable").moves

@@ -16,7 +16,6 @@ import pytest
 from relabel.export.publishing import roll_back, set_channel
 from relabel.export.signatures import SigningKey, trusted_keys
 from relabel.export.store import channel_name, load_channel, load_version, move_channel, object_name, version_name
-from relabel.manifests.bundle_store import BundleStore
 from relabel.manifests.errors import (
     DiskFullError,
     GateError,
@@ -26,27 +25,28 @@ from relabel.manifests.errors import (
 )
 from relabel.manifests.files import Storage
 from relabel.manifests.records import sha256_bytes
+from relabel.manifests.store import Store
 from tests.publish.conftest import publish_to, pull_from, roll_back_in, served_text, write_bundle
 
 MIB = 1 << 20
 
 
-def put(bundle_store: BundleStore, name: str, data: bytes) -> None:
+def put(bundle_store: Store, name: str, data: bytes) -> None:
     """What somebody with access to the store can do: put other bytes under a name."""
     try:
-        tag = bundle_store.read(name).tag
+        tag = bundle_store.read_tagged(name).tag
     except FileNotFoundError:
         assert bundle_store.create(name, data)
     else:
         assert bundle_store.replace(name, data, tag)
 
 
-def change(bundle_store: BundleStore, name: str, how: Callable[[Any], Any]) -> None:
-    put(bundle_store, name, json.dumps(how(json.loads(bundle_store.read(name).data))).encode())
+def change(bundle_store: Store, name: str, how: Callable[[Any], Any]) -> None:
+    put(bundle_store, name, json.dumps(how(json.loads(bundle_store.read_tagged(name).data))).encode())
 
 
 def test_a_pulled_bundle_serves_and_equals_the_one_published(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(bundle_store, bundle("one"))
     done = pull_from(bundle_store, tmp_path / "dest")
@@ -57,7 +57,7 @@ def test_a_pulled_bundle_serves_and_equals_the_one_published(
 
 
 def test_the_same_pull_again_fetches_nothing_and_switches_nothing(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(bundle_store, bundle("one"))
     pull_from(bundle_store, tmp_path / "dest")
@@ -67,9 +67,7 @@ def test_the_same_pull_again_fetches_nothing_and_switches_nothing(
     assert (tmp_path / "dest" / "current").lstat().st_ino == inode
 
 
-def test_only_what_is_not_here_is_fetched(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_only_what_is_not_here_is_fetched(bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path) -> None:
     publish_to(bundle_store, bundle("one", size=3 * MIB))
     pull_from(bundle_store, tmp_path / "dest")
     folder = bundle("one")
@@ -83,7 +81,7 @@ def test_only_what_is_not_here_is_fetched(
 
 
 def test_a_file_of_a_kept_version_that_was_damaged_is_not_taken_over(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     pull_from(local_bundle_store, tmp_path / "dest")
@@ -94,7 +92,7 @@ def test_a_file_of_a_kept_version_that_was_damaged_is_not_taken_over(
 
 
 def test_a_version_that_serves_cut_off_is_mended_by_a_pull(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     pull_from(local_bundle_store, tmp_path / "dest")
@@ -104,13 +102,13 @@ def test_a_version_that_serves_cut_off_is_mended_by_a_pull(
     assert len(list((tmp_path / "dest" / ".versions").iterdir())) == 1
 
 
-def cut_after(bundle_store: BundleStore, monkeypatch: pytest.MonkeyPatch, size: int) -> list[tuple[str, int]]:
+def cut_after(bundle_store: Store, monkeypatch: pytest.MonkeyPatch, size: int) -> list[tuple[str, int]]:
     """From here on reads of objects break after `size` bytes in all; what was asked for is in the list."""
     asked: list[tuple[str, int]] = []
     real = type(bundle_store).blocks
     left = [size]
 
-    def blocks(self: BundleStore, name: str, start: int) -> Iterator[bytes]:
+    def blocks(self: Store, name: str, start: int) -> Iterator[bytes]:
         if not name.startswith("objects/"):
             yield from real(self, name, start)
             return
@@ -129,7 +127,7 @@ def cut_after(bundle_store: BundleStore, monkeypatch: pytest.MonkeyPatch, size: 
 
 
 def test_a_broken_download_is_resumed_where_it_stopped(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 20 * MIB
     version = publish_to(bundle_store, bundle("one", size=size)).version
@@ -150,7 +148,7 @@ def test_a_broken_download_is_resumed_where_it_stopped(
 
 
 def test_a_part_that_went_bad_on_disk_is_fetched_anew(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     version = publish_to(bundle_store, bundle("one", size=MIB)).version
     weights = next(file for file in version.files if file.path == "model.onnx")
@@ -174,14 +172,14 @@ HARM: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("path", ["model.onnx", "manifest.json"])
 def test_a_damaged_object_is_refused_and_the_old_version_serves(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, harm: str, path: str
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path, harm: str, path: str
 ) -> None:
     publish_to(bundle_store, bundle("one"))
     pull_from(bundle_store, tmp_path / "dest")
     version = publish_to(bundle_store, bundle("two")).version
     file = next(file for file in version.files if file.path == path)
     name = object_name(file.sha256)
-    put(bundle_store, name, HARM[harm](bundle_store.read(name).data))
+    put(bundle_store, name, HARM[harm](bundle_store.read_tagged(name).data))
     with pytest.raises(ManifestError, match="not those published"):
         pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "one"
@@ -191,12 +189,12 @@ def test_a_damaged_object_is_refused_and_the_old_version_serves(
 
 
 def test_a_missing_object_is_refused_and_the_old_version_serves(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(bundle_store, bundle("one"))
     pull_from(bundle_store, tmp_path / "dest")
     version = publish_to(bundle_store, bundle("two")).version
-    bundle_store.delete(object_name(next(file for file in version.files if file.path == "model.onnx").sha256))
+    bundle_store.remove(object_name(next(file for file in version.files if file.path == "model.onnx").sha256))
     with pytest.raises(ManifestError, match=r"is missing\. Publish the bundle again"):
         pull_from(bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "one"
@@ -219,7 +217,7 @@ EVIL_NAMES = [
 
 @pytest.mark.parametrize("name", EVIL_NAMES)
 def test_a_version_with_a_name_that_escapes_or_collides_is_refused_before_anything_is_made(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, name: str
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
     """A publisher of evil intent: objects, record and pointer all agree with one another."""
     publish_to(local_bundle_store, bundle("one"))
@@ -242,7 +240,7 @@ def test_a_version_with_a_name_that_escapes_or_collides_is_refused_before_anythi
 
 
 def test_a_record_that_lists_other_files_than_the_bundles_own_manifest_is_refused(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     """A file slipped into a bundle: each digest is right, and the manifest does not know it."""
     publish_to(local_bundle_store, bundle("one"))
@@ -265,7 +263,7 @@ def test_a_record_that_lists_other_files_than_the_bundles_own_manifest_is_refuse
 
 
 def test_a_record_that_is_not_the_one_the_channel_names_is_refused(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     version = publish_to(local_bundle_store, bundle("two")).version
@@ -283,7 +281,7 @@ def test_a_record_that_is_not_the_one_the_channel_names_is_refused(
 
 
 def test_links_left_in_the_unpacking_folder_are_not_written_through(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     version = publish_to(local_bundle_store, bundle("one")).version
     building = tmp_path / "dest" / ".versions" / f".new-{version.sha256[:16]}"
@@ -298,9 +296,7 @@ def test_links_left_in_the_unpacking_folder_are_not_written_through(
     assert not (tmp_path / "tokenizer.json").exists()
 
 
-def test_a_version_can_be_pulled_by_its_name(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_version_can_be_pulled_by_its_name(bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path) -> None:
     first = publish_to(bundle_store, bundle("one"), version="1.0").version
     publish_to(bundle_store, bundle("two"), version="2.0")
     pull_from(bundle_store, tmp_path / "dest", first.version)
@@ -310,7 +306,7 @@ def test_a_version_can_be_pulled_by_its_name(
 
 
 def test_one_destination_holds_one_bundle(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     publish_to(local_bundle_store, bundle("two"), name="other")
@@ -320,7 +316,7 @@ def test_one_destination_holds_one_bundle(
 
 
 def test_a_folder_that_no_pull_made_is_left_alone(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     (tmp_path / "dest" / "current").mkdir(parents=True)
@@ -331,10 +327,10 @@ def test_a_folder_that_no_pull_made_is_left_alone(
 
 
 def test_an_old_pointer_put_back_is_a_downgrade_and_a_rollback_is_none(
-    bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(bundle_store, bundle("one"))
-    old = bundle_store.read(channel_name("ecom", "stable")).data
+    old = bundle_store.read_tagged(channel_name("ecom", "stable")).data
     publish_to(bundle_store, bundle("two"))
     pull_from(bundle_store, tmp_path / "dest")
     put(bundle_store, channel_name("ecom", "stable"), old)
@@ -352,13 +348,13 @@ def test_an_old_pointer_put_back_is_a_downgrade_and_a_rollback_is_none(
 
 
 def test_a_pointer_of_the_same_sequence_to_another_version_is_refused(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     two = publish_to(local_bundle_store, bundle("two"), None).version
-    old = local_bundle_store.read(channel_name("ecom", "stable")).data
+    old = local_bundle_store.read_tagged(channel_name("ecom", "stable")).data
     pull_from(local_bundle_store, tmp_path / "dest")
-    local_bundle_store.delete(channel_name("ecom", "stable"))
+    local_bundle_store.remove(channel_name("ecom", "stable"))
     move_channel(local_bundle_store, "ecom", "stable", None, two, "set", key=None)
     with pytest.raises(GateError, match=r"downgraded: .* another version under it"):
         pull_from(local_bundle_store, tmp_path / "dest")
@@ -367,12 +363,12 @@ def test_a_pointer_of_the_same_sequence_to_another_version_is_refused(
 
 
 def test_a_newer_sequence_is_remembered_even_where_its_version_was_refused(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
-    old = local_bundle_store.read(channel_name("ecom", "stable")).data
+    old = local_bundle_store.read_tagged(channel_name("ecom", "stable")).data
     version = publish_to(local_bundle_store, bundle("two")).version
-    local_bundle_store.delete(object_name(version.files[0].sha256))
+    local_bundle_store.remove(object_name(version.files[0].sha256))
     with pytest.raises(ManifestError):
         pull_from(local_bundle_store, tmp_path / "dest")
     put(local_bundle_store, channel_name("ecom", "stable"), old)
@@ -385,24 +381,22 @@ class TestWithAKey:
 
     @pytest.fixture
     def served(
-        self, local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, keys: dict[str, Path]
+        self, local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path, keys: dict[str, Path]
     ) -> Path:
         publish_to(local_bundle_store, bundle("one"), key=SigningKey(str(keys["ours"])))
         self.pull(local_bundle_store, tmp_path / "dest", keys)
         return tmp_path / "dest"
 
-    def pull(
-        self, bundle_store: BundleStore, target: Path, keys: dict[str, Path], *names: str, at: str = "stable"
-    ) -> None:
+    def pull(self, bundle_store: Store, target: Path, keys: dict[str, Path], *names: str, at: str = "stable") -> None:
         pull_from(bundle_store, target, at, trust=trusted_keys([str(keys[name]) for name in names or ("ours.pub",)]))
 
-    def refused(self, bundle_store: BundleStore, target: Path, keys: dict[str, Path], said: str) -> None:
+    def refused(self, bundle_store: Store, target: Path, keys: dict[str, Path], said: str) -> None:
         with pytest.raises(GateError, match=said):
             self.pull(bundle_store, target, keys)
         assert served_text(target) == "one"
 
     def test_a_new_version_signed_by_any_trusted_key_serves(
-        self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
+        self, local_bundle_store: Store, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
         publish_to(local_bundle_store, bundle("two"), key=SigningKey(str(keys["theirs"])))
         self.refused(local_bundle_store, served, keys, "trusted: ")
@@ -410,7 +404,7 @@ class TestWithAKey:
         assert served_text(served) == "two"
 
     def test_an_unsigned_pointer_to_a_signed_version_is_refused(
-        self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
+        self, local_bundle_store: Store, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
         """Else anybody who can write could move the channel to any old version with a known hole."""
         two = publish_to(local_bundle_store, bundle("two"), None, key=SigningKey(str(keys["ours"]))).version
@@ -418,14 +412,14 @@ class TestWithAKey:
         self.refused(local_bundle_store, served, keys, "channels/stable.json: no valid signature .*signed by nobody")
 
     def test_a_signed_pointer_to_an_unsigned_version_is_refused(
-        self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
+        self, local_bundle_store: Store, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
         done = publish_to(local_bundle_store, bundle("two"), key=SigningKey(str(keys["ours"])))
         change(local_bundle_store, version_name("ecom", done.version.version), lambda held: {**held, "signatures": []})
         self.refused(local_bundle_store, served, keys, "versions/.*: no valid signature .*signed by nobody")
 
     def test_a_signature_of_one_record_does_not_stand_for_another(
-        self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
+        self, local_bundle_store: Store, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
         signed = load_channel(local_bundle_store, "ecom", "stable")
         two = publish_to(local_bundle_store, bundle("two"), None).version
@@ -439,21 +433,21 @@ class TestWithAKey:
         self.refused(local_bundle_store, served, keys, "no valid signature")
 
     def test_a_pointer_of_another_channel_or_bundle_does_not_serve_for_this_one(
-        self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
+        self, local_bundle_store: Store, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
         ours = SigningKey(str(keys["ours"]))
         publish_to(local_bundle_store, bundle("two"), "candidate", key=ours)
         publish_to(local_bundle_store, bundle("three"), key=ours, name="other")
         for source in (channel_name("ecom", "candidate"), channel_name("other", "stable")):
-            put(local_bundle_store, channel_name("ecom", "stable"), local_bundle_store.read(source).data)
+            put(local_bundle_store, channel_name("ecom", "stable"), local_bundle_store.read_tagged(source).data)
             with pytest.raises(ManifestError, match="is another channel's record"):
                 self.pull(local_bundle_store, served, keys)
             assert served_text(served) == "one"
 
     def test_an_old_signed_pointer_put_back_is_a_downgrade(
-        self, local_bundle_store: BundleStore, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
+        self, local_bundle_store: Store, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
-        old = local_bundle_store.read(channel_name("ecom", "stable")).data
+        old = local_bundle_store.read_tagged(channel_name("ecom", "stable")).data
         publish_to(local_bundle_store, bundle("two"), key=SigningKey(str(keys["ours"])))
         self.pull(local_bundle_store, served, keys)
         put(local_bundle_store, channel_name("ecom", "stable"), old)
@@ -464,7 +458,7 @@ class TestWithAKey:
     @pytest.mark.parametrize("path", ["model.onnx", "README.md"])
     def test_not_one_byte_of_a_signed_bundle_can_be_changed(
         self,
-        local_bundle_store: BundleStore,
+        local_bundle_store: Store,
         served: Path,
         bundle: Callable[..., Path],
         keys: dict[str, Path],
@@ -485,7 +479,7 @@ class TestWithAKey:
             self.pull(local_bundle_store, served, keys, at=version.version)
         assert served_text(served) == "one"
 
-    def moved(self, bundle_store: BundleStore, version: Any) -> Any:
+    def moved(self, bundle_store: Store, version: Any) -> Any:
         """The pointer that somebody without the key would write."""
         from dataclasses import replace
 
@@ -497,7 +491,7 @@ class TestWithAKey:
 
 
 def test_the_last_n_versions_are_kept_and_no_more(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     names = []
     for text in ("one", "two", "three", "four"):
@@ -507,7 +501,7 @@ def test_the_last_n_versions_are_kept_and_no_more(
 
 
 def test_a_rollback_serves_the_version_before_and_then_the_one_before_that(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     for text in ("one", "two", "three"):
         publish_to(local_bundle_store, bundle(text))
@@ -522,7 +516,7 @@ def test_a_rollback_serves_the_version_before_and_then_the_one_before_that(
 
 
 def test_a_rollback_is_left_alone_until_the_channel_moves_on(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     for text in ("one", "two"):
         publish_to(local_bundle_store, bundle(text))
@@ -539,7 +533,7 @@ def test_a_rollback_is_left_alone_until_the_channel_moves_on(
 
 
 def test_a_rollback_during_a_pull_neither_waits_for_it_nor_is_undone_by_it(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text in ("one", "two"):
         publish_to(local_bundle_store, bundle(text))
@@ -547,7 +541,7 @@ def test_a_rollback_during_a_pull_neither_waits_for_it_nor_is_undone_by_it(
     publish_to(local_bundle_store, bundle("three"))
     real, begun, go_on = type(local_bundle_store).blocks, threading.Event(), threading.Event()
 
-    def slow(self: BundleStore, name: str, start: int) -> Iterator[bytes]:
+    def slow(self: Store, name: str, start: int) -> Iterator[bytes]:
         if name.startswith("objects/"):
             begun.set()
             assert go_on.wait(20)
@@ -579,7 +573,7 @@ def test_a_rollback_during_a_pull_neither_waits_for_it_nor_is_undone_by_it(
     ],
 )
 def test_a_rollback_to_what_is_not_whole_is_refused(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, harm: Callable[[Path], Any]
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path, harm: Callable[[Path], Any]
 ) -> None:
     first = publish_to(local_bundle_store, bundle("one")).version
     pull_from(local_bundle_store, tmp_path / "dest")
@@ -592,7 +586,7 @@ def test_a_rollback_to_what_is_not_whole_is_refused(
 
 
 def test_no_space_for_a_version_is_reported_before_it_is_fetched(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     pull_from(local_bundle_store, tmp_path / "dest")
@@ -607,7 +601,7 @@ def test_no_space_for_a_version_is_reported_before_it_is_fetched(
 
 @pytest.mark.parametrize("state", ["", "{", "[]", '{"format": 9}', '{"format": 1}', '{"format": 1, "name": 3}'])
 def test_a_damaged_state_file_is_reported_and_what_serves_goes_on(
-    local_bundle_store: BundleStore, bundle: Callable[..., Path], tmp_path: Path, state: str
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path, state: str
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     pull_from(local_bundle_store, tmp_path / "dest")
@@ -619,7 +613,7 @@ def test_a_damaged_state_file_is_reported_and_what_serves_goes_on(
 
 
 def test_whoever_opens_the_link_finds_a_whole_bundle_at_every_instant(
-    local_bundle_store: BundleStore, tmp_path: Path
+    local_bundle_store: Store, tmp_path: Path
 ) -> None:
     folders = [write_bundle(tmp_path / f"b{number}", str(number)) for number in range(2)]
     publish_to(local_bundle_store, folders[0])
@@ -657,7 +651,7 @@ def test_concurrent_pulls_into_one_destination_end_with_one_whole_version(url: s
     import subprocess
     import sys
 
-    from relabel.manifests.bundle_store import open_bundle_store
+    from relabel.manifests.store import open_bundle_store
 
     publish_to(open_bundle_store(url, Storage()), write_bundle(tmp_path / "b", "one", size=9 * MIB))
     command = [sys.executable, "-m", "relabel", "pull", f"{url}/ecom", str(tmp_path / "dest")]

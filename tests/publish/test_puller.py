@@ -30,8 +30,8 @@ from relabel.export.publishing import roll_back
 from relabel.export.signatures import SigningKey
 from relabel.export.store import OBJECTS
 from relabel.manifests import objects
-from relabel.manifests.bundle_store import open_bundle_store
 from relabel.manifests.files import Storage
+from relabel.manifests.store import open_bundle_store
 from tests import seaweed
 from tests.publish.conftest import change_json, lead_to, publish_to, pull_from, served_text, write_bundle
 from tests.publish.test_bundles import HOSTILE

@@ -20,9 +20,9 @@ from relabel.export import puller
 from relabel.export.bundles import seal_bundle
 from relabel.export.publishing import roll_back
 from relabel.export.store import version_name
-from relabel.manifests.bundle_store import LocalBundleStore, open_bundle_store
 from relabel.manifests.errors import DiskFullError, ManifestError
 from relabel.manifests.files import Storage
+from relabel.manifests.store import LocalStore, open_bundle_store
 from tests.faults.conftest import IS_FULL
 from tests.publish.conftest import publish_to, pull_from, roll_back_in, served_text, write_bundle
 from tests.publish.test_kill import killed
@@ -103,9 +103,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path, source: Path) -> LocalBundleStore:
+def store(tmp_path: Path, source: Path) -> LocalStore:
     bundle_store = open_bundle_store(str(tmp_path / "store"), Storage())
-    assert isinstance(bundle_store, LocalBundleStore)
+    assert isinstance(bundle_store, LocalStore)
     publish_to(bundle_store, source)
     return bundle_store
 
@@ -128,7 +128,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_whatever_happens_to_a_file_that_serves_pull_repairs_it_and_verify_and_show_name_it(
-    relabel: Relabel, store: LocalBundleStore, source: Path, tmp_path: Path
+    relabel: Relabel, store: LocalStore, source: Path, tmp_path: Path
 ) -> None:
     pull_from(store, tmp_path / "settled")
     every = list(itertools.product(HARMS, ("pull", "verify", "show"), FILES))
@@ -196,7 +196,7 @@ def links_and_folders() -> dict[str, Callable[[Path], object]]:
 
 @pytest.mark.parametrize("harm", links_and_folders())
 def test_a_link_or_folder_that_is_not_what_a_pull_made_is_repaired(
-    relabel: Relabel, store: LocalBundleStore, source: Path, tmp_path: Path, harm: str
+    relabel: Relabel, store: LocalStore, source: Path, tmp_path: Path, harm: str
 ) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
@@ -241,7 +241,7 @@ def test_what_its_owner_may_not_read_is_repaired_for_who_is_not_root(source: Pat
 
 
 def test_a_process_reads_a_file_again_only_after_a_change(
-    store: LocalBundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `--watch` does: each pull checks all files, and reads those that changed since the one before."""
     dest = tmp_path / "dest"
@@ -262,7 +262,7 @@ def test_a_process_reads_a_file_again_only_after_a_change(
 
 
 def test_a_reader_that_has_the_old_files_open_goes_on_with_them(
-    store: LocalBundleStore, source: Path, tmp_path: Path
+    store: LocalStore, source: Path, tmp_path: Path
 ) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
@@ -273,7 +273,7 @@ def test_a_reader_that_has_the_old_files_open_goes_on_with_them(
         assert held + reader.read() == (source / "model.onnx").read_bytes()
 
 
-def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalBundleStore, tmp_path: Path) -> None:
+def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalStore, tmp_path: Path) -> None:
     """A server that imports `load.py` leaves them; a pull that repaired that would switch each time."""
     dest = tmp_path / "dest"
     pull_from(store, dest)
@@ -283,7 +283,7 @@ def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalBundleStore, t
     assert not pull_from(store, dest).has_switched
 
 
-def test_a_version_held_after_a_rollback_is_repaired_as_that_version(store: LocalBundleStore, tmp_path: Path) -> None:
+def test_a_version_held_after_a_rollback_is_repaired_as_that_version(store: LocalStore, tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
     publish_to(store, write_bundle(tmp_path / "two", "two"))
@@ -294,7 +294,7 @@ def test_a_version_held_after_a_rollback_is_repaired_as_that_version(store: Loca
     assert (done.is_held, bool(done.repaired), served_text(dest)) == (True, True, "one")
     assert pull_from(store, dest).is_held
     flip((dest / "current").resolve() / "model.onnx")
-    store.delete(version_name("ecom", done.served.version))
+    store.remove(version_name("ecom", done.served.version))
     with pytest.raises(ManifestError, match="neither a channel nor a version"):
         pull_from(store, dest)
 
@@ -304,7 +304,7 @@ def inodes(folder: Path) -> set[int]:
 
 
 def test_store_and_destination_share_no_file_so_damage_to_one_never_reaches_the_other(
-    store: LocalBundleStore, source: Path, tmp_path: Path
+    store: LocalStore, source: Path, tmp_path: Path
 ) -> None:
     """A local store on the same disk, whose files somebody linked, too."""
     shutil.copytree(tmp_path / "store", tmp_path / "linked", copy_function=os.link)
@@ -329,7 +329,7 @@ def test_store_and_destination_share_no_file_so_damage_to_one_never_reaches_the_
 
 
 def test_a_repair_killed_before_any_change_is_ended_by_the_next_pull(
-    store: LocalBundleStore, source: Path, tmp_path: Path
+    store: LocalStore, source: Path, tmp_path: Path
 ) -> None:
     for number in range(1, 200, 1 if IS_FULL else 4):
         dest = tmp_path / str(number)
@@ -348,7 +348,7 @@ def test_a_repair_killed_before_any_change_is_ended_by_the_next_pull(
 
 
 def test_a_disk_that_fills_while_a_version_is_repaired_leaves_it_for_the_next_pull(
-    store: LocalBundleStore, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
@@ -368,9 +368,7 @@ def test_a_disk_that_fills_while_a_version_is_repaired_leaves_it_for_the_next_pu
     assert digests(dest / "current") == digests(source)
 
 
-def test_pulls_that_repair_at_once_end_with_one_whole_version(
-    store: LocalBundleStore, source: Path, tmp_path: Path
-) -> None:
+def test_pulls_that_repair_at_once_end_with_one_whole_version(store: LocalStore, source: Path, tmp_path: Path) -> None:
     dest = tmp_path / "dest"
     pull_from(store, dest)
     for _ in range(5):

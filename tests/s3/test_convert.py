@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.manifests.files import Storage
-from relabel.manifests.store import open_object_run_store
+from relabel.manifests.store import ObjectStore, open_object_run_store
 from tests.s3.conftest import Outcome
 
 
@@ -43,7 +43,7 @@ def test_a_large_target_goes_up_in_parts_and_is_whole(
         "".join(f"query-{row // 100} 0 document-{row} {row % 4}\n" for row in range(rows))
     )
     monkeypatch.setattr("relabel.jobs.files.ONE_PUT_BYTES", 1 << 20)
-    monkeypatch.setattr("relabel.manifests.bundle_store.S3BundleStore.__init__.__kwdefaults__", {"part_bytes": 5 << 20})
+    monkeypatch.setitem(ObjectStore.__init__.__kwdefaults__, "part_bytes", 5 << 20)
     done = relabel("convert", tmp_path / "big.qrels", f"{s3}/there/big.jsonl")
     assert done.returncode == 0, done.stderr
     assert relabel("convert", tmp_path / "big.qrels", tmp_path / "here.jsonl").returncode == 0
