@@ -1,95 +1,19 @@
-"""What a bundle store holds, listed without changing it: bundles, their versions, and where their channels point."""
+"""What a bundle store holds, listed as JSON without changing it: bundles, versions, and where channels point."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from relabel.export.bundles import read_manifest
-from relabel.export.puller import STABLE, Address, File
-from relabel.export.store import (
-    Channel,
-    Move,
-    Version,
-    channels_of,
-    find_channel,
-    is_name,
-    load_version,
-    object_name,
-)
+from relabel.export.puller import STABLE, Address
+from relabel.export.store import Channel, Version, channels_of, find_channel, is_name, load_version, object_name
 from relabel.manifests.errors import InputError, ManifestError
-from relabel.manifests.records import sha256_bytes
+from relabel.manifests.records import plain, sha256_bytes
 from relabel.manifests.store import Store
 
 
-@dataclass(frozen=True)
-class ListedChannel:
-    """Where a channel points, since when and why; `signed_by` are ids of keys, not checked."""
-
-    channel: str
-    version: str
-    sequence: int
-    moved: str
-    reason: str
-    signed_by: list[str]
-
-
-@dataclass(frozen=True)
-class ListedBundle:
-    """A bundle, the number of its versions, and its channels."""
-
-    name: str
-    versions: int
-    channels: list[ListedChannel]
-
-
-@dataclass(frozen=True)
-class ListedVersion:
-    """A version: the sha256 of its body, the number of its files and their size together."""
-
-    version: str
-    sha256: str
-    files: int
-    size_bytes: int
-    signed_by: list[str]
-
-
-@dataclass(frozen=True)
-class ShownVersion(ListedVersion):
-    """A version with the channels that point to it."""
-
-    channels: list[str]
-
-
-@dataclass(frozen=True)
-class ShownChannel(ListedChannel):
-    """A channel with its history, oldest first."""
-
-    moves: tuple[Move, ...]
-
-
-@dataclass(frozen=True)
-class ShownBundle:
-    """A bundle with its versions, newest first, and its channels."""
-
-    name: str
-    versions: list[ShownVersion]
-    channels: list[ShownChannel]
-
-
-@dataclass(frozen=True)
-class VersionContents(ListedVersion):
-    """A version with the channel that it was asked for by, if it was, its files, and what else its
-    own manifest says.
-    """
-
-    channel: ListedChannel | None
-    list: tuple[File, ...]
-    facts: dict[str, Any]
-
-
-def bundles_in(bundle_store: Store) -> list[ListedBundle]:
+def bundles_in(bundle_store: Store) -> list[dict[str, Any]]:
     """Every bundle with its channels and the number of its versions; records are read of channels alone."""
     versions = Counter[str]()
     for entry in bundle_store.entries(""):
@@ -97,14 +21,16 @@ def bundles_in(bundle_store: Store) -> list[ListedBundle]:
         if is_name(name) and rest.startswith(("versions/", "channels/")):
             versions[name] += rest.startswith("versions/")
     return [
-        ListedBundle(
-            name, versions[name], [ListedChannel(**_about_channel(one)) for one in channels_of(bundle_store, name)]
-        )
+        {
+            "name": name,
+            "versions": versions[name],
+            "channels": [_about_channel(one) for one in channels_of(bundle_store, name)],
+        }
         for name in sorted(versions)
     ]
 
 
-def bundle_in(bundle_store: Store, name: str) -> ShownBundle:
+def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
     """One bundle: its versions, newest first, and its channels with their history.
 
     Raises:
@@ -121,18 +47,18 @@ def bundle_in(bundle_store: Store, name: str) -> ShownBundle:
         load_version(bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json"))
         for entry in entries
     ]
-    standing = [(channel.channel, channel.head.version) for channel in channels]
-    return ShownBundle(
-        name,
-        [
-            ShownVersion(**_about(version), channels=[name for name, at in standing if at == version.version])
+    pointed = [(channel.channel, channel.head.version) for channel in channels]
+    return {
+        "name": name,
+        "versions": [
+            {**_about(version), "channels": [name for name, at in pointed if at == version.version]}
             for version in versions
         ],
-        [ShownChannel(**_about_channel(channel), moves=channel.moves) for channel in channels],
-    )
+        "channels": [{**_about_channel(channel), "moves": plain(channel.moves)} for channel in channels],
+    }
 
 
-def version_in(bundle_store: Store, address: Address) -> VersionContents:
+def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
     """One version: its files, and what its own manifest says of it.
 
     Raises:
@@ -156,12 +82,12 @@ def version_in(bundle_store: Store, address: Address) -> VersionContents:
             f"{bundle_store.url}/{name}: is not the manifest that was published. Publish the bundle again."
         )
     facts, _ = read_manifest(data, f"{bundle_store.url}/{name}")
-    return VersionContents(
+    return {
         **_about(version),
-        channel=ListedChannel(**_about_channel(channel)) if channel else None,
-        list=version.files,
-        facts={key: value for key, value in facts.items() if key != "files"},
-    )
+        "channel": _about_channel(channel) if channel else None,
+        "list": plain(version.files),
+        "facts": {key: value for key, value in facts.items() if key != "files"},
+    }
 
 
 def _about(version: Version) -> dict[str, Any]:

@@ -3,7 +3,6 @@ phases, which spares what a publisher claims."""
 
 from __future__ import annotations
 
-import functools
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -349,31 +348,28 @@ class Published(NamedTuple):
     has_changed: bool
 
 
-class PublishOptions(NamedTuple):
-    """What a publisher may ask for.
+def publish(
+    bundle: Bundle,
+    bundle_store: Store,
+    progress: Progress,
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    channel: str | None = None,
+    key: SigningKey | None = None,
+    rereads: bool = False,
+    is_anyway: bool = False,
+) -> Published:
+    """Make a bundle a version, and point a channel at it if one is given.
 
     Args:
+        bundle: whose bytes were just checked against its manifest.
         name: under which name; the bundle's own by default.
         version: instead of the first digits of its manifest's sha256.
         channel: to be moved there.
         key: to sign version and pointer with.
         rereads: prove every object by reading it back, those of a published version too, and repair what is damaged.
         is_anyway: point the channel at a student that beats no baseline, too.
-    """
-
-    name: str | None = None
-    version: str | None = None
-    channel: str | None = None
-    key: SigningKey | None = None
-    rereads: bool = False
-    is_anyway: bool = False
-
-
-def publish(bundle: Bundle, bundle_store: Store, options: PublishOptions, progress: Progress) -> Published:
-    """Make a bundle a version, and point a channel at it if one is given.
-
-    Args:
-        bundle: whose bytes were just checked against its manifest.
     Raises:
         GateError: a channel is to be moved to a student that is no better than a baseline; nothing was uploaded.
         ManifestError: the version is there with other contents.
@@ -381,42 +377,47 @@ def publish(bundle: Bundle, bundle_store: Store, options: PublishOptions, progre
         LockHeldError: gc is removing something that this version needs.
         StoreError: store or disk fail.
     """
-    with translate_errors("publish", bundle.folder):
-        return _publish(bundle, bundle_store, options, progress)
-
-
-def _publish(bundle: Bundle, bundle_store: Store, options: PublishOptions, progress: Progress) -> Published:
-    if options.channel is not None and not options.is_anyway:
+    if channel is not None and not is_anyway:
         _check_baselines(bundle)
-    name = check_name(options.name or bundle.name, "name")
-    version = Version(
-        name, check_name(options.version, "version") if options.version else bundle.version, bundle.all_files
-    )
-    # read first, so that a move made during a long upload is not overruled
-    pointer = _pointer(bundle_store, name, options)
-    if find_channel(bundle_store, name, version.version) is not None:
-        raise InputError(f"{bundle_store.url}/{name}: {version.version} is a channel there. Give another --version.")
-    files = version.distinct_files
+    name = check_name(name or bundle.name, "name")
+    wanted = Version(name, check_name(version, "version") if version else bundle.version, bundle.all_files)
+    pointer = None
+    if channel is not None:  # read first, so that a move made during a long upload is not overruled
+        check_name(channel, "channel")
+        _check_no_version(bundle_store, name, channel)
+        pointer = find_channel(bundle_store, name, channel)
+        check_may_move(pointer, key, f"{bundle_store.url}/{name}@{channel}")
+    if find_channel(bundle_store, name, wanted.version) is not None:
+        raise InputError(f"{bundle_store.url}/{name}: {wanted.version} is a channel there. Give another --version.")
+    files = wanted.distinct_files
     names = [object_name(file.sha256) for file in files]
-    spare(bundle_store, [version_name(name, version.version), *names])
-    held = find_version(bundle_store, name, version.version)
+    spare(bundle_store, [version_name(name, wanted.version), *names])
+    held = find_version(bundle_store, name, wanted.version)
     if held is not None:
-        check_same(bundle_store, held, version)
-    ensure = functools.partial(
-        _ensure_object, bundle_store, bundle, is_vouched=held is not None, rereads=options.rereads, progress=progress
-    )
+        check_same(bundle_store, held, wanted)
     sizes = bundle_store.sizes(names)
-    uploaded = [file for file in files if ensure(file, sizes[object_name(file.sha256)])]
+    with translate_errors("publish", bundle.folder):
+        uploaded = [
+            file
+            for file in files
+            if _ensure_object(
+                bundle_store,
+                bundle,
+                file,
+                sizes[object_name(file.sha256)],
+                is_vouched=held is not None,
+                rereads=rereads,
+                progress=progress,
+            )
+        ]
     failpoints.hit("after_objects")
-    has_changed = write_version(bundle_store, version, held, options.key) or bool(uploaded)
+    has_changed = write_version(bundle_store, wanted, held, key) or bool(uploaded)
     failpoints.hit("after_version")
-    if options.channel is not None and (pointer is None or not pointer.points_to(version, options.key)):
-        pointer, has_changed = (
-            move_channel(bundle_store, name, options.channel, pointer, version, "publish", key=options.key),
-            True,
-        )
+    if channel is not None and (pointer is None or not pointer.points_to(wanted, key)):
+        pointer = move_channel(bundle_store, name, channel, pointer, wanted, "publish", key=key)
+        has_changed = True
     size = sum(file.size_bytes for file in uploaded)
-    return Published(version, len(uploaded), size, len(files), pointer, has_changed)
+    return Published(wanted, len(uploaded), size, len(files), pointer, has_changed)
 
 
 def _check_baselines(bundle: Bundle) -> None:
@@ -487,16 +488,6 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
     return move_channel(
         bundle_store, name, channel, held, version, "rollback", key=key, restores=target.restores or target.sequence
     )
-
-
-def _pointer(bundle_store: Store, name: str, options: PublishOptions) -> Channel | None:
-    if options.channel is None:
-        return None
-    check_name(options.channel, "channel")
-    _check_no_version(bundle_store, name, options.channel)
-    pointer = find_channel(bundle_store, name, options.channel)
-    check_may_move(pointer, options.key, f"{bundle_store.url}/{name}@{options.channel}")
-    return pointer
 
 
 def _check_no_version(bundle_store: Store, name: str, channel: str) -> None:

@@ -31,7 +31,7 @@ from relabel.manifests.models import (
     write_json,
 )
 from relabel.manifests.specs import LabelerOptions
-from relabel.manifests.store import COPY_BYTES, UrlFile, open_object_run_store
+from relabel.manifests.store import COPY_BYTES, UrlFile, open_run_store
 
 # ------------------------------------------------------------------------------
 # Folders at URLs, copied into the cache: there as a whole or not at all.
@@ -48,7 +48,7 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
     root = url.rstrip("/")
     with built_beside(slot) as scratch:
         try:
-            for name in open_object_run_store(root, storage).etags(""):
+            for name in open_run_store(root, storage).etags(""):
                 target = scratch / _safe_relative(name, url)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with UrlFile(f"{root}/{name}", storage) as source, target.open("wb") as out:
@@ -297,7 +297,7 @@ def local_templates(options: LabelerOptions, storage: Storage) -> Iterator[Label
     if url is None or not is_url(url):
         yield options
         return
-    store = open_object_run_store(url, storage)
+    store = open_run_store(url, storage)
     names = [name for name in store.names("") if not name.startswith(".")]  # .git, .DS_Store and their like
     if not 0 < len(names) <= MOST_FILES:
         raise ConfigError(f"labeler.templates: {url!r} is not a folder of templates; it holds {len(names):,} files.")

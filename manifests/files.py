@@ -115,8 +115,8 @@ _KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a d
 
 
 def read_file(path: Path) -> bytes:
-    """All bytes of a file of ours. Whoever shares the folder may have put a pipe there, which nobody would come back
-    from.
+    """All bytes of a file of ours. Another user of the folder may have put a pipe there, which blocks its
+    reader.
 
     Raises:
         ManifestError: it is not an ordinary file.
@@ -129,8 +129,8 @@ def read_file(path: Path) -> bytes:
 
 
 def check_kind(path: str, found: os.stat_result, *, takes_pipes: bool = False) -> None:
-    """Refuse what is not a regular file before it is opened: a pipe waits for whoever writes into it, and a device may
-    never end.
+    """Refuse what is not a regular file before it is opened: a pipe waits for its writer, and a device may never
+    end.
 
     Args:
         found: what the system says about it.
@@ -376,7 +376,7 @@ class Storage:
         return cls(retry_s, lease_s, {family(scheme): _Secret(values) for scheme, values in options.items()})
 
     def options_of(self, scheme: str) -> dict[str, Any]:
-        """What fsspec is given beside the URL. Not to be shown."""
+        """What fsspec is given with the URL. Not to be shown."""
         held = self._schemes.get(scheme)
         return dict(held.options) if held else {}
 
@@ -441,7 +441,7 @@ def scheme_of(url: str) -> str:
 
 
 def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
-    """The filesystem behind a URL, and the path in it.
+    """The filesystem of a URL, and the path in it.
 
     Raises:
         ConfigError: the URL holds a secret, the scheme is unknown, or an option is off.
@@ -490,5 +490,5 @@ def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
 def _with_s3_defaults(options: dict[str, Any]) -> dict[str, Any]:
     merged = {**_S3_DEFAULTS, **options}
     merged["config_kwargs"] = {**_S3_DEFAULTS["config_kwargs"], **options.get("config_kwargs", {})}
-    merged.setdefault("use_listings_cache", False)  # others write while we look
+    merged.setdefault("use_listings_cache", False)  # others write meanwhile
     return merged

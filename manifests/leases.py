@@ -22,7 +22,7 @@ LEASE_VERSION = 1
 RELEASE_S = 3.0
 """How long giving a lease back is tried: an end that is held up costs more than a lease that dies by itself."""
 WAIT_S = (0.2, 1.0)
-"""Bounds of the pause between two looks at a lease that is waited for."""
+"""Bounds of the pause between two reads of a lease that is waited for."""
 
 
 @read_in_threads
@@ -144,11 +144,11 @@ class Lease:
 
     def is_alive(self) -> bool:
         """Whether anybody holds it now."""
-        found = self._look()
+        found = self._read()
         return found is not None and not self._is_free(found[0])
 
     def _take(self) -> None:
-        found = self._look()
+        found = self._read()
         if found is None:
             self._write(replace(self._mine, epoch=1), None, self._retries)
             return
@@ -180,7 +180,7 @@ class Lease:
         try:
             new_tag = retries.call(put, f"{self.what}: writing its lease")
         except ConditionFailedError as exc:
-            found = self._look()
+            found = self._read()
             if found is None or found[0] != record:
                 who = found[0].worker if found else "another worker"
                 raise LockHeldError(
@@ -189,7 +189,7 @@ class Lease:
             new_tag = found[1]
         self._mine, self._tag, self._renewed_s = record, new_tag, time.monotonic()
 
-    def _look(self) -> tuple[LeaseRecord, str] | None:
+    def _read(self) -> tuple[LeaseRecord, str] | None:
         try:
             found = self._retries.call(lambda: self._objects.get(self.key), f"{self.what}: reading its lease")
         except FileNotFoundError:
@@ -216,7 +216,7 @@ class LeaseKeeper:
 
     Each renewal in a thread of its own: were they made one after the other, a store that takes two seconds for a reply
     would lose a worker with thirty shards all of them, and one renewal that hangs would take the others along. The
-    threads are daemons and no pool's, since a pool is waited for: by whoever ends it, and by the interpreter at its
+    threads are daemons and no pool's, since a pool is waited for: by its owner, and by the interpreter at its
     exit. A lease has one renewal under way at most.
     """
 
@@ -243,7 +243,7 @@ class LeaseKeeper:
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait for the thread that looks after the leases to end, if none is held; not for renewals."""
+        """Wait for the thread that renews the leases to end, if none is held; not for renewals."""
         with self._changed:
             thread = None if self._held else self._thread
         if thread is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from relabel.manifests.errors import DiskFullError, RelabelError, StoreError, StoreUnreachableError
 from relabel.manifests.files import out_of_files
@@ -116,70 +116,10 @@ class Entry(NamedTuple):
     tag: str
 
 
-class Objects(Protocol):
-    """Storage, one try a call.
-
-    Every verb may raise TryAgainError (throttled, server fault, no answer) and StoreError (refused for good:
-    permissions, no such bucket).
-    """
-
-    has_atomic_conditions: bool
-    """Whether the storage itself decides `is_new` and `tag`, as far as its kind promises; the probe finds out about
-    this very one.
-    """
-
-    def get(self, key: str, *, start: int | None = None, end: int | None = None, tag: str | None = None) -> Found:
-        """Bytes start..end of an object; from a negative start, its end.
-
-        Args:
-            tag: refuse another version of the object (ConditionFailedError).
-        Raises:
-            FileNotFoundError: there is none.
-            EOFError: it has no byte in that range.
-        """
-
-    def age_s(self, key: str) -> float:
-        """How long ago the object was written, seconds, by the storage's own clock; ours plays no part.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-
-    def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
-        """Write an object; returns its tag.
-
-        Args:
-            is_new: only if there is none.
-            tag: only over the object of this tag.
-        Raises:
-            ConditionFailedError: the condition does not hold.
-        """
-
-    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
-        """Some objects below a key, named by their keys, and where the next page begins.
-
-        Args:
-            is_deep: also those in folders below.
-            after: what the page before returned.
-        """
-
-    def delete(self, key: str) -> None:
-        """Remove an object; none there is fine."""
-
-    def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, Any]:
-        """Any other request of S3's about a key, with its errors sorted out as those of the verbs above.
-
-        Args:
-            needs: fields without which a reply is no answer.
-        Raises:
-            StoreError: the storage is not S3.
-        """
-
-
 class FsspecObjects:
-    """Any fsspec filesystem.
+    """Any fsspec filesystem; the verbs are those of `S3Objects`.
 
-    `is_new` is the filesystem's `mode="create"`. There is no conditional replace in fsspec: `tag` is a look before the
+    `is_new` is the filesystem's `mode="create"`. There is no conditional replace in fsspec: `tag` is a read before the
     write, so of two that replace at once both may. Only locks use it, and locks only save work.
     """
 
@@ -187,7 +127,7 @@ class FsspecObjects:
         self._filesystem = filesystem
         self._where = where
         protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
-        # their code hands the condition to the server; most others look first and write then, which is not a commit
+        # their code hands the condition to the server; most others read first and write then, which is not a commit
         self.has_atomic_conditions = bool(protocols & {"gs", "gcs", "abfs", "abfss", "az"})
 
     def get(self, key: str, *, start: int | None = None, end: int | None = None, tag: str | None = None) -> Found:
@@ -207,7 +147,7 @@ class FsspecObjects:
     def age_s(self, key: str) -> float:
         """Against an object written just now, so that both times are the storage's own."""
         clock = f"{key}.clock-{secrets.token_hex(4)}"
-        with _translate_errors(f"{self._where}: can't tell the age of {key}"):
+        with _translate_errors(f"{self._where}: can't read the age of {key}"):
             written = self._modified(key)
             self._filesystem.pipe_file(clock, b"now")
             try:
@@ -324,15 +264,31 @@ _HINTS = {
 
 
 class S3Objects:
-    """Args: filesystem: an s3fs filesystem that does not retry by itself."""
+    """A bucket. Every verb may raise TryAgainError (throttled, server fault, no answer) and StoreError (refused for
+    good: permissions, no such bucket).
+
+    Args:
+        filesystem: an s3fs filesystem that does not retry by itself.
+    """
 
     has_atomic_conditions = True
+    """Whether the storage itself decides `is_new` and `tag`, as far as its kind promises; the probe finds out about
+    this very one.
+    """
 
     def __init__(self, filesystem: Any, where: str) -> None:
         self._filesystem = filesystem
         self._where = where
 
     def get(self, key: str, *, start: int | None = None, end: int | None = None, tag: str | None = None) -> Found:
+        """Bytes start..end of an object; from a negative start, its end.
+
+        Args:
+            tag: refuse another version of the object (ConditionFailedError).
+        Raises:
+            FileNotFoundError: there is none.
+            EOFError: it has no byte in that range.
+        """
         wanted = _place(key)
         if start is not None:
             wanted["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{'' if end is None else end - 1}"
@@ -346,7 +302,9 @@ class S3Objects:
         return Found(data, field(reply, "ETag"), size)
 
     def age_s(self, key: str) -> float:
-        """The reply's `Date` less its `Last-Modified`."""
+        """How long ago the object was written, seconds, by the storage's own clock: the reply's `Date` less its
+        `Last-Modified`.
+        """
         reply = self._do(key, self._filesystem._call_s3, "head_object", _place(key))
         headers = reply["ResponseMetadata"]["HTTPHeaders"]
         try:
@@ -356,6 +314,14 @@ class S3Objects:
         return float((now - written).total_seconds())
 
     def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
+        """Write an object; returns its tag.
+
+        Args:
+            is_new: only if there is none.
+            tag: only over the object of this tag.
+        Raises:
+            ConditionFailedError: the condition does not hold.
+        """
         wanted = {**_place(key), "Body": data}
         if is_new:
             wanted["IfNoneMatch"] = "*"
@@ -364,6 +330,12 @@ class S3Objects:
         return str(field(self._do(key, self._filesystem._call_s3, "put_object", wanted), "ETag"))
 
     def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
+        """Some objects below a key, named by their keys, and where the next page begins.
+
+        Args:
+            is_deep: also those in folders below.
+            after: what the page before returned.
+        """
         bucket, _, inner = key.partition("/")
         wanted = {"Bucket": bucket, "Prefix": f"{inner}/"}
         if not is_deep:
@@ -383,9 +355,15 @@ class S3Objects:
         return found, field(reply, "NextContinuationToken") if reply.get("IsTruncated") else None
 
     def delete(self, key: str) -> None:
+        """Remove an object; none there is fine."""
         self._do(key, self._filesystem._call_s3, "delete_object", _place(key))
 
     def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, Any]:
+        """Any other request of S3's about a key, with its errors sorted out as those of the verbs above.
+
+        Args:
+            needs: fields without which a reply is no answer.
+        """
         place = {"Bucket": key.partition("/")[0]} if method.startswith("list_") else _place(key)
         reply: dict[str, Any] = self._do(key, self._filesystem._call_s3, method, {**place, **wanted})
         for need in needs:
@@ -526,3 +504,29 @@ def _length(size: int, start: int | None, end: int | None) -> int:
 def _place(key: str) -> dict[str, Any]:
     bucket, _, inner = key.partition("/")
     return {"Bucket": bucket, "Key": inner}
+
+
+class CheckFirstObjects:
+    """Storage whose conditions are a read before the write: enough for one writer, and mostly to keep overlapping runs
+    apart.
+    """
+
+    has_atomic_conditions = False
+
+    def __init__(self, objects: Any) -> None:
+        self._objects = objects
+        self.get: Callable[..., Found] = objects.get
+        self.age_s, self.page, self.delete, self.request = objects.age_s, objects.page, objects.delete, objects.request
+
+    def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
+        if is_new or tag is not None:
+            try:
+                found: str | None = self.get(key).tag
+            except FileNotFoundError:
+                found = None
+            if (found is not None) if is_new else found != tag:
+                raise ConditionFailedError(key)
+        return str(self._objects.put(key, data))
+
+
+Objects = S3Objects | FsspecObjects | CheckFirstObjects

@@ -46,7 +46,15 @@ from relabel.manifests.files import (
     translate_errors,
 )
 from relabel.manifests.leases import Lease, LeaseKeeper
-from relabel.manifests.objects import ConditionFailedError, Entry, Found, FsspecObjects, Objects, Retries
+from relabel.manifests.objects import (
+    CheckFirstObjects,
+    ConditionFailedError,
+    Entry,
+    Found,
+    FsspecObjects,
+    Objects,
+    Retries,
+)
 from relabel.manifests.records import sha256_bytes
 from relabel.manifests.secrets import redacted
 
@@ -65,6 +73,10 @@ PART_BYTES = 32 << 20
 MAX_RECORD_BYTES = 64 << 20
 """No record is bigger; a bigger one is not read into memory."""
 
+_AT_A_TIME = 1024
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 OnProgress = Callable[[int], None]
 """Receives the number of bytes that have gone through, as they go; may raise to stop the transfer."""
 
@@ -93,8 +105,10 @@ def digest_of_blocks(blocks: Iterator[bytes], on_progress: OnProgress) -> Held:
     return Held(size, found.hexdigest())
 
 
-def _changed(source: Path) -> InputError:
-    return InputError(f"{source}: changed while it was uploaded. Export or seal the bundle again.")
+def _check_unchanged(source: Path, sha256: str, held: Held) -> None:
+    """Refuse to upload a file that changed meanwhile."""
+    if sha256 != held.sha256:
+        raise InputError(f"{source}: changed while it was uploaded. Export or seal the bundle again.")
 
 
 def _check_record_size(where: str, size: int) -> None:
@@ -123,19 +137,6 @@ def read_if_there(store: Store, name: str) -> bytes | None:
         return store.read(name)
     except FileNotFoundError:
         return None
-
-
-# ------------------------------------------------------------------------------
-# One function over many arguments at a time, in order.
-
-
-ItemT = TypeVar("ItemT")
-
-
-ResultT = TypeVar("ResultT")
-
-
-_AT_A_TIME = 1024
 
 
 def map_concurrent(store: Store, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> Iterator[ResultT]:
@@ -333,8 +334,7 @@ class LocalStore:
                         writer.write(block)
                         on_progress(len(block))
                 os.fsync(descriptor)
-                if found.hexdigest() != held.sha256:
-                    raise _changed(source)
+                _check_unchanged(source, found.hexdigest(), held)
                 temp.replace(path)
             sync_folder(path.parent)
 
@@ -348,7 +348,7 @@ class LocalStore:
         """Remove temporary files that killed writers left right inside a folder (`""`: the root); returns how many.
 
         Those of this machine's dead processes, and of others' what is an hour old: where locks are weak, another writer
-        may be at work.
+        may be running.
         """
         path = self.path(folder) if folder else self._folder
         with translate_errors("clean up", path):
@@ -489,18 +489,8 @@ LOG_PART_CHARS = 1 << 20
 _NO_TAG = '"00000000000000000000000000000000"'
 
 
-def open_object_run_store(url: str, storage: Storage, *, single_writer: bool = False) -> ObjectStore:
-    """The store behind a URL. Touches nothing yet.
-
-    Raises:
-        ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
-    """
-    objects, path = objects_of(url, storage)
-    return ObjectStore(objects, path, storage, root=url.rstrip("/"), single_writer=single_writer)
-
-
 def objects_of(url: str, storage: Storage) -> tuple[Objects, str]:
-    """The storage behind a URL, and the key that the URL names there.
+    """The storage of a URL, and the key that the URL names there.
 
     Raises:
         ConfigError, MissingExtraError, StoreError: see `filesystem_of`.
@@ -540,7 +530,7 @@ class ObjectStore:
         self.root = self.url = root
         self._part_bytes = part_bytes
         self.readers = READERS
-        self._objects = _CheckFirst(objects) if single_writer else objects
+        self._objects: Objects = CheckFirstObjects(objects) if single_writer else objects
         self._prefix = prefix
         self._lease_s = storage.lease_s
         self._retries = Retries(storage.retry_s)
@@ -658,8 +648,7 @@ class ObjectStore:
             self._put_parts(name, source, held, on_progress)
             return
         data = source.read_bytes()
-        if hashlib.sha256(data).hexdigest() != held.sha256:
-            raise _changed(source)
+        _check_unchanged(source, hashlib.sha256(data).hexdigest(), held)
         self._request("put_object", name, "uploading it", Body=data, ChecksumSHA256=_checksum(data))
         on_progress(len(data))
 
@@ -678,8 +667,7 @@ class ObjectStore:
                     reply = self._request("upload_part", name, f"uploading part {number}", needs=("ETag",), **sent)
                     parts.append({"PartNumber": number, "ETag": reply["ETag"], "ChecksumSHA256": checksum})
                     on_progress(len(data))
-            if found.hexdigest() != held.sha256:
-                raise _changed(source)
+            _check_unchanged(source, found.hexdigest(), held)
             whole = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
             try:
                 self._request("complete_multipart_upload", name, "completing its upload", **whole)
@@ -857,32 +845,6 @@ class _Log:
     written_s: float = field(default_factory=time.monotonic)
 
 
-class _CheckFirst:
-    """Storage whose conditions are a look before the write: enough for one writer, and mostly for telling overlapping
-    ticks apart.
-    """
-
-    has_atomic_conditions = False
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self.get, self.age_s, self.page, self.delete = objects.get, objects.age_s, objects.page, objects.delete
-        self.request = objects.request
-
-    def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
-        if is_new or tag is not None:
-            found = self._find(key)
-            if (found is not None) if is_new else (found is None or found.tag != tag):
-                raise ConditionFailedError(key)
-        return self._objects.put(key, data)
-
-    def _find(self, key: str) -> Found | None:
-        try:
-            return self._objects.get(key)
-        except FileNotFoundError:
-            return None
-
-
 def _checksum(data: bytes) -> str:
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
@@ -911,7 +873,10 @@ def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = F
     text = str(url)
     if text.startswith(("file://", "local://")):
         text = text.partition("://")[2]
-    return open_object_run_store(text, storage, single_writer=single_writer) if is_url(text) else LocalStore(text)
+    if not is_url(text):
+        return LocalStore(text)
+    objects, path = objects_of(text, storage)
+    return ObjectStore(objects, path, storage, root=text.rstrip("/"), single_writer=single_writer)
 
 
 def open_bundle_store(url: str, storage: Storage) -> Store:

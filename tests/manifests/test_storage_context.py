@@ -13,7 +13,7 @@ import pytest
 from relabel import manifests
 from relabel.manifests.files import LEASE_S, RETRY_S, Storage, filesystem_of
 from relabel.manifests.secrets import forget_secrets, redacted, secret_in
-from relabel.manifests.store import open_object_run_store, read_url
+from relabel.manifests.store import open_run_store, read_url
 from tests.vault import Vault
 
 PROCESS_WIDE = {
@@ -92,7 +92,7 @@ def test_no_function_of_manifests_keeps_anything_in_its_module() -> None:
 
 def test_two_storages_of_one_process_reach_their_own_files_alone(vault: type[Vault]) -> None:
     one, other = (Storage.of({"vault": {"key": f"key-of-{name}"}}) for name in ("one", "other"))
-    stores = [open_object_run_store("vault://data", storage, single_writer=True) for storage in (one, other)]
+    stores = [open_run_store("vault://data", storage, single_writer=True) for storage in (one, other)]
     for name, store in zip((b"one", b"other"), stores, strict=True):
         store.put("name", name)
     assert [read_url("vault://data/name", storage) for storage in (one, other, one)] == [b"one", b"other", b"one"]

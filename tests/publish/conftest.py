@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relabel.export.bundles import Bundle, seal_bundle, translate_refusals
-from relabel.export.publishing import Published, PublishOptions, publish
+from relabel.export.publishing import Published, publish
 from relabel.export.puller import Pulled, ServingFolder, Trust, roll_back
 from relabel.export.store import parse_address
 from relabel.jobs.delivery import pull_version
@@ -113,7 +113,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def publish_to(bundle_store: Store, source: Path, channel: str | None = "stable", **options: Any) -> Published:
     from relabel.export.bundles import open_bundle
 
-    return publish(open_bundle(source), bundle_store, PublishOptions(channel=channel, **options), silent)
+    return publish(open_bundle(source), bundle_store, silent, channel=channel, **options)
 
 
 def pull_from(

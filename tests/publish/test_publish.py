@@ -185,12 +185,12 @@ def test_a_file_that_changes_while_it_is_uploaded_leaves_no_object_and_no_versio
     bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     from relabel.export.bundles import open_bundle
-    from relabel.export.publishing import PublishOptions, publish
+    from relabel.export.publishing import publish
 
     opened = open_bundle(bundle("one"))
     opened.folder.joinpath("model.onnx").write_bytes(b"z" * 40)
     with pytest.raises(InputError, match="changed while it was uploaded"):
-        publish(opened, bundle_store, PublishOptions(), lambda what, count: None)
+        publish(opened, bundle_store, lambda what, count: None)
     assert (
         bundle_store.size(object_name(next(file.sha256 for file in opened.files if file.path == "model.onnx"))) is None
     )

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from relabel.manifests.files import LEASE_S, Storage
-from relabel.manifests.store import ObjectRunStore, open_object_run_store
+from relabel.manifests.store import ObjectRunStore, open_run_store
 from tests import seaweed
 from tests.faults import forks
 
@@ -85,7 +85,7 @@ def open_fresh(s3: str) -> Iterator[Callable[..., ObjectRunStore]]:
 
     def start(*, lease_s: float = LEASE_S) -> ObjectRunStore:
         forget_connections()
-        opened.append(open_object_run_store(f"{s3}/out", Storage(lease_s=lease_s)))
+        opened.append(open_run_store(f"{s3}/out", Storage(lease_s=lease_s)))
         return opened[-1]
 
     yield start
@@ -139,7 +139,7 @@ def put_parquet(url: str, table: pa.Table, **options: Any) -> bytes:
     pq.write_table(table, sink, **options)
     data = sink.getvalue().to_pybytes()
     folder, _, name = url.rpartition("/")
-    open_object_run_store(folder, Storage(), single_writer=True).put(name, data)
+    open_run_store(folder, Storage(), single_writer=True).put(name, data)
     return data
 
 
@@ -205,7 +205,7 @@ def labels(output: str) -> dict[str, str]:
     """
     import hashlib
 
-    store = open_object_run_store(output, Storage())
+    store = open_run_store(output, Storage())
     manifest = json.loads(store.read("manifest.json"))
     assert manifest["rows"]["in"] == manifest["rows"]["labelled"] + manifest["rows"]["quarantined"] == ROWS
     files = manifest["labels"] + manifest["quarantine"]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from relabel.manifests.files import Storage
-from relabel.manifests.store import open_object_run_store
+from relabel.manifests.store import open_run_store
 from tests import seaweed
 from tests.s3.conftest import ROWS, Outcome, call, command, labels, put_parquet
 
@@ -80,7 +80,7 @@ def test_times_in_a_listing_are_not_read_by_dateutil(s3: str, monkeypatch: pytes
     """Which took two thirds of the processor's time for a listing of a thousand names."""
     put_parquet(f"{s3}/many/0.parquet", pa.table({"doc_id": ["a"]}))
     monkeypatch.setattr("dateutil.parser.parse", None)
-    assert list(open_object_run_store(f"{s3}/many", Storage()).etags("")) == ["0.parquet"]
+    assert list(open_run_store(f"{s3}/many", Storage()).etags("")) == ["0.parquet"]
 
 
 def test_a_plan_lists_no_shard_by_itself(
@@ -135,7 +135,7 @@ def test_a_run_killed_in_the_middle_is_taken_up_and_ends_byte_for_byte_as_an_und
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str]
 ) -> None:
     job = write_job({"run": {"lease_s": 3}}, args={"p_slow": 0.5, "slow_s": 0.02, "capacity": 8})
-    store = open_object_run_store(f"{s3}/out", Storage())
+    store = open_run_store(f"{s3}/out", Storage())
     process = subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60.0
     while not store.etags("receipts") and time.monotonic() < deadline and process.poll() is None:
@@ -210,7 +210,7 @@ def test_a_run_through_lost_replies_and_refusals_loses_and_doubles_nothing(
     proxy.decide = lambda exchange: "pass"
     assert labels(f"{s3}/out") == undisturbed
     assert relabel("verify", job).returncode == 0
-    receipts = open_object_run_store(f"{s3}/out", Storage()).etags("receipts")
+    receipts = open_run_store(f"{s3}/out", Storage()).etags("receipts")
     assert len(receipts) == 10
     assert json.loads(done.stdout)["this_run"]["chunks_lost"] == 0
 
@@ -274,7 +274,7 @@ def test_a_store_that_stays_down_ends_in_20_with_all_progress_kept(
     assert "503 SlowDown" in ended.stderr
     assert "run the same command again" in ended.stderr
     proxy.decide = lambda exchange: "pass"
-    assert len(open_object_run_store(f"{s3}/out", Storage()).etags("receipts")) == 3
+    assert len(open_run_store(f"{s3}/out", Storage()).etags("receipts")) == 3
     assert relabel("run", job).returncode == 0
     assert labels(f"{s3}/out") == undisturbed
 
@@ -325,7 +325,7 @@ def test_a_store_that_ignores_conditions_is_refused_and_works_for_a_single_write
     assert refused.returncode == 3, refused.stderr
     assert "accepts `If-None-Match: *` and ignores it" in refused.stderr
     assert "single_writer" in refused.stderr
-    assert set(open_object_run_store(f"{s3}/out", Storage()).etags("")) == {"leases/probe"}
+    assert set(open_run_store(f"{s3}/out", Storage()).etags("")) == {"leases/probe"}
     vouched = relabel("run", job, "--set", "run.single_writer=true")
     assert vouched.returncode == 0, vouched.stderr
     assert labels(f"{s3}/out") == undisturbed

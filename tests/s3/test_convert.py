@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.manifests.files import Storage
-from relabel.manifests.store import ObjectStore, open_object_run_store
+from relabel.manifests.store import ObjectStore, open_run_store
 from tests.s3.conftest import Outcome
 
 
@@ -23,7 +23,7 @@ def test_labels_on_s3_go_out_to_trec_and_come_back(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["rows"] + found["quarantined"] == 60
-    lines = open_object_run_store(f"{s3}/trec", Storage()).read("out.qrels").decode().splitlines()
+    lines = open_run_store(f"{s3}/trec", Storage()).read("out.qrels").decode().splitlines()
     assert len(lines) == found["written"] == found["rows"] - found["duplicates"]
     assert relabel("convert", f"{s3}/trec/out.qrels", tmp_path / "back.parquet").returncode == 0
     held = [
@@ -48,7 +48,7 @@ def test_a_large_target_goes_up_in_parts_and_is_whole(
     assert done.returncode == 0, done.stderr
     assert relabel("convert", tmp_path / "big.qrels", tmp_path / "here.jsonl").returncode == 0
     here = (tmp_path / "here.jsonl").read_bytes()
-    there = open_object_run_store(f"{s3}/there", Storage()).read("big.jsonl")
+    there = open_run_store(f"{s3}/there", Storage()).read("big.jsonl")
     assert len(here) > 5 << 20
     assert hashlib.sha256(there).digest() == hashlib.sha256(here).digest()
 
@@ -64,5 +64,5 @@ def test_runs_on_s3_compare(write_job: Callable[..., Path], s3: str, relabel: Ca
     counts = found["counts"]
     parts = ("both", "quarantined_a_only", "quarantined_b_only", "quarantined_both")
     assert sum(counts[name] for name in parts) == 60
-    assert b"</html>" in open_object_run_store(f"{s3}/pages", Storage()).read("compare.html")
+    assert b"</html>" in open_run_store(f"{s3}/pages", Storage()).read("compare.html")
     assert all(one["document"] is not None for one in found["flips"]["examples"])

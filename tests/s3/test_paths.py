@@ -18,7 +18,7 @@ from relabel.jobs.downloads import fetch_model
 from relabel.manifests.errors import ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
-from relabel.manifests.store import open_object_run_store
+from relabel.manifests.store import open_run_store
 from tests import seaweed
 from tests.engines.conftest import model_dir  # noqa: F401
 from tests.s3.conftest import ROWS, Outcome, call, put_parquet
@@ -30,7 +30,7 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
 ) -> None:
     name = sorted(path.name for path in TEMPLATE.glob("*.j2"))[0]
-    store = open_object_run_store(f"{s3}/templates", Storage(), single_writer=True)
+    store = open_run_store(f"{s3}/templates", Storage(), single_writer=True)
     store.put(name, (TEMPLATE / name).read_bytes())
     job = write_job({"labeler": {"templates": f"{s3}/templates"}})
     done = relabel("run", job)
@@ -45,7 +45,7 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
 
 
 def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_reported(s3: str, tmp_path: Path) -> None:
-    store = open_object_run_store(f"{s3}/model", Storage(), single_writer=True)
+    store = open_run_store(f"{s3}/model", Storage(), single_writer=True)
     store.put("config.json", b"{}")
     store.put("deep/er.safetensors", b"w" * 100_000)
     store.put("model.safetensors", b"v" * 200_000)
@@ -64,12 +64,12 @@ def test_labels_and_qrels_on_s3_are_judged(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str
 ) -> None:
     assert relabel("run", write_job()).returncode == 0
-    manifest = json.loads(open_object_run_store(f"{s3}/out", Storage()).read("manifest.json"))
+    manifest = json.loads(open_run_store(f"{s3}/out", Storage()).read("manifest.json"))
     pairs = pq.read_table(fsspec.open(f"{s3}/{'pairs.parquet'}").open())
     graded = pairs.append_column("grade", [[row % 3 for row in range(ROWS)]])
     put_parquet(f"{s3}/graded.parquet", graded)
     lines = "".join(f"{row['query_id']} 0 {row['doc_id']} {row['grade']}\n" for row in graded.slice(0, 50).to_pylist())
-    open_object_run_store(s3, Storage(), single_writer=True).put("qrels.txt", lines.encode())
+    open_run_store(s3, Storage(), single_writer=True).put("qrels.txt", lines.encode())
     for qrels in ("graded.parquet", "qrels.txt"):
         judged = relabel("evaluate", f"{s3}/out", "--qrels", f"{s3}/{qrels}", "--resamples", "50")
         assert judged.returncode == 0, judged.stderr
@@ -81,7 +81,7 @@ def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
 ) -> None:
     """The commands that the other tests of this folder do not call with URLs alone."""
-    store = open_object_run_store(s3, Storage(), single_writer=True)
+    store = open_run_store(s3, Storage(), single_writer=True)
     pairs = pq.read_table(write_pairs_apart(write_job, s3, tmp_path))
     for name, rows in (("one", pairs.slice(0, 30)), ("two", pairs.slice(30))):
         put_parquet(f"{s3}/{name}.parquet", rows)
@@ -96,7 +96,7 @@ def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
     assert relabel("verify", f"{s3}/week").returncode == 0
     graded = pairs.append_column("grade", [[row % 3 for row in range(ROWS)]])
     put_parquet(f"{s3}/human.parquet", graded)
-    file = json.loads(open_object_run_store(f"{s3}/week", Storage()).read("manifest.json"))["labels"][0]["path"]
+    file = json.loads(open_run_store(f"{s3}/week", Storage()).read("manifest.json"))["labels"][0]["path"]
     judged = relabel("evaluate", f"{s3}/week/{file}", "--qrels", f"{s3}/human.parquet", "--resamples", "0")
     assert judged.returncode == 0, judged.stderr
 
@@ -105,7 +105,7 @@ def write_pairs_apart(write_job: Callable[..., Path], s3: str, folder: Path) -> 
     """The pairs of `write_job`, as a local file."""
     write_job()
     copy = folder / "pairs.parquet"
-    copy.write_bytes(open_object_run_store(s3, Storage()).read("pairs.parquet"))
+    copy.write_bytes(open_run_store(s3, Storage()).read("pairs.parquet"))
     return copy
 
 
@@ -116,7 +116,7 @@ def test_a_teacher_on_s3_labels(
     tmp_path: Path,
     model_dir: Callable[..., Path],  # noqa: F811
 ) -> None:
-    store = open_object_run_store(f"{s3}/teacher", Storage(), single_writer=True)
+    store = open_run_store(f"{s3}/teacher", Storage(), single_writer=True)
     for file in model_dir().iterdir():
         store.put(file.name, file.read_bytes())
     values = yaml.safe_load(
@@ -166,7 +166,7 @@ def test_storage_options_open_the_door_and_are_written_nowhere(
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         said += done.stdout + done.stderr
-    store = open_object_run_store(f"{s3}/out", Storage.of({"s3": options}))
+    store = open_run_store(f"{s3}/out", Storage.of({"s3": options}))
     held = b"".join(store.read(name) for name in store.etags(""))
     assert len(store.etags("logs")) >= 3
     for secret in (seaweed.SECRET, seaweed.KEY):

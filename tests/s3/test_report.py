@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relabel.manifests.files import Storage
-from relabel.manifests.store import open_object_run_store
+from relabel.manifests.store import open_run_store
 from tests.s3.conftest import ROWS, Outcome
 
 
@@ -18,7 +18,7 @@ def test_a_report_is_read_from_s3_and_written_there(
     done = relabel("report", f"{s3}/out", "--to", f"{s3}/pages/ecom.html")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    page = open_object_run_store(s3, Storage()).read("pages/ecom.html").decode()
+    page = open_run_store(s3, Storage()).read("pages/ecom.html").decode()
     assert found["rows_shown"] == ROWS
     assert len(page.encode()) == found["bytes"]
     assert "finished, every row accounted for" in page

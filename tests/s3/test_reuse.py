@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relabel.manifests.files import Storage
-from relabel.manifests.store import open_object_run_store
+from relabel.manifests.store import open_run_store
 from tests.s3.conftest import ROWS, Outcome
 
 
@@ -26,7 +26,7 @@ def test_a_run_on_s3_takes_over_from_s3_and_two_outputs_there_are_merged_into_on
     done = relabel("run", second)
     assert done.returncode == 0, done.stderr
     assert relabel("verify", f"{s3}/second").returncode == 0
-    manifest = json.loads(open_object_run_store(f"{s3}/second", Storage()).read("manifest.json"))
+    manifest = json.loads(open_run_store(f"{s3}/second", Storage()).read("manifest.json"))
     assert manifest["rows"]["reused"] == labelled
     assert manifest["reused_from"][0]["output"] == f"{s3}/first"
     refused = relabel("merge", f"{s3}/first", f"{s3}/second", "--to", f"{s3}/merged")
@@ -50,7 +50,7 @@ def test_a_merge_on_s3_follows_a_source_that_was_retried_and_one_that_was_done_a
     counts = []
     for verb in ("run", "retry", "redo"):
         if verb == "redo":
-            store = open_object_run_store(outputs[1], Storage())
+            store = open_run_store(outputs[1], Storage())
             name = next(name for name in store.etags("receipts") if name.endswith(".2.json"))
             store._objects.delete(store._key(name))
         if verb != "run":

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from relabel.manifests.files import Storage
-from relabel.manifests.store import open_object_run_store
+from relabel.manifests.store import open_run_store
 from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
 from tests.s3.conftest import Outcome, put_parquet
 from tests.score.conftest import write_tiny_student
@@ -30,7 +30,7 @@ def student_yaml(
 ) -> Callable[..., Path]:
     """A student on labels, texts and grades that lie at URLs."""
     put_parquet(f"{s3}/pairs.parquet", pq.read_table(pairs_file))
-    open_object_run_store(s3, Storage(), single_writer=True).put("labels.parquet", labels_file.read_bytes())
+    open_run_store(s3, Storage(), single_writer=True).put("labels.parquet", labels_file.read_bytes())
 
     def write(**changes: Any) -> Path:
         values = {
@@ -90,7 +90,7 @@ def test_a_student_at_a_url_scores_and_one_that_was_trained_again_is_another(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, tmp_path: Path
 ) -> None:
     write_job()
-    store = open_object_run_store(f"{s3}/student", Storage(), single_writer=True)
+    store = open_run_store(f"{s3}/student", Storage(), single_writer=True)
 
     def put(seed: int) -> None:
         folder = write_tiny_student(tmp_path / f"tiny-{seed}", seed=seed, columns=dict(zip(PIECE, PIECE, strict=True)))
