@@ -169,15 +169,12 @@ def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], tuple[File, 
 
 
 # ------------------------------------------------------------------------------
-# A bundle's place: how one that is made ready beside it takes it, who may, and how it comes back after a kill.
+# A bundle's place: a new bundle is made in a hidden folder next to it and switched in, under a lock.
 #
-# The switch is two renames, old one away and new one in, since no rename replaces a folder that holds something. A
-# process that is killed between them leaves no bundle at the place and the old one beside it, whole, under a hidden
-# name; `put_back` brings it home, and whoever works on the place next calls that first. All names beside the place are
-# ours alone: nobody's `bundle.old` is touched.
-#
-# What is made anew lies in a folder of its maker's own (`made_beside`); what is changed, with the place locked, in one
-# that all share (`linked_copy`). Either is on the disk, and not only in its cache, before it takes the place.
+# The switch is two renames, old one away and new one in, since no rename replaces a folder that holds something. A kill
+# between them leaves the old bundle whole under a hidden name; `put_back` brings it back, and every command that works
+# on the place calls that first. What is new lies in a folder of its maker's own (`new_folder_for`), what is changed in
+# one that all share (`linked_copy`). Either is on the disk, and not only in its cache, before it takes the place.
 
 
 PART, OLD, LOCK, MAKING = "relabel-part", "relabel-old", "relabel-lock", "relabel-making"
@@ -185,8 +182,8 @@ ABANDONED_S = 86400.0
 """Age at which what another machine was making is nobody's any more, seconds: no engine takes that long to build."""
 
 
-def beside(folder: Path, ending: str) -> Path:
-    """A hidden name of ours beside a bundle: `.bundle.relabel-old`."""
+def hidden_name(folder: Path, ending: str) -> Path:
+    """A hidden name of ours next to a bundle: `.bundle.relabel-old`."""
     return folder.with_name(f".{folder.name}.{ending}")
 
 
@@ -200,7 +197,7 @@ def locked(folder: Path, *, waits: bool = False) -> Iterator[None]:
         LockHeldError: a live process holds it.
         StoreError: the folder above can't be written.
     """
-    lock = FileLock(beside(folder, LOCK), f"The bundle {folder}")
+    lock = FileLock(hidden_name(folder, LOCK), f"The bundle {folder}")
     lock.acquire(waits=waits)
     try:
         yield
@@ -209,13 +206,13 @@ def locked(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 
 def put_back(folder: Path) -> None:
-    """Bring back a bundle that a kill within `switch` left beside its place; nothing where the place is taken.
+    """Bring back a bundle that a kill within `switch` left next to its place; nothing where the place is taken.
 
     Raises:
         LockHeldError: a live process is switching just now.
         StoreError: the folder above can't be written.
     """
-    old = beside(folder, OLD)
+    old = hidden_name(folder, OLD)
     if folder.exists() or not old.is_dir():
         return
     with locked(folder), translate_errors("put back", folder):
@@ -224,8 +221,8 @@ def put_back(folder: Path) -> None:
 
 
 @contextmanager
-def made_beside(folder: Path) -> Iterator[Path]:
-    """An empty folder beside a bundle's place, to make a bundle in and to `switch` it from; gone when the body ends,
+def new_folder_for(folder: Path) -> Iterator[Path]:
+    """An empty folder next to a bundle's place, to make a bundle in and to `switch` it from; gone when the body ends,
     however it does.
 
     Its name is this call's alone, so that two who make at one place share nothing. What killed processes left there
@@ -234,7 +231,7 @@ def made_beside(folder: Path) -> Iterator[Path]:
     Raises:
         StoreError: the folder above can't be written.
     """
-    making = beside(folder, MAKING)
+    making = hidden_name(folder, MAKING)
     for left in folder.parent.glob(f"{glob.escape(making.name)}-*"):
         remove_abandoned(left, older_s=ABANDONED_S)
     with ExitStack() as held:
@@ -245,12 +242,12 @@ def made_beside(folder: Path) -> Iterator[Path]:
 
 
 def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
-    """A copy of a bundle beside it, its files linked where the disk can; what an earlier process left there goes.
+    """A copy of a bundle next to it, its files linked where the disk can; what an earlier process left there goes.
 
     Args:
         leaves_out: names at its top that are not copied.
     """
-    part = beside(folder, PART)
+    part = hidden_name(folder, PART)
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(
         folder, part, copy_function=link_or_copy, ignore=lambda at, _: leaves_out if Path(at) == folder else frozenset()
@@ -266,7 +263,7 @@ def switch(part: Path, folder: Path) -> None:
         KeyboardInterrupt: an interruption came while it was made.
     """
     check_interrupted()
-    old = beside(folder, OLD)
+    old = hidden_name(folder, OLD)
     for top, _, names in os.walk(part):
         for name in names:
             sync_folder(Path(top, name))
@@ -285,11 +282,11 @@ def switch(part: Path, folder: Path) -> None:
 
 
 def check_unchanged(bundle: Bundle, sealed: Bundle, *, written: Collection[str]) -> None:
-    """Hold a copy that was sealed against the bundle that was opened, before it takes that one's place.
+    """Compare a copy that was sealed with the bundle that was opened, before it takes that one's place.
 
     Args:
         bundle: as it was opened.
-        sealed: the copy beside it.
+        sealed: the copy.
         written: names of files that are ours to write and to remove.
     Raises:
         ManifestError: a file of the bundle is another one than when it was opened, so what was found out then is not

@@ -30,7 +30,16 @@ from relabel.export.bundle_facts import (
     read_student_facts,
     render_bundle_card,
 )
-from relabel.export.bundles import Bundle, link_or_copy, locked, made_beside, open_bundle, put_back, seal_bundle, switch
+from relabel.export.bundles import (
+    Bundle,
+    link_or_copy,
+    locked,
+    new_folder_for,
+    open_bundle,
+    put_back,
+    seal_bundle,
+    switch,
+)
 from relabel.export.exporters import (
     ONNX,
     check_tokens,
@@ -125,7 +134,7 @@ def export_bundle(
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
-    with made_beside(target) as folder:
+    with new_folder_for(target) as folder:
         write_tokenizer(student, folder)
         write_loader(folder)
         made = _write_models(student, folder, spec, training, say)

@@ -20,7 +20,7 @@ import yaml
 
 from relabel.distill.students.manifest import StudentManifest, StudentRecord, read_student, read_student_manifest
 from relabel.distill.students.model import StudentModel, TokenRow, load_student, softmax, student_digest
-from relabel.export.bundles import locked, made_beside, put_back, switch
+from relabel.export.bundles import locked, new_folder_for, put_back, switch
 from relabel.export.exporting import student_manifest
 from relabel.manifests.errors import ConfigError, ModelError, StaleRunError
 from relabel.manifests.models import config_file
@@ -322,7 +322,7 @@ def export_to_hub_folder(
     if done is not None:
         return done, left_out, True
     student = load_student(path)
-    with made_beside(target) as folder:
+    with new_folder_for(target) as folder:
         library = write_model(student, folder, say)
         text = render_hub_card(manifest, record, library, licence)
         (folder / CARD_NAME).write_text(text, encoding="utf-8")

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from relabel.export.bundle_facts import EngineFile, TokenLengths, student_facts
-from relabel.export.bundles import MANIFEST_NAME, Bundle, locked, made_beside, open_bundle, seal_bundle, switch
+from relabel.export.bundles import MANIFEST_NAME, Bundle, locked, new_folder_for, open_bundle, seal_bundle, switch
 from relabel.export.loader import PROVIDERS
 from relabel.export.quantization import quiet
 from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
@@ -165,7 +165,7 @@ class EngineFormat:
 
     def add(self, bundle: Path, precision: str) -> Bundle:
         """Put an engine for this machine into a bundle, which is sealed again."""
-        with made_beside(bundle) as part:
+        with new_folder_for(bundle) as part:
             _copy_with_engine(bundle, part, precision=precision, capability=None)
             with locked(bundle, waits=True):
                 switch(part, bundle)
@@ -193,7 +193,7 @@ def build_into(source: Path, target: Path, *, precision: str, capability: str | 
     taken = StaleRunError(f"{target}: exists already. Name another --to.")
     if target.exists():
         raise taken
-    with made_beside(target) as part:
+    with new_folder_for(target) as part:
         _copy_with_engine(source, part, precision=precision, capability=capability)
         with locked(target, waits=True):
             if target.exists():

@@ -15,8 +15,8 @@ from relabel.export.bundles import (
     MANIFEST_NAME,
     PART,
     Bundle,
-    beside,
     check_unchanged,
+    hidden_name,
     linked_copy,
     locked,
     open_bundle,
@@ -455,7 +455,7 @@ def put_report(bundle: Bundle, student: Path) -> Bundle:
         return bundle
     folder = bundle.folder
     page = render_report([str(student), str(folder)], Storage(), max_rows=0, is_inside_bundle=True)
-    with locked(folder, waits=True), translate_errors("write", beside(folder, PART)):
+    with locked(folder, waits=True), translate_errors("write", hidden_name(folder, PART)):
         part = linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME}))
         (part / REPORT_NAME).write_text(page, encoding="utf-8", errors="replace")
         sealed = seal_bundle(part, bundle.own_facts)
