@@ -19,13 +19,13 @@ from tests.vault import Vault
 PROCESS_WIDE = {
     "failpoints.py: _armed": "tests arm one by a variable; a process is killed once",
     "failpoints.py: _hits_left": "tests arm one by a variable; a process is killed once",
-    "interruptions.py: _came": "a signal is the process's, and asks all that is made in it to end",
-    "interruptions.py: _is_draining": "signals go to the process, and so does the wish to end behind the next step",
-    "interruptions.py: _is_term": "a signal is the process's, and so is which one it was",
-    "interruptions.py: _wish": "signals go to the process, and so does the wish to end behind the next step",
-    "secrets/redaction.py: _kept": "a secret of one job must not show in a text about another either",
+    "process.py: _came": "a signal is the process's, and asks all that is made in it to end",
+    "process.py: _is_draining": "signals go to the process, and so does the wish to end after the next step",
+    "process.py: _is_term": "a signal is the process's, and so is which one it was",
+    "process.py: _wish": "signals go to the process, and so does the wish to end after the next step",
+    "secrets.py: _kept": "a secret of one job must not show in a text about another either",
 }
-"""What functions of manifests/ may write beside their own values, and why."""
+"""What functions of manifests/ may write that outlives a call, and why."""
 _CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"}
 
 
