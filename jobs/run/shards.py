@@ -279,7 +279,7 @@ class ShardLogs:
     """`logs/shard-00003.log` for each shard under way; none stays open between lines, since many shards may be.
 
     A line is never synced: a log is for people, receipts are the truth. So a log that can't be written (a full disk)
-    ends no run; it is said once.
+    ends no run; that is warned of once.
     """
 
     def __init__(self, store: RunStore) -> None:

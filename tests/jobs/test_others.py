@@ -43,7 +43,7 @@ def test_what_was_committed_before_a_call_counts_so_that_all_workers_show_the_sa
     relabel: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker that came a second later said `of 312 pairs` beside one that said `of 320`."""
+    """A worker that came a second later wrote `of 312 pairs`, the first `of 320`."""
     write_pairs()
     job = write_job({"shards": 2, "engine": {"args": {"batch": 4}}})
     assert relabel("run", job, "--shard", "0/2").code == 0

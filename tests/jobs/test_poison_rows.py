@@ -83,7 +83,7 @@ def _knows(job: Path, *, caught: list[list[int]]) -> bool:
 
 
 def test_kills_from_outside_make_no_row_a_suspect_for_good(tmp_path: Path) -> None:
-    """A scheduler's SIGKILL looks like a crash: rows are asked apart once, and labelled."""
+    """After a SIGKILL by a scheduler, rows are asked apart once, and labelled."""
     job = write_job(tmp_path, p_slow=1.0, slow_s=0.3, batch=1)
     for _ in range(3):
         process = subprocess.Popen(command(job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Two jobs in one process that differ in nothing but their storage options: each reads and writes behind its own."""
+"""Two jobs in one process that differ in nothing but their storage options: each reads and writes with its own."""
 
 from __future__ import annotations
 

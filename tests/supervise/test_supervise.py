@@ -1,5 +1,5 @@
 """`--workers` and `--gpus`: engines that go down are started again, rows to blame are set aside, nothing is lost,
-nobody is left behind.
+no process is left.
 """
 
 from __future__ import annotations
