@@ -165,7 +165,7 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     judged = rows[judge_N[rows] != NO_GRADE]
     taught = rows[examples.teacher[rows] != NO_GRADE]
     both = judged[examples.teacher[judged] != NO_GRADE]
-    is_beside = by == "gold" and len(both) > 0
+    has_teacher = by == "gold" and len(both) > 0
     by_node = {}
     for name in set(examples.heads) - {"relevance"}:
         grade_N = head_grades(examples, name)
@@ -177,10 +177,10 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
         judged_by=by,
         baselines=_baselines(examples, judge_N, judged) if len(judged) else None,
         student=_graded(relevance_NK, judge_N, judged) | _ranked(examples, relevance_NK, judge_N, judged),
-        teacher=_teacher_against(examples, both) if is_beside else None,
+        teacher=_teacher_against(examples, both) if has_teacher else None,
         student_where_teacher=(
             _graded(relevance_NK, judge_N, both) | _ranked(examples, relevance_NK, judge_N, both)
-            if is_beside and len(both) != len(judged)
+            if has_teacher and len(both) != len(judged)
             else None
         ),
         to_teacher=teacher_figures(*taught_sets) if len(taught) else None,

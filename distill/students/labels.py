@@ -259,9 +259,10 @@ def refuse_twice(sources: Sequence[LearnedLabels], *, key: str) -> None:
     """
     seen: dict[str | None, str] = {}
     for source in sources:
-        first = seen.setdefault(source.manifest_sha256 or source.sha256, source.path)
-        if first is not source.path:
-            raise InputError(f"{key}: {first} and {source.path} are the same labels. Name them once.")
+        digest = source.manifest_sha256 or source.sha256
+        if digest in seen:
+            raise InputError(f"{key}: {seen[digest]} and {source.path} are the same labels. Name them once.")
+        seen[digest] = source.path
 
 
 # ------------------------------------------------------------------------------

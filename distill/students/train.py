@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import broadcast_object_list, send_to_device, set_seed
 
 from relabel.distill.students.bases import TrainingInputs, build_module
 from relabel.distill.students.examples import DEV, TRAIN, Examples, balance_weights
-from relabel.distill.students.losses import Objective, OptimizerSteps, rate_share
+from relabel.distill.students.losses import Objective, make_optimizer, rate_share
 from relabel.distill.students.manifest import TrainingFacts
 from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, pad_multiple_for
 from relabel.distill.students.spec import DistillSpec, EarlyStopping, TrainSection
@@ -155,14 +156,13 @@ class StudentTraining:
         self.best_step: int | None = None
         self.stopped_by: str | None = None
         self._rows_seen, self._seconds = 0, 0.0
-        self._steps = OptimizerSteps(
-            accelerator,
-            module,
-            objective,
-            settings,
-            lambda what, rows: place.not_finite(what, rows, step=self.step + 1),
+        self._objective = objective
+        # shards reduce their own gradients: they get autocast as for evaluation, and no DDP around them
+        is_sharded = checkpoints.is_sharded(module)
+        self._model = accelerator.prepare_model(
+            module, device_placement=False if is_sharded else None, evaluation_mode=is_sharded
         )
-        self.optimizer = self._steps.optimizer
+        self.optimizer = accelerator.prepare_optimizer(make_optimizer(module, settings))
         is_first = accelerator.is_main_process
         self._reporter = CurveReporter(place.report_to if is_first else (), place.folder, place.say)
 
@@ -209,9 +209,20 @@ class StudentTraining:
         return self.step % (every or self._feed.epoch_steps) == 0
 
     def _take_step(self, rows: Sequence[Sequence[int]]) -> None:
+        """Train on the batches that this process has in one step.
+
+        Raises:
+            TrainingError: the loss or the gradient is not finite; the weights are as they were.
+        """
         began = time.perf_counter()
-        batches = [self._feed.collator(one) for one in rows]
-        figures = self._steps.take(batches, rate_share=rate_share(self._settings, self.step, self.last_step))
+        share = rate_share(self._settings, self.step, self.last_step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * share
+        batches = send_to_device([self._feed.collator(one) for one in rows], self.accelerator.device)
+        figures = self._backward(batches) | {"grad_norm": self._clipped(batches)}
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        figures["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         self.step += 1
         self._seconds += time.perf_counter() - began
         self._rows_seen += sum(map(len, rows))
@@ -219,6 +230,45 @@ class StudentTraining:
         self._place.say(f"step {self.step} of {self.last_step}, loss {figures['loss']:.4f}")
         self._reporter.send(self.curve)
         failpoints.hit("after_training_step")
+
+    def _backward(self, batches: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """Gradients of the loss over all batches and processes; that loss and its parts."""
+        # Σ w by part over the whole step: the loss is the mean over its rows, and not a mean of means
+        weights = [self._objective.row_weights(batch) for batch in batches]
+        sums = torch.stack([sum(one[name].sum() for one in weights) for name in self._objective.weights])
+        totals = dict(zip(self._objective.weights, self.accelerator.reduce(sums), strict=True))
+        self._model.train()
+        shares = []
+        for batch in batches:
+            # gradients travel with the last batch
+            with nullcontext() if batch is batches[-1] else self.accelerator.no_sync(self._model):
+                own = self._objective.sums(self._model(**batch["tokens"]), batch)
+                loss = self._objective.loss(own, totals)
+                # processes average their gradients, so each one's share is multiplied by their number
+                self.accelerator.backward(loss * self.accelerator.num_processes)
+                shares.append(torch.stack([loss.detach(), *(own[name].detach() / totals[name] for name in own)]))
+        found: dict[str, float] = {}
+        names = ("loss", *self._objective.weights)
+        # one wait for the device
+        for batch, values in zip(batches, self.accelerator.reduce(torch.stack(shares)).tolist(), strict=True):
+            if not math.isfinite(values[0]):
+                listed = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, values, strict=True))
+                what = f"the loss is not finite ({listed})"
+                raise self._place.not_finite(what, batch["rows"].tolist(), step=self.step + 1)
+            for name, value in zip(names, values, strict=True):
+                if math.isfinite(value):  # 0/0: no row of this step has the label
+                    found[name] = found.get(name, 0.0) + value
+        return found
+
+    def _clipped(self, batches: Sequence[dict[str, Any]]) -> float:
+        """The gradient's norm before it is clipped; one that is not finite is for fp16's scaler to leave out."""
+        max_norm = self._settings.max_grad_norm or math.inf
+        norm = float(self.accelerator.clip_grad_norm_(self._model.parameters(), max_norm))
+        if self.accelerator.scaler is None and not math.isfinite(norm):
+            rows = torch.cat([batch["rows"] for batch in batches]).tolist()
+            what = f"the gradient is not finite (norm {norm:.4g}), though the loss is"
+            raise self._place.not_finite(what, rows, step=self.step + 1)
+        return norm
 
     def _evaluate(self) -> None:
         """Figures on dev, noted in the curve."""
@@ -262,7 +312,7 @@ class StudentTraining:
         write_checkpoint(self._place, self.step, self.module, state, is_writer=is_writer, best=self.best_step)
 
     def _resume(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint, also one that was written while transformers' Trainer was the loop.
+        """Go on from a checkpoint.
 
         Raises:
             ManifestError: it is damaged, or of another model.

@@ -294,8 +294,8 @@ def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: b
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
     if name == EVIDENCE_SET:
         raise ConfigError(f"labeler {name}: grades name no chunks. Name the column that does, as data.gold.sets.")
-    is_untold = "" in tags and not labeler.recalls
-    if labeler.reads.siblings or is_untold or not options.grades:
+    is_lost = "" in tags and not labeler.recalls
+    if labeler.reads.siblings or is_lost or not options.grades:
         raise ConfigError(
             f"labeler {name}: its answers can't be put together again from label files, so no teacher learns them."
         )

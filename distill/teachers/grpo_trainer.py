@@ -31,7 +31,6 @@ from relabel.distill.teachers.manifest import NODES
 from relabel.distill.teachers.rewards import GoldRow, RolloutLog, Score, Scored, answer_figures, roll_rows
 from relabel.distill.teachers.rollouts import (
     Dialogues,
-    Generate,
     Rollout,
     TurnLogprobs,
     sampling_logprobs,
@@ -82,7 +81,7 @@ def grpo_arguments(
         "use_bias_correction_kl": False,
         "disable_dropout": True,
         "gradient_checkpointing": settings.gradient_checkpointing,
-        "per_device_eval_batch_size": rollouts.group,  # TRL wants a multiple of it; `HeldOut` has its own batches
+        "per_device_eval_batch_size": rollouts.group,  # TRL wants a multiple of it; `dev_figures` has its own batches
     }
     if has_dev:
         every = settings.eval_every or settings.save_every
@@ -114,25 +113,6 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
 
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-
-
-class HeldOut:
-    """Rows that nobody trains on.
-
-    Args:
-        scored: what all answers earn.
-        batch: rows that are answered at once.
-    """
-
-    def __init__(self, rows: Sequence[GoldRow], dialogues: Dialogues, scored: Scored, *, batch: int) -> None:
-        self.rows, self._dialogues, self._scored, self._batch = rows, dialogues, scored, batch
-
-    def figures(self, generate: Generate) -> dict[str, float]:
-        """What the answers earn, as `answer_figures` has it."""
-        rollouts = []
-        for start in range(0, len(self.rows), self._batch):
-            rollouts += roll_rows(self._dialogues, self.rows[start : start + self._batch], generate)
-        return answer_figures(rollouts, self._scored(rollouts, self.rows))
 
 
 @contextmanager
@@ -228,8 +208,7 @@ class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # t
             eval_dataset=places,  # Trainer wants one where it evaluates; evaluations have rows of their own
             **kwargs,
         )
-        batch = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        self._held_out = HeldOut(held_out, dialogues, scored, batch=batch)
+        self._held_out = held_out
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
 
     @property
@@ -339,7 +318,7 @@ class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # t
             if values:
                 self._pending[known] = sum(values) / len(values)
         self._metrics["train"].clear()
-        if self._held_out.rows and self.state.global_step >= self.state.max_steps:
+        if self._held_out and self.state.global_step >= self.state.max_steps:
             self.control.should_evaluate = self.state.global_step not in self._evaluated_steps()
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
@@ -353,8 +332,12 @@ class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # t
 
     def dev_figures(self) -> dict[str, float]:
         """What greedy answers to the held-out rows earn."""
+        batch = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        rollouts = []
         with greedy(self):
-            return self._held_out.figures(self._write)
+            for start in range(0, len(self._held_out), batch):
+                rollouts += roll_rows(self._dialogues, self._held_out[start : start + batch], self._write)
+            return answer_figures(rollouts, self._scored(rollouts, self._held_out))
 
     def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
         """Figures on dev, added to the curve."""

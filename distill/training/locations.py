@@ -310,7 +310,7 @@ def writing(folder: Path, checkpoints: Path | None) -> Iterator[None]:
     except StoreError:  # ours already, and an OSError too
         raise
     except Exception as exc:
-        number = exc.errno if isinstance(exc, OSError) else _told_errno(exc)
+        number = exc.errno if isinstance(exc, OSError) else _errno_of(exc)
         if number is None:
             raise
         kept = "--resume goes on from the last checkpoint, if there is one."
@@ -320,7 +320,7 @@ def writing(folder: Path, checkpoints: Path | None) -> Iterator[None]:
         raise StoreError(f"{folder}: can't be written ({exc}). Fix this. {kept}") from exc
 
 
-def _told_errno(exc: Exception) -> int | None:
+def _errno_of(exc: Exception) -> int | None:
     is_theirs = type(exc) is Exception or type(exc).__name__ == "SafetensorError"
     found = _NUMBER.search(str(exc)) if is_theirs else None
     return int(found[1]) if found else None

@@ -23,7 +23,7 @@ SUBJECTS = ["shoe", "lamp", "tent", "mug", "rope", "chair", "drum", "kite"]
 ATTRIBUTES = ["red", "blue", "green", "small", "tall", "soft"]
 FILLER = ["the", "new", "best", "of", "and", "with", "size", "for"]
 MARKS = ["fits", "misses", "matches", "differs"]
-"""Words that tell the scores, since a tiny random model learns words in a few steps and comparisons in none."""
+"""Words that give the scores, since a tiny random model learns words in a few steps and comparisons in none."""
 NUM_QUERIES = 24
 DOCS_PER_QUERY = 6
 

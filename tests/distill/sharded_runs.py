@@ -4,7 +4,7 @@ PLAN.json`.
 The plan is a list of entries: `spec`, and if wanted `start`, `die_at` (`after_training_step:5`: at its fifth hit),
 `copies` (a folder that becomes the output before it starts), `signal_at` (the second process alone gets SIGTERM at that
 step) and `disagrees` (the second process sees other figures on dev). Each process writes what it saw to
-`seen-<rank>.json` beside the plan.
+`seen-<rank>.json` next to the plan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from relabel.manifests.specs import validate_spec
 
 
 class Killed(BaseException):
-    """Stands in for a kill where the process has to go on."""
+    """Replaces a kill where the process has to continue."""
 
 
 def shares(tensors: Iterable[Any]) -> tuple[int, int]:
@@ -51,7 +51,7 @@ def moments(optimizer: Any) -> list[Any]:
 
 
 def dying_at(place: str | None) -> Callable[[str], None]:
-    """What stands in for `failpoints.hit`."""
+    """What replaces `failpoints.hit`."""
     wanted, _, count = (place or "").partition(":")
     hits: list[str] = []
 

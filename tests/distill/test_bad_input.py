@@ -233,7 +233,7 @@ def test_a_gate_with_nothing_to_judge_by_is_refused_before_training(run: Callabl
         run(require={"macro_f1": ">=0.5"}, split={"dev": 0.0, "test": 0.0001})
 
 
-def test_no_query_for_a_side_is_said(run: Callable[..., Any]) -> None:
+def test_no_query_for_a_side_is_reported(run: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match="no query fell there"):
         run(split={"dev": 0.0001, "test": 0.1}, train={"early_stopping": {"metric": "loss"}})
     report = run(split={"dev": 0.0001, "test": 0.0}, train={"max_steps": 1})

@@ -63,15 +63,15 @@ def saved_as(name: str, **changes: Any) -> Damage:
     return go
 
 
-BEHIND = r"tensors are not in its weights, {} among them; they carry the prefix '{}'"
+PREFIXED = r"tensors are not in its weights, {} among them; they carry the prefix '{}'"
 
 
 @pytest.mark.parametrize(
     ("kind", "damage", "words"),
     [
-        ("encoder", renamed("module.{}".format), BEHIND.format(r"embeddings\..+", "module.")),
-        ("encoder", renamed("_orig_mod.bert.{}".format), BEHIND.format(r"embeddings\..+", "_orig_mod.bert.")),
-        ("decoder", renamed("module.{}".format), BEHIND.format(r"lm_head.+", "module.")),
+        ("encoder", renamed("module.{}".format), PREFIXED.format(r"embeddings\..+", "module.")),
+        ("encoder", renamed("_orig_mod.bert.{}".format), PREFIXED.format(r"embeddings\..+", "_orig_mod.bert.")),
+        ("decoder", renamed("module.{}".format), PREFIXED.format(r"lm_head.+", "module.")),
         (
             "encoder",
             renamed(lambda name: name if "layer.1.output.dense.b" not in name else None),
@@ -183,7 +183,7 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(
     says = r"its answer to a row changes with the other rows .*--batch-tokens"
     with pytest.raises(ModelError, match=f"the-model.*{says}"):
         build_module(values, base, record)
-    with monkeypatch.context() as patch:  # one that was trained before this was looked at
+    with monkeypatch.context() as patch:  # one that was trained before this was checked
         patch.setattr("relabel.distill.students.bases.check_batches", lambda *_: None)
         module = build_module(values, base, record)
     write_student(tmp_path / "student", record, module, base.tokenizer)

@@ -92,7 +92,7 @@ def test_what_decides_nothing_is_not_named() -> None:
     assert differences(moved, record(data=held)) == ["the model that `init` names", "the data (`data`)"]
 
 
-def test_many_differences_are_counted_and_none_is_said_where_none_is_known() -> None:
+def test_many_differences_are_counted_and_none_is_reported_where_none_is_known() -> None:
     was, now = record(), record(**{f"key{number:02}": number for number in range(20)})
     said = differences(was, now)
     assert len(said) == 11

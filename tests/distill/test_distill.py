@@ -121,7 +121,7 @@ def test_curves_tell_every_step_and_the_loss_falls(trained: tuple[Path, Any, lis
     assert (output / "curves.svg").read_text().startswith("<?xml")
 
 
-def test_its_figures_lie_beside_the_baselines_of_the_same_rows(trained: tuple[Path, Any, list[str]]) -> None:
+def test_its_figures_lie_with_the_baselines_of_the_same_rows(trained: tuple[Path, Any, list[str]]) -> None:
     _, report, _ = trained
     test = report.manifest.metrics.test
     found = test.baselines

@@ -216,7 +216,7 @@ def test_every_spec_of_the_docs_runs(
     labels_file: Path,
     pairs_file: Path,
 ) -> None:
-    """With tiny models, made-up labels and one step; all other keys as they stand."""
+    """With tiny models, made-up labels and one step; all other keys as they are."""
     if "lora" in (STUDENTS / f"{name}.yaml").read_text():
         pytest.importorskip("peft")
     from relabel.distill.students.distillation import distill

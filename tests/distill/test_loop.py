@@ -106,10 +106,10 @@ def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..
 
 
 @pytest.mark.parametrize("step", [1, 4, 8])
-def test_a_signal_ends_it_behind_the_step_with_a_checkpoint_that_changes_nothing(
+def test_a_signal_ends_it_after_the_step_with_a_checkpoint_that_changes_nothing(
     step: int, run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Dev is looked at once an epoch: the step where the signal came is not looked at."""
+    """Dev is evaluated once an epoch, and not at the step where the signal came."""
     settings = {"train": {"max_steps": 8, "batch_size": 16}}
     alone = run(**settings, output=str(tmp_path / "alone"))
 

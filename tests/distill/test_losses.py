@@ -236,7 +236,7 @@ def test_a_head_without_a_weighted_row_adds_nothing() -> None:
 
 
 def test_a_low_temperature_sharpens_the_teacher_and_never_wipes_it_out() -> None:
-    """0.34^(1/0.005) is below what float32 holds; the distribution that it stands for is not."""
+    """0.34^(1/0.005) is below what float32 holds; the distribution that it is part of is not."""
     teacher = torch.tensor([[0.34, 0.33, 0.33], [0.2, 0.5, 0.3], [0.0, 0.0, 0.0]])
     found = soft_targets(teacher, temperature=0.005)
     raised = (teacher[:2].double() / teacher[:2].double().amax(-1, keepdim=True)) ** 200

@@ -15,7 +15,7 @@ from relabel.manifests.records import plain, readable_json
 
 
 class Killed(BaseException):
-    """Stands for the signal."""
+    """The signal."""
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int = 1) -> None:
@@ -124,7 +124,7 @@ def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
     assert json.loads((tmp_path / "out/manifest.json").read_text())["training"]["steps"] == meanwhile["max_steps"]
 
 
-def test_no_manifest_stands_over_files_that_are_being_replaced(
+def test_no_manifest_is_over_files_that_are_being_replaced(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: Any) -> None:

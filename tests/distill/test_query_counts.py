@@ -23,7 +23,7 @@ EXAMPLES = {
     "Compare the impact of EU and U.S. laws, and explain why they don't agree in 2024!": {
         "characters": 81,
         "words": 17,
-        "sentences": 2,  # the one behind U.S., too: no list of abbreviations is kept
+        "sentences": 2,  # the one after U.S., too: no list of abbreviations is kept
         "capitalized": 3,
         "numbers": 1,
         "separators": 1,

@@ -61,7 +61,7 @@ def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(
 def test_what_killed_calls_leave_is_not_somebody_elses(
     run: Callable[..., Any], spec: Callable[..., dict[str, Any]]
 ) -> None:
-    """One killed before it claimed the folder, and a --restart killed while it removed checkpoints beside a
+    """One killed before it claimed the folder, and a --restart killed while it removed checkpoints next to a
     half-written student.
     """
     checkpoints = Path(spec()["output"]) / "checkpoints"
@@ -171,7 +171,7 @@ def test_a_gate_against_a_teacher_that_gold_never_meets_on_test_is_refused_befor
         )
 
 
-def test_a_plain_gate_is_judged_on_all_rows_beside_one_against_the_teacher(
+def test_a_plain_gate_is_judged_on_all_rows_with_one_against_the_teacher(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
     known = [pair for pair in make_pairs() if pair["doc_id"] != "d5"]
@@ -194,14 +194,14 @@ def test_early_stopping_by_a_figure_that_dev_can_not_have_is_refused_before_trai
         run(gold=gold_file(tmp_path, trained_alone), train={"early_stopping": {"metric": metric}})
 
 
-def test_a_dev_split_without_a_trusted_grade_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_dev_split_without_a_trusted_grade_is_reported(run: Callable[..., Any], tmp_path: Path) -> None:
     trained_alone = [pair for pair in make_pairs() if pair["query_id"] == "q00"]
     report = run(gold=gold_file(tmp_path, trained_alone), train=SHORT)
     assert report.manifest.temperature["relevance"] == 1.0
     assert any("relevance" in note and "not calibrated" in note for note in report.manifest.notes)
 
 
-def test_a_query_that_stands_on_two_sides_under_other_ids_is_said(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_query_that_is_on_two_sides_under_other_ids_is_reported(run: Callable[..., Any], tmp_path: Path) -> None:
     pairs = [{**pair, "query": f"  Red  lamp {int(pair['query_id'][1:]) % 8}"} for pair in make_pairs()]
     pq.write_table(pa.Table.from_pylist(pairs), tmp_path / "pairs.parquet")
     sources = labels(tmp_path, tmp_path / "pairs.parquet")
@@ -335,7 +335,7 @@ def test_adapters_of_layers_that_a_decoder_does_not_have_are_refused_before_anyt
 def test_a_folder_where_a_teacher_is_trained_is_no_students(
     run: Callable[..., Any], spec: Callable[..., dict[str, Any]], start: str
 ) -> None:
-    """The two commands hold locks of their own, so that neither sees the other at work."""
+    """The two commands hold locks of their own, so that neither sees the other."""
     checkpoints = Path(spec()["output"]) / "checkpoints"
     (checkpoints / "checkpoint-000001").mkdir(parents=True)
     (checkpoints / "training.json").write_text("f" * 64)

@@ -41,7 +41,7 @@ def grown(curve: Curve, steps: range) -> Curve:
 
 
 def send_over_a_kill(name: str, checkpoints: Path, said: list[str]) -> Curve:
-    """Five steps are sent step by step; what comes after the third is lost, trained anew and goes on to the sixth."""
+    """Five steps are sent step by step; what comes after the third is lost, trained again and goes on to the sixth."""
     first, curve = CurveReporter([name], checkpoints, said.append), Curve()
     for step in range(1, 6):
         first.send(grown(curve, range(step, step + 1)))
@@ -145,7 +145,7 @@ def wandb_points(path: Path) -> Iterator[tuple[str, int, float]]:
 
 
 def log_records(log: bytes) -> Iterator[bytes]:
-    """Records of a log in LevelDB's format, which W&B's files have behind seven bytes of their own: blocks of 32 KiB,
+    """Records of a log in LevelDB's format, which W&B's files have after seven bytes of their own: blocks of 32 KiB,
     in them pieces with a checksum, a length and whether a record begins or ends there.
     """
     place, whole = 7, b""  # of the file: the first block counts the seven bytes
@@ -175,7 +175,7 @@ class Broken:
         raise ConnectionError("no route to host")
 
 
-def test_a_service_that_fails_is_said_once_left_alone_and_caught_up_with(
+def test_a_service_that_fails_is_reported_once_left_alone_and_caught_up_with(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboard")

@@ -164,7 +164,7 @@ def test_a_killed_training_with_shards_resumes_to_the_same_curve_and_weights_bit
 
 
 @pytest.mark.full
-def test_a_signal_to_one_process_ends_all_behind_the_same_step_with_a_checkpoint(both: tuple[Path, Seen]) -> None:
+def test_a_signal_to_one_process_ends_all_after_the_same_step_with_a_checkpoint(both: tuple[Path, Seen]) -> None:
     """At a step where none was due."""
     folder, seen = both
     for name in ("signalled", "signalled ddp"):

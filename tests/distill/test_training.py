@@ -317,7 +317,7 @@ def test_processes_get_the_same_number_of_batches() -> None:
     assert len(plan) == len(list(plan)) == 8
 
 
-def test_a_row_longer_than_the_budget_stands_alone() -> None:
+def test_a_row_longer_than_the_budget_is_alone() -> None:
     assert batch_sizes(np.array([90, 40, 30, 10]), batch_size=8, tokens_per_batch=80) == [1, 2, 1]
 
 

@@ -29,7 +29,7 @@ def figures_of(tokenizer: Any, verdicts: list[str], *, near: float = 0.5) -> dic
     return answer_figures(rollouts, [score(one, GoldRow(ROSES, {"grade": 2})) for one in rollouts])
 
 
-def test_every_figure_is_over_the_answers_that_it_can_be_said_of(tokenizer: Any) -> None:
+def test_every_figure_is_over_the_answers_that_it_can_be_given_for(tokenizer: Any) -> None:
     verdict = "<think></think><extract>{}</extract><score>{}</score>"
     found = figures_of(
         tokenizer,

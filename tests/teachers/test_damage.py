@@ -158,7 +158,7 @@ def test_damaged_rollouts_are_refused_before_a_step(
 
 @pytest.fixture
 def direct(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[..., Any]:
-    """Train on gold grades alone, by two steps with a checkpoint behind each."""
+    """Train on gold grades alone, by two steps with a checkpoint after each."""
 
     def go(start: Any = "new", train: dict[str, Any] = {}, **changes: Any) -> Any:  # noqa: B006 (not changed)
         held = values(
@@ -181,7 +181,7 @@ def test_a_claim_that_can_not_be_read_is_nobodys(direct: Callable[..., Any], tmp
     assert direct("restart").manifest.training.steps == 2
 
 
-def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_said(
+def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_reported(
     direct: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizers library raises a bare Exception, with the system's number in its words alone."""

@@ -1,4 +1,4 @@
-"""What a spec that names only what it must stands for: the papers' settings, and ours where they tell none."""
+"""Defaults of a spec: the papers' settings, and ours where they have none."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def test_a_kept_answer_equals_asking_again(tmp_path: Path) -> None:
     first = Generator(spec, tmp_path / "kept").answer(asked)
     kept = Generator(spec, tmp_path / "kept", start=lambda: pytest.fail("asked again"))
     assert kept.answer(asked) == first
-    anew = Generator(spec, tmp_path / "anew")
-    assert [anew.answer([one])[0] for one in reversed(asked)] == first[::-1]
+    again = Generator(spec, tmp_path / "again")
+    assert [again.answer([one])[0] for one in reversed(asked)] == first[::-1]
     assert {one.fault for one in first} == {"", "format"}
 
 

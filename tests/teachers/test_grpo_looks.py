@@ -1,4 +1,4 @@
-"""Looks at held-out rows leave the training as it is, and choose the step that is kept."""
+"""Evaluations on held-out rows leave the training as it is, and choose the step that is kept."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def train(fresh: Any, tokenizer: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def looked_at(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+def evaluated(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     folder = tmp_path_factory.mktemp("looked") / "whole"
     return folder, *train(folder, eval_every=1)
 
 
-def test_a_training_with_looks_samples_and_learns_as_one_without(
-    train: Any, looked_at: tuple[Path, Any, Any], tmp_path: Path
+def test_a_training_with_evaluations_samples_and_learns_as_one_without(
+    train: Any, evaluated: tuple[Path, Any, Any], tmp_path: Path
 ) -> None:
-    folder, trainer, _ = looked_at
+    folder, trainer, _ = evaluated
     blind, _ = train(tmp_path / "blind", eval_every=None)
     assert (folder / ROLLOUTS_NAME).read_bytes() == (tmp_path / "blind" / ROLLOUTS_NAME).read_bytes()
     last = f"checkpoint-000004/{WEIGHTS}"
@@ -74,10 +74,10 @@ def test_a_training_with_looks_samples_and_learns_as_one_without(
     assert [step for step, _ in trainer.curve.series("dev", "reward")] == [1, 2, 3, 4]
 
 
-def test_resumed_behind_a_look_it_goes_on_bit_for_bit(
-    train: Any, looked_at: tuple[Path, Any, Any], tmp_path: Path
+def test_resumed_after_an_evaluation_it_goes_on_bit_for_bit(
+    train: Any, evaluated: tuple[Path, Any, Any], tmp_path: Path
 ) -> None:
-    folder, whole, outcome = looked_at
+    folder, whole, outcome = evaluated
     shutil.copytree(folder, tmp_path / "again")
     for name in ("checkpoint-000003", "checkpoint-000004"):
         shutil.rmtree(tmp_path / "again" / name, ignore_errors=True)
@@ -120,12 +120,12 @@ def queries(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
     base_dir: Path, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rewards that looks find are made up; the second is the best, and two without a better one are enough."""
+    """The rewards of evaluations are made up; the second is the best, and two without a better one are enough."""
 
-    def made_up(self: Any, generate: Any) -> dict[str, float]:
-        return {"reward": {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.9}[generate.__self__.state.global_step]}
+    def made_up(self: Any) -> dict[str, float]:
+        return {"reward": {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.9}[self.state.global_step]}
 
-    monkeypatch.setattr("relabel.distill.teachers.grpo_trainer.HeldOut.figures", made_up)
+    monkeypatch.setattr("relabel.distill.teachers.grpo_trainer.RolloutTrainer.dev_figures", made_up)
     monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
 
     def train(folder: Path, start: Any = "new") -> Any:
@@ -158,7 +158,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
 
 
 @pytest.mark.full
-def test_adapters_alone_learn_by_reward_beside_the_model_as_it_was_and_are_merged(
+def test_adapters_alone_learn_by_reward_with_the_model_as_it_was_and_are_merged(
     base_dir: Path, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -205,14 +205,14 @@ def same_weights(one: bytes, other: bytes) -> bool:
         ({"split": {"dev": 1e-9}}, "none fell there"),
     ],
 )
-def test_looks_that_can_not_be_are_refused_before_anything_is_loaded(
+def test_evaluations_that_can_not_be_are_refused_before_anything_is_loaded(
     changes: dict[str, Any], words: str, base_dir: Path, queries: Path, tmp_path: Path
 ) -> None:
     with pytest.raises((ConfigError, InputError), match=words):
         estimate_teacher(read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here"), Storage())
 
 
-def test_a_dry_run_counts_what_looks_read_and_write(base_dir: Path, queries: Path, tmp_path: Path) -> None:
+def test_a_dry_run_counts_what_evaluations_read_and_write(base_dir: Path, queries: Path, tmp_path: Path) -> None:
     def estimate(dev: float, every: int) -> Any:
         changes = {"split": {"dev": dev}, "train": {**SHORT, **({"eval_every": every} if dev else {})}}
         spec = read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here")
@@ -222,8 +222,8 @@ def test_a_dry_run_counts_what_looks_read_and_write(base_dir: Path, queries: Pat
         """Once by every row that trains."""
         return float(found.tokens / found.examples * found.rows)
 
-    whole, looked_at = estimate(0.0, 0), estimate(0.5, 3)
+    whole, evaluated = estimate(0.0, 0), estimate(0.5, 3)
     assert whole.eval_tokens == 0
-    looks = -(-looked_at.steps // 3)
-    held_out = read_and_written(whole) - read_and_written(looked_at)
-    assert looked_at.eval_tokens == pytest.approx(looks * held_out, abs=looks)
+    times = -(-evaluated.steps // 3)
+    held_out = read_and_written(whole) - read_and_written(evaluated)
+    assert evaluated.eval_tokens == pytest.approx(times * held_out, abs=times)

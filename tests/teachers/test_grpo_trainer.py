@@ -133,7 +133,7 @@ def test_a_graph_cut_to_its_grade_is_grpo_bit_for_bit(fresh: Any, tokenizer: Any
     assert furthest(plain, cut) == 0
 
 
-def test_a_training_tells_nobody_of_itself(
+def test_a_training_reports_to_no_service(
     fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TRL's trainers send a ping to the Hub when they are made, but for CI."""
@@ -349,17 +349,17 @@ def test_coefficients_are_pulled_back_by_a_rate_and_a_norm_of_their_own(
     assert plan.credit.logits.tolist() == pytest.approx([left] * len(EDGES), abs=1e-6)
 
 
-def test_trl_is_told_what_the_spec_says(tmp_path: Path) -> None:
+def test_trl_gets_what_the_spec_says(tmp_path: Path) -> None:
     settings = RolloutTraining(batch_size=4, accumulation=3, learning_rate=0.25, device="cpu")
     rollouts = RolloutSection(group=6, updates=5, clip=0.1, beta=0.3, temperature=0.7, top_p=0.9)
-    told = grpo_arguments(settings, rollouts, tmp_path, max_answer_tokens=9)
+    made = grpo_arguments(settings, rollouts, tmp_path, max_answer_tokens=9)
     wanted = {
         "num_generations": 6, "num_iterations": 5, "steps_per_generation": 3, "epsilon": 0.1, "epsilon_high": None,
         "beta": 0.3, "temperature": 0.7, "top_p": 0.9, "max_completion_length": 9, "learning_rate": 0.25,
         "loss_type": "grpo", "use_bias_correction_kl": False, "disable_dropout": True,
         "importance_sampling_level": "token", "mask_truncated_completions": False,
     }  # fmt: skip
-    assert {name: getattr(told, name) for name in wanted} == wanted
+    assert {name: getattr(made, name) for name in wanted} == wanted
 
 
 def test_the_divergence_is_in_the_curve(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_the_templates_tokens_between_two_turns_are_not_learned(
 def test_every_spec_of_the_docs_trains_and_its_teacher_labels(
     name: str, base_dir: Path, pairs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a tiny model, short answers and few rollouts; all other keys as they stand."""
+    """With a tiny model, short answers and few rollouts; all other keys as they are."""
     monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
     held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
     held |= {"init": str(base_dir), "output": str(tmp_path / "out")}
@@ -534,7 +534,7 @@ def _stop() -> None:
 
 
 class WritingModel:
-    """Stands for TRL's VLLMGeneration, which takes a GPU: the trained model writes, and tells each token's probability
+    """Replaces TRL's VLLMGeneration, which takes a GPU: the trained model writes, and gives each token's probability
     a little off, as another implementation of the same model does.
     """
 
@@ -571,9 +571,9 @@ def test_answers_by_vllm_are_weighed_by_the_probability_they_were_sampled_with(
     fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", WritingModel)
-    told = vllm_arguments(VllmSection(), max_tokens=400)
+    options = vllm_arguments(VllmSection(), max_tokens=400)
     trainer = make_trainer(
-        copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, updates=1, steps=2, **told)
+        copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, updates=1, steps=2, **options)
     )
     ratios = []
     loss_of = trainer._compute_loss
@@ -595,9 +595,9 @@ def test_an_evaluation_by_vllm_takes_the_most_probable_tokens(
     fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", WritingModel)
-    told = vllm_arguments(VllmSection(), max_tokens=400)
+    options = vllm_arguments(VllmSection(), max_tokens=400)
     trainer = make_trainer(
-        copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, steps=1, **told), held_out=GOLD_ROWS[:2]
+        copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, steps=1, **options), held_out=GOLD_ROWS[:2]
     )
     once, again = (trainer.dev_figures() for _ in range(2))
     assert once == again

@@ -1,5 +1,5 @@
 """A training whose policy begins to game its reward is warned of, ended, and leaves the best step before that. What the
-policy writes is made up; asking, reading, rewards, looks, checkpoints and the command are real.
+policy writes is made up; asking, reading, rewards, evaluations, checkpoints and the command are real.
 """
 
 from __future__ import annotations

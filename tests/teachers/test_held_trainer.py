@@ -69,7 +69,7 @@ def test_where_the_generator_failed_at_all_the_gradient_is_0(fresh: Any, tokeniz
 
 
 @pytest.mark.parametrize("is_cache_lost", [pytest.param(False, marks=pytest.mark.full), True])
-def test_killed_behind_a_step_it_goes_on_to_the_last_bit(
+def test_killed_after_a_step_it_goes_on_to_the_last_bit(
     is_cache_lost: bool, train_choices: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed_at("after_training_step", 4):

@@ -27,7 +27,7 @@ TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 def test_the_spec_of_the_docs_trains_and_its_teacher_labels(
     base_dir: Path, questions_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a tiny model, a made-up generator and two steps; other keys as they stand."""
+    """With a tiny model, a made-up generator and two steps; other keys as they are."""
     monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
     held = yaml.safe_load((TEACHERS / "res-rag.yaml").read_text())
     jsonschema.Draft202012Validator(teacher_schema()).validate(held)

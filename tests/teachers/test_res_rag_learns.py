@@ -1,5 +1,5 @@
 """RES-RAG learns the smallest sufficient set: a generator answers if and only if one chunk is chosen, and the policy
-comes to choose it alone; where chunks cost nothing, it goes on choosing more.
+learns to choose it alone; where chunks cost nothing, it goes on choosing more.
 """
 
 from __future__ import annotations

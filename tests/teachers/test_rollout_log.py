@@ -13,11 +13,11 @@ from relabel.manifests.asks import Ask
 from relabel.manifests.labels import Pair
 
 STEPS, ROWS = 8, 500
-"""Some megabytes of answers: Parquet's pages begin anew behind one."""
+"""Some megabytes of answers: Parquet's pages restart after one."""
 
 
 def write_log(folder: Path, *, stops: tuple[int, ...]) -> bytes:
-    """A log that was flushed behind some of them."""
+    """A log that was flushed after some of them."""
     chance = random.Random(5)
     folder.mkdir()
     log = RolloutLog(folder)

@@ -55,7 +55,7 @@ def test_a_report_shows_what_the_last_checkpoint_holds_and_disturbs_nothing(
     assert "not finished" not in capsys.readouterr().out
 
 
-def test_the_curves_are_whole_files_beside_the_checkpoints_from_the_first_one_on(
+def test_the_curves_are_whole_files_with_the_checkpoints_from_the_first_one_on(
     base_dir: Path, pairs_path: Path, tmp_path: Path
 ) -> None:
     held: dict[str, Any] = plain_values(base_dir, tmp_path) | {

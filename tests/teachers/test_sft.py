@@ -1,5 +1,5 @@
 """Supervised fine-tuning: the loss is cross-entropy over what no mask leaves out, a stopped training goes on to the
-last bit, and what can't be trained is said.
+last bit, and what can't be trained is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.killing import killed_at
 from tests.teachers.conftest import plain_values, relabel
 
 TRAIN = {"epochs": 2, "batch_size": 4, "save_every": 2}
-"""Twelve rows: three steps an epoch, and checkpoints behind the second, fourth and sixth."""
+"""Twelve rows: three steps an epoch, and checkpoints after the second, fourth and sixth."""
 
 
 @pytest.fixture(scope="session")
@@ -192,7 +192,7 @@ def test_killed_anywhere_a_training_goes_on_to_the_last_bit(
     assert not [path for path in out.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
 
 
-def test_a_signal_ends_a_training_behind_its_step_with_a_checkpoint(
+def test_a_signal_ends_a_training_after_its_step_with_a_checkpoint(
     umbrela: Callable[..., Any], undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = []

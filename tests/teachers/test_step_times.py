@@ -1,4 +1,4 @@
-"""The time of a training, told from its first steps."""
+"""The time of a training, measured by its first steps."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_every_supervised_spec_of_the_docs_trains(
     treed_run: Path,
     tmp_path: Path,
 ) -> None:
-    """With a tiny model, made-up answers and one step; all other keys as they stand, and as the schema has them."""
+    """With a tiny model, made-up answers and one step; all other keys as they are, and as the schema has them."""
     held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
     jsonschema.Draft202012Validator(teacher_schema()).validate(held)
     held |= {"init": str(base_dir), "output": str(tmp_path / "out")}
@@ -207,7 +207,7 @@ def test_a_dry_run_refuses_an_output_that_can_not_be_written_to_but_finds_a_teac
     spec = tmp_path / "teacher.yaml"
     spec.write_text(yaml.safe_dump(direct(output=str(tmp_path / "there" / "out"))))
     may = os.access
-    refused = {tmp_path / "there", tmp_path / "there" / "out"}  # whoever runs this may be root, who may do all
+    refused = {tmp_path / "there", tmp_path / "there" / "out"}  # root may write anywhere
     (tmp_path / "there").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr("os.access", lambda path, *rest: path not in refused and may(path, *rest))

@@ -1,4 +1,4 @@
-"""What is said to TRL about vLLM, what comes back with its tokens, and what is refused where it can't run."""
+"""What TRL gets about vLLM, what comes back with its tokens, and what is refused where it can't run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_sampled_token_has_its_log_probability_and_the_templates_have_none(
     ]
 
 
-def test_trl_is_told_the_mode_and_its_options() -> None:
+def test_trl_gets_the_mode_and_its_options() -> None:
     assert vllm_arguments(VllmSection(), max_tokens=512) == {
         "use_vllm": True,
         "vllm_mode": "colocate",

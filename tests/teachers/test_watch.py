@@ -14,11 +14,11 @@ from relabel.distill.training.curves import Curve
 DEFAULTS = {"window": 2, "patience": 2}
 
 
-def curve_of(figure: str, values: list[float], *, looks: tuple[int, ...] = ()) -> Curve:
+def curve_of(figure: str, values: list[float], *, evaluated: tuple[int, ...] = ()) -> Curve:
     curve = Curve()
     for step, value in enumerate(values, start=1):
         curve.add(step, "train", {figure: value})
-        if step in looks:
+        if step in evaluated:
             curve.add(step, "dev", {"reward": 0.5})
     return curve
 
@@ -60,28 +60,28 @@ def test_a_threshold_of_null_watches_nothing() -> None:
     assert begins("no_evidence_rate", [0.0, 1.0, 1.0], no_evidence=None) == []
 
 
-def test_a_warning_that_outlasts_the_looks_ends_training_and_one_from_the_start_does_not() -> None:
+def test_a_warning_that_outlasts_the_evaluations_ends_training_and_one_from_the_start_does_not() -> None:
     watch = RewardWatch(WatchSection(**DEFAULTS), gold_share=0.4)
     values = [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
-    assert watch.ended_by(curve_of("no_evidence_rate", values, looks=(1, 2, 3))) is None
-    ended = watch.ended_by(curve_of("no_evidence_rate", values, looks=(2, 3, 5)))
+    assert watch.ended_by(curve_of("no_evidence_rate", values, evaluated=(1, 2, 3))) is None
+    ended = watch.ended_by(curve_of("no_evidence_rate", values, evaluated=(2, 3, 5)))
     assert ended is not None
     assert (ended.start, ended.key) == (3, "no_evidence")
-    from_the_start = curve_of("no_evidence_rate", [1.0] * 6, looks=(1, 2, 3, 4, 5, 6))
+    from_the_start = curve_of("no_evidence_rate", [1.0] * 6, evaluated=(1, 2, 3, 4, 5, 6))
     assert watch.ended_by(from_the_start) is None
     assert not watch.is_warned(from_the_start)
     assert [one.start for one in watch.episodes(from_the_start)] == [2]
     only_warns = RewardWatch(WatchSection(window=2, patience=None), gold_share=0.4)
-    assert only_warns.ended_by(curve_of("no_evidence_rate", values, looks=(2, 3, 5))) is None
+    assert only_warns.ended_by(curve_of("no_evidence_rate", values, evaluated=(2, 3, 5))) is None
 
 
 FIGURES = ("reward", *(figure for figure, _ in WATCHED.values()))
 STEPS = st.lists(st.dictionaries(st.sampled_from(FIGURES), st.floats(0, 1)), max_size=30)
 
 
-@given(steps=STEPS, window=st.integers(1, 4), looks=st.sets(st.integers(1, 30)), taken_up=st.integers(0, 30))
+@given(steps=STEPS, window=st.integers(1, 4), evaluated=st.sets(st.integers(1, 30)), taken_up=st.integers(0, 30))
 def test_a_curve_that_is_read_as_it_grows_has_the_episodes_of_one_that_is_read_whole(
-    steps: list[dict[str, float]], window: int, looks: set[int], taken_up: int
+    steps: list[dict[str, float]], window: int, evaluated: set[int], taken_up: int
 ) -> None:
     """Also where a training goes on from an earlier step, with the points of its checkpoint."""
     section = WatchSection(window=window, patience=2)
@@ -90,11 +90,11 @@ def test_a_curve_that_is_read_as_it_grows_has_the_episodes_of_one_that_is_read_w
     def go(first: int) -> None:
         for step, values in enumerate(steps[first - 1 :], start=first):
             curve.add(step, "train", values)
-            if step in looks:
+            if step in evaluated:
                 curve.add(step, "dev", {"reward": 0.5})
-            anew = RewardWatch(section, gold_share=0.4)
-            assert growing.episodes(curve) == anew.episodes(Curve(list(curve.points)))
-            assert growing.ended_by(curve) == anew.ended_by(curve)
+            fresh = RewardWatch(section, gold_share=0.4)
+            assert growing.episodes(curve) == fresh.episodes(Curve(list(curve.points)))
+            assert growing.ended_by(curve) == fresh.ended_by(curve)
 
     go(1)
     curve.points = [point for point in curve.points if point[0] <= taken_up]
