@@ -5,7 +5,7 @@
 
 All sizes answer the same pairs in one process, in turns; the figure is the median over rounds of (CPU seconds in
 batches of 8,192 tokens) / (CPU seconds in batches of the size), with more than one thread of seconds by the clock.
-Rows are sorted by length first, so that padding is a small part of it: its share stands beside.
+Rows are sorted by length first, so that padding is a small part of it: its share is printed too.
 """
 
 from __future__ import annotations

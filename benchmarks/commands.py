@@ -2,8 +2,8 @@
 
     python benchmarks/commands.py [--files 1000] [--rows 10000]
 
-Each figure is the median of five whole processes, beside a raw baseline in the same run: pyarrow reading the same
-footers and the same column. Help is held against a bare interpreter, 40 times in turns.
+Each figure is the median of five whole processes, with a raw baseline in the same run: pyarrow reading the same
+footers and the same column. Help is compared with a bare interpreter, 40 times in turns.
 """
 
 from __future__ import annotations

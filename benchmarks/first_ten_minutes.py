@@ -127,7 +127,7 @@ def main() -> None:
         lines = record(given.model, Path(folder))
     head = (
         "# The first ten minutes with SmolLM2-135M\n\nA recording as text: what somebody new types and sees, "
-        f"{ROWS} pairs and a real model on a CPU. Minutes and seconds stand before each command; the model is far too "
+        f"{ROWS} pairs and a real model on a CPU. Minutes and seconds are before each command; the model is far too "
         "small to judge: without a grammar it quotes what is not there, and `evaluate` says what its grades are worth. "
         "Made by `python benchmarks/first_ten_minutes.py MODEL --to FILE`.\n"
     )

@@ -187,7 +187,7 @@ def _line_verdicts(line: str) -> Iterator[str]:
 
 
 def _lone_numbers(lines: list[str]) -> Iterator[str]:
-    """The numbers that have a line of their own, if one is the first or last paragraph. Beside a list it may be a
+    """The numbers that have a line of their own, if one is the first or last paragraph. With a list it may be a
     cut-off marker.
     """
     ends = [lines[0]] if len(lines) > 1 and not lines[1].strip() else []

@@ -41,7 +41,7 @@ Value = TypeVar("Value")
 
 
 class Part(NamedTuple):
-    """Where a part is written, its time limit, what it needs beside torch and transformers, and what it does."""
+    """Where a part is written, its time limit, what it needs but torch and transformers, and what it does."""
 
     place: str
     limit_s: float

@@ -3,7 +3,7 @@ x86-64, unpacked and reduced to what an H100 or H200 runs.
 
 A CUDA library holds each kernel once for every architecture, in containers ("fatbins") of which the driver takes the
 entry that fits. Payloads of all other entries are overwritten with zeros, headers stay as they are, so the compressed
-library is a fraction of its size: onnxruntime-gpu's provider, 231 MB in its wheel, comes to about 50.
+library is a fraction of its size: onnxruntime-gpu's provider, 231 MB in its wheel, is about 50 MB then.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PACKS = {
     ],
     "ort": ["onnxruntime-gpu==1.31.1"],
 }  # fmt: skip
-"""Wheels by pack, beside what the host has (torch 2.11, transformers 5.17, pyarrow, onnx, pytest ...)."""
+"""Wheels by pack, in addition to what the host has (torch 2.11, transformers 5.17, pyarrow, onnx, pytest ...)."""
 LEFT_OUT = (
     "vllm/vllm-rs", "vllm/_rust_tool_parser.abi3.so", "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
     "vllm/_moe_C_stable_libtorch.abi3.so",

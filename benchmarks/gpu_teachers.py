@@ -118,7 +118,7 @@ def furthest(found: list[Any], other: list[Any]) -> float:
 
 
 def probs(day: Day) -> None:
-    """vLLM's distributions against those of transformers in float32, beside transformers in bfloat16."""
+    """vLLM's distributions against those of transformers in float32, and transformers in bfloat16."""
     model, count, words = day.model("qwen-1.5b"), day.pick(256, 16), day.pick(350, 30)
     labeler = labeler_class("direct")(labeler_options("direct", 8))
     sides = {
@@ -183,7 +183,7 @@ def kill(day: Day) -> None:
 
 
 def wait_until(is_reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Look until it is, or the process ends."""
+    """Check until it is, or the process ends."""
     while process.poll() is None and not is_reached():
         time.sleep(0.02)
     assert process.poll() is None, f"ended with {process.returncode} before it could be killed"

@@ -128,15 +128,15 @@ def evenly(rows: list[dict[str, Any]], count: int, rng: np.random.Generator) -> 
 
 def trace(query: str, title: str) -> str:
     """A readable answer: its scores follow from the words that query and title share, its grade from φ."""
-    asked, told = words(query), words(title)
+    asked, held = words(query), words(title)
     subject, attributes = asked[-1], asked[:-1]
-    shared = [word for word in attributes if word in told]
-    is_there = subject in told
+    shared = [word for word in attributes if word in held]
+    is_there = subject in held
     s = 4 if is_there else 2 if shared else 1
     a = 0 if not attributes else 1 + round(3 * len(shared) / len(attributes))
     grade = DEFAULT_PHI[s][a]
     first = 2 if is_there else 0
-    thing = subject if is_there else (told[-1] if told else "none")
+    thing = subject if is_there else (held[-1] if held else "none")
     texts = (subject, " ".join(attributes) or "none", thing, " ".join(shared) or "none")
     tags = ("query_subject", "query_attribute", "product_subject", "product_attribute")
     parts = [("preliminary", first), *zip(tags, texts, strict=True)]
@@ -295,7 +295,7 @@ def trained(file: Path, spec: dict[str, Any]) -> Path:
 
 
 def answers(asked: argparse.Namespace, folder: Path, test: Sequence[dict[str, Any]]) -> list[int | None]:
-    """The grade of each row's greedy answer; None where it can't be read. Kept beside the model's folder."""
+    """The grade of each row's greedy answer; None where it can't be read. Kept next to the model's folder."""
     kept = asked.to / f"answers-{folder.name}.json"
     if kept.exists():
         return list(json.loads(kept.read_text()))

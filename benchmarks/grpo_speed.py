@@ -1,11 +1,11 @@
-"""How fast is `relabel train` by GRPO beside TRL's own GRPOTrainer? The same prompts, model, arguments and samples, in
+"""How fast is `relabel train` by GRPO, and TRL's own GRPOTrainer? The same prompts, model, arguments and samples, in
 turns, a fresh process each.
 
     .venv/bin/python benchmarks/grpo_speed.py [--model FOLDER] [--steps 20] [--rounds 5] [--threads 1]
 
 Without a model, a tiny one that knows the answers' format. The learning rate is 1e-12, so that both sides sample the
 same answers to the last step, which is checked. A step is counted from the end of one to the end of the next, the first
-two left out. CPU seconds are printed beside those of the clock: on a machine that others use they are the ones to
+two left out. CPU seconds are printed with those of the clock: on a machine that others use they are the ones to
 compare.
 """
 

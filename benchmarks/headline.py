@@ -8,14 +8,14 @@ same labels: judged by trusted grades on queries that nobody trained on.
 RUN is a finished run of `direct` over PAIRS, whose `grade` is the trusted one on the same scale. `train` goes through
 the settings of each side in `SWEEP` and keeps for each, in FOLDER, its distributions on dev and test and its figures on
 dev alone; what is there already is left. A side's second and third stages start from the setting that was best on dev
-in the stage before, so that no choice looks at test. `judge` takes each side's best on dev and says what it does on
+in the stage before, so that no choice reads test. `judge` takes each side's best on dev and says what it does on
 test, with intervals over queries. Sides with `more` in their names learn from the labels of `--more` too, say of what
 `benchmarks.queries_from_titles` made.
 
 All sides start from the same weights and see the same rows: batch 32, 64 tokens, AdamW, bf16, a linear schedule and a
 tenth of warm-up. `speed` trains an epoch of each, three times in turns, and says rows a second, by the clock of the
 training alone. The figure is the mean over cuts j of the area under the ROC curve of P(grade ≥ j) (of the score
-itself where a side has one score alone) for grades ≥ j; beside it the same of the expected grade, which is what a
+itself where a side has one score alone) for grades ≥ j; with it the same of the expected grade, which is what a
 single score is to be compared with.
 """
 
@@ -51,7 +51,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Setting:
-    """What one training is told."""
+    """Options of one training."""
 
     side: str
     learning_rate: float = 2e-4

@@ -1,4 +1,4 @@
-"""CPU time of a bundle's fp32 file in OpenVINO against onnxruntime, and beside it sentence-transformers' `CrossEncoder`
+"""CPU time of a bundle's fp32 file in OpenVINO against onnxruntime, and with it sentence-transformers' `CrossEncoder`
 on the same weights by both: real pairs in batches of 32, one thread, processes in turns.
 
     python -m benchmarks.openvino_vs_onnxruntime BUNDLE PAIRS.parquet [--document title] [--pairs 5120] [--round 256]
@@ -8,9 +8,9 @@ Each side is a process of its own that has answered once before; a round is so m
 of the file, asked of one side after the other, the order turning. With --one-call a round is one call, as a program
 makes it that has many pairs: both sides sort by length, a bundle in batches of its own size, `CrossEncoder` of 32.
 
-Timed is the process's CPU time from texts to probabilities; of a bundle's sides also the model's share, behind
+Timed is the process's CPU time from texts to probabilities; of a bundle's sides also the model's share, after
 tokenizing and padding. The figure is the median over rounds of (CPU seconds of onnxruntime fp32) / (CPU seconds of the
-side). All answers are held against those of onnxruntime fp32.
+side). All answers are compared with those of onnxruntime fp32.
 
 FOLDER is what `relabel export --format hf` wrote of the bundle's student (pooling cls); the interpreters are of
 environments with `sentence-transformers[onnx]` and `[openvino]`, whose optimum packages bound transformers differently.
@@ -120,7 +120,7 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"a side ended with {self._process.wait()}; its reason stands above")
+            raise SystemExit(f"a side ended with {self._process.wait()}; its reason is above")
         return json.loads(line)
 
     def close(self) -> None:

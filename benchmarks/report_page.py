@@ -3,7 +3,7 @@
     python -m benchmarks.report_page [--rows 10000,100000] [--chromium /usr/bin/chromium]
 
 The runs are made here: documents of 600 characters, graph-grpo's labels of the fake engine, one row in fifty spoiled.
-Each report is a process of its own, whose peak of resident memory the kernel tells. The page is opened in headless
+Each report is a process of its own, whose peak of resident memory the kernel reports. The page is opened in headless
 Chromium; a filter's time is that of the page's own `performance.measure`, from the event to the list that is shown.
 """
 

@@ -1,4 +1,4 @@
-"""What `route` (RDR2) finds in encyclopedia pages, beside what a reader of passages or of whole pages would get.
+"""What `route` (RDR2) finds in encyclopedia pages, and what a reader of passages or of whole pages would get.
 
     python benchmarks/routing_pages.py PAGES.parquet MODEL_DIR --to OUT [--questions N] [--set key=value ...]
 

@@ -171,7 +171,7 @@ def _show(count: int, what: str, server: Server, command: str, job: Path, *, cou
 
 
 def requests_of(server: Server, command: str, job: Path) -> str:
-    """Run a command behind a proxy that counts its requests, by kind."""
+    """Run a command through a proxy that counts its requests, by kind."""
     from tests import seaweed
 
     with seaweed.proxying(server) as proxy:
@@ -196,7 +196,7 @@ def requests_of_runs(args: argparse.Namespace, scratch: Path) -> None:
 
 
 def write_entries(job_file: str, path: str) -> None:
-    """A receipt for every chunk of a job's plan, as SeaweedFS dumps entries of its file system: each behind its length,
+    """A receipt for every chunk of a job's plan, as SeaweedFS dumps entries of its file system: each after its length,
     a `FullEntry` of its protocol (folder; name, attributes, content).
     """
     from dataclasses import asdict

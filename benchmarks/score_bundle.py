@@ -4,7 +4,7 @@
         [--pairs 1024] [--rounds 7] [--core 0] [--batch-tokens 8192] [-- OPTIONS OF BOTH]
 
 Each command is a process of its own, pinned to one core, so that both compute with one thread; its CPU time is the
-system's, user and kernel. A round scores one row with each side too: what is left of the time behind that is the pairs'
+system's, user and kernel. A round scores one row with each side too: what is left of the time after that is the pairs'
 own. The figure is the median over rounds of (CPU seconds of the student) / (CPU seconds of the bundle); the order
 alternates. The labels of the last round are compared.
 """
@@ -74,13 +74,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=8192)
-    parser.add_argument("more", nargs="*", help="options of both commands, behind --")
+    parser.add_argument("more", nargs="*", help="options of both commands, after --")
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})  # the commands inherit it
     sides = {"student": args.student, "bundle": args.bundle}
     shared = ["--input", args.pairs_file, "--batch-tokens", str(args.batch_tokens), *args.more]
     whole: dict[str, list[float]] = {name: [] for name in sides}
-    behind: dict[str, list[float]] = {name: [] for name in sides}
+    after_start: dict[str, list[float]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as scratch:
         last = {}
         for number in range(args.rounds):
@@ -89,16 +89,16 @@ def main() -> None:
                 start = call([*line, "--limit", "1"], Path(scratch, f"{name}-{number}-start"))
                 last[name] = call([*line, "--limit", str(args.pairs)], Path(scratch, f"{name}-{number}"))
                 whole[name].append(last[name].cpu_s)
-                behind[name].append(last[name].cpu_s - start.cpu_s)
+                after_start[name].append(last[name].cpu_s - start.cpu_s)
             print(
                 f"round {number}: "
                 + ", ".join(
-                    f"{name} {whole[name][-1]:.1f} s ({behind[name][-1]:.1f} behind the start)" for name in sides
+                    f"{name} {whole[name][-1]:.1f} s ({after_start[name][-1]:.1f} after the start)" for name in sides
                 ),
                 flush=True,
             )
         print(agreement(labels(last["student"].output), labels(last["bundle"].output)))
-    for what, found in (("whole commands", whole), ("behind the start", behind)):
+    for what, found in (("whole commands", whole), ("after the start", after_start)):
         ratio = paired_ratio(found["student"], found["bundle"])
         rates = ", ".join(f"{name} {args.pairs / float(np.median(found[name])):.1f} pairs/CPU s" for name in sides)
         print(f"{what}: student over bundle {ratio} in CPU time; {rates}")

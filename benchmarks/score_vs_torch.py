@@ -6,7 +6,7 @@ The bare loop has all texts in memory: it tokenizes them in one call, sorts them
 whole set, pads each batch to its longest row, and takes softmax and argmax; nothing is read, checked or written.
 `relabel score` reads Parquet, tokenizes, scores, and commits labels with receipts, from the plan to the manifest;
 loading the model is outside both. The ratio is the median over rounds of (pairs/s of score) / (pairs/s of the bare loop
-of that round), the same by CPU seconds beside it, which shows whether the machine was busy with something else; the
+of that round), with the same by CPU seconds, which shows whether the machine was busy with something else; the
 order within a round alternates.
 """
 
@@ -110,7 +110,7 @@ def score_request(
 ) -> ScoreRequest:
     """What `relabel score` is asked for."""
     return ScoreRequest(
-        student=str(folder), input=(pairs_file,), columns={}, output=output, name=None, limit=pairs, shards=1,
+        student=str(folder), input=(pairs_file,), to=output, limit=pairs, shards=1,
         chunk_rows=chunk_rows, batch_tokens=batch_tokens, device=device, dtype=dtype,
     )  # fmt: skip
 

@@ -98,7 +98,7 @@ class Worker:
             self.process.kill()
             self.kills += 1
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Take note of an end, and start it again unless it says that all is done.
 
         Raises:
@@ -135,7 +135,7 @@ def kill_workers_to_the_end(job: Path, place: Place, folder: Path, *, workers: i
                 crew[turn % workers].kill()
                 turn += 1
             for worker in crew:
-                worker.look()
+                worker.check()
             time.sleep(0.05)
     finally:
         for worker in crew:
@@ -152,7 +152,7 @@ def kill_workers_to_the_end(job: Path, place: Place, folder: Path, *, workers: i
 
 @contextlib.contextmanager
 def ray_cluster(*, gpus: int = 1) -> Iterator[Any]:
-    """Three nodes on this machine, each with a GPU that is none; no process of theirs is left on leaving."""
+    """Three nodes on this machine, each with a pretended GPU; no process of theirs is left on leaving."""
     import psutil
     from ray.cluster_utils import Cluster
 
@@ -195,7 +195,7 @@ def kill_nodes_to_the_end(job: Path, place: Place, *, every_s: float) -> dict[st
 
 
 def judge(job: Path, place: Place, undisturbed: Place, rows: int) -> dict[str, Any]:
-    """What is left behind: relabel's own proof, then pyarrow's."""
+    """What is left: relabel's own proof, then pyarrow's."""
     verify = call("verify", job, place=place)
     again = call("run", job, place=place, codes=(10,))
     found, wanted = read_committed(place, "out"), read_committed(undisturbed, "out")

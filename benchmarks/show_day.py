@@ -69,7 +69,7 @@ class Day:
         queries = [" ".join(rng.choices(WORDS, k=4)) for _ in range(-(-self.rows // DOCS_PER_QUERY))]
         documents = [" ".join(rng.choices(WORDS, k=60)) for _ in range(self.rows)]
         if changed_every:
-            documents[::changed_every] = [f"{text} anew" for text in documents[::changed_every]]
+            documents[::changed_every] = [f"{text} again" for text in documents[::changed_every]]
         if overlong_every:
             documents[::overlong_every] = [text * 60 for text in documents[::overlong_every]]
         table = {
@@ -124,7 +124,7 @@ class Day:
         self.note(number, what, line, ended.code, ended.said, ended.seconds)
 
     def overlapped_tick(self, what: str, overlapping: str, day: str) -> None:
-        """A tick, and another of the same line while it is at work."""
+        """A tick, and another of the same line while it runs."""
         number = len(self.ticks) + 1
         line = self.line(number, day)
         started = time.perf_counter()

@@ -3,7 +3,7 @@
     python -m benchmarks.show_million [--files 1000] [--rows 1000] [--s3] [--repeats 3]
 
 Each command is a process of its own. Its peak memory is the kernel's (`ru_maxrss` of the child), which begins with that
-of the process that started it; this one imports nothing heavy and shows its own beside. Texts are short. The run
+of the process that started it; this one imports nothing heavy and prints its own too. Texts are short. The run
 between plan and no-op is the fake engine's.
 """
 

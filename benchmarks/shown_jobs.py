@@ -65,7 +65,7 @@ class Ended(NamedTuple):
 
     Args:
         said: its one JSON object.
-        peak_mb: peak resident memory of the process. The kernel counts from the memory of whoever started it, so keep
+        peak_mb: peak resident memory of the process. The kernel counts from the memory of its parent, so keep
             that one small.
     """
 

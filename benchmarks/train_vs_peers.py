@@ -1,4 +1,4 @@
-"""Training a MiniLM cross-encoder on trusted grades: quality on held-out queries and rows per second, beside a bare
+"""Training a MiniLM cross-encoder on trusted grades: quality on held-out queries and rows per second, and of a bare
 loop and a peer.
 
     python benchmarks/train_vs_peers.py PAIRS.parquet

@@ -3,7 +3,7 @@ turns: the part `transformers` of `benchmarks/gpu_day.py`.
 
 Both sides get the same prompts, batch size, greedy decoding and limit of new tokens, and stop at the end-of-text token.
 `generate` gets them in batches sorted by length, left-padded. Tokens are counted up to the end-of-text token, prefill
-time is in the time. The ratio is of sums over all rounds; CPU seconds beside wall seconds show whether the machine was
+time is in the time. The ratio is of sums over all rounds; CPU seconds with wall seconds show whether the machine was
 busy with something else meanwhile.
 """
 

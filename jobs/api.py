@@ -108,7 +108,7 @@ def ask(
 
     Args:
         rows: numbers of input rows, from 0; or pairs that need not be in the input, as dictionaries with `query` and
-            `document` (and, where the labeler looks at them, `query_id`, `doc_id`, `context` and its own columns).
+            `document` (and, where the labeler reads them, `query_id`, `doc_id`, `context` and its own columns).
     Returns:
         One record for each row, or for each query where the labeler sees whole queries: its `exchanges` (prompt, raw
         answer, distributions) and `rows` (the label, or why there is none).
@@ -220,7 +220,7 @@ def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, 
 
     Args:
         overrides: `KEY=VALUE` strings that win over the spec, as `--set`.
-        resume: continue from the last checkpoint; restart: delete what the output holds, and begin anew.
+        resume: continue from the last checkpoint; restart: delete what the output holds, and start over.
     Returns:
         Its manifest (figures, split, heads), where it lies, and the gates' verdicts. A student that was there already
         is reported as it is (`was_done`).

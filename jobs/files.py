@@ -47,8 +47,8 @@ def _is_full(exc: OSError) -> bool:
 
 @contextlib.contextmanager
 def full_disk_as_os_error(polars: Any) -> Iterator[None]:
-    """Where polars writes: raise a full disk as OSError. Its own error tells it from a damaged source by the number of
-    the system's error alone.
+    """Where polars writes: raise a full disk as OSError. Its own error differs from that of a damaged source only in
+    the number of the system's error.
     """
     try:
         yield

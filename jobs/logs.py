@@ -17,18 +17,16 @@ from typing import Any, TextIO
 
 from relabel.manifests.secrets import one_line, redacted, redacted_values
 
-# ------------------------------------------------------------------------------
 # Stdout and stderr that end no command: what can't be written there (a full disk, a reader that has gone, a closed
 # descriptor) is dropped.
 #
-# Labels are worth more than the lines about them. So a command exits by its result, whoever listens; only one whose
-# whole result is what it says reports the loss (`SAYS_ONLY`).
-
+# Labels are worth more than the lines about them. So a command exits by its result, whether or not anybody reads; only
+# one whose whole result is what it prints reports the loss (`SAYS_ONLY`).
 
 SAYS_ONLY = frozenset({"status", "compare", "evaluate", "list", "show", "schema", "doctor"})
 """Commands that leave nothing but what they say on stdout."""
 _HAS_LEFT = (errno.EPIPE, errno.ECONNRESET)
-"""Whoever reads may have had enough (`relabel status | head -1`): nothing is lost to them."""
+"""The reader may have had enough (`relabel status | head -1`): nothing is lost to them."""
 
 
 class Sink(io.FileIO):
@@ -97,7 +95,6 @@ def _wrapped(descriptor: int, stream: TextIO | None) -> tuple[Sink, TextIO]:
     return sink, io.TextIOWrapper(beneath, encoding=encoding, errors="backslashreplace", line_buffering=is_prompt)
 
 
-# ------------------------------------------------------------------------------
 # Stdout and stderr of a command, redacted: the one way by which text leaves the process
 # (`manifests/secrets.py`).
 #
@@ -174,12 +171,10 @@ def redacted_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = out, err
 
 
-# ------------------------------------------------------------------------------
 # What goes to stderr: lines of text for people, or one JSON object a line for a log collector (`--log-format json`).
 #
 # In the JSON form `sys.stderr` itself is replaced, so that a line that some library prints becomes an object too, and
 # nothing on stderr is anything else. What a native library or another process writes to the descriptor goes past it.
-
 
 VARIABLE = "RELABEL_LOG_FORMAT"
 FORMATS = ("text", "json")

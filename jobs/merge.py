@@ -47,9 +47,6 @@ from relabel.manifests.shards import SpilledFiles
 from relabel.manifests.specs import RunSpec
 from relabel.manifests.store import RunStore, map_concurrent, open_run_store
 
-# ------------------------------------------------------------------------------
-# Outputs that are merged: opened, held against each other, and the one plan over all of their inputs.
-
 
 class MergeSource(NamedTuple):
     """An output that is merged, as it was found."""
@@ -163,14 +160,14 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
     files.
     """
     shards: list[ShardPlan] = []
-    beside = SpilledFiles()
+    spilled = SpilledFiles()
     for run in runs:
         for number, shard in enumerate(run.plan.shards):
             if shard.row_ids is not None:
                 rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
                 row_ids, data = row_id_file(run.first_shard + number, rows)
                 moved = shard._replace(row_ids=row_ids)
-                beside.add(data)
+                spilled.add(data)
             else:
                 moved = shard._replace(first_row=(shard.first_row or 0) + run.first_row)
             shards.append(moved)
@@ -200,12 +197,8 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
             files=files,
             shards=shards,
         ),
-        beside,
+        spilled,
     )
-
-
-# ------------------------------------------------------------------------------
-# What of each output goes into a merged one: its receipts and their files, rebased.
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +208,7 @@ class MergeStep:
     Args:
         held: its receipts, by attempt.
         todo: receipts of the source to be repeated after them.
-        is_anew: they are all that the source has: what is held came from elsewhere, or was done again there.
+        replaces_held: they are all that the source has: what is held came from elsewhere, or was done again there.
         planned_R: row ids of the chunk.
     """
 
@@ -225,7 +218,7 @@ class MergeStep:
     shard: int
     held: list[Receipt]
     todo: list[Receipt]
-    is_anew: bool
+    replaces_held: bool
     planned_R: np.ndarray  # noqa: N815
 
     def stage(self) -> list[Receipt]:
@@ -241,7 +234,7 @@ class MergeStep:
                 return tables[file.path].select(columns)
             return self.merged.table(file, schema, columns, check_bytes=False)
 
-        chain = receipts if self.is_anew else [*self.held, *receipts]
+        chain = receipts if self.replaces_held else [*self.held, *receipts]
         try:
             prove_chunk(chain, self.planned_R, read, root=self.merged.store.root)
         except ManifestError as exc:
@@ -275,7 +268,7 @@ class MergeStep:
             labels=copied("labels", receipt.labels, file_schema(run.plan.parts), file_schema(self.merged.plan.parts)),
             quarantine=copied("quarantine", receipt.quarantine, QUARANTINE),
             answers=copied("answers", receipt.answers, ANSWERS),
-            replaces=self.is_anew and bool(self.held) and receipt is self.todo[0],
+            replaces=self.replaces_held and bool(self.held) and receipt is self.todo[0],
             merged_from=MergedFrom(self.source.path, run.plan.fingerprint, receipt.content_digest),
         )
 
@@ -323,7 +316,6 @@ def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
     return table
 
 
-# ------------------------------------------------------------------------------
 # Several outputs become one: of other inputs, or of one plan whose shards were done in different places.
 #
 # Outputs with one fingerprint are parts of one run: of each chunk the part that has the fewest rows in quarantine is
@@ -373,11 +365,11 @@ def merge_outputs(
             f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
             "teachers under one name. Merge those that agree, label the others again, or allow it with --allow-mixed."
         )
-    plan, beside = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
+    plan, spilled = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
     if not _holds(store, plan):
         store.check_conditional_writes()
-        write_plan(store, plan, beside)
+        write_plan(store, plan, spilled)
         _holds(store, plan)
     lock = store.lock("merge", f"the merge into {to}")
     lock.acquire()

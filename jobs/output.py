@@ -26,15 +26,16 @@ def emit_record(head: str, result: Any, output: str, code: int = Exit.DONE) -> i
     from relabel.manifests.records import plain  # with pydantic, which no help needs
 
     values: dict[str, Any] = plain(result)
-    rows = [(name.replace("_", " "), _value_text(value)) for name, value in values.items() if value]
+    rows = [(name.replace("_", " "), value_text(value)) for name, value in values.items() if value]
     return emit(values, f"{one_line(head)}\n{table(rows)}", output, code)
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A JSON value as a person reads it."""
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_value_text(one)}" for name, one in value.items())
+        return ", ".join(f"{name.replace('_', ' ')} {value_text(one)}" for name, one in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_value_text, value))
+        return ", ".join(map(value_text, value))
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

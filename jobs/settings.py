@@ -348,7 +348,7 @@ def plain_keys() -> frozenset[str]:
     sounds like (`max_tokens_field`).
     """
     options = (engine_class(name).Args for name in engine_names())
-    secret = {option for args in options for option in getattr(args, "secret_variables", ())}  # `TakesSecrets`
+    secret = {option for args in options for option in getattr(args, "secret_variables", ())}
     return frozenset(key for make in schemas().values() for key in _keys(make())) - secret
 
 

@@ -307,11 +307,6 @@ def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
         return int(pq.read_metadata(file).num_rows)
 
 
-# ------------------------------------------------------------------------------
-# Rows of any number, taken in buckets of whole queries, so that duplicates, ranks and Kendall tau need memory for one
-# bucket and an entry for each query only.
-
-
 BUCKET_ROWS = 1 << 17
 """Rows held at a time, or those of the largest query."""
 MOST_BUCKETS = 512

@@ -66,7 +66,7 @@ class LockHeldError(TransientError):
 
 
 class ChannelMovedError(TransientError):
-    """Another publisher moved the channel since it was read. Look at it, then run the same command again."""
+    """Another publisher moved the channel since it was read. Check it, then run the same command again."""
 
 
 class StoreUnreachableError(TransientError):

@@ -21,13 +21,11 @@ from relabel.manifests.schemas import ids_of, texts_of
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import Column, as_ids, load_columns, read_grades, read_parquet, require_column
 
-# ------------------------------------------------------------------------------
 # TREC's two text forms: qrels (`qid 0 docid grade`) and run files (`qid Q0 docid rank score tag`), one row a line,
 # fields by white space.
 #
 # White space is what Python's `str.split` takes for it, since that is what the readers of such files do (ir_measures
 # among them): an id with any of it inside would fall apart, so it can't be written.
-
 
 QRELS_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
 RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
@@ -35,7 +33,7 @@ EXAMPLES = {QRELS_COLUMNS: "`qid 0 docid grade`", RUN_COLUMNS: "`qid Q0 docid ra
 
 FIELD = r"[^\s\x1c-\x1f]+"
 """One field of a line, for regular expressions whose `\\s` is Unicode's White_Space; Python counts four separators of
-ASCII beside it.
+ASCII too.
 """
 UNWRITABLE = "[\\s\\x1c-\\x1f\ufeff]|^$"
 """What an id can't hold: white space, and the mark of byte order, which readers drop at a file's beginning. Nor may it
@@ -48,17 +46,15 @@ BEYOND_GRADES = 10**9
 FIRST_RANK = 1
 
 
-# ------------------------------------------------------------------------------
 # The columns beyond grades by which labelers that see a query's documents together are judged: those that they declare
 # for their labels, and those of gold that say what is wanted.
 #
 # Nothing of this is read for labelers that declare none of them.
 
-
 CHUNKS = "gold_chunks"
 ANSWER_IDS, EXPAND_IDS = "gold_answer_ids", "gold_expand_ids"
 GRADING = (CHUNKS, ANSWER_IDS)
-"""Columns of gold that tell a grade where gold has no column of grades."""
+"""Columns of gold from which a grade follows where gold has no column of grades."""
 SHOWN_CHARS = 60
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -69,14 +65,12 @@ class GoldColumn(NamedTuple):
     Args:
         kind: how it is kept.
         wanted: what a row holds, in words; null where it has none.
-        is_kind: whether an Arrow column of this type holds that.
-        is_value: whether a plain value is that.
+        is_value: whether a plain value, or each item of a list, is that.
     """
 
     name: str
     kind: pa.DataType
     wanted: str
-    is_kind: Callable[[pa.DataType], bool]
     is_value: Callable[[Any], bool]
 
     def read(self, column: Column, path: str) -> pa.Array:
@@ -85,27 +79,17 @@ class GoldColumn(NamedTuple):
         Raises:
             InputError: a row holds something else; names file, row and value.
         """
+        is_list = pa.types.is_large_list(self.kind)
         if isinstance(column, pa.ChunkedArray):
-            if self.is_kind(column.type):
-                held = column.combine_chunks().cast(self.kind)
-                if not pa.types.is_large_list(self.kind) or not pc.list_flatten(held).null_count:
-                    return held
             column = column.to_pylist()
         for row, value in enumerate(column):
-            if value is not None and not self.is_value(value):
+            items = value if is_list and isinstance(value, list) else [value]
+            if value is not None and (is_list != isinstance(value, list) or not all(map(self.is_value, items))):
                 raise InputError(
                     f"{path}: row {row} of column `{self.name}` holds {str(value)[:SHOWN_CHARS]!r}; {self.wanted} is "
                     "wanted, or null. Parquet and JSONL can hold that; leave the column out where it is something else."
                 )
         return pa.array(column, self.kind)
-
-
-def _is_list_of(is_kind: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
-    return lambda kind: bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and is_kind(kind.value_type))
-
-
-def _is_list_with(is_value: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(is_value, value))
 
 
 def _is_whole(value: Any) -> bool:
@@ -118,24 +102,15 @@ def _is_text(value: Any) -> bool:
 
 
 def _answers(name: str) -> GoldColumn:
-    return GoldColumn(
-        name,
-        pa.large_list(pa.string()),
-        "a list of strings",
-        _is_list_of(pa.types.is_large_string),
-        _is_list_with(_is_text),
-    )
+    return GoldColumn(name, pa.large_list(pa.string()), "a list of strings", _is_text)
 
 
 def _numbers(name: str) -> GoldColumn:
-    is_kind, is_value = _is_list_of(pa.types.is_signed_integer), _is_list_with(_is_whole)
-    return GoldColumn(name, pa.large_list(pa.int64()), "a list of whole numbers", is_kind, is_value)
+    return GoldColumn(name, pa.large_list(pa.int64()), "a list of whole numbers", _is_whole)
 
 
 GOLD_CHUNKS = _numbers(CHUNKS)
-GOLD_SUFFICIENT = GoldColumn(
-    "gold_sufficient", pa.bool_(), "true or false", pa.types.is_boolean, lambda value: isinstance(value, bool)
-)
+GOLD_SUFFICIENT = GoldColumn("gold_sufficient", pa.bool_(), "true or false", lambda value: isinstance(value, bool))
 
 _JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
     (
@@ -178,7 +153,7 @@ def columns_taken(columns: Mapping[str, pa.Array], rows: pa.Array) -> dict[str, 
     return {name: column.take(rows) for name, column in columns.items()}
 
 
-def grades_told(columns: Mapping[str, pa.Array]) -> pa.Int64Array:
+def implied_grades(columns: Mapping[str, pa.Array]) -> pa.Int64Array:
     """Gold grades of rows that say no more than what is wanted, by the first column of `GRADING` that is there.
 
     A document with a wanted chunk is 1, one with none 0. A row with a node that answers is 2; one with none is 1 where
@@ -220,10 +195,6 @@ def check_chunks(
             f"{where}: column `{CHUNKS}` names chunk {number_M[first]} of document {doc} of query {query}, which has "
             f"{most_M[first]} chunks, numbered from 1. Take the numbers `n` of the column `chunks` that was labelled."
         )
-
-
-# ------------------------------------------------------------------------------
-# Qrels: gold grades as a file holds them, and maps between scales.
 
 
 Duplicates = Literal["error", "mean", "first"]
@@ -276,7 +247,7 @@ def load_qrels(
 
     def choose(names: list[str]) -> list[str]:
         held = [one.name for one in further if one.name in names]
-        if not tells_grades(grade, names, held):
+        if not has_implied_grades(grade, names, held):
             held.append(require_column(grade, names, path=path, role="the gold grade", option="--grade"))
         if is_by_row:
             return held
@@ -293,21 +264,21 @@ def load_qrels(
     return Qrels(path, query_ids, doc_ids, grades, held)
 
 
-def tells_grades(grade: str, names: Collection[str], further: Collection[str]) -> bool:
-    """Whether grades come from further columns: a file has one that tells them, and no grade under the default name."""
+def has_implied_grades(grade: str, names: Collection[str], further: Collection[str]) -> bool:
+    """Whether grades come from further columns: a file has one of `GRADING`, and no grade under the default name."""
     return grade == DEFAULT_GRADE and grade not in names and any(name in further for name in GRADING)
 
 
 def graded(
     column: Column | None, further: Mapping[str, pa.Array], name: str, grade_map: GradeMap | None, *, path: str
 ) -> pa.Int64Array:
-    """Gold grades, after `--map`, of the column of that name; without it (`tells_grades`) of the others.
+    """Gold grades, after `--map`, of the column of that name; without it (`has_implied_grades`) of the others.
 
     Raises:
         InputError: one is no whole number, or `grade_map` does not map it.
     """
     if column is None:
-        return grades_told(further)
+        return implied_grades(further)
     advice = " Name another column with --grade, or leave those rows empty."
     found = read_grades(column).readable(path, name, advice=advice)
     return mapped(found, grade_map, where=f"{path}, column `{name}`", option="--map")
@@ -385,10 +356,6 @@ def _suggested(grade: int, highest: int, grades: int) -> int:
     if grades == 2:
         return int(2 * grade > highest)
     return min(max(grade, 0), grades - 1)
-
-
-# ------------------------------------------------------------------------------
-# Gold by pair: one grade for each (query, document), and what to do with pairs that are graded twice.
 
 
 @dataclass(frozen=True)
@@ -547,10 +514,6 @@ def _conflict(qrels: Qrels, rows: np.ndarray) -> str:
     chosen = pa.array(rows)
     query, doc = (texts_of(ids.take(chosen[:1]))[0] for ids in (qrels.query_ids, qrels.doc_ids) if ids is not None)
     return f"query {query}, document {doc}: {', '.join(map(str, qrels.grades.take(chosen).drop_null().to_pylist()))}"
-
-
-# ------------------------------------------------------------------------------
-# Columns of an input that say what is trusted: grades by row, and further ones.
 
 
 def own_input(plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:

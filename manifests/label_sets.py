@@ -47,9 +47,6 @@ from relabel.manifests.tables import (
     rows_of,
 )
 
-# ------------------------------------------------------------------------------
-# Labels in columns, as they lie in Arrow: of a run, of a file, on another scale.
-
 
 @dataclass(frozen=True)
 class LabelPart:
@@ -82,7 +79,7 @@ class LabelPart:
         own = {name: column and column.take(rows) for name, column in self.own.items()}
         return LabelPart(**own, columns=columns_taken(self.columns, rows))
 
-    def beside(self, columns: Mapping[str, pa.Array]) -> LabelPart:
+    def with_columns(self, columns: Mapping[str, pa.Array]) -> LabelPart:
         """With further columns of the same rows."""
         return replace(self, columns={**self.columns, **columns}) if columns else self
 
@@ -91,7 +88,7 @@ def put_together(parts: Sequence[LabelPart]) -> LabelPart:
     """Parts as one; a column that some lack is null there."""
     if len(parts) == 1:
         return parts[0]
-    own, further = _side_by_side([part.own for part in parts]), _side_by_side([part.columns for part in parts])
+    own, further = _by_column([part.own for part in parts]), _by_column([part.columns for part in parts])
     sizes = [len(part.grades) for part in parts]
     return LabelPart(
         **{name: _concatenated(held, sizes) for name, held in own.items()},
@@ -99,7 +96,7 @@ def put_together(parts: Sequence[LabelPart]) -> LabelPart:
     )
 
 
-def _side_by_side(parts: Sequence[Mapping[str, pa.Array | None]]) -> dict[str, list[pa.Array | None]]:
+def _by_column(parts: Sequence[Mapping[str, pa.Array | None]]) -> dict[str, list[pa.Array | None]]:
     """Of each column that any part has, what all of them have of it."""
     names = dict.fromkeys(name for part in parts for name, column in part.items() if column is not None)
     return {name: [part.get(name) for part in parts] for name in names}
@@ -246,16 +243,14 @@ def _merged(probs: pa.LargeListArray, label_map: GradeMap, *, where: str, option
     return pa.LargeListArray.from_arrays(offsets, merged_NK.reshape(-1, grades)[has_N].ravel())
 
 
-# ------------------------------------------------------------------------------
 # Labels to be judged: of a run (its manifest or, if asked for, its receipts name the files) or of any file with a
 # label column.
 #
 # Read a part at a time, and of a run only the columns that judging needs.
 
-
 RUN_COLUMNS = ["row_id", "query_id", "doc_id", "grade", "probs", "samples"]
 PART_ROWS = 1 << 19
-"""Rows of a run that are read at a time, at least: each part is looked up in all qrels."""
+"""Rows of a run that are read at a time, at least: each part is joined to all qrels."""
 
 
 @dataclass(frozen=True)
@@ -336,10 +331,6 @@ def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) 
             yield run_part(**columns)
 
 
-# ------------------------------------------------------------------------------
-# Labels of a Parquet, JSONL or CSV file.
-
-
 def open_label_file(
     path: str,
     storage: Storage,
@@ -415,10 +406,6 @@ def _file_part(
     )
 
 
-# ------------------------------------------------------------------------------
-# A path becomes a set of labels: a run's output folder, or a file.
-
-
 def is_run(path: str, storage: Storage) -> bool:
     """Whether a path names a folder, as runs are; by URL, a folder is what holds a plan."""
     if not is_url(path):
@@ -453,10 +440,6 @@ def open_labels(
     return open_label_file(
         path, storage, label=label, by=by, doc=doc, where=where, wants_ids=wants_ids, is_by_named=is_by_named
     )
-
-
-# ------------------------------------------------------------------------------
-# The labels of a run with the texts that they are of, chunk by chunk, from the run's own input.
 
 
 def join_texts(run: RunLabels, storage: Storage) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -506,10 +489,6 @@ def _tables(run: RunLabels, dataset: Dataset, schema: pa.Schema, gold: pa.Chunke
         raise ManifestError(f"{run.root}: its label files are not in the order of its plan. Restore manifest.json.")
 
 
-# ------------------------------------------------------------------------------
-# Labels joined to gold grades, by row or by pair.
-
-
 SHOWN = 3
 _NO_IDS, _NO_NUMBERS = pa.array([], pa.large_binary()), pa.array([], pa.int64())
 NOTHING = LabelPart(_NO_NUMBERS, _NO_NUMBERS, _NO_IDS, _NO_IDS)
@@ -544,14 +523,14 @@ class Join:
         self.is_labelled = np.zeros(0 if pairs is None else len(pairs.keys), dtype=bool)
         self._pairs = pairs
         self._parts: list[LabelPart] = []
-        self._beside: list[LabelPart] = []
+        self._unjudged: list[LabelPart] = []
         self._golds: list[np.ndarray] = []
 
     def add_by_pair(self, part: LabelPart, where: str) -> None:
         """Labels whose (query_id, doc_id) has a grade."""
         assert self._pairs is not None
         place_N = self._places(part)
-        part = part.beside({name: taken(column, place_N) for name, column in self._pairs.columns.items()})
+        part = part.with_columns({name: taken(column, place_N) for name, column in self._pairs.columns.items()})
         self._add(part, taken(self._pairs.grades, place_N), place_N >= 0, place_N, where)
         self.joined_by.add(BY_IDS)
 
@@ -566,7 +545,7 @@ class Join:
     ) -> None:
         """Labels by the row of `gold`, and of its further `columns`, that they name; `by` says what that row is."""
         everywhere = np.ones(len(part.grades), dtype=bool)
-        part = part.beside(columns_taken(columns, part.row_ids))
+        part = part.with_columns(columns_taken(columns, part.row_ids))
         self._add(part, gold.take(part.row_ids), everywhere, self._places(part), where)
         self.joined_by.add(by)
 
@@ -592,7 +571,7 @@ class Join:
         self.num_judged += int(is_judged_N.sum())
         if not is_judged_N.all():
             if part.columns and part.query_ids is not None:
-                self._beside.append(part.taken(pa.array(np.flatnonzero(~is_judged_N))))
+                self._unjudged.append(part.taken(pa.array(np.flatnonzero(~is_judged_N))))
             rows = pa.array(np.flatnonzero(is_judged_N))
             part, golds, place_N = part.taken(rows), golds.take(rows), place_N[is_judged_N]
         check_widths(part.probs, self.grades, where=where)
@@ -609,8 +588,8 @@ class Join:
         """
         has_queries = all(part.query_ids is not None for part in self._parts)
         rows, gold_N = put_together(self._parts), np.concatenate(self._golds)
-        beside = put_together(self._beside) if self._beside else None
-        self._parts, self._golds, self._beside = [], [], []
+        unjudged = put_together(self._unjudged) if self._unjudged else None
+        self._parts, self._golds, self._unjudged = [], [], []
         self.row_ids = rows.row_ids.to_numpy()
         query_N, query_names = _numbered(rows.query_ids, len(gold_N))
         doc_N, doc_names = _numbered(rows.doc_ids, len(gold_N))
@@ -630,7 +609,7 @@ class Join:
             sampled_N,
             query_names if has_queries else None,
             rows.columns,
-            None if beside is None else RowsBeside.of(beside.query_ids, query_names, beside.columns),
+            None if unjudged is None else RowsBeside.of(unjudged.query_ids, query_names, unjudged.columns),
         )
 
 
@@ -643,7 +622,7 @@ def gather(parts: Iterable[LabelPart], *, grades: int, where: str) -> Labelled:
     """Put a set's parts together, in the order of its rows; rows without a label are counted and left out.
 
     Raises:
-        InputError: a grade off the scale, or a distribution that is none.
+        InputError: a grade off the scale, or a distribution that does not sum to 1.
     """
     held: list[LabelPart] = [NOTHING]
     num_without = 0

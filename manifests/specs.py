@@ -17,7 +17,6 @@ from typing import (
     Any,
     ClassVar,
     Literal,
-    NamedTuple,
     Protocol,
     TypeVar,
     get_args,
@@ -39,13 +38,11 @@ from pydantic import (
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.secrets import STORAGE_KEY, odd_values, redacted, shown
 
-# ------------------------------------------------------------------------------
 # The job spec: what a user writes in YAML, checked key by key. Pure: no environment, no network, no disk.
 #
 # A spec is frozen and knows every key it takes; an unknown one is an error that names the nearest known key. Labelers
 # and engines bring option models of their own (subclasses of `LabelerOptions`, and a model for `engine.args`), which
 # `jobs` resolves through the registries before `JobSpec` is built.
-
 
 TableFormat = Literal["iceberg", "delta"]
 SnapshotId = Annotated[int, Field(ge=0, lt=2**63)]
@@ -227,6 +224,13 @@ class EngineArgs(Spec):
     """
 
     speed_only: ClassVar[frozenset[str]] = frozenset()
+    secret_variables: ClassVar[frozenset[str]] = frozenset()
+    """Options that name an environment variable whose value is passed to the engine alone."""
+
+    @property
+    def sends_batches(self) -> bool:
+        """Whether asks may be handed over as batches, which are answered hours later."""
+        return False
 
 
 class EngineSpec(Spec):
@@ -241,7 +245,7 @@ class EngineSpec(Spec):
     seed: int = Field(0, ge=0, lt=2**63)
     """Root of every request's seed."""
     max_prompt_tokens: int = Field(8192, ge=64)
-    """Longest prompt, in the model's tokens; lowered by the engine to what the model can hold beside the answer."""
+    """Longest prompt, in the model's tokens; lowered by the engine to what the model can hold with the answer."""
     args: SerializeAsAny[EngineArgs] = EngineArgs()
     """Options of the engine itself (dtype, quantization, tensor_parallel_size, lora, …)."""
     chat_template_kwargs: dict[str, Any] = {}
@@ -273,7 +277,7 @@ class RunSpec(Spec):
     """Work on storage without conditional writes. You vouch that never more than one process writes to this output."""
     ask_timeout_s: float = Field(1800.0, gt=0.0, le=1e6)
     """A request that the engine has not answered after so many seconds counts as a crash of the engine. Half an hour:
-    with its wait behind others in the engine's own queue, an answer of a thousand tokens may take a quarter of one on a
+    with its wait for others in the engine's own queue, an answer of a thousand tokens may take a quarter of one on a
     CPU.
     """
     start_timeout_s: float = Field(7200.0, gt=0.0, le=1e6)
@@ -331,8 +335,8 @@ class JobSpec(Spec):
     rounds: RoundsSpec | None = None
     """Of a search in several rounds; such a file is for `relabel rounds` alone."""
     canary: int = Field(0, ge=0, le=100_000)
-    """Rows that are labelled already to ask again at the start of a run that would put new labels beside old ones; 0 is
-    off. 200 tell a flip rate of 5 % from one of 1 %.
+    """Rows that are labelled already to ask again at the start of a run that would add new labels to old ones; 0 is
+    off. 200 distinguish a flip rate of 5 % from one of 1 %.
     """
     max_flip_rate: Fraction = 0.05
     """Share of the canary's rows whose grade may change; above it nothing is committed and the run ends with exit code
@@ -380,10 +384,6 @@ def _inner(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _inner(one, key)
 
 
-# ------------------------------------------------------------------------------
-# What an engine's options may also say, beside those of every engine: each a protocol of one or two fields.
-
-
 @runtime_checkable
 class KeepsModels(Protocol):
     """Options of an engine whose fetched models are kept: one at a URL or in a wheel is fetched there before the
@@ -394,15 +394,8 @@ class KeepsModels(Protocol):
 
 
 @runtime_checkable
-class SpansGpus(Protocol):
-    """Options of an engine of which one copy may lie on several GPUs."""
-
-    tensor_parallel_size: int
-
-
-@runtime_checkable
 class PaidByToken(Protocol):
-    """Options of an engine whose tokens may cost money, in any currency; None where nobody said what."""
+    """Options of an engine whose tokens may cost money, in any currency; None where no price is set."""
 
     price_per_million_input: float | None
     price_per_million_output: float | None
@@ -412,29 +405,14 @@ BATCH_PRICE = 0.5
 """What an ask in a batch costs, of the price of one that is answered at once."""
 
 
-@runtime_checkable
-class MayBatch(Protocol):
-    """Options of an engine that may hand asks over as batches, which are answered hours later."""
-
-    @property
-    def sends_batches(self) -> bool: ...
-
-
-@runtime_checkable
-class TakesSecrets(Protocol):
-    """Options of which some name an environment variable whose value is passed to the engine alone."""
-
-    secret_variables: ClassVar[frozenset[str]]
-
-
 def gpus_of(args: EngineArgs) -> int:
     """GPUs that one copy of the engine lies on, where it uses any."""
-    return args.tensor_parallel_size if isinstance(args, SpansGpus) else 1
+    return getattr(args, "tensor_parallel_size", 1)
 
 
 def is_batched(args: EngineArgs) -> bool:
     """Whether asks are handed over as batches."""
-    return isinstance(args, MayBatch) and args.sends_batches
+    return args.sends_batches
 
 
 def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int) -> float | None:
@@ -455,19 +433,14 @@ def names_prices(args: EngineArgs) -> bool:
 
 def secret_variables(args: EngineArgs) -> dict[str, str]:
     """The environment variables that options name, by option."""
-    options = sorted(args.secret_variables) if isinstance(args, TakesSecrets) else ()
-    return {option: getattr(args, option) for option in options}
-
-
-# ------------------------------------------------------------------------------
-# What is off with a spec that somebody wrote: where, what was given, what is allowed; a sentence a fault.
+    return {option: getattr(args, option) for option in sorted(args.secret_variables)}
 
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def nearest(word: str, known: list[str]) -> str | None:
-    """The known word that looks most like `word`, if any looks like it at all."""
+    """The known word that is most similar to `word`, if any is similar at all."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return close[0] if close else None
 
@@ -494,7 +467,8 @@ def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) 
     try:
         return model.model_validate(dict(values))
     except ValidationError as exc:
-        raise ConfigError(f"{where}: " + "; ".join(_fault_text(model, fault) for fault in _faults_in(exc))) from exc
+        faults: list[Any] = exc.errors(include_url=False, include_context=False)
+        raise ConfigError(f"{where}: " + "; ".join(_fault_text(model, **fault) for fault in faults)) from exc
 
 
 _YAML_HINTS = {
@@ -504,52 +478,33 @@ _YAML_HINTS = {
 }
 
 
-class _Fault(NamedTuple):
-    """What pydantic says of one fault."""
-
-    type: str
-    loc: tuple[int | str, ...]
-    msg: str
-    input: Any
-
-
-def _faults_in(error: ValidationError) -> list[_Fault]:
-    faults: list[Any] = error.errors(include_url=False, include_context=False)
-    return [_Fault(**fault) for fault in faults]
-
-
-def _fault_text(model: type[BaseModel], fault: _Fault) -> str:
-    path = ".".join(str(step) for step in fault.loc) or "the spec"
-    if fault.loc[:1] == (STORAGE_KEY,) and fault.type != "value_error":
+def _fault_text(model: type[BaseModel], *, type: str, loc: tuple[int | str, ...], msg: str, input: Any) -> str:
+    path = ".".join(str(step) for step in loc) or "the spec"
+    is_secret = loc[:1] == (STORAGE_KEY,)
+    if is_secret and type != "value_error":
         return (
             f"`{path}`: want a mapping of options for each URL scheme, for instance storage_options: {{s3: {{profile: "
             f"prod}}}}"
         )
-    if fault.type in ("extra_forbidden", "invalid_key"):
-        known = _known_keys(model, fault.loc[:-1])
-        key = str(fault.loc[-1])
-        hint = nearest(key, known)
-        allowed = f"did you mean `{hint}`?" if hint else f"known keys are {', '.join(known)}"
-        return f"unknown key `{path}`: {allowed}"
-    if fault.type == "missing":
+    if type in ("extra_forbidden", "invalid_key"):
+        known = _known_keys(model, loc[:-1])
+        hint = nearest(str(loc[-1]), known)
+        return f"unknown key `{path}`: " + (f"did you mean `{hint}`?" if hint else f"known keys are {', '.join(known)}")
+    if type == "missing":
         return f"`{path}` is missing"
-    if fault.type == "model_type":
-        return (
-            f"`{path}` = {_shown(fault.input)}: want a mapping with the keys {', '.join(_known_keys(model, fault.loc))}"
-        )
-    hint = _YAML_HINTS.get(fault.type, "")
-    message = re.sub(r"^(Value error|Assertion failed), ", "", fault.msg)
-    said = f"{message[:1].lower()}{message[1:]}{hint}"
-    if not fault.loc:  # keys of several sections don't go together; they are named in what is said
-        return said
-    shown = "" if fault.loc[:1] == (STORAGE_KEY,) else f" = {_shown(fault.input)}"
-    return f"`{path}`{shown}: {said}"
+    if type == "model_type":
+        return f"`{path}` = {_shown(input)}: want a mapping with the keys {', '.join(_known_keys(model, loc))}"
+    message = re.sub(r"^(Value error|Assertion failed), ", "", msg)
+    message = f"{message[:1].lower()}{message[1:]}{_YAML_HINTS.get(type, '')}"
+    if not loc:  # keys of several sections don't go together; the message names them
+        return message
+    return f"`{path}`: {message}" if is_secret else f"`{path}` = {_shown(input)}: {message}"
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     inner = model
     for step in loc:
-        if isinstance(step, int):  # a place in a list, whose entries were looked up with the list
+        if isinstance(step, int):  # a place in a list, whose entries were found with the list
             continue
         if step not in inner.model_fields:
             break
@@ -561,7 +516,7 @@ def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models of a field, or of the entries of a list, or beside None."""
+    """The models of a field, or of the entries of a list; None is passed over."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
@@ -570,10 +525,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 def _shown(value: Any) -> str:
     text = redacted(repr(value))  # first: a part of a secret would go unnoticed
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-# ------------------------------------------------------------------------------
-# What there is of one kind, by name, as import paths: listing it loads nothing.
 
 
 @dataclass(frozen=True)
@@ -597,7 +548,7 @@ class Registry:
         return sorted({*self.ours, *(entry.name for entry in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any:
-        """What a name stands for.
+        """What is registered under a name.
 
         Raises:
             ConfigError: no such name; names the known ones and the nearest.
@@ -613,10 +564,6 @@ def imported(path: str) -> Any:
     """What an import path (`package.module:name`) leads to."""
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-# ------------------------------------------------------------------------------
-# JSON Schemas of specs, amended in place: alternatives, constants and short forms that no model says of itself.
 
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -662,13 +609,13 @@ def of_model(definitions: dict[str, Schema], model: type[BaseModel], key: str) -
 
 
 def one_or_many(field: Schema) -> None:
-    """A single string stands for a list of one."""
+    """A single string is taken for a list of one."""
     many = {name: field.pop(name) for name in ("type", "items") if name in field}
     field.update(anyOf=[{"type": "string"}, many])
 
 
 def path_or_each(field: Schema) -> Schema:
-    """In a list of sources a path stands for one; what one source may be."""
+    """In a list of sources a path is taken for one; what one source may be."""
     source: Schema = {"anyOf": [{"type": "string"}, field["items"]]}
     field.update(items=source)
     return source

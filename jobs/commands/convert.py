@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from relabel.jobs import logs
 from relabel.jobs.commands.options import output_option, sigterm_ends
-from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit_record
 from relabel.manifests.files import Storage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from relabel.jobs.convert.conversion import Conversion
+from relabel.manifests.records import plain
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")
@@ -93,43 +87,7 @@ def convert(
         tag=tag,
         force=force,
     )
-    _say_table(found, started, output)
-    return Exit.DONE
-
-
-def _say_table(found: Conversion, started: float, output: str) -> None:
-    kind = "score" if found.target_format == "run" or "score" in found.value else "grade"
-    _say_left_out(
-        found.notes,
-        {
-            "rows of the run are in quarantine: they have no label": found.quarantined,
-            f"rows without a {kind} (column {found.value}) left out": found.nulls,
-            f"rows beyond the first of their pair left out; {found.conflicts:,} pairs had several {kind}s": (
-                found.duplicates
-            ),
-        },
-    )
-    if found.rows and not found.written:
-        _say(f"nothing is left to write: no row has a {kind}. Another column may have it: --{kind}.")
-    lines = [("rows", f"{found.rows:,} of {found.source} ({found.source_format})"), (kind, f"column {found.value}")]
-    lines += [("left out", f"{found.nulls:,} without a {kind}, {found.duplicates:,} beyond the first of their pair")]
-    if found.source_format == "labels":
-        lines.append(("quarantined", f"{found.quarantined:,}, which have no label"))
-    text = f"Wrote {found.written:,} rows to {found.target} ({found.target_format})\n" + table(lines)
-    emit({**asdict(found), "seconds": _seconds(started)}, text, output)
-
-
-def _say_left_out(notes: Iterable[str], counts: Mapping[str, int]) -> None:
-    for note in notes:
-        _say(f"{note}.")
-    for what, count in counts.items():
-        if count:
-            _say(f"{count:,} {what}.")
-
-
-def _seconds(started: float) -> float:
-    return round(time.perf_counter() - started, 3)
-
-
-def _say(text: str) -> None:
-    logs.say(text, level="info", event="convert")
+    for note in found.notes:
+        logs.say(f"{note}.", event="convert")
+    result = {**plain(found), "seconds": round(time.perf_counter() - started, 3)}
+    return emit_record(f"Wrote {found.written:,} rows to {target} ({found.target_format})", result, output)

@@ -7,18 +7,16 @@ import os
 import platform
 import re
 import shutil
-import sys
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from relabel.jobs.commands.options import output_option
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, table
-from relabel.manifests.records import plain
+from relabel.jobs.output import emit, table, value_text
+from relabel.manifests.process import installed_versions
 
 EXTRAS: dict[str, str] = {
     "cpu": "the transformers engine, relabel distill and export",
@@ -44,41 +42,6 @@ EXTRAS: dict[str, str] = {
 """Extra → what it is for; what belongs to it, the installed package says."""
 
 
-class ExtraHere(NamedTuple):
-    """An extra on this machine: versions by distribution, and the distributions that are not here."""
-
-    installed: dict[str, str]
-    missing: list[str]
-
-
-class FreeDisk(NamedTuple):
-    """GiB that are free in this folder, and where temporary files go."""
-
-    here: float
-    temporary: float
-
-
-@dataclass(frozen=True)
-class MachineFacts:
-    """What a machine has.
-
-    Args:
-        relabel, python: versions.
-        machine: system, cores and memory, in words.
-        free_memory_gib: None where the system does not say.
-        onnxruntime: its version and what it runs on.
-    """
-
-    relabel: str
-    python: str
-    machine: str
-    devices: list[str]
-    extras: dict[str, ExtraHere]
-    free_disk_gib: FreeDisk
-    free_memory_gib: float | None
-    onnxruntime: str
-
-
 @click.command(epilog="Example: relabel doctor job.yaml")
 @click.argument("spec_file", metavar="[JOB.YAML|STUDENT.YAML|TEACHER.YAML]", required=False)
 @output_option
@@ -87,51 +50,32 @@ def doctor(spec_file: str | None, output: str) -> int:
 
     Exits 4 if it needs something that is absent, 3 if its spec or input is off.
     """
-    facts, code = _machine_facts(), Exit.DONE
-    checks: dict[str, dict[str, str]] = {}
+    facts: dict[str, Any] = {
+        "relabel": version("relabel-ir"),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB",
+        "devices": _devices(),
+        "free_disk_gib": {"here": _free_gib("."), "temporary": _free_gib(os.environ.get("TMPDIR", "/tmp"))},
+        "free_memory_gib": _free_memory_gib(),
+        "onnxruntime": _onnxruntime(),
+    }
+    extras = {name: _extra(name) for name in EXTRAS}
+    rows = [(name.replace("_", " "), value_text(value)) for name, value in facts.items() if value is not None]
+    for name, found in extras.items():
+        absent = f"{EXTRAS[name]}: absent ({', '.join(found['missing'])}); pip install 'relabel-ir[{name}]'"
+        rows.append((f"extra {name}", absent if found["missing"] else value_text(found["installed"])))
+    checks, code = {}, Exit.DONE
     if spec_file is not None:
         from relabel.jobs.commands.spec_checks import checked
 
-        kind, found, code = checked(spec_file)
-        checks[kind] = found
-    return emit({**plain(facts), **checks}, _doctor_text(facts, checks), output, code)
-
-
-def _machine_facts() -> MachineFacts:
-    return MachineFacts(
-        relabel=version("relabel-ir"),
-        python=platform.python_version(),
-        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB",
-        devices=_devices(),
-        extras={name: _extra(name) for name in EXTRAS},
-        free_disk_gib=FreeDisk(_free_gib("."), _free_gib(os.environ.get("TMPDIR", "/tmp"))),
-        free_memory_gib=_free_memory_gib(),
-        onnxruntime=_onnxruntime(),
-    )
-
-
-def _doctor_text(facts: MachineFacts, checks: dict[str, dict[str, str]]) -> str:
-    disk = facts.free_disk_gib
-    rows = [
-        ("relabel", f"{facts.relabel} on Python {facts.python}"),
-        ("machine", facts.machine),
-        ("devices", ", ".join(facts.devices)),
-        ("free disk", f"here {disk.here:.0f} GiB, temporary {disk.temporary:.0f} GiB"),
-    ]
-    if facts.free_memory_gib is not None:
-        rows.insert(2, ("free memory", f"{facts.free_memory_gib:.1f} GiB"))
-    rows.append(("onnxruntime", facts.onnxruntime))
-    for name, extra in facts.extras.items():
-        have = ", ".join(f"{package} {held}" for package, held in extra.installed.items())
-        absent = f"{EXTRAS[name]}: absent ({', '.join(extra.missing)}); pip install 'relabel-ir[{name}]'"
-        rows.append((f"extra {name}", absent if extra.missing else have))
-    for kind, found in checks.items():
-        rows += [(f"{kind}: {check}", outcome) for check, outcome in found.items()]
-    return "relabel doctor\n" + table(rows)
+        kind, outcomes, code = checked(spec_file)
+        checks = {kind: outcomes}
+        rows += [(f"{kind}: {name}", outcome) for name, outcome in outcomes.items()]
+    return emit({**facts, "extras": extras, **checks}, "relabel doctor\n" + table(rows), output, code)
 
 
 def distributions_of(extra: str) -> list[str]:
-    """What an extra is made of, by the package's own word; for extras within it, theirs."""
+    """The distributions of an extra, by the package's metadata; for extras within it, theirs."""
     found: list[str] = []
     for text in requires("relabel-ir") or ():
         name, _, condition = text.partition(";")
@@ -142,29 +86,25 @@ def distributions_of(extra: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _extra(extra: str) -> ExtraHere:
-    installed, missing = {}, []
-    for name in distributions_of(extra):
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            missing.append(name)
-    return ExtraHere(installed, missing)
+def _extra(extra: str) -> dict[str, Any]:
+    """Versions by distribution of an extra, and its distributions that are not here."""
+    names = distributions_of(extra)
+    installed = installed_versions(names)
+    return {"installed": installed, "missing": [name for name in names if name not in installed]}
 
 
 def _devices() -> list[str]:
     if importlib.util.find_spec("torch") is None:
-        return ["cpu (torch is not installed, so no GPU was looked for)"]
+        return ["cpu (torch is not installed, so GPUs were not checked)"]
     import torch
 
     if not torch.cuda.is_available():
         return ["cpu"]
-    return [_gpu_text(torch.cuda, number) for number in range(torch.cuda.device_count())]
-
-
-def _gpu_text(cuda: Any, number: int) -> str:
-    free, whole = (size / 2**30 for size in cuda.mem_get_info(number))
-    return f"cuda:{number} {cuda.get_device_name(number)} ({free:.0f} of {whole:.0f} GiB free)"
+    gpus = [(number, *torch.cuda.mem_get_info(number)) for number in range(torch.cuda.device_count())]
+    return [
+        f"cuda:{number} {torch.cuda.get_device_name(number)} ({free >> 30} of {whole >> 30} GiB free)"
+        for number, free, whole in gpus
+    ]
 
 
 def _onnxruntime() -> str:
@@ -194,6 +134,5 @@ def _memory_gib() -> float:
 def _free_gib(path: str) -> float:
     try:
         return round(shutil.disk_usage(path).free / 2**30, 1)
-    except OSError as exc:
-        print(f"{path}: {exc}", file=sys.stderr)  # noqa: T201
+    except OSError:
         return 0.0

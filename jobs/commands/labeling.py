@@ -176,13 +176,18 @@ def run_job(work: RunOptions, *, is_retry: bool) -> int:
 
 def _dry_run(work: RunOptions, *, is_retry: bool) -> int:
     session = open_session(work.job_file, work.overrides, work.shard, is_retry=is_retry, may_write=False, day=work.day)
+    verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
+    return dry_run_result(session, verb, work.output)
+
+
+def dry_run_result(session: Session, verb: str, output: str) -> int:
+    """What a session would do."""
     total, rows = session.left.rows_to_ask(), session.opened.plan.rows
     result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}
-    verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
     return emit(
         result,
         f"Would {verb} {total:,} of {rows:,} rows in {counted(len(session.shards), 'shard')} of {result['output']}.",
-        work.output,
+        output,
     )
 
 

@@ -7,7 +7,7 @@ import click
 from relabel.jobs.commands.options import output_option
 from relabel.jobs.exits import Exit
 from relabel.jobs.merge import merge_outputs
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit_record
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain
 
@@ -47,17 +47,8 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
         "mixed": plain(merged.mixed),
         "files": len(merged.labels) + len(merged.quarantine),
     }
-    lines = [
-        (
-            "rows",
-            f"{rows.in_:,} = {rows.labelled:,} labelled + {rows.reused:,} reused + {rows.quarantined:,} quarantined",
-        ),
-        ("from", f"{len(outputs):,} outputs"),
-    ]
-    if merged.mixed.differences:
-        lines.append(("mixed", "; ".join(merged.mixed.differences)))
     state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
     if merged.over_limit:
         state += f", but {merged.failed_fraction:.1%} of rows are quarantined, over the limit of "
         state += f"{merged.max_failed_fraction:.1%}; everything is kept"
-    return emit(result, f"{merged.name}: {state}, {to}\n" + table(lines), output, code)
+    return emit_record(f"{merged.name}: {state}, {to}", result, output, code)

@@ -167,7 +167,7 @@ def similar(
     from relabel.distill.students.bases import Embedder
     from relabel.jobs.downloads import fetch_model
     from relabel.jobs.job import CACHE_VARIABLE
-    from relabel.jobs.pairs.similar import SimilarPairs, SimilarRule
+    from relabel.jobs.pairs.similar import SimilarPairs
     from relabel.jobs.run.shards import worker_of
     from relabel.jobs.tables import check_target
     from relabel.manifests.models import resolve_model
@@ -176,7 +176,7 @@ def similar(
     index, count = (0, 1) if shard is None else worker_of(shard)
     target = to if shard is None else f"{to.rstrip('/')}/part-{index:05}-of-{count:05}.parquet"
     check_target(target, (pairs_file,), storage, force=force or shard is not None)
-    compared = SimilarPairs(pairs_file, SimilarRule(threshold, (index, count)), storage)
+    compared = SimilarPairs(pairs_file, threshold, (index, count), storage)
     cache = Path(os.environ[CACHE_VARIABLE]) if os.environ.get(CACHE_VARIABLE) else None
     fetch_model(model, storage, cache_dir=cache)
     found = resolve_model(model, cache_dir=cache)
@@ -325,7 +325,7 @@ def context(
 ) -> int:
     """Add the column `context` for r3a: the documents that fit the query best by BM25, one list a query.
 
-    Replaces high-click documents where there are no clicks. Grades are never looked at. With --noisy, random
+    Replaces high-click documents where there are no clicks. Grades are never read. With --noisy, random
     documents take the place of a share of them: how much noise does the teacher bear?
     """
     from relabel.jobs.pairs.contexts import ContextRule, NoiseRule, with_context

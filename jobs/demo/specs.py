@@ -17,9 +17,6 @@ from relabel.manifests.manifest import load_manifest
 from relabel.manifests.specs import PathMark
 from relabel.manifests.store import open_run_store
 
-# ------------------------------------------------------------------------------
-# The demo's pairs with their author's grades, and the labels that they got.
-
 
 class DemoPair(NamedTuple):
     """A pair that ships with relabel; `grade` is its author's."""
@@ -88,10 +85,6 @@ def most_frequent_share() -> float:
     """Share of the author's most frequent grade: what a judge without any sense reaches."""
     counts = Counter(pair.grade for pair in load_pairs())
     return max(counts.values()) / counts.total()
-
-
-# ------------------------------------------------------------------------------
-# What the demo writes before its first step: the pairs, the specs, and the script of a server.
 
 
 HELD_OUT = 0.3

@@ -29,11 +29,11 @@ from relabel.manifests.gold import (
     graded,
     grades_by_pair,
     grades_seen,
+    has_implied_grades,
     load_gold_by_row,
     load_qrels,
     own_input,
     taken,
-    tells_grades,
 )
 from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import SHOWN, Join, LabelSet, gather, map_labels, open_labels
@@ -282,7 +282,7 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
         return Gold(None, BY_IDS)
     files, column = own
     columns = further_of_input(files, gold_columns(labels.columns), storage, where=options.qrels)
-    is_told = columns and tells_grades(column, column_names(files[0], storage), columns)
+    is_told = columns and has_implied_grades(column, column_names(files[0], storage), columns)
     written = None if is_told else load_gold_by_row(files, column, storage)
     grades = graded(written, columns, column, options.grade_map, path=options.qrels)
     return Gold(grades, BY_INPUT_ROW, columns)

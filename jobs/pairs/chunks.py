@@ -19,10 +19,6 @@ from relabel.manifests.files import Storage
 if TYPE_CHECKING:
     from relabel.labelers.engines.checkpoints import TokenizerFolder
 
-# ------------------------------------------------------------------------------
-# How many tokens a text has: by a tokenizer, or by a rule that needs none.
-
-
 CountTokens = Callable[[str], int]
 _PIECE = re.compile(r"[A-Za-z]{1,6}|\S")
 
@@ -80,11 +76,6 @@ def _folder(reference: str, storage: Storage, cache_dir: Path | None) -> Tokeniz
 
     fetch_model(reference, storage, cache_dir=cache_dir)
     return tokenizer_folder(reference, str(cache_dir) if cache_dir else None)
-
-
-# ------------------------------------------------------------------------------
-# A stretch of text in pieces of at most so many tokens, cut where it hurts least: between its parts (paragraphs, rows,
-# items), lines, sentences, words, and within a word where it must.
 
 
 _LINE = re.compile(r"[^\n]+")
@@ -192,7 +183,6 @@ def _stripped(text: str, span: Extent) -> Extent | None:
 _LEVELS: tuple[Callable[[str, Extent], Iterator[Extent]], ...] = (_lines, _sentences, _words)
 
 
-# ------------------------------------------------------------------------------
 # Chunks of a document: what a labeler chooses evidence from.
 #
 # Source: RES-RAG, Algorithm 1: a heading ends the chunk before it and becomes the path of those after it; tables and
@@ -200,7 +190,6 @@ _LEVELS: tuple[Callable[[str, Extent], Iterator[Extent]], ...] = (_lines, _sente
 # from 1. Ours differs in three ways. A table or list ends the text before it too, else the text around it would be no
 # stretch of the document. Duplicates have the same headings above them, as the paper's chunks begin with these. And a
 # heading with nothing under it is a chunk, which would otherwise get lost.
-
 
 MOST_HEADING_CHARS = 160
 """Of a heading as part of a path, which is in each chunk below it: a page with a heading of a megabyte would become
@@ -291,10 +280,6 @@ def _key(heading_path: tuple[str, ...], text: str) -> bytes:
     """Equal for texts that differ in white space and case alone, under the same headings."""
     normal = "\n".join(" ".join(one.casefold().split()) for one in (*heading_path, text))
     return hashlib.blake2b(normal.encode(), digest_size=16).digest()
-
-
-# ------------------------------------------------------------------------------
-# Pairs with the chunks of their documents, beside the cleaned text.
 
 
 _CHUNK = pa.struct([CHUNK[0], ("type", TEXT), *list(CHUNK)[1:]])  # the fields of `PageChunk`, in its order

@@ -11,9 +11,6 @@ from relabel.jobs.tables import document_of, load_polars, refuse_null, scan, tra
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 
-# ------------------------------------------------------------------------------
-# Answers with their citations, and the documents that may be cited, as frames.
-
 
 def load_answers(path: str, storage: Storage) -> Any:
     """The answers, ids as text; checked."""
@@ -81,14 +78,12 @@ def id_texts(frame: Any, column: str) -> Any:
     return frame.select("query_id", doc_id=polars.col(column)).explode("doc_id").drop_nulls()
 
 
-# ------------------------------------------------------------------------------
 # Pairs from citations: what several generated answers to a query cite is likely relevant; what they were shown and
 # left out, likely not.
 #
 # Source: R3A's data strategy (methods, section 1): M answers a query; a document cited in at least N of them is a
 # likely positive, else a hard negative; plus random negatives (M = 5, N = 2). These are guesses to balance a set with,
 # no grades: the teacher grades the pairs.
-
 
 KINDS = ("likely_positive", "hard_negative", "random_negative")
 

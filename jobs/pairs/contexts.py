@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from relabel.jobs.tables import Kind, document_of, load_polars, refuse_null, scan, translate_polars_errors
-from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import require
 
-# ------------------------------------------------------------------------------
 # Noise among context documents: a share of each query's replaced by random documents of the corpus.
 #
 # For measuring how much noise a teacher bears, as R3A's Table 4 does ("half" and "all noisy docs": documents "randomly
@@ -28,16 +27,12 @@ class NoiseRule:
     """How much, and of which draw.
 
     Args:
-        share: of a query's context documents, above 0 to 1; what it comes to is rounded, halves up.
+        share: of a query's context documents, above 0 to 1; the number of documents is rounded, halves up.
         seed: each query draws by itself, so that other queries in the file change nothing.
     """
 
     share: float
     seed: int
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.share <= 1.0:  # also NaN, which no bound of a flag refuses
-            raise UsageError(f"--noisy {self.share}: want a share above 0 and up to 1, for instance 0.5.")
 
     def replaced(self, num_context: int) -> int:
         """How many of so many documents."""
@@ -101,16 +96,14 @@ class Deck:
         return list(drawn)
 
 
-# ------------------------------------------------------------------------------
-# Context documents for `r3a`: each query's best documents by BM25, where there are no clicks to tell; with noise among
+# Context documents for `r3a`: each query's best documents by BM25, where there are no clicks; with noise among
 # them if asked.
 #
 # One list a query, the same for all its rows, so that the first stage is still asked once a query. Grades are never
-# looked at: a context picked by grade would tell the teacher the answer.
+# read: a context picked by grade would give the teacher the answer.
 #
 # BM25 as Lucene has it (k1 = 1.5, b = 0.75), over lower-cased runs of word characters, every word counting: for
 # languages that put no spaces between words it finds little.
-
 
 MOST_CONTEXT = 4
 """Documents that a job reads from the context column at most."""
@@ -244,7 +237,7 @@ def with_context(
 
 
 def _distinct_documents(source: Any, document: Any, path: str) -> Any:
-    """Documents that are not blank, each once: `text` and the `key` that stands for it."""
+    """Documents that are not blank, each once: `text` and its `key`."""
     polars = load_polars()
     with translate_polars_errors(path):
         found = source.select(text=document).filter(polars.col("text").str.strip_chars() != "").unique()
@@ -252,7 +245,7 @@ def _distinct_documents(source: Any, document: Any, path: str) -> Any:
 
 
 def _best_documents(documents: Any, queries: Any, k: int) -> list[list[str]]:
-    """Each query's best documents; a text that several queries have is looked up once."""
+    """Each query's best documents; a text that several queries have is searched once."""
     index = Bm25Index(documents["text"].to_list())
     best = {text: index.best(text, k) for text in queries.unique().to_list()}
     return [best[text] for text in queries]

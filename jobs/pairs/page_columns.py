@@ -22,10 +22,6 @@ from relabel.manifests.inputs import open_parquet
 from relabel.manifests.process import require
 from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
 
-# ------------------------------------------------------------------------------
-# A document from what a user has: HTML, Markdown, wikitext or text.
-
-
 Form = Literal["html", "markdown", "wikitext", "text"]
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 _PREFIX = re.compile(r"^(?:[ \t>]|[-+*](?=[ \t])|\d{1,9}[.)](?=[ \t]))*", re.MULTILINE)
@@ -57,7 +53,7 @@ def _read_text(text: str, to: PageWriter) -> None:
     lines = fit(text).replace("\r\n", "\n").replace("\r", "\n")
     for paragraph in _BLANK.split(lines):
         if stripped := paragraph.strip():
-            to.text(stripped)
+            to.add("text", [stripped])
 
 
 def _html_of(markdown: str) -> str:
@@ -73,11 +69,6 @@ def _shallow(prefix: str) -> str:
 
 
 _AS_HTML: dict[Form, Callable[[str], str]] = {"html": str, "markdown": _html_of, "wikitext": wikitext_html}
-
-
-# ------------------------------------------------------------------------------
-# Columns that come of reading each pair's document: some rows read, some written, so that memory grows with the
-# longest pages and not with the data.
 
 
 DOCUMENT, TITLE = "document", "title"
@@ -182,12 +173,10 @@ def _read(row: Mapping[str, str | None], columns: Sequence[str], form: Form, col
     return PageRow(page, title, has_title and bool(title))
 
 
-# ------------------------------------------------------------------------------
-# The structure tree of a page: its headings, and what stands under each.
+# The structure tree of a page: its headings, and what is under each.
 #
 # Source: RDR2 (papers, section 3.2). A paragraph is a node, a table is one, and so is each outermost item of a list, as
-# in the paper's own example. A heading stands under the last one of a lower level, whatever levels lie between.
-
+# in the paper's own example. A heading is under the last one of a lower level, whatever levels are skipped.
 
 _ADDED: dict[str, pa.DataType] = {DOCUMENT: TEXT, COLUMN: NODES}
 
@@ -228,14 +217,14 @@ def tree_of(page: CleanedPage, title: str = "", *, has_title: bool = False) -> l
 
     Args:
         title: the root's text.
-        has_title: the page begins with it, so that the root stands there, and is no content beside.
+        has_title: the page begins with it, so that the root is there, and is not also content.
     """
     blocks = list(page.blocks)
     span = blocks.pop(0).span if has_title else Extent(0, 0)
     text = page.text[span.start : span.end] if has_title else fit(title)
     nodes = [Node(ROOT, STRUCTURE, 0, text, *span, NO_PARENT)]
     above = [(0, nodes[0])]
-    """The headings that the next block stands under, each with its level on the page."""
+    """The headings that the next block is under, each with its level on the page."""
     for block in blocks:
         if block.kind == "heading":
             while above[-1][0] >= block.level:
@@ -250,7 +239,7 @@ def tree_of(page: CleanedPage, title: str = "", *, has_title: bool = False) -> l
 
 
 def _extents(block: PageBlock) -> Iterator[Extent]:
-    """Where a block's nodes stand: a heading's without its marks, a list's items each."""
+    """Where a block's nodes are: a heading's without its marks, a list's items each."""
     if block.kind == "heading":
         yield Extent(block.span.end - len(block.title), block.span.end)
     elif block.kind == "list":

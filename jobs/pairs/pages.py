@@ -12,14 +12,12 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from relabel.manifests.process import require
 
-# ------------------------------------------------------------------------------
 # A document as its cleaned text and the blocks that it is made of: headings, text, tables and lists, each with its
 # place in that text.
 #
 # The cleaned text looks like Markdown (`## heading`, `- item`, `| cell | cell |`), but nothing in it is escaped: it is
 # for models and people, and what is a heading or a table is known from the blocks, never read back from the marks.
 # Blocks are parted by one blank line. Places are offsets in code points, as Python's `str` counts them.
-
 
 BlockKind = Literal["heading", "text", "table", "list"]
 _BETWEEN = "\n\n"
@@ -75,27 +73,17 @@ class PageWriter:
         self._blocks: list[PageBlock] = []
         self._length = 0
 
-    def heading(self, level: int, title: str) -> None:
-        """Add a heading of level 1 to 6."""
-        self._add("heading", [f"{'#' * level} {title}"], level, title)
-
-    def text(self, text: str) -> None:
-        """Add a paragraph."""
-        self._add("text", [text])
-
-    def table(self, rows: Sequence[str]) -> None:
-        """Add a table, a line of text each row."""
-        self._add("table", rows)
-
-    def list(self, items: Sequence[str]) -> None:
-        """Add a list, a line of text each item."""
-        self._add("list", items)
-
     def finish(self, json_ld: Sequence[str] = (), unreadable_json_ld: int = 0) -> CleanedPage:
         """The page as written so far."""
         return CleanedPage(_BETWEEN.join(self._texts), tuple(self._blocks), tuple(json_ld), unreadable_json_ld)
 
-    def _add(self, kind: BlockKind, parts: Sequence[str], level: int = 0, title: str = "") -> None:
+    def add(self, kind: BlockKind, parts: Sequence[str], level: int = 0, title: str = "") -> None:
+        """Add a block.
+
+        Args:
+            parts: a line of text for each row of a table or item of a list; of other blocks the text.
+            level, title: of a heading.
+        """
         at = start = self._length + len(_BETWEEN) * bool(self._texts)
         spans = []
         for part in parts:
@@ -109,11 +97,6 @@ class PageWriter:
 def fit(text: str) -> str:
     """The text with U+FFFD for each NUL and lone surrogate, which neither UTF-8 nor a prompt can hold."""
     return _UNFIT.sub("\ufffd", text)
-
-
-# ------------------------------------------------------------------------------
-# Tables and lists of a page: a flat list of events in, blocks out. At its end it is known of each whether it holds
-# data or lays the page out; one that lays out is read as if it were not there.
 
 
 FrameKind = Literal["list", "item", "table", "row", "cell"]
@@ -171,9 +154,9 @@ def write_events(events: Iterable[Event], to: PageWriter) -> None:
             outermost = frame
             built = _ListText(frame) if frame.kind == "list" else _TableText()
         elif event.kind == "text" and event.level:
-            to.heading(event.level, event.text)
+            to.add("heading", [f"{'#' * event.level} {event.text}"], event.level, event.text)
         elif event.kind == "text":
-            to.text(event.text)
+            to.add("text", [event.text])
 
 
 class _ListText:
@@ -221,7 +204,7 @@ class _ListText:
         items = ["\n".join(item) for item in self._items]
         if items:
             items[0] = items[0].lstrip()
-            to.list(items)
+            to.add("list", items)
 
 
 class _TableText:
@@ -257,17 +240,13 @@ class _TableText:
         above = " ".join(self._above)
         if not lines:
             if above:
-                to.text(above)
+                to.add("text", [above])
             return
         if self._headers[kept[0]] and len(lines) > 1:
             lines[0] += "\n|" + " --- |" * len(self._rows[kept[0]])
         if above:
             lines[0] = f"{above}\n{lines[0]}"
-        to.table(lines)
-
-
-# ------------------------------------------------------------------------------
-# JSON-LD of a page: each item of each script, as JSON.
+        to.add("table", lines)
 
 
 _TYPE = "application/ld+json"
@@ -281,11 +260,6 @@ _ASIDE = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _LAST_COMMA = re.compile(r"""("(?:[^"\\]|\\.)*(?:"|\Z))|,(?=\s*[}\]])""", re.DOTALL)
-
-
-def is_json_ld(tag: str, attributes: Mapping[str, str]) -> bool:
-    """Whether an element is a script of JSON-LD."""
-    return tag == "script" and attributes.get("type", "").partition(";")[0].strip().lower() == _TYPE
 
 
 class JsonLd:
@@ -330,7 +304,6 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-# ------------------------------------------------------------------------------
 # HTML as a document: what a reader of the page sees, in blocks, and its JSON-LD.
 #
 # lxml (libxml2) calls `_Reader` for each tag and text and builds no tree: a tree by the HTML standard takes quadratic
@@ -340,7 +313,6 @@ def _refuse(constant: str) -> NoReturn:
 # Left out: scripts, styles, templates, forms' controls, navigation, embedded media, and what the page hides (`hidden`,
 # `display: none`, `visibility: hidden`, a closed dialog). A table within which a table or heading lies, or that has one
 # cell, lays a page out; so does a list within which one lies: their content is read as if they were not there.
-
 
 _LEFT_OUT = re.compile(
     "applet|audio|button|canvas|datalist|embed|iframe|input|meter|nav|noembed|noframes|noscript|object|progress|script|"
@@ -364,9 +336,9 @@ _HEADING = re.compile("h[1-6]")
 _HIDING = re.compile(r"display\s{0,9}:\s{0,9}none|visibility\s{0,9}:\s{0,9}hidden", re.IGNORECASE)
 _NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
 _LINE_BREAK = "\0"
-"""Stands for `<br>` in text that is collected; no text that was read holds it."""
+"""In place of `<br>` in text that is collected; no text that was read holds it."""
 MOST_DEPTH = 1000
-"""Open elements at which a new parser takes over between two pieces: libxml2 looks through all of them for each end
+"""Open elements at which a new parser takes over between two pieces: libxml2 searches all of them for each end
 tag that matches none. Browsers stop at 512.
 """
 PIECE_CHARS = 1 << 16
@@ -437,12 +409,12 @@ class _Reader:
 
     @property
     def is_in_script(self) -> bool:
-        """Whether a `<` is text where the parser is, as far as one can tell."""
+        """Whether a `<` is text where the parser is, as far as is known."""
         return self._script is not None or (self._is_raw and self._hidden_at == self.depth)
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self._open.append(None)
-        if is_json_ld(tag, attributes):
+        if tag == "script" and attributes.get("type", "").partition(";")[0].strip().lower() == _TYPE:
             self._script = []
         if self._hidden_at is not None:
             return

@@ -6,7 +6,7 @@ Source: RES-RAG, section 3.4.1 (a sentence embedding model, chunks above 0.4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,19 +33,6 @@ _FINGERPRINT_KEY = b"relabel.similar"
 """Key of the Parquet file's metadata that says what it was made of and how."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarRule:
-    """What is computed.
-
-    Args:
-        threshold: a chunk is similar above this cosine.
-        worker: which part of the rows, of how many.
-    """
-
-    threshold: float
-    worker: tuple[int, int] = (0, 1)
-
-
 @dataclass(slots=True)
 class SimilarCounts:
     """What came of it."""
@@ -59,16 +46,18 @@ class SimilarCounts:
 
 
 class SimilarPairs:
-    """Pairs to be compared: their files, looked at but for the rows.
+    """Pairs to be compared: their files, opened without reading rows.
 
     Args:
         path: file, folder or glob of Parquet files.
+        threshold: a chunk is similar above this cosine.
+        worker: which part of the rows, of how many.
     Raises:
         InputError: a file or column is off, or a column that is written is there already.
     """
 
-    def __init__(self, path: str, rule: SimilarRule, storage: Storage) -> None:
-        self.path, self._rule, self._storage = path, rule, storage
+    def __init__(self, path: str, threshold: float, worker: tuple[int, int], storage: Storage) -> None:
+        self.path, self._threshold, self._worker, self._storage = path, threshold, worker, storage
         self._files, types, named = open_tables(path, {"query": "text"}, storage, role="PAIRS")
         self.has_chunks = _CHUNKS in types
         with open_parquet(self._files[0], storage) as first:
@@ -85,26 +74,22 @@ class SimilarPairs:
         for name in self.added:
             if name in types:
                 raise InputError(f"{named} (PAIRS): has a column `{name}` already. Drop or rename it first.")
-        self._num_rows = 0
-        sizes = []
+        self._sizes = []
         for file in self._files:
             with open_parquet(file, storage) as parquet:
-                self._num_rows += parquet.metadata.num_rows
-                sizes.append([parquet.metadata.num_rows, parquet.metadata.serialized_size])
-        self._sizes = sizes
+                self._sizes.append([parquet.metadata.num_rows, parquet.metadata.serialized_size])
+        self._num_rows = sum(rows for rows, _ in self._sizes)
 
     @property
     def rows(self) -> range:
         """The part of the rows that this worker takes."""
-        index, count = self._rule.worker
+        index, count = self._worker
         return range(self._num_rows * index // count, self._num_rows * (index + 1) // count)
 
     def fingerprint(self, model: str, max_tokens: int) -> str:
         """What decides the result: input, the model's digest, threshold, tokens, part."""
-        rule = self._rule
-        return digest_of(
-            [self._sizes, model, rule.threshold if self.has_chunks else None, max_tokens, list(rule.worker)]
-        )
+        threshold = self._threshold if self.has_chunks else None
+        return digest_of([self._sizes, model, threshold, max_tokens, list(self._worker)])
 
     def is_done(self, target: str, fingerprint: str) -> bool:
         """Whether the target is there already, made of the same in the same way.
@@ -138,7 +123,10 @@ class SimilarPairs:
         counts = SimilarCounts()
         with written(target, self._storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
             waiting: list[pa.Table] = []
-            for table in self._tables():
+            tables = stream_tables(
+                self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS, rows=self.rows
+            )
+            for table in tables:
                 waiting.append(self._with_cosines(table, embedder, counts).replace_schema_metadata(mark))
                 if sum(map(len, waiting)) >= _GROUP_ROWS:
                     writer.write_table(pa.concat_tables(waiting))
@@ -146,11 +134,6 @@ class SimilarPairs:
             if waiting:
                 writer.write_table(pa.concat_tables(waiting))
         return counts
-
-    def _tables(self) -> Iterator[pa.Table]:
-        return stream_tables(
-            self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS, rows=self.rows
-        )
 
     def _with_cosines(self, table: pa.Table, embedder: Embedder, counts: SimilarCounts) -> pa.Table:
         queries = [text or "" for text in values_of(table["query"], self.path)]
@@ -162,7 +145,7 @@ class SimilarPairs:
         columns: dict[str, Sequence[Any]] = {COSINE: best}
         if self.has_chunks:
             numbers = [[chunk["n"] for chunk in row or ()] for row in table[_CHUNKS].to_pylist()]
-            chosen = [above(*pair, self._rule.threshold) for pair in zip(numbers, cosines, strict=True)]
+            chosen = [above(*pair, self._threshold) for pair in zip(numbers, cosines, strict=True)]
             counts.chunks += sum(map(len, numbers))
             counts.similar += sum(map(len, chosen))
             columns |= {COSINES: cosines, SIMILAR: chosen}
@@ -186,12 +169,10 @@ def cosines_of(queries: Sequence[str], texts: Sequence[Sequence[str]], embedder:
     texts_ND = embedder.embed(flat, "document")
     rows = np.repeat([distinct[query] for query in queries], [len(row) for row in texts]).astype(np.int64)
     found = iter(np.einsum("nd,nd->n", queries_QD[rows], texts_ND).clip(-1.0, 1.0).tolist())
-    pairs = zip(queries, texts, strict=True)
-    return [[_unless_blank(next(found), query, text) for text in row] for query, row in pairs]
-
-
-def _unless_blank(cosine: float, query: str, text: str) -> float | None:
-    return cosine if query.strip() and text.strip() else None
+    return [
+        [cosine if query.strip() and text.strip() else None for text, cosine in zip(row, found, strict=False)]
+        for query, row in zip(queries, texts, strict=True)
+    ]
 
 
 def above(numbers: Sequence[int], cosines: Sequence[float | None], threshold: float) -> list[int]:

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 from relabel.jobs.pairs.pages import fit
 from relabel.manifests.process import require
 
-# ------------------------------------------------------------------------------
 # Marks of wikitext that come in pairs, made well-nested before a parser sees them.
 #
-# A mark that opens and is never closed costs mwparserfromhell a look at all that follows: 100 kB of `<ref>` took 15 s,
-# and of `[http://a` 39 s. One pass with a stack tells such marks, which mean nothing to MediaWiki either.
-
+# A mark that opens and is never closed makes mwparserfromhell read all that follows: 100 kB of `<ref>` took 15 s,
+# and of `[http://a` 39 s. One pass with a stack finds such marks, which mean nothing to MediaWiki either.
 
 MOST_DEPTH = 20
 """Marks open at a time; those within more are plain text. mwparserfromhell gives up at 40."""
@@ -26,7 +24,7 @@ _MARK = re.compile(
 )
 _CLOSES = {"}}": "{{", "|}": "{|", "]]": "[[", "]": "["}
 _RAW = {"nowiki", "math", "pre", "source", "syntaxhighlight", "score", "timeline"}
-"""What stands in these is no wikitext."""
+"""What is in these is no wikitext."""
 _SINGLE = {"br", "hr", "wbr"}
 _ENDED_BY = {
     "li": ("li",),
@@ -62,7 +60,7 @@ def _changes(text: str) -> Iterator[tuple[int, int, str]]:
     """Stretches of the text and what takes their places."""
     waiting: list[_Open] = []
     endless: set[str] = set()
-    """What has no end behind the last place where one was looked for."""
+    """What has no end after the last place where one was searched for."""
     at = 0
     while (mark := _MARK.search(text, at)) is not None:
         start, at = mark.span()
@@ -123,13 +121,11 @@ def _plain(start: int, end: int, text: str) -> tuple[int, int, str]:
     return start, start + 1, _ENTITIES[text[start]]
 
 
-# ------------------------------------------------------------------------------
 # Wikitext as HTML, for the reader of HTML: mwparserfromhell parses, and what a reader of the page sees is written.
 #
 # A template can't be expanded without its wiki: an infobox becomes a table of its fields, a template that only marks
 # words (`{{lang|fr|…}}`) leaves them, any other leaves nothing. Left out too: references, files, categories, comments,
 # magic words, and the targets of links.
-
 
 _LEFT_OUT = {"ref", "references", "gallery", "imagemap", "timeline", "score", "templatestyles", "graph", "mapframe"}
 _AS_TEXT = {"nowiki", "math", "chem", "code", "tt", "source", "syntaxhighlight", "pre", "poem"}
@@ -325,7 +321,7 @@ def _write_contents(node: Any, page: _Lines) -> None:
 
 
 def _rows_of(code: Any) -> str:
-    """The rows of a table; the first may stand without a mark of its own, behind a caption."""
+    """The rows of a table; the first may have no mark of its own, after a caption."""
     rows, cells, caption = [], [], ""
     for node in code.nodes:
         name = str(node.tag) if type(node).__name__ == "Tag" else ""

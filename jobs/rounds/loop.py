@@ -38,17 +38,13 @@ from relabel.manifests.schemas import table_bytes
 from relabel.manifests.specs import InputSpec, RoundsSpec
 from relabel.manifests.store import RunStore, open_run_store, read_if_there
 
-# ------------------------------------------------------------------------------
-# Which search an output belongs to: what it was begun with, written down once and held against what it is given.
-
-
 LOOP_VERSION = 1
 
 
 def parts_of_search(
     questions: list[tuple[str, str]], corpus: Corpus, limits: RoundsSpec, tokens_by: str
 ) -> dict[str, Any]:
-    """What ties an output to one search, beside what its rounds' plans hold; paths are no part of it."""
+    """What ties an output to one search, in addition to its rounds' plans; paths are no part of it."""
     return {
         "version": LOOP_VERSION,
         "questions": {"rows": len(questions), "sha256": digest_of_rows(questions)},
@@ -88,12 +84,10 @@ def claim(store: RunStore, parts: dict[str, Any]) -> None:
         )
 
 
-# ------------------------------------------------------------------------------
 # The rounds of a search, one after the other, each a run of its own; and the trajectories once all are over.
 #
 # A round's rows follow from the rounds before it, and are written only where there are none; so a kill anywhere costs
 # what it costs a run, and the same command goes on.
-
 
 TRAJECTORIES_NAME = "trajectories.parquet"
 _SAID = {"is_sufficient", "sufficient_probs", "new_query", "useful", "summary"}
@@ -106,7 +100,7 @@ class RoundsReport:
 
     Args:
         runs: of each round that is there, the report of its run.
-        searches: all of them, as they stand.
+        searches: all of them, as they are now.
         was_written_now: the trajectories.
     """
 

@@ -24,10 +24,6 @@ from relabel.manifests.schemas import QUARANTINE, table_bytes, table_of
 from relabel.manifests.specs import InputSpec, RoundsSpec
 from relabel.manifests.store import RunStore
 
-# ------------------------------------------------------------------------------
-# When a search is over.
-
-
 StopReason = Literal["sufficient", "tokens", "rounds"]
 
 
@@ -46,10 +42,6 @@ def stop_reason(useful_tokens: int, *, is_sufficient: bool, num_rounds: int, lim
     if useful_tokens > limits.max_tokens:
         return "tokens"
     return "rounds" if num_rounds >= limits.max_rounds else None
-
-
-# ------------------------------------------------------------------------------
-# The state of each question's search, as its rounds say; pure. And the trajectories that come of it, as a table.
 
 
 TEXTS = pa.list_(pa.string())
@@ -177,19 +169,7 @@ def trajectories(searches: Iterable[Search]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=TRAJECTORIES)
 
 
-# ------------------------------------------------------------------------------
-# What a search starts from and looks into: the questions, and the corpus by BM25.
-
-
 CORPUS_KEY = "rounds.corpus"
-
-
-class FoundDocument(NamedTuple):
-    """A document of the corpus."""
-
-    doc_id: str
-    text: str
-    num_tokens: int
 
 
 class Corpus:
@@ -212,12 +192,12 @@ class Corpus:
     def _index(self) -> Bm25Index:
         return Bm25Index(list(self._ids))
 
-    def best(self, query: str, k: int, known: Collection[str]) -> list[FoundDocument]:
-        """The k best documents for a query whose ids are not among the known ones; fewer where fewer share a word with
-        it.
+    def best(self, query: str, k: int, known: Collection[str]) -> list[tuple[str, str, int]]:
+        """Id, text and tokens of the k best documents for a query whose ids are not among the known ones; fewer where
+        fewer share a word with it.
         """
         found = ((self._ids[text], text) for text in self._index.best(query, k + len(known)))
-        new = (FoundDocument(doc_id, text, self._count(text)) for doc_id, text in found if doc_id not in known)
+        new = ((doc_id, text, self._count(text)) for doc_id, text in found if doc_id not in known)
         return list(itertools.islice(new, k))
 
 
@@ -281,10 +261,6 @@ def digest_of_rows(rows: Iterable[tuple[str, ...]]) -> str:
     return digest.hexdigest()
 
 
-# ------------------------------------------------------------------------------
-# What goes into a round and comes out of it, as files: the rows to review, and what the reviews say.
-
-
 SEARCHES_PER_FILE = 512
 _TEXTS = pa.list_(pa.string())
 ROWS = pa.schema(
@@ -308,25 +284,8 @@ Offered = dict[str, dict[str, int]]
 """By question: the tokens of each document that was found for it, by id."""
 
 
-class _Reviewed(NamedTuple):
-    """What a label of `review` says, with the columns that are read."""
-
-    row_id: int
-    query_id: str
-    doc_id: str
-    is_sufficient: bool | None
-    sufficient_probs: Sequence[float] | None
-    new_query: str | None
-    useful: Sequence[str] | None
-    summary: str | None
-
-
-class _Failed(NamedTuple):
-    """Why a row has no label."""
-
-    query_id: str
-    status: str
-    reason: str
+_REVIEWED = ["row_id", "query_id", "doc_id", "is_sufficient", "sufficient_probs", "new_query", "useful", "summary"]
+"""The columns of a label of `review` that are read."""
 
 
 def folder_of(number: int) -> str:
@@ -335,7 +294,7 @@ def folder_of(number: int) -> str:
 
 
 def write_round(store: RunStore, number: int, searches: Sequence[Search], corpus: Corpus, k: int) -> None:
-    """Search what comes next, and make the rows durable, file by file. What is there already is held against it.
+    """Search what comes next, and make the rows durable, file by file; a file that is there already must hold them.
 
     Raises:
         StaleRunError: a file is there with other rows: an earlier round was changed since.
@@ -397,27 +356,25 @@ def _changed(store: RunStore, number: int, what: str) -> StaleRunError:
 
 def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
     """What a finished round says of each question."""
-    said: dict[str, _Reviewed] = {}
-    shown: dict[str, list[tuple[int, str]]] = {}
+    labels: dict[str, list[dict[str, Any]]] = {}
     for file in run.labels:
-        for row in (_Reviewed(**one) for one in read_labels(run.folder, file, list(_Reviewed._fields)).to_pylist()):
-            said[row.query_id] = row
-            shown.setdefault(row.query_id, []).append((row.row_id, row.doc_id))
+        for row in read_labels(run.folder, file, _REVIEWED).to_pylist():
+            labels.setdefault(row["query_id"], []).append(row)
     failures: dict[str, RoundReview] = {}
     for file in run.quarantine:
-        for lost in run.folder.table(file, QUARANTINE, list(_Failed._fields)).to_pylist():
-            failed = _Failed(**lost)
-            failures.setdefault(failed.query_id, RoundReview(failure=f"{failed.status}: {failed.reason}"))
-    return failures | {query_id: _review(row, shown[query_id]) for query_id, row in said.items()}
+        for lost in run.folder.table(file, QUARANTINE, ["query_id", "status", "reason"]).to_pylist():
+            failures.setdefault(lost["query_id"], RoundReview(failure=f"{lost['status']}: {lost['reason']}"))
+    return failures | {query_id: _review(rows) for query_id, rows in labels.items()}
 
 
-def _review(row: _Reviewed, shown: list[tuple[int, str]]) -> RoundReview:
+def _review(rows: list[dict[str, Any]]) -> RoundReview:
     """Of a question that any row has a label of: those that have none were not shown."""
+    last = rows[-1]
     return RoundReview(
-        shown=tuple(doc_id for _, doc_id in sorted(shown)),
-        is_sufficient=row.is_sufficient,
-        p_sufficient=None if row.sufficient_probs is None else row.sufficient_probs[1],
-        new_query=row.new_query,
-        useful=tuple(row.useful or ()),
-        summary=row.summary,
+        shown=tuple(row["doc_id"] for row in sorted(rows, key=lambda row: row["row_id"])),
+        is_sufficient=last["is_sufficient"],
+        p_sufficient=None if last["sufficient_probs"] is None else last["sufficient_probs"][1],
+        new_query=last["new_query"],
+        useful=tuple(last["useful"] or ()),
+        summary=last["summary"],
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from relabel.jobs.job import Job
 from relabel.jobs.run.budget import AT_BUDGET, open_allowance
@@ -66,6 +66,23 @@ def ask_unwritten(job: Job, engine: Engine, pairs: list[Pair], progress: Progres
     return asked
 
 
+@runtime_checkable
+class LabelsChunks(Protocol):
+    """An engine that labels whole chunks itself, and is not asked."""
+
+    def label_chunks(
+        self,
+        chunks: Iterator[ChunkWork | None],
+        commit: Callable[[ChunkWork], bool],
+        *,
+        progress: Progress,
+        stop: Stop,
+        on_progress: Callable[[], None],
+    ) -> bool:
+        """Label chunks until they run out or a stop is asked for; False if a stop left some undone."""
+        ...
+
+
 def label(
     session: Session,
     *,
@@ -99,7 +116,8 @@ def label(
                 _check_engine(session)
                 canary = _pass_canary(engine, session, begun, on_progress)
                 _drive(engine, session, begun.chunks, on_progress)
-                if not session.is_retry:  # rows that failed before are no sample of others
+                # rows that failed before are no sample of others
+                if not session.is_retry and not isinstance(engine, LabelsChunks):
                     keep_rates(session.opened, rates_of(session.opened, session.facts, session.progress, source="run"))
             finally:
                 engine.close()
@@ -292,6 +310,12 @@ def _drive(
         on_progress()
         live_file.update()
 
+    if isinstance(engine, LabelsChunks):
+        with closing(live_file):
+            engine.label_chunks(
+                chunks, session.commit, progress=session.progress, stop=session.stop, on_progress=turned
+            )
+        return
     loop = RunLoop(
         job.labeler,
         job.spec.labeler,

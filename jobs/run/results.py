@@ -355,7 +355,8 @@ def report_json(report: RunReport) -> dict[str, Any]:
 def engine_text(labeler: str, facts: EngineFacts) -> str:
     """Who asks whom, in a line."""
     device = f"{facts.device}, {facts.dtype}" if facts.dtype else facts.device
-    return f"{labeler} asks {facts.model} on {facts.family} {facts.version} ({device})"
+    who = facts.model if labeler == facts.family else f"{labeler} asks {facts.model}"  # a student has no labeler
+    return f"{who} on {facts.details.get('runtime', facts.family)} {facts.version} ({device})"
 
 
 def report_text(report: RunReport) -> str:

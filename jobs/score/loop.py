@@ -1,16 +1,20 @@
-"""A score run: the job that scores with a student, its rows, and the loop over chunks."""
+"""A score run: the job whose engine is a student, the rows of its distributions, and the loop over chunks.
+
+The job is planned, locked, committed and proven as any other; only what labels differs: a student is given whole
+chunks, sorted by length, and generates nothing.
+"""
 
 from __future__ import annotations
 
 import gc
-import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -22,9 +26,8 @@ from relabel.export.loader import OPENVINO
 from relabel.jobs.job import Job
 from relabel.jobs.run.chunks import ChunkWork, StageSeen
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.results import RunReport, conclude
-from relabel.jobs.run.session import CommitThreads, Session
-from relabel.jobs.run.stop import Stop, start_unless_stopped
+from relabel.jobs.run.session import CommitThreads
+from relabel.jobs.run.stop import Stop
 from relabel.jobs.score import students
 from relabel.jobs.score.students import (
     STAGE,
@@ -40,7 +43,7 @@ from relabel.jobs.score.students import (
     start_student,
 )
 from relabel.jobs.settings import Places, resolved
-from relabel.manifests.asks import Engine, EngineFacts
+from relabel.manifests.asks import Answer, Engine, EngineFacts, Request
 from relabel.manifests.errors import ManifestError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset
@@ -50,22 +53,11 @@ from relabel.manifests.reuse import stage_digests
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import EngineSpec, JobSpec, validate_spec
 
-# ------------------------------------------------------------------------------
-# A student as the engine of a run: which student it is, the job that scores with it, and the rows that come of its
-# distributions.
-#
-# The job is cut, locked, committed and proven like any other; only what asks differs (`score_loop.py`): a student is
-# asked whole chunks at a time, sorted by length, and generates nothing.
-
 
 class ScoreJob(Job):
     """A job whose engine is a student. Its plan says so, so that readers of its labels know."""
 
     __slots__ = ()
-
-    def model_digest(self) -> str:
-        """The digest of the student, or of the bundle: no engine class knows them."""
-        return _identify(str(self.spec.engine.model)).digest
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:
         """What the fingerprint is made of: the input, the student, and in what it computes."""
@@ -92,7 +84,7 @@ class ScoreJob(Job):
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What `relabel score` was given; None is the student's own.
+    """What `relabel score` was given: the fields are its options; None is the student's own.
 
     Args:
         student: folder of a student or a bundle.
@@ -102,14 +94,14 @@ class ScoreRequest:
 
     student: str
     input: tuple[str, ...]
-    columns: Mapping[str, Any]
-    output: str
-    name: str | None
-    limit: int | None
-    shards: int
-    chunk_rows: int
-    batch_tokens: int | None
-    device: str
+    to: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    limit: int | None = None
+    shards: int = 1
+    chunk_rows: int = 2048
+    batch_tokens: int | None = None
+    device: str = "auto"
     dtype: str | None = None
     precision: str | None = None
 
@@ -126,7 +118,7 @@ def _identify(path: str) -> Identity:
 
 
 def score_job(request: ScoreRequest, storage: Storage, say: Callable[[str], None] = lambda _: None) -> ScoreJob:
-    """The job behind a request: the student's columns unless others are named.
+    """The job of a request: the student's columns unless others are named.
 
     Args:
         say: called with what was chosen for the user, in a line.
@@ -150,15 +142,14 @@ def score_job(request: ScoreRequest, storage: Storage, say: Callable[[str], None
             max_prompt_tokens=max(64, record.max_tokens),
             args=_args(request, say),
         ),
-        "output": request.output,
+        "output": request.to,
         "shards": request.shards,
         "run": {"chunk_rows": request.chunk_rows},
     }
     here = str(Path.cwd())
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
     labeler = StudentLabeler(options, record.heads)
-    # `start_student` stands for the class
-    return ScoreJob(spec, labeler, cast("type[Engine]", None), f"relabel score {request.student}", storage)
+    return ScoreJob(spec, labeler, StudentEngine, f"relabel score {request.student}", storage)
 
 
 def _args(request: ScoreRequest, say: Callable[[str], None]) -> StudentArgs | BundleArgs:
@@ -255,28 +246,65 @@ def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[i
     )
 
 
-# ------------------------------------------------------------------------------
-# The loop of a score run: a thread reads and tokenizes chunks ahead, the main thread keeps the student busy,
-# committers write.
-#
-# A chunk is the unit of everything: its rows are sorted by length together, its batches follow from it alone, and its
-# order is restored when it is committed. So a run that was killed ends with the bytes of one that was not.
-
-
 CHUNKS_AHEAD = 2
 """Chunks that wait, tokenized, for the student: enough that a GPU never waits for the tokenizer, few enough to keep
 memory flat.
 """
-LOOK_EVERY_S = 0.2
+CHECK_EVERY_S = 0.2
 
 
-class _Prepared(NamedTuple):
-    work: ChunkWork
-    rows: list[TokenRow]
+class StudentEngine(Engine):
+    """A student, or a bundle, as the engine of a run: it labels whole chunks (`LabelsChunks`) and takes no asks.
+
+    Raises:
+        ManifestError: the files of student or bundle are not those of its manifest.
+        ModelError, MissingExtraError: it can't be loaded, or not on this device.
+    """
+
+    def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> None:
+        path = str(spec.model)
+        self.scorer: PairScorer
+        if isinstance(spec.args, BundleArgs):
+            self.scorer, self._facts = start_bundle(path, spec.args)
+        else:
+            assert isinstance(spec.args, StudentArgs)
+            student, self._facts = start_student(identify(path), spec.args)
+            self.scorer = Scorer(student, batch_tokens=spec.args.batch_tokens)
+
+    @staticmethod
+    def model_digest(spec: EngineSpec) -> str:
+        """The digest of the student, or of the bundle."""
+        return _identify(str(spec.model)).digest
+
+    @property
+    def capacity(self) -> int:
+        return 1
+
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def submit(self, request: Request) -> None:
+        raise NotImplementedError("a student labels chunks, see `label_chunks`")
+
+    def poll(self) -> list[Answer]:
+        return []
+
+    def close(self) -> None:
+        """Nothing to free: the process ends with its student."""
+
+    def label_chunks(
+        self, chunks: Iterator[ChunkWork | None], commit: Callable[[ChunkWork], bool], **loop: Any
+    ) -> bool:
+        """See `LabelsChunks` and `ScoreLoop`."""
+        return ScoreLoop(self.scorer, commit, **loop).run(chunks)
 
 
 class ScoreLoop:
-    """Scores chunks until they run out or a stop is asked for.
+    """Scores chunks until they run out or a stop is asked for. A thread reads and tokenizes ahead, the main thread
+    keeps the student busy, committers write.
+
+    A chunk's rows are sorted by length together, its batches follow from it alone, and its order is restored when it is
+    committed. So a run that was killed ends with the bytes of one that was not.
 
     Args:
         commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
@@ -296,9 +324,8 @@ class ScoreLoop:
         self.progress = progress
         self.stop = stop
         self.on_progress = on_progress
-        self._ahead: queue.Queue[_Prepared | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
-        self._is_over = threading.Event()
         self._has_committed = threading.Event()
+        self._is_over = False
         self._commits = CommitThreads(commit, progress)
         self._seconds_a_chunk = 0.0
 
@@ -314,70 +341,54 @@ class ScoreLoop:
             InputError: rows can't be read; raised once the chunks before them are committed.
             StoreError, DiskFullError: as they come; chunks that were complete are committed.
         """
-        reader = threading.Thread(target=self._prepare, args=(chunks,), name="tokenize", daemon=True)
-        gc.freeze()  # what torch and the student brought along is not looked through again: 0.25 s a full collection
-        with self._commits:
-            reader.start()
+        gc.freeze()  # what torch and the student brought along is not collected again: 0.25 s a full collection
+        with self._commits, ThreadPoolExecutor(1, thread_name_prefix="tokenize") as reader:
+            ahead = deque(reader.submit(self._read, chunks) for _ in range(CHUNKS_AHEAD))
             try:
-                is_done = self._score_all()
+                is_done = self._score_all(ahead, lambda: reader.submit(self._read, chunks))
             finally:
-                self._is_over.set()
-                reader.join()
+                self._is_over = True
+                self._has_committed.set()
                 gc.unfreeze()
             self._settle(wait_for_all=True)
         return is_done
 
-    def _prepare(self, chunks: Iterator[ChunkWork | None]) -> None:
-        """Read and tokenize ahead; the thread's one fault, whatever it is, is handed to the main thread in its turn."""
-        last: BaseException | None = None
-        try:
-            for work in chunks:
-                if self._is_over.is_set() or self.stop.reason is not None:
-                    break
-                if work is None:
-                    self._has_committed.wait(LOOK_EVERY_S)
-                    self._has_committed.clear()
-                    continue
-                rows = self.scorer.encode([(pair.query, pair.document) for pair in work.pairs])
-                self._hand_over(_Prepared(work, rows))
-        except BaseException as exc:  # noqa: BLE001 (raised again by the main thread, see `_score_all`)
-            last = exc
-        self._hand_over(last)
+    def _read(self, chunks: Iterator[ChunkWork | None]) -> tuple[ChunkWork, list[TokenRow]] | None:
+        """The next chunk, tokenized; None at the end. In a thread of its own."""
+        while not self._is_over and self.stop.reason is None:
+            work = next(chunks, _END)
+            if work is _END:
+                return None
+            if work is not None:
+                return work, self.scorer.encode([(pair.query, pair.document) for pair in work.pairs])
+            self._has_committed.wait(CHECK_EVERY_S)
+            self._has_committed.clear()
+        return None
 
-    def _hand_over(self, item: _Prepared | BaseException | None) -> None:
-        while not self._is_over.is_set():
-            try:
-                self._ahead.put(item, timeout=LOOK_EVERY_S)
-                return
-            except queue.Full:
-                continue
-
-    def _score_all(self) -> bool:
+    def _score_all(self, ahead: deque[_Ahead], read_next: Callable[[], _Ahead]) -> bool:
         while True:
             self.stop.mind(self._seconds_a_chunk)
             if self.stop.reason is not None:
                 return False
-            try:
-                item = self._ahead.get(timeout=LOOK_EVERY_S)
-            except queue.Empty:
+            if not wait([ahead[0]], timeout=CHECK_EVERY_S).done:
                 self._settle(wait_for_all=False)
                 self.on_progress()
                 continue
-            if item is None:
-                return self.stop.reason is None
-            if isinstance(item, BaseException):
+            if (error := ahead[0].exception()) is not None:
                 self._settle(wait_for_all=True)
-                raise item
-            if not self._score(item):
+                raise error
+            if (item := ahead.popleft().result()) is None:
+                return self.stop.reason is None
+            ahead.append(read_next())
+            if not self._score(*item):
                 return False
             self._settle(wait_for_all=False)
 
-    def _score(self, item: _Prepared) -> bool:
+    def _score(self, work: ChunkWork, tokens: list[TokenRow]) -> bool:
         """Score one chunk and hand it to a committer; False if a stop came that leaves no time for it."""
-        work, tokens = item
         started_s = time.perf_counter()
         work.started_s, work.started_clock = started_s, time.time()
-        probs = self.scorer.score(tokens, self._goes_on)
+        probs = self.scorer.score(tokens, self._counted)
         if probs is None:
             return False
         rows = score_rows(work.pairs, work.keys, probs, tokens, self.scorer.phi)
@@ -386,71 +397,25 @@ class ScoreLoop:
         num_tokens = sum(len(row.ids) for row in tokens)
         work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)
         self._seconds_a_chunk = max(time.perf_counter() - started_s, 0.9 * self._seconds_a_chunk)
-        progress = self.progress
         lost = Counter(row.status for row in rows if row.status != "ok")
-        progress.statuses.update(lost)
-        progress.statuses["ok"] -= lost.total()
-        progress.requests += len(rows)
-        progress.prompt_tokens += num_tokens
+        self.progress.statuses.update(lost)
+        self.progress.statuses["ok"] -= lost.total()
+        self.progress.requests += len(rows)
+        self.progress.prompt_tokens += num_tokens
         self._commits.add(work)
         return True
 
-    def _goes_on(self, num_rows: int) -> bool:
-        """After each batch: count, draw, and say whether the chunk may still be finished."""
-        self._count(num_rows)
-        self.on_progress()
-        return not (self.stop.is_now or time.perf_counter() > self.stop.deadline_s)
-
-    def _count(self, num_rows: int) -> None:
-        """Rows as good until their chunk is whole: only then is it known which are not."""
+    def _counted(self, num_rows: int) -> bool:
+        """After each batch: count its rows as good until their chunk is whole, and say whether it may be finished."""
         self.progress.pairs += num_rows
         self.progress.statuses["ok"] += num_rows
+        self.on_progress()
+        return not (self.stop.is_now or time.perf_counter() > self.stop.deadline_s)
 
     def _settle(self, *, wait_for_all: bool) -> None:
         if self._commits.settle(wait_for_all=wait_for_all):
             self._has_committed.set()
 
 
-def score(
-    session: Session,
-    *,
-    on_progress: Callable[[], None] = lambda: None,
-    on_engine: Callable[[EngineFacts], None] = lambda _: None,
-) -> RunReport:
-    """Do a session's work and finish the run if it was the last of it.
-
-    Args:
-        on_progress: called often while rows are scored.
-        on_engine: called once, when the student is loaded.
-    Raises:
-        ManifestError: the files of student or bundle are not those of its manifest.
-        ModelError, MissingExtraError: it can't be loaded, or not on this device.
-    """
-    started_s = time.perf_counter()
-    start_s = 0.0
-    try:
-        if session.reach() and (begun := start_unless_stopped(session.stop, lambda: _start(session))) is not None:
-            scorer, session.facts = begun
-            start_s = time.perf_counter() - started_s
-            on_engine(session.facts)
-            session.progress.started_s = time.perf_counter()
-            ScoreLoop(
-                scorer, session.commit, progress=session.progress, stop=session.stop, on_progress=on_progress
-            ).run(session.chunks())
-    finally:
-        session.close()
-    report = conclude(session)
-    report.seconds = time.perf_counter() - started_s
-    report.engine_start_s = start_s
-    return report
-
-
-def _start(session: Session) -> tuple[PairScorer, EngineFacts]:
-    """What the job's args are of: a student, or a bundle."""
-    engine = session.opened.job.spec.engine
-    args, path = engine.args, str(engine.model)
-    if isinstance(args, BundleArgs):
-        return start_bundle(path, args)
-    assert isinstance(args, StudentArgs)
-    student, facts = start_student(identify(path), args)
-    return Scorer(student, batch_tokens=args.batch_tokens), facts
+_END: Any = object()
+_Ahead = Future[tuple[ChunkWork, list[TokenRow]] | None]

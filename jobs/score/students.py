@@ -44,10 +44,6 @@ from relabel.manifests.records import checked, digest_of, plain, sha256_bytes
 from relabel.manifests.specs import EngineArgs, LabelerOptions
 from relabel.manifests.store import read_url
 
-# ------------------------------------------------------------------------------
-# A student as a labeler: its options, and the columns that its labels have.
-
-
 STAGE = "score"
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -89,7 +85,7 @@ class BundleArgs(EngineArgs):
 
 
 def _declared(heads: Collection[str]) -> tuple[LabelColumn, ...]:
-    """What a student with these heads says beside the grade."""
+    """What a student with these heads gives with the grade."""
     found = []
     for name in NODE_HEADS:
         if name in heads:
@@ -106,8 +102,8 @@ def _declared(heads: Collection[str]) -> tuple[LabelColumn, ...]:
 
 
 class StudentLabeler(Labeler):
-    """What a score run asks, as labelers say it: one decision a pair, on query and document alone. Estimates walk it;
-    the score loop reads pairs by the chunk instead.
+    """A score run as a labeler: one decision a pair, on query and document alone. Estimates use it; the score loop
+    reads pairs by the chunk instead.
     """
 
     Options: ClassVar[type[LabelerOptions]] = StudentOptions
@@ -131,10 +127,6 @@ class StudentLabeler(Labeler):
         return Ask(STAGE, (message,), None, 0, self._decisions)
 
 
-# ------------------------------------------------------------------------------
-# Which student a job means, and the student itself, started.
-
-
 STUDENT = "student"
 """Of a score run: its engine, its labeler and the kind of its plan."""
 _MANIFEST_NAME = "manifest.json"
@@ -142,7 +134,7 @@ _MANIFEST_NAME = "manifest.json"
 
 @dataclass(frozen=True)
 class Identity:
-    """Which student it is, by its record and manifest, without a look at its weights.
+    """Which student it is, by its record and manifest; its weights are not read.
 
     Args:
         files: sha256 of each file that decides what it answers, as the manifest has it.
@@ -172,9 +164,6 @@ def identify(path: str) -> Identity:
         data = file.read_bytes()
         named = checked(StudentFiles, json.loads(data)).files
         found = student_file_names(path)
-        unnamed = [name for name in found if name not in named]
-        missing = sorted(set(named) - set(found))
-        files = {name: named[name] for name in found if name in named}
     except FileNotFoundError as exc:
         raise ManifestError(
             f"{path}: a student without {_MANIFEST_NAME}: its training has not ended. Run `relabel distill` again."
@@ -183,25 +172,25 @@ def identify(path: str) -> Identity:
         raise ManifestError(
             f"{file}: does not name all of the student's files. Restore the folder from a copy, or train again."
         ) from exc
-    if missing:
+    if missing := sorted(set(named) - set(found)):
         raise ManifestError(
             f"{path}: {', '.join(missing)} of its {_MANIFEST_NAME} is missing. Restore the folder from a copy, or "
             "train again."
         )
-    if unnamed:
+    if unnamed := sorted(set(found) - set(named)):
         raise ManifestError(
             f"{file}: does not name all of the student's files: {', '.join(unnamed)} did not come from its training. "
             "Move it away, restore the folder from a copy, or train again."
         )
-    return Identity(path, record, files, sha256_bytes(data))
+    return Identity(path, record, {name: named[name] for name in found}, sha256_bytes(data))
 
 
 def local_student(reference: str, storage: Storage, *, cache_dir: Path) -> str:
-    """The folder of a student: as it was named, or fetched from a URL into the cache, where it lies by the digest of
-    its manifest, so that a student that was trained again is another one.
+    """The folder of a student: as it was named, or fetched from a URL into the cache, under the digest of its manifest,
+    so that a student that was trained again is another one.
 
     Raises:
-        ManifestError: no finished student lies at the URL.
+        ManifestError: there is no finished student at the URL.
         ModelError: it can't be fetched.
     """
     if not is_url(reference):
@@ -268,12 +257,6 @@ def start_student(identity: Identity, args: StudentArgs) -> tuple[StudentModel, 
     return student, facts
 
 
-# ------------------------------------------------------------------------------
-# A bundle that labels: which one a job means, and the scorer behind it, on the bundle's own tokens and ONNX model.
-
-
-# B rows, K grades
-
 PURPOSE = "relabel score of a bundle"
 
 
@@ -289,10 +272,9 @@ def is_bundle(path: str) -> bool:
 
 
 def identify_bundle(path: str) -> Identity:
-    """Read a bundle's manifest, and hold names and sizes of its files against it.
+    """Read a bundle's manifest, and check names and sizes of its files.
 
-    Its digest is over what decides an answer: graphs, tokenizer, contract. A page or a card that is written anew leaves
-    it as it is.
+    Its digest is over what decides an answer: graphs, tokenizer, contract. A new page or model card does not change it.
 
     Raises:
         ManifestError: a file is missing, strange or damaged, or the manifest describes no student.
@@ -349,7 +331,7 @@ def choose(path: str, device: str, precision: str | None) -> tuple[str, ChosenPr
 
 
 class BundleScorer:
-    """An ONNX model of a bundle at work; batches follow from a block of rows alone, as `Scorer`'s do.
+    """Scores with an ONNX model of a bundle; batches follow from a block of rows alone, as `Scorer`'s do.
 
     Args:
         student: the bundle's own loader.
@@ -363,7 +345,7 @@ class BundleScorer:
         self._batch_tokens = batch_tokens
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
-        """Token rows; a logistic student's counts stand where others have segments."""
+        """Token rows; a logistic student has counts where others have segments."""
         return [TokenRow(*row) for row in self._student.encoder.encode_marked(pairs)]
 
     def score(
@@ -395,7 +377,7 @@ class BundleScorer:
 def start_bundle(path: str, args: BundleArgs) -> tuple[BundleScorer, EngineFacts]:
     """Prove a bundle's bytes, open its model, and say what it is.
 
-    OpenVINO's answers are held against the reference pairs before the first label: its gate is this machine's.
+    OpenVINO's answers to the reference pairs are checked before the first label: its gate is this machine's.
 
     Raises:
         ManifestError: a file is not the one that the manifest names, or openvino is asked for and no pairs are sealed.
@@ -414,7 +396,12 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleScorer, EngineFacts
         raise MissingExtraError(f"--device {args.device}: {exc}") from exc
     is_openvino = provider == OPENVINO
     if is_openvino:
-        _check_openvino(student)
+        try:
+            parity = check_answers(student)
+        except BundleError as exc:
+            raise ManifestError(f"--device {OPENVINO}: {exc}") from exc
+        if not parity.has_passed:
+            raise GateError(f"{parity}")
     details = {
         "runtime": OPENVINO if is_openvino else PROVIDERS[provider],
         **({"precision_hint": HINTS[student.precision], "has_amx": AMX in cpu_flags()} if is_openvino else {}),
@@ -438,12 +425,3 @@ def _onnxruntime_version() -> str:
     import onnxruntime
 
     return str(onnxruntime.__version__)
-
-
-def _check_openvino(student: Student) -> None:
-    try:
-        checked = check_answers(student)
-    except BundleError as exc:
-        raise ManifestError(f"--device {OPENVINO}: {exc}") from exc
-    if not checked.has_passed:
-        raise GateError(f"{checked}")

@@ -116,7 +116,7 @@ class OpenAiArgs(EngineArgs):
 
     @property
     def sends_batches(self) -> bool:
-        """See `manifests.engine_options.MayBatch`; other engines' `batch` is a size."""
+        """See `EngineArgs.sends_batches`; other engines' `batch` is a size."""
         return self.batch
 
     @model_validator(mode="after")

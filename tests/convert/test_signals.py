@@ -1,4 +1,4 @@
-"""A conversion that is asked to end leaves nothing behind."""
+"""A conversion that is asked to end leaves no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--log-format json`: every line on stderr is one object, whoever wrote it."""
+"""`--log-format json`: every line on stderr is one object, whatever wrote it."""
 
 from __future__ import annotations
 

@@ -109,13 +109,13 @@ BASES = {
     "doctor": "job.yaml",
     "demo": "--engine fake --to pairs.parquet",
 }
-"""What a command is called with beside the probe; a command that is not here gets the job file for
+"""What a command is called with in addition to the probe; a command that is not here gets the job file for
 all that it wants.
 """
 
 
 class Shown(NamedTuple):
-    """What a probe left behind."""
+    """The files of a probe."""
 
     code: Any
     text: str
@@ -132,7 +132,7 @@ class World:
         self._seen = self._stamps()
 
     def call(self, *arguments: str) -> Shown:
-        """Call a command in this process, and look for the secret in all that it said and wrote."""
+        """Call a command in this process, and search for the secret in all that it said and wrote."""
         self._capture.readouterr()
         try:
             main(list(arguments))
@@ -227,7 +227,7 @@ def places() -> list[tuple[str, str]]:
 
 
 def line_with(words: str, name: str, value: str, number: int) -> list[str]:
-    """A command's line with a value at one of its arguments or options, and what else it wants beside it."""
+    """A command's line with a value at one of its arguments or options, and what else it wants."""
     command = dict(commands())[words]
     base = BASES.get(words)
     if base is None:
@@ -244,7 +244,7 @@ def line_with(words: str, name: str, value: str, number: int) -> list[str]:
     for param in command.params:
         held = given.get(str(param.name))
         is_many = isinstance(held, tuple)
-        if param.name == name:  # beside what is there, and twice
+        if param.name == name:  # in addition to what is there, and twice
             held = (*held, value, value) if isinstance(held, tuple) else value
         if held is None or held == param.default or (param.name in ("help", "log_format") and param.name != name):
             continue

@@ -1,4 +1,4 @@
-"""`relabel pairs chunk`: rows stay as they are, beside the cleaned text, its chunks and its JSON-LD."""
+"""`relabel pairs chunk`: rows stay as they are, with the cleaned text, its chunks and its JSON-LD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`relabel pairs tree`: every word of a document stands in one node, at its place, under its headings."""
+"""`relabel pairs tree`: every word of a document is in one node, at its place, under its headings."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_trees_of_real_pages_are_reversible(folder: str, form: Form) -> None:
     if form == "wikitext":
         assert sum(map(bool, missing)) <= 1  # its counts leave out headings that a comment follows
         return
-    # It counts tags `<h1` to `<h6` wherever they stand. Of those that are no headings here 567 lie in `nav`, 89 are
+    # It counts tags `<h1` to `<h6` wherever they are. Of those that are no headings here 567 lie in `nav`, 89 are
     # hidden, 65 lie in scripts and comments, 46 are empty, 4 lie in a button, 3 hold the title of a drawing, and one
     # holds a list, and is one. No heading of an article's own text is among them.
     assert min(missing) == 0

@@ -98,7 +98,7 @@ def test_any_text_is_a_sound_page_and_the_same_one_again(text: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(soup=st.lists(marks, max_size=40))
 def test_marks_without_their_ends_take_no_word_along(soup: list[str]) -> None:
-    """Before the first mark that has an end, and behind the last."""
+    """Before the first mark that has an end, and after the last."""
     opening = [mark for mark in soup if not re.search(r"\]|\}|/|-->|'|=", mark)]
     words = re.findall(r"w[0-9]+x", read("".join(f" {mark} w{number}x " for number, mark in enumerate(opening))).text)
     assert words == [f"w{number}x" for number in range(len(opening))]

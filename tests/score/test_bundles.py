@@ -52,7 +52,7 @@ def texts_of(pairs: Rows) -> list[tuple[str, str]]:
 def test_labels_are_the_students_within_parity(
     score: Score, write_pairs: Callable[..., Path], committed: Callable[..., Any], pairs: Rows, tiny: Path, bundle: Path
 ) -> None:
-    """With flags of pairs that were cut, and all columns of heads beside relevance."""
+    """With flags of pairs that were cut, and all columns of heads other than relevance."""
     for row in pairs[::3]:
         row["body"] = "running " * 40
     write_pairs()
@@ -174,7 +174,7 @@ def test_a_bundle_with_a_file_missing_or_too_many_or_no_manifest_is_named(
     write_pairs()
     shutil.copytree(bundle, tmp_path / "half")
     (tmp_path / "half/notes.txt").write_text("remember the milk")
-    score(student="half").refused(3, "notes.txt is not in the manifest")
+    score(student="half").refused(3, "notes.txt: is not in the manifest")
     (tmp_path / "half/notes.txt").rename(tmp_path / "half/manifest.json")
     score(student="half").refused(3, "half/manifest.json")
     (tmp_path / "half/manifest.json").unlink()
@@ -223,7 +223,7 @@ def test_labels_of_a_bundle_name_the_student_that_it_was_made_of(
 def test_a_reports_lineage_leads_from_labels_to_the_bundle_that_labelled_and_to_its_student(
     score: Score, write_pairs: Callable[..., Path], tmp_path: Path, bundle: Path
 ) -> None:
-    """By the digest of its manifest: a bundle that was sealed anew is another one."""
+    """By the digest of its manifest: a bundle that was sealed again is another one."""
     write_pairs()
     assert score(student=bundle).code == 0
 

@@ -119,7 +119,7 @@ def test_every_set_is_compared_with_the_teacher(relabel: Callable[..., Any], sco
         ("teacher", "half"),
     ]
     students = relabel("evaluate", "out/scores", "out/half", *JSON).json
-    # without any teacher the first stands in
+    # without any teacher the first is taken for one
     assert [one["role"] for one in students["sets"]] == [
         "teacher",
         "student",

@@ -109,10 +109,10 @@ def test_where_the_split_is_not_known_it_is_said_and_no_side_can_be_asked_for(
     student = split_student(tmp_path / "student")
     assert score(student=student).code == 0
     write_rows(random_rows(12))
-    told = {"labels.jsonl": "a label file does not say whether what made it learned from these rows"}
+    said = {"labels.jsonl": "a label file does not say whether what made it learned from these rows"}
     (student / "manifest.json").write_text((student / "manifest.json").read_text() + "\n")
-    told["out/scores"] = "is another one by now, so nobody knows which rows trained it"
-    for path, why in told.items():
+    said["out/scores"] = "is another one by now, so nobody knows which rows trained it"
+    for path, why in said.items():
         gold = ("--qrels", "labels.jsonl", "--label", "label") if path == "labels.jsonl" else QRELS
         done = relabel("evaluate", path, *gold)
         assert re.search(f"^{path}: .*{why}.*may flatter$", done.out.split("\n\n")[0], re.MULTILINE)
