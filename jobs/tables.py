@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -246,6 +246,20 @@ def refuse_null(frame: Any, name: str, *, path: str) -> None:
         raise InputError(f"{path}: row {found['row'][0]} has no `{name}`. Give every row one, or leave the row out.")
 
 
+def refuse_two_texts(ids: Any, *, path: str, what: str) -> None:
+    """Raise if an id occurs twice.
+
+    Args:
+        ids: a series: of each different text that id.
+        what: has such an id, `query`.
+    Raises:
+        InputError: names the first such id.
+    """
+    twice = ids.filter(ids.is_duplicated())
+    if twice.len():
+        raise InputError(f"{path}: {what} `{twice.min()}` has two texts. Give each text an id of its own.")
+
+
 def document_of(columns: tuple[str, ...]) -> Any:
     """The document as a job reads it: the columns that are not empty, joined by a blank line."""
     polars = load_polars()
@@ -279,6 +293,20 @@ def _files(path: str, role: str, storage: Storage) -> list[str]:
 
 
 _ROWS_PER_GROUP = 16_384
+_BYTES_PER_GROUP = 64 << 20
+
+
+def write_grouped(file: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Write tables to a Parquet file, gathered to row groups of so many rows or bytes."""
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        held: list[pa.Table] = []
+        for table in tables:
+            held.append(table)
+            if sum(map(len, held)) >= _ROWS_PER_GROUP or sum(one.nbytes for one in held) >= _BYTES_PER_GROUP:
+                writer.write_table(pa.concat_tables(held))
+                held = []
+        if held:
+            writer.write_table(pa.concat_tables(held))
 
 
 def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from relabel.jobs.convert.formats import TREC, Format, json_frame, trec_frame
 from relabel.jobs.files import full_disk_as_os_error
-from relabel.jobs.tables import open_tables, translate_polars_errors
+from relabel.jobs.tables import open_tables, translate_polars_errors, write_grouped
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
@@ -119,22 +117,10 @@ def _from_run(path: str, target: Format, options: Options, file: Path, storage: 
     schema = pa.schema([whole.field(name) for name in wanted], metadata=whole.metadata)
     names = None if target not in TREC else wanted
     tables = map_concurrent(run.folder.store, lambda one: run.folder.table(one, whole, names), run.labels)
-    _gather(tables if joined is None else joined, schema, file)
+    found = tables if joined is None else joined
+    write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in found))
     quarantined, name = run.num_quarantined, run.plan.name
     return Source(path, "labels", [str(file)], wanted, by, doc, value, kind, "row_id", quarantined, name, run.notes)
-
-
-def _gather(tables: Iterable[pa.Table], schema: pa.Schema, file: Path) -> None:
-    """Write tables one after the other, in row groups of a decent size."""
-    held: list[pa.Table] = []
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for table in tables:
-            held.append(table.select(schema.names).cast(schema))
-            if sum(map(len, held)) >= GROUP_ROWS:
-                writer.write_table(pa.concat_tables(held))
-                held = []
-        if held:
-            writer.write_table(pa.concat_tables(held))
 
 
 def _columns(names: list[str], path: str, form: Format, target: Format, options: Options) -> tuple[str, str, str, Kind]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from relabel.jobs.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
+from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 
@@ -38,25 +38,12 @@ def load_answers(path: str, storage: Storage) -> Any:
         raise InputError(
             f"{path}: answer `{answer}` of query `{query}` occurs {count} times. Give each answer one row."
         )
-    texts = (
-        answers.group_by("query_id")
-        .agg(col("query").unique().sort())
-        .filter(col("query").list.len() > 1)
-        .sort("query_id")
-        .head(1)
-    )
-    if texts.height:
-        query, forms = texts.row(0)
-        raise InputError(
-            f"{path}: query `{query}` has two texts, {forms[0][:60]!r} and {forms[1][:60]!r}. Give each text an id of "
-            "its own."
-        )
+    refuse_two_texts(answers.select("query_id", "query").unique()["query_id"], path=path, what="query")
     return answers
 
 
 def known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any:
     """Each document's id, a key that equal texts share, and whether it is blank."""
-    polars = load_polars()
     text = document_of(text_columns)
     with translate_polars_errors(path):
         known = (
@@ -64,11 +51,7 @@ def known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any:
             .collect(engine="streaming")
             .unique()
         )
-    twice = known.filter(polars.len().over("doc_id") > 1)["doc_id"]
-    if twice.len():
-        raise InputError(
-            f"{path}: document `{twice.min()}` occurs with different texts. Give each text an id of its own."
-        )
+    refuse_two_texts(known["doc_id"], path=path, what="document")
     return known
 
 

@@ -10,7 +10,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from relabel.jobs.tables import Kind, document_of, load_polars, refuse_null, scan, translate_polars_errors
+from relabel.jobs.tables import (
+    Kind,
+    document_of,
+    load_polars,
+    refuse_null,
+    refuse_two_texts,
+    scan,
+    translate_polars_errors,
+)
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import require
@@ -270,15 +278,10 @@ def queries_of(pairs: Any, path: str, *, is_given: bool = False) -> Any:
     with translate_polars_errors(path):
         held = pairs.select(col("query_id").cast(polars.String).alias(_KEY), "query", *([context] if is_given else []))
         found = held.unique().sort(_KEY, "query").collect(engine="streaming")
+    refuse_two_texts(found.select(_KEY, "query").unique()[_KEY], path=path, what="query")
     twice = found.filter(polars.len().over(_KEY) > 1)
     if twice.height:
-        query, one, other = twice[_KEY][0], twice["query"][0], twice["query"][1]
-        if one != other:
-            raise InputError(
-                f"{path}: query `{query}` has two texts, {one[:60]!r} and {other[:60]!r}. Give each text an id of its "
-                "own."
-            )
         raise InputError(
-            f"{path}: query `{query}` has rows with different contexts. Give all rows of a query the same list."
+            f"{path}: query `{twice[_KEY][0]}` has rows with different contexts. Give all rows of a query one list."
         )
     return found

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from relabel.jobs.files import written
 from relabel.jobs.pairs.pages import CleanedPage, Extent, JsonLd, PageBlock, PageWriter, fit, read_html
 from relabel.jobs.pairs.wikitext import wikitext_html
-from relabel.jobs.tables import check_columns, open_tables, stream_tables
+from relabel.jobs.tables import check_columns, open_tables, stream_tables, write_grouped
 from relabel.manifests.columns import values_of
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
@@ -75,9 +74,6 @@ DOCUMENT, TITLE = "document", "title"
 TEXT = pa.large_string()
 _BATCH_ROWS = 32
 """Rows read at a time; a page may have megabytes."""
-_GROUP_ROWS = 16_384
-_GROUP_BYTES = 64 << 20
-"""A row group is written at so many rows or bytes."""
 
 
 class PageRow(NamedTuple):
@@ -122,23 +118,21 @@ def add_page_columns(
         held = first.schema_arrow.remove_metadata()
     kept = [one for one in held if one.name not in added]
     schema = pa.schema([*kept, *(pa.field(name, kind) for name, kind in added.items())])
-    with written(to, storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        waiting: list[pa.Table] = []
-        for table in stream_tables(files, held, pairs_path, storage, batch_rows=_BATCH_ROWS):
-            found = table.select([one.name for one in kept])
-            texts = {name: values_of(table[name], pairs_path) for name in sorted(read)}
-            rows = [
-                values(_read(dict(zip(texts, row, strict=True)), columns, form, column))
-                for row in zip(*texts.values(), strict=True)
-            ]
-            for place, (name, kind) in enumerate(added.items()):
-                found = found.append_column(name, pa.array([row[place] for row in rows], type=kind))
-            waiting.append(found)
-            if sum(map(len, waiting)) >= _GROUP_ROWS or sum(one.nbytes for one in waiting) >= _GROUP_BYTES:
-                writer.write_table(pa.concat_tables(waiting))
-                waiting = []
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting))
+
+    def with_columns(table: pa.Table) -> pa.Table:
+        found = table.select([one.name for one in kept])
+        texts = {name: values_of(table[name], pairs_path) for name in sorted(read)}
+        rows = [
+            values(_read(dict(zip(texts, row, strict=True)), columns, form, column))
+            for row in zip(*texts.values(), strict=True)
+        ]
+        for place, (name, kind) in enumerate(added.items()):
+            found = found.append_column(name, pa.array([row[place] for row in rows], type=kind))
+        return found
+
+    with written(to, storage) as file:
+        tables = stream_tables(files, held, pairs_path, storage, batch_rows=_BATCH_ROWS)
+        write_grouped(file, schema, map(with_columns, tables))
 
 
 def _document_columns(

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from relabel.distill.students.bases import Embedder
 from relabel.jobs.files import written
-from relabel.jobs.tables import check_columns, open_tables, stream_tables
+from relabel.jobs.tables import check_columns, open_tables, stream_tables, write_grouped
 from relabel.manifests.columns import INPUT_KINDS, values_of
 from relabel.manifests.errors import InputError, StaleRunError
 from relabel.manifests.files import Storage
@@ -28,7 +27,6 @@ _CHUNKS = "chunks"
 _ADDED = {COSINE: pa.float32(), COSINES: pa.large_list(pa.float32()), SIMILAR: pa.large_list(pa.int32())}
 _BATCH_ROWS = 256
 """Rows whose texts are embedded together, so that texts of like length share a batch."""
-_GROUP_ROWS = 16_384
 _FINGERPRINT_KEY = b"relabel.similar"
 """Key of the Parquet file's metadata that says what it was made of and how."""
 
@@ -121,18 +119,12 @@ class SimilarPairs:
         mark = {_FINGERPRINT_KEY: fingerprint.encode()}
         schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())], metadata=mark)
         counts = SimilarCounts()
-        with written(target, self._storage) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            waiting: list[pa.Table] = []
-            tables = stream_tables(
-                self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS, rows=self.rows
-            )
-            for table in tables:
-                waiting.append(self._with_cosines(table, embedder, counts).replace_schema_metadata(mark))
-                if sum(map(len, waiting)) >= _GROUP_ROWS:
-                    writer.write_table(pa.concat_tables(waiting))
-                    waiting = []
-            if waiting:
-                writer.write_table(pa.concat_tables(waiting))
+        tables = stream_tables(
+            self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS, rows=self.rows
+        )
+        with written(target, self._storage) as file:
+            found = (self._with_cosines(table, embedder, counts).replace_schema_metadata(mark) for table in tables)
+            write_grouped(file, schema, found)
         return counts
 
     def _with_cosines(self, table: pa.Table, embedder: Embedder, counts: SimilarCounts) -> pa.Table:

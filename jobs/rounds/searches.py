@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from relabel.jobs.pairs.chunks import CountTokens
 from relabel.jobs.pairs.contexts import Bm25Index, queries_of
-from relabel.jobs.tables import document_of, load_polars, refuse_null, scan, translate_polars_errors
+from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
 from relabel.labelers.query_inputs import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
 from relabel.manifests import failpoints
 from relabel.manifests.errors import InputError, StaleRunError
@@ -218,9 +218,7 @@ def load_corpus(path: str, count: CountTokens, storage: Storage) -> Corpus:
             .sort("doc_id", "text")
             .collect(engine="streaming")
         )
-    twice = held.filter(polars.len().over("doc_id") > 1)["doc_id"]
-    if twice.len():
-        raise InputError(f"{path}: document `{twice[0]}` occurs with different texts. Give each text an id of its own.")
+    refuse_two_texts(held["doc_id"], path=path, what="document")
     kept = held.filter(col("text").str.strip_chars() != "").unique("text", keep="first", maintain_order=True)
     if not kept.height:
         raise InputError(f"{path} ({CORPUS_KEY}): no document there has any text. Name a corpus with documents.")

@@ -223,7 +223,7 @@ def row(**changes: Any) -> dict[str, Any]:
     ("rows", "docs", "message"),
     [
         ([row(), row()], DOCS, "answer `a0` of query `q` occurs 2 times"),
-        ([row(), row(answer_id="a1", query="other")], DOCS, "query `q` has two texts, 'about q' and 'other'"),
+        ([row(), row(answer_id="a1", query="other")], DOCS, "query `q` has two texts"),
         ([row(query_id=None)], DOCS, "row 0 has no `query_id`"),
         ([row()], DOCS, r"no query has 5 answers \(the most is 1\). Lower --answers-per-query"),
         ([], DOCS, "no query has 5 answers"),
@@ -235,7 +235,7 @@ def row(**changes: Any) -> dict[str, Any]:
         (
             answers("q", *FIVE),
             [{"doc_id": "d0", "document": t} for t in "ab"],
-            "document `d0` occurs with different texts",
+            "document `d0` has two texts",
         ),
         (answers("q", *FIVE), [{"doc_id": None, "document": "x"}, *DOCS], "row 0 has no `doc_id`"),
         (

@@ -449,7 +449,7 @@ def test_questions_and_documents_that_contradict_themselves_are_named(
 ) -> None:
     world()
     pq.write_table(pa.Table.from_pylist([*DOCS, {"doc_id": "d01", "document": "other"}]), "docs.parquet")
-    relabel("rounds", "job.yaml").refused(3, "document `d01` occurs with different texts")
+    relabel("rounds", "job.yaml").refused(3, "document `d01` has two texts")
     world()
     pq.write_table(pa.Table.from_pylist([*QUESTIONS, {"query_id": "q01", "query": "other"}]), "questions.parquet")
     relabel("rounds", "job.yaml").refused(3, "query `q01` has two texts")
