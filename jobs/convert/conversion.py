@@ -160,9 +160,10 @@ def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, i
         InputError: pairs have several values and nobody said which counts.
     """
     pair, value = ["query_id", "doc_id"], polars.col("value")
-    kept = rows if rule == "keep" else rows.unique(pair, keep="first", maintain_order=True)
-    if kept.height == rows.height:
-        return kept, 0
+    num_pairs = rows.select(polars.struct(pair).hash().n_unique()).item()  # or more, where hashes collide
+    if rule == "keep" or num_pairs == rows.height:
+        return rows, 0
+    kept = rows.unique(pair, keep="first", maintain_order=True)
     repeated = rows.filter(polars.struct(pair).is_duplicated())
     groups = repeated.group_by(pair, maintain_order=True).agg("value").filter(value.list.n_unique() > 1)
     if groups.height and rule == "error":

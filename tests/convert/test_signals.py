@@ -33,7 +33,7 @@ def test_a_conversion_that_a_signal_ends_leaves_no_scratch_files_and_no_target(t
     ]
     process = subprocess.Popen(call, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60.0
-    while not any(scratch.rglob("*.parquet")):
+    while not any(scratch.iterdir()):
         assert process.poll() is None, "it ended before the signal"
         assert time.monotonic() < until
         time.sleep(0.01)
