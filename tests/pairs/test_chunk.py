@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("polars")
 pytest.importorskip("lxml")
 
-from relabel.jobs.pairs import page_columns
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec
@@ -186,7 +185,7 @@ def test_rows_are_written_in_groups_of_so_many_bytes(
     relabel: Callable[..., Any], write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("p.parquet", [{"html": f"<p>{number}"} for number in range(200)])
-    monkeypatch.setattr(page_columns, "_GROUP_BYTES", 6000)
+    monkeypatch.setattr("relabel.jobs.tables._BYTES_PER_GROUP", 6000)
     assert relabel("pairs", "chunk", "p.parquet", "--to", "out.parquet").code == 0
     file = pq.ParquetFile("out.parquet")
     assert 1 < file.num_row_groups < 200
