@@ -88,230 +88,6 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 # ------------------------------------------------------------------------------
-# What lies in a local folder of input: its data files, through links too, and what is left out by rule, counted.
-#
-# Names that begin with `_` or `.` are left out (what writers leave behind), and files of other suffixes. All else is
-# data: it is read, or it is an error that names it, since a file that is passed over is rows that are lost without a
-# word.
-
-
-PARQUET_SUFFIXES = (".parquet", ".pq")
-HIDDEN = (".", "_")
-
-
-class FolderFile(NamedTuple):
-    """A data file of a folder, and what the system says about it."""
-
-    path: str
-    stat: os.stat_result
-
-
-class Folder(NamedTuple):
-    """What a folder holds: data files in name order, and how many names each rule left out.
-
-    The rules are `_*` and `.*` for files, `_*/` and `.*/` for folders (which are not looked into), and `*.csv`, say, or
-    `no suffix`.
-    """
-
-    files: list[FolderFile]
-    left_out: Counter[str]
-
-
-class FoldersSeen:
-    """The folders of one walk: what links lead back to, and what is reached in two ways."""
-
-    def __init__(self) -> None:
-        self._first: dict[Any, str] = {}
-
-    def first(self, folder: str) -> str:
-        """Where this folder was reached first: here, if it is new.
-
-        Raises:
-            InputError: it is one of those that it lies in.
-        """
-        with reading(folder):
-            found = Path(folder).stat()
-        # some network disks number nothing
-        key = (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(folder)
-        first = self._first.setdefault(key, folder)
-        if first != folder and Path(folder).is_relative_to(first):
-            raise InputError(
-                f"{folder}: a link back to {first}, which contains it: reading it would not end. Remove the link."
-            )
-        return first
-
-    def add(self, folder: str) -> None:
-        """Take note of a folder.
-
-        Raises:
-            InputError: it was reached before.
-        """
-        first = self.first(folder)
-        if first != folder:
-            raise reached_twice(first, folder)
-
-
-def reached_twice(first: str, second: str) -> InputError:
-    """The error for a folder under two names."""
-    return InputError(f"{first} and {second} are one folder, so its rows would be labelled twice. Remove the link.")
-
-
-def look_into(root: str) -> Folder:
-    """All of a folder, and of the folders in it.
-
-    Raises:
-        InputError: something in it can't be read, a link leads to nothing or back to where it lies, or data is reached
-            in two ways.
-    """
-    files: list[FolderFile] = []
-    left_out: Counter[str] = Counter()
-    empty: set[str] = set()  # folders named like data files
-    again: list[tuple[str, str]] = []
-    seen = FoldersSeen()
-    waiting = [root]
-    while waiting:
-        folder = waiting.pop()
-        first = seen.first(folder)
-        if first != folder:
-            again.append((first, folder))
-            continue
-        if folder != root and folder.endswith(PARQUET_SUFFIXES):
-            empty.add(folder)
-        for path, found in _entries(folder, left_out):
-            if stat.S_ISDIR(found.st_mode):
-                waiting.append(path)
-            else:
-                files.append(FolderFile(path, found))
-    files.sort()
-    inside = {os.path.dirname(file.path) for file in files}  # noqa: PTH120 (as text, and fast)
-    held = {str(above) for folder in inside for above in (Path(folder), *Path(folder).parents)}
-    for folder in sorted(empty - held):
-        raise InputError(
-            f"{folder}: a folder that is named like a data file and holds none. Was its writer cut off? Write it "
-            "again, or remove it."
-        )
-    for first, second in again:
-        if first in held:
-            raise reached_twice(first, second)
-    return Folder(files, left_out)
-
-
-def left_out_as(name: str, *, is_folder: bool) -> str | None:
-    """The rule by which a name is left out; None for data, and for a folder that is looked into."""
-    if name.startswith(HIDDEN):
-        return f"{name[0]}*/" if is_folder else f"{name[0]}*"
-    if is_folder or name.endswith(PARQUET_SUFFIXES):
-        return None
-    suffix = Path(name).suffix
-    return f"*{suffix}" if suffix else "no suffix"
-
-
-def _entries(folder: str, left_out: Counter[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Data files of a folder and the folders in it, links followed."""
-    with reading(folder), os.scandir(folder) as entries:
-        for entry in entries:
-            path = str(Path(folder, entry.name))
-            if entry.name.startswith(HIDDEN):
-                left_out[str(left_out_as(entry.name, is_folder=entry.is_dir(follow_symlinks=False)))] += 1
-                continue
-            with reading(path):
-                try:
-                    found = entry.stat()
-                except FileNotFoundError as exc:
-                    if not entry.is_symlink():  # gone since it was listed
-                        raise
-                    raise InputError(
-                        f"{path}: a link to {Path(path).readlink()}, which is not there, so the rows behind it can't "
-                        "be read. Restore what it led to, or remove the link."
-                    ) from exc
-            rule = left_out_as(entry.name, is_folder=stat.S_ISDIR(found.st_mode))
-            if rule is not None:
-                left_out[rule] += 1
-                continue
-            if not stat.S_ISDIR(found.st_mode):
-                check_kind(path, found)
-            yield path, found
-
-
-# ------------------------------------------------------------------------------
-# Local globs: `*`, `?`, `[…]` within a name, `**` for any folders, as `glob.glob` reads them.
-#
-# That one passes over folders that it may not list and follows links in a circle until the system stops it; here either
-# is an error.
-
-
-def is_glob(pattern: str) -> bool:
-    """Whether a path that does not exist as it is written may stand for others."""
-    return glob.has_magic(pattern)
-
-
-def fixed_folder(pattern: str) -> str:
-    """The folder that all matches of a local glob lie in, as far as the glob names it; `` for the working directory."""
-    parts = [part for part in pattern.split("/") if part]
-    fixed = list(itertools.takewhile(lambda part: not is_glob(part), parts[:-1]))
-    return ("/" if pattern.startswith("/") else "") + "/".join(fixed)
-
-
-def matches_of(pattern: str) -> list[str]:
-    """Files and folders that a glob stands for, sorted, each once; with `**` files alone.
-
-    Raises:
-        InputError: a folder can't be listed, or links lead in a circle.
-    """
-    parts = [part for part in pattern.split("/") if part]
-    found = sorted(set(_expanded("/" if pattern.startswith("/") else "", parts)))
-    return [path for path in found if not Path(path).is_dir()] if "**" in parts else found
-
-
-def _expanded(folder: str, parts: list[str]) -> Iterator[str]:
-    if not parts:
-        yield folder
-        return
-    part, *rest = parts
-    if part == "**":
-        for inside in _below(folder):
-            yield from _expanded(inside, rest or ["*"])
-    elif is_glob(part):
-        matches = re.compile(fnmatch.translate(part)).match
-        for name in _names(folder, hidden=part.startswith(".")):
-            path = os.path.join(folder, name)  # noqa: PTH118 (as it is written: `./a` stays `./a`)
-            if matches(name) and (not rest or Path(path).is_dir()):
-                yield from _expanded(path, rest)
-    else:
-        path = os.path.join(folder, part)  # noqa: PTH118
-        with reading(path):
-            is_there = _is_there(path)
-        if is_there:
-            yield from _expanded(path, rest)
-
-
-def _is_there(path: str) -> bool:
-    try:
-        Path(path).lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-def _below(folder: str) -> list[str]:
-    """A folder and all in it but hidden ones."""
-    seen = FoldersSeen()
-    found, waiting = [], [folder]
-    while waiting:
-        above = waiting.pop()
-        seen.add(above or ".")
-        found.append(above)
-        inside = (os.path.join(above, name) for name in _names(above, hidden=False))  # noqa: PTH118
-        waiting += [path for path in inside if Path(path).is_dir()]
-    return found
-
-
-def _names(folder: str, *, hidden: bool) -> list[str]:
-    with reading(folder or "."):
-        return sorted(name for name in os.listdir(folder or ".") if hidden or not name.startswith("."))  # noqa: PTH208 (names alone)
-
-
-# ------------------------------------------------------------------------------
 # What tells the folder of a table from a folder of plain Parquet files: the log or the metadata that lies in it.
 #
 # A table keeps files of which rows were removed or written anew. Read as plain files, those rows would come along.
@@ -343,17 +119,13 @@ def folders_above(path: str) -> Iterator[str]:
         yield path
 
 
-def local_tables(paths: Iterable[str], root: str) -> dict[str, TableFormat]:
-    """The folders of tables that local files lie in, from the folder `root` on.
-
-    Raises:
-        InputError: a folder can't be looked into.
-    """
-    inner = "" if root == "." else root
-    folders = {inner}
-    for path in {path.rpartition("/")[0] + "/" for path in paths}:
-        folders.update(folder for folder in folders_above(path) if folder.startswith(inner))
-    return {folder: found for folder in folders if (found := _table_at(folder or ".")) is not None}
+def _table_at(folder: str) -> TableFormat | None:
+    """The format of the table whose folder a local one is; None for any other."""
+    if Path(folder, DELTA_LOG).is_dir():
+        return "delta"
+    metadata = Path(folder, "metadata")
+    is_table = metadata.is_dir() and any(map(ICEBERG_METADATA.fullmatch, os.listdir(metadata)))  # noqa: PTH208
+    return "iceberg" if is_table else None
 
 
 def refuse_tables(paths: Iterable[str], tables: Mapping[str, TableFormat], shown: Callable[[str], str] = str) -> None:
@@ -376,18 +148,6 @@ def refuse_tables(paths: Iterable[str], tables: Mapping[str, TableFormat], shown
             )
 
 
-def _table_at(folder: str) -> TableFormat | None:
-    """The format of the table whose folder a local one is; None for any other."""
-    metadata = str(Path(folder, "metadata"))
-    with reading(metadata):
-        if Path(folder, DELTA_LOG).is_dir():
-            return "delta"
-        if not Path(metadata).is_dir():
-            return None
-        names = os.listdir(metadata)  # noqa: PTH208 (names alone)
-    return "iceberg" if any(map(ICEBERG_METADATA.fullmatch, names)) else None
-
-
 # ------------------------------------------------------------------------------
 # The files behind `input.path`: which, in what order, and a stamp of each that a listing tells without opening one.
 #
@@ -396,6 +156,11 @@ def _table_at(folder: str) -> TableFormat | None:
 
 
 RULES_SHOWN = 6
+PARQUET_SUFFIXES = (".parquet", ".pq")
+HIDDEN = (".", "_")
+"""Names that begin so are left out of a folder (what writers leave), and files of other suffixes than Parquet's. All
+else is data: it is read, or an error names it, since a file that is passed over is rows that are lost silently.
+"""
 
 
 class ListedFile(NamedTuple):
@@ -477,47 +242,133 @@ def check_name(path: str) -> None:
         raise InputError(f"{shown(path)}: its name {oddity}, so no plan can hold it. Rename it.")
 
 
+def left_out_as(name: str, *, is_folder: bool) -> str | None:
+    """The rule by which a name in a folder of input is left out; None for data, and for a folder that is read."""
+    if name.startswith(HIDDEN):
+        return f"{name[0]}*/" if is_folder else f"{name[0]}*"
+    if is_folder or name.endswith(PARQUET_SUFFIXES):
+        return None
+    suffix = Path(name).suffix
+    return f"*{suffix}" if suffix else "no suffix"
+
+
 def _list_local(pattern: str) -> Listing:
     with reading(pattern):
         path = Path(pattern)
         if path.is_dir():
-            listing = _list_folder(str(path))
-            _refuse_local_tables(listing.files, str(path))
-            return listing
-        if path.exists():
-            return Listing([_file_at(pattern)], Counter())
-        found: list[ListedFile] = []
-        left_out: Counter[str] = Counter()
-        for match in matches_of(pattern):
-            if Path(
-                match
-            ).is_dir():  # a folder that matches (Spark writes folders named like files) stands for the files in it
-                inside = _list_folder(match)
-                found += inside.files
-                left_out += inside.left_out
-            else:
-                found.append(_file_at(match))
-        if not found and not is_glob(pattern):
-            raise InputError(f"input.path {pattern}: no such file or folder (looked from {Path.cwd()}).")
-        _refuse_local_tables(found, fixed_folder(pattern))
-        return Listing(found, left_out)
+            return _Walk([]).listing("" if path == Path() else str(path))
+        if path.exists() or path.is_symlink():
+            found = path.stat()
+            check_kind(pattern, found)
+            return Listing([ListedFile(pattern, file_stamp(found))], Counter())
+    if not glob.has_magic(pattern):
+        raise InputError(f"input.path {pattern}: no such file or folder (looked from {Path.cwd()}).")
+    parts = [part for part in pattern.split("/") if part]
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    root = ("/" if pattern.startswith("/") else "") + "/".join(fixed)
+    return _Walk(parts[len(fixed) :]).listing(root) if Path(root or ".").is_dir() else Listing([], Counter())
 
 
-def _list_folder(folder: str) -> Listing:
-    found = look_into(folder)
-    return Listing([ListedFile(path, file_stamp(stat)) for path, stat in found.files], found.left_out)
+class _Walk:
+    """A walk through local folders, links followed, for a glob's parts below its fixed folder; without parts all data
+    of the folder is wanted. A *place* is how many parts a folder's path has met.
 
+    `glob.glob` passes over folders that it may not list, and follows links in a circle; here either is an error.
+    """
 
-def _refuse_local_tables(files: list[ListedFile], root: str) -> None:
-    paths = [file.path for file in files]
-    refuse_tables(paths, local_tables(paths, root))
+    def __init__(self, parts: Sequence[str]) -> None:
+        self._parts = [*parts, "*"] if parts and parts[-1] == "**" else [*parts]
+        self._matches = [re.compile(fnmatch.translate(part)).match for part in self._parts]
+        self._whole = len(self._parts)
+        self._files: list[ListedFile] = []
+        self._left_out: Counter[str] = Counter()
+        self._waiting: list[tuple[str, set[int]]] = []
 
+    def listing(self, root: str) -> Listing:
+        """The files, in name order.
 
-def _file_at(path: str) -> ListedFile:
-    with reading(path):
-        stat = Path(path).stat()
-        check_kind(path, stat)
-    return ListedFile(path, file_stamp(stat))
+        Raises:
+            InputError: something can't be read, a link leads to nothing or back to where it lies, data is reached in
+                two ways or belongs to a table.
+        """
+        first_paths: dict[Any, str] = {}
+        again: list[tuple[str, str]] = []
+        tables: dict[str, TableFormat] = {}
+        self._waiting = [(root, self._reached({0}))]
+        while self._waiting:
+            folder, places = self._waiting.pop()
+            with reading(folder or "."):
+                found = Path(folder or ".").stat()
+                # some network disks number nothing
+                key = (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(folder)
+                first = first_paths.setdefault(key, folder)
+                if first == folder:
+                    if kind := _table_at(folder or "."):
+                        tables[folder] = kind
+                    with os.scandir(folder or ".") as entries:
+                        for entry in entries:
+                            self._take(os.path.join(folder, entry.name), entry, places)  # noqa: PTH118 (as written)
+                elif Path(folder).is_relative_to(first):
+                    raise InputError(
+                        f"{folder}: a link back to {first}, which contains it: reading it would not end. Remove the "
+                        "link."
+                    )
+                else:
+                    again.append((first, folder))
+        self._files.sort()
+        paths = [file.path for file in self._files]
+        own = {path.rpartition("/")[0] + "/" for path in paths}
+        held = {above for folder in own for above in folders_above(folder)}
+        if twice := [both for both in again if both[0] in held]:
+            raise InputError(
+                f"{twice[0][0]} and {twice[0][1]} are one folder, so its rows would be labelled twice. Remove the link."
+            )
+        for folder in sorted({*first_paths.values()} - held - {root}):
+            if folder.endswith(PARQUET_SUFFIXES):
+                raise InputError(
+                    f"{folder}: a folder that is named like a data file and holds none. Was its writer cut off? Write "
+                    "it again, or remove it."
+                )
+        refuse_tables(paths, tables)
+        return Listing(self._files, self._left_out)
+
+    def _reached(self, places: set[int]) -> set[int]:
+        """With the places after `**`, which may stand for no folder."""
+        return places | {place + 1 for place in places if self._parts[place : place + 1] == ["**"]}
+
+    def _take(self, path: str, entry: os.DirEntry[str], places: set[int]) -> None:
+        name, is_inside = entry.name, self._whole in places
+        if is_inside and name.startswith(HIDDEN):
+            self._left_out[str(left_out_as(name, is_folder=entry.is_dir(follow_symlinks=False)))] += 1
+            return
+        then = {self._whole} if is_inside else set()
+        for place in places - {self._whole}:
+            part = self._parts[place]
+            if name.startswith(".") and not part.startswith("."):
+                continue
+            if part == "**":
+                then.add(place)
+            elif self._matches[place](name):
+                then.add(place + 1)
+        if not then:
+            return
+        with reading(path):
+            try:
+                found = entry.stat()
+            except FileNotFoundError as exc:
+                if not entry.is_symlink():  # gone since it was listed
+                    raise
+                raise InputError(
+                    f"{path}: a link to {Path(path).readlink()}, which is not there, so its rows can't be read. "
+                    "Restore what it led to, or remove the link."
+                ) from exc
+        if stat.S_ISDIR(found.st_mode):
+            self._waiting.append((path, self._reached(then - ({self._whole} if "**" in self._parts else set()))))
+        elif is_inside and (rule := left_out_as(name, is_folder=False)) is not None:
+            self._left_out[rule] += 1
+        elif self._whole in then:
+            check_kind(path, found)
+            self._files.append(ListedFile(path, file_stamp(found)))
 
 
 def _list_url(pattern: str, storage: Storage) -> Listing:
