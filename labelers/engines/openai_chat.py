@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure
 from relabel.labelers.engines.openai_connections import OpenAiArgs
 from relabel.labelers.engines.openai_replies import Reply, read_chat
-from relabel.labelers.engines.tokens import KNOWN_CONTROL_TEXTS, ControlTexts
-from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Message, Request, most_prompt_tokens
+from relabel.labelers.engines.tokens import KNOWN_CONTROL_TEXTS, ControlTexts, documents_of, with_documents
+from relabel.manifests.asks import Answer, Ask, Message, Request, most_prompt_tokens
 from relabel.manifests.errors import ModelError
 from relabel.manifests.formats import Text, closing_of, opening_of
 from relabel.manifests.models import DAY
@@ -238,20 +238,10 @@ def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:
     """The messages with `surplus` characters fewer, from the ends of the documents, last one first; None if those are
     too short.
     """
-    changed = list(messages)
-    for number in reversed(range(len(changed))):
-        message = changed[number]
-        for place in reversed(range(len(message.fields))):
-            if message.fields[place] == DOCUMENT_FIELD and surplus > 0:
-                parts = list(changed[number].parts)
-                kept = parts[2 * place + 1][: max(len(parts[2 * place + 1]) - surplus, 0)]
-                surplus -= len(parts[2 * place + 1]) - len(kept)
-                parts[2 * place + 1] = kept
-                changed[number] = message = message._replace(parts=tuple(parts))
-    is_emptied = all(
-        not message.parts[2 * place + 1]
-        for message in changed
-        for place, field in enumerate(message.fields)
-        if field == DOCUMENT_FIELD
-    )
-    return None if surplus > 0 or is_emptied else changed
+    places = documents_of(messages)
+    texts = [text for _, _, text in places]
+    for number in reversed(range(len(texts))):
+        kept = texts[number][: max(len(texts[number]) - surplus, 0)]
+        surplus -= len(texts[number]) - len(kept)
+        texts[number] = kept
+    return None if surplus > 0 or not any(texts) else with_documents(messages, places, texts)

@@ -383,15 +383,15 @@ class PromptEncoder:
         """
         return any(
             len(text) > room * CHARS_PER_TOKEN * 2 and len(self._ids(text[: room * CHARS_PER_TOKEN])) > room + 8
-            for _, _, text in _documents(messages)
+            for _, _, text in documents_of(messages)
         )
 
     def _cut_to_fit(self, messages: Sequence[Message], room: int, end: str) -> tuple[list[int], str] | None:
         """Ids with the documents cut at their ends, last document first, and what is left of them; None if even that
         does not fit.
         """
-        places = _documents(messages)
-        bare = self.encode_messages(_with_documents(messages, places, [""] * len(places)), end=end)
+        places = documents_of(messages)
+        bare = self.encode_messages(with_documents(messages, places, [""] * len(places)), end=end)
         allowed = room - len(bare)
         if not places or allowed <= 0:
             return None
@@ -401,7 +401,7 @@ class PromptEncoder:
                 head, used = self._head(text, left)
                 kept.append(head)
                 left -= used
-            ids = self.encode_messages(_with_documents(messages, places, kept), end=end)
+            ids = self.encode_messages(with_documents(messages, places, kept), end=end)
             if len(ids) <= room:
                 return ids, "\n\n".join(kept) if len(kept) > 1 else kept[0]
             allowed -= len(ids) - room
@@ -436,7 +436,7 @@ def _control_texts(tokenizer: Any) -> frozenset[str]:
     return frozenset(text for text in special | added if text)
 
 
-def _documents(messages: Sequence[Message]) -> list[tuple[int, int, str]]:
+def documents_of(messages: Sequence[Message]) -> list[tuple[int, int, str]]:
     """Where the parts are that may be cut: (message, part, text)."""
     return [
         (number, 2 * place + 1, message.parts[2 * place + 1])
@@ -446,9 +446,10 @@ def _documents(messages: Sequence[Message]) -> list[tuple[int, int, str]]:
     ]
 
 
-def _with_documents(
+def with_documents(
     messages: Sequence[Message], places: list[tuple[int, int, str]], texts: Sequence[str]
 ) -> list[Message]:
+    """The messages with other texts in the places of `documents_of`."""
     changed = list(messages)
     for (number, part, _), text in zip(places, texts, strict=True):
         parts = changed[number].parts
