@@ -403,17 +403,13 @@ class DistillSpec(TrainedSpec):
         return value
 
     @model_validator(mode="after")
-    def _keys_fit_the_kind(self) -> DistillSpec:
+    def _parts_fit(self) -> DistillSpec:
         for key in KINDS[self.student.kind].refuses:
             section, _, name = key.partition(".")
             held = getattr(self, section)
             if getattr(held, name) != type(held).model_fields[name].get_default():
                 others = " and ".join(f"{kind}s" for kind in takers(key))
                 raise ValueError(f"keys like `{key}` are for {others}, and `student.kind` is {self.student.kind}")
-        return self
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> DistillSpec:
         if not self.labels and (self.gold is None or self.loss.gold_weight == 0):
             raise ValueError("nothing to learn from: name `labels`, or `gold` with `loss.gold_weight` above 0")
         if not self.labels and self.loss.gold_weight != 1.0:

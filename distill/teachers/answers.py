@@ -20,7 +20,7 @@ from relabel.distill.students.labels import (
 )
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.teachers.evidence import EvidenceQuery, chosen_in, load_evidence_queries
-from relabel.distill.teachers.spec import RunData, SftGold, TeacherSpec
+from relabel.distill.teachers.spec import SftData, SftGold, TeacherSpec
 from relabel.labelers.evidence_set import EVIDENCE_SET
 from relabel.labelers.query_inputs import rendered_sets
 from relabel.labelers.registry import Labeler, labeler_class, options_of_run
@@ -88,7 +88,7 @@ class AnsweredRows:
         return self.options.name == EVIDENCE_SET
 
 
-def load_answered_rows(spec: TeacherSpec, data: RunData, storage: Storage) -> AnsweredRows:
+def load_answered_rows(spec: TeacherSpec, data: SftData, storage: Storage) -> AnsweredRows:
     """Read runs and gold.
 
     Raises:

@@ -26,7 +26,6 @@ from relabel.manifests.specs import (
     PathText,
     Schema,
     Spec,
-    imported,
     of_model,
     one_or_many,
     path_or_each,
@@ -38,10 +37,6 @@ from relabel.manifests.specs import (
 # ------------------------------------------------------------------------------
 # The teacher spec, as far as all methods share it: what a user writes in `teacher.yaml`, checked key by key. Pure: no
 # environment, no network, no disk.
-
-
-class TeacherGold(GoldSource):
-    """Trusted grades: with runs, only answers whose grade is the trusted one are learned; alone, the grades are."""
 
 
 class RunSource(Spec):
@@ -87,28 +82,16 @@ class TeacherSpec(TrainedSpec):
     """Train low-rank adapters instead of all weights; they are merged into the weights that are written."""
 
 
-class RunData(Spec):
-    """What is learned from, for methods that learn answers of runs."""
-
-    runs: tuple[RunSource, ...] = ()
-    """Finished runs of one labeler: paths, or mappings with a path."""
-    gold: TeacherGold | None = None
-    """Trusted grades."""
-
-    @field_validator("runs", mode="before")
-    @classmethod
-    def _paths_are_sources(cls, value: Any) -> Any:
-        return as_sources(value)
-
-
 # ------------------------------------------------------------------------------
 # The spec of `method: sft`: supervised fine-tuning on answers, with the reasoning masked at random.
 #
 # Source: Graph-GRPO, equation 1 (label-first chain of thought, its two stages); the default of `mask` is ours.
 
 
-class SftGold(TeacherGold):
-    """Trusted grades; or, for `evidence-set`, the chunks that are wanted."""
+class SftGold(GoldSource):
+    """Trusted grades: with runs, only answers whose grade is the trusted one are learned; alone, the grades are. For
+    `evidence-set`, the chunks that are wanted.
+    """
 
     sets: str | None = None
     """Column with the numbers of each document's wanted chunks, a list of integers, instead of grades: `similar` of
@@ -116,13 +99,20 @@ class SftGold(TeacherGold):
     """
 
 
-class SftData(RunData):
+class SftData(Spec):
     """What is learned from: answers of runs, or gold alone."""
 
+    runs: tuple[RunSource, ...] = ()
+    """Finished runs of one labeler: paths, or mappings with a path."""
     gold: SftGold | None = None
     """Trusted grades, or sets of chunks."""
     answer: Literal["whole", "preliminary"] = "whole"
     """`whole`: the answer as the labeler reads it. `preliminary`: its first grade alone (Graph-GRPO's first stage)."""
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _paths_are_sources(cls, value: Any) -> Any:
+        return as_sources(value)
 
     @model_validator(mode="after")
     def _there_is_something(self) -> SftData:
@@ -210,7 +200,7 @@ class RolloutSection(Spec):
     """Who writes the answers. Default: transformers, in the training's process."""
 
 
-class RewardGold(TeacherGold):
+class RewardGold(GoldSource):
     """The pairs, and the trusted grades that rewards are measured by."""
 
 
@@ -248,7 +238,9 @@ class RolloutSpec(TeacherSpec):
     """One teacher that learns from what its own answers earn, whatever they earn."""
 
     labeler: SerializeAsAny[LabelerOptions]
-    """Whose prompts it answers, with the options of a job's `labeler`."""
+    """Whose prompts it answers, with the options of a job's `labeler`; for grpo one whose teacher reasons (`r1`,
+    `umbrela`, `r3a`).
+    """
     rollouts: RolloutSection = RolloutSection()
     """How answers are sampled."""
     train: RolloutTraining = RolloutTraining()
@@ -259,7 +251,7 @@ class RolloutSpec(TeacherSpec):
     """When it is warned of, and ended, for earning its reward without the work."""
 
     @model_validator(mode="after")
-    def _steps_are_whole(self) -> RolloutSpec:
+    def _parts_fit(self) -> RolloutSpec:
         rollouts, train = self.rollouts, self.train
         together = train.batch_size * train.accumulation
         if together % rollouts.group:
@@ -274,12 +266,8 @@ class RolloutSpec(TeacherSpec):
                     f"train.{key} is {steps}, which is no multiple of rollouts.updates "
                     f"({rollouts.updates}): rollouts are not kept in checkpoints"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _dev_has_rows(self) -> RolloutSpec:
         for key in ("early_stopping", "eval_every"):
-            if getattr(self.train, key) is not None and self.split.dev == 0:
+            if getattr(train, key) is not None and self.split.dev == 0:
                 raise ValueError(f"`train.{key}` needs the dev split, and `split.dev` is 0")
         return self
 
@@ -294,10 +282,6 @@ class GrpoSpec(RolloutSpec):
 
     method: Literal["grpo"] = "grpo"
     """How it is trained."""
-    labeler: SerializeAsAny[LabelerOptions]
-    """Whose prompts it answers, with the options of a job's `labeler`; one whose teacher reasons (`r1`, `umbrela`,
-    `r3a`).
-    """
     data: RewardData
     """What it learns from."""
     near: float = Field(0.0, ge=0.0, le=1.0)
@@ -522,34 +506,34 @@ class TeacherMethod:
 
     Args:
         title: what its card calls it.
-        spec: import path of its spec, a `TeacherSpec`.
+        spec: its spec.
         trainer: import path of its `TeacherTrainer` (`trainers.py`).
     """
 
     title: str
-    spec: str
+    spec: type[TeacherSpec]
     trainer: str
 
 
 METHODS = {
     "sft": TeacherMethod(
         "supervised fine-tuning on answers",
-        "relabel.distill.teachers.spec:SftSpec",
+        SftSpec,
         "relabel.distill.teachers.sft:SftTrainer",
     ),
     "grpo": TeacherMethod(
         "GRPO on trusted grades",
-        "relabel.distill.teachers.spec:GrpoSpec",
+        GrpoSpec,
         "relabel.distill.teachers.grpo:GrpoTeacher",
     ),
     "graph-grpo": TeacherMethod(
         "GRPO with credit by node",
-        "relabel.distill.teachers.spec:GraphGrpoSpec",
+        GraphGrpoSpec,
         "relabel.distill.teachers.grpo:GrpoTeacher",
     ),
     "res-rag": TeacherMethod(
         "GRPO on a frozen generator's answers (RES-RAG)",
-        "relabel.distill.teachers.spec:ResRagSpec",
+        ResRagSpec,
         "relabel.distill.teachers.grpo:ResRagTeacher",
     ),
 }
@@ -579,8 +563,7 @@ def spec_class(method: object) -> type[TeacherSpec]:
     Raises:
         ConfigError: there is no such method.
     """
-    found: type[TeacherSpec] = imported(method_of(method).spec)
-    return found
+    return method_of(method).spec
 
 
 def teacher_keys() -> tuple[str, ...]:

@@ -1,5 +1,4 @@
-"""What training has in common, whatever is trained: a model's folder and whose it is, checkpoints that are whole or not
-there, the order of batches, the curve. Knows neither students nor teachers.
+"""What trainings of students and teachers share: the model's folder, atomic checkpoints, batches, the curve.
 
-Read `making.py` first.
+Read `output.py` first.
 """
