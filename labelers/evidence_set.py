@@ -42,7 +42,7 @@ from relabel.manifests.specs import LabelerOptions
 EVIDENCE_SET = "evidence-set"
 """The labeler's name."""
 TOKENS_PER_CHUNK = 8
-"""Room that a chunk takes beside its text: its number, its headings' marks and a line break."""
+"""Room that a chunk takes in addition to its text: its number, its headings' marks and a line break."""
 
 
 class EvidenceSetOptions(OnceAQueryOptions):
@@ -192,5 +192,5 @@ class ShortAnswers:
         return texts_of(self._reader.read(answer)[""])
 
     def probe(self) -> list[Ask]:
-        """What `Engine.prepare` looks at."""
+        """For `Engine.prepare`."""
         return [self.ask("how to prune roses", ("Cut back to an outward bud in late winter.",), ())]

@@ -1,7 +1,7 @@
 """`graph-grpo`: e-commerce relevance as a graph of seven nodes, label first.
 
 One answer: a first grade, four short descriptions (subject and attribute of query and product), two match scores, the
-final grade. Besides the grades come four distributions, and whether the rule map φ(s, a) agrees with the grade.
+final grade. With the grades come four distributions, and whether the rule map φ(s, a) agrees with the grade.
 
 Source: Graph-GRPO, label-first chain of thought (intuition, reasoning, decision); methods, section 2.
 """

@@ -2,8 +2,8 @@
 
 A template is rendered once per shape of input (the labeler's options and the number of context documents), not once per
 pair. Each data field is rendered as a sentinel, and the result is cut at the sentinels into template parts and data
-parts: a `Turn`. Per pair, only the tuple of parts is put together. So a pair costs about a microsecond, and what stands
-in a query or a document (`{{ … }}`, `{0}`, NUL, a sentinel's look-alike) never passes through Jinja.
+parts: a `Turn`. Per pair, only the tuple of parts is put together. So a pair costs about a microsecond, and what is
+in a query or a document (`{{ … }}`, `{0}`, NUL, text like a sentinel) never passes through Jinja.
 
 Rules for who writes a template: one file is one turn of the conversation; a data field can be printed, counted or
 looped over, nothing else (no filter, no comparison: what it holds is not known yet); files of the same set may be
@@ -44,7 +44,7 @@ _EDGE = "\0"  # no text file worth the name holds it, and `_load` refuses one th
 
 
 class _Field:
-    """Stands for a data field while a template is rendered. Everything but printing it is an error."""
+    """In place of a data field while a template is rendered. Everything but printing it is an error."""
 
     __slots__ = ("_name",)
 
@@ -147,7 +147,7 @@ class Prompts:
 
         Args:
             data: the fields that the file must print, in the order in which `Turn.message` takes their values.
-                `context` stands for `num_context` documents and is a list in the template; where there are none, it
+                `context` is `num_context` documents and is a list in the template; where there are none, it
                 need not be printed.
             counts: of each further field that is a list in the template, how many texts it has.
             settings: everything else that the template may read; values known now, no data.

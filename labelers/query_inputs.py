@@ -158,9 +158,9 @@ def _fault(chunk: Chunk, number: int, document: str) -> str | None:
 T = TypeVar("T")
 
 CHARS_PER_TOKEN = 4
-"""Characters that a token of room stands for at first: English has 4 to 5. Fewer only mean that it is asked again."""
+"""Characters that a token of room is taken for at first: English has 4 to 5. Fewer only mean that it is asked again."""
 CHARS_PER_DOCUMENT = 16
-"""Room that a document takes beside its text: its number and line breaks."""
+"""Room that a document takes in addition to its text: its number and line breaks."""
 LEAST_CHARS = 200
 """A document is cut to no less: what fits of the next one is left out where it is shorter."""
 SHRINK = 0.8
@@ -173,7 +173,7 @@ def with_siblings(pair: Pair) -> Pair:
 
 
 def place_among_siblings(pair: Pair) -> int:
-    """From 0. Siblings are in row order, and a query may have thousands, each of which looks for its place."""
+    """From 0. Siblings are in row order, and a query may have thousands, each of which needs its place."""
     return bisect.bisect_left(pair.siblings, pair.row_id, key=lambda sibling: sibling.row_id)
 
 

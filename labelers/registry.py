@@ -145,7 +145,7 @@ def labeler_schemas(definitions: dict[str, Schema]) -> dict[str, Schema]:
 
 
 def labeler_class(name: str) -> type[Labeler]:
-    """The class behind a name.
+    """The class of a name.
 
     Raises:
         ConfigError: no such labeler; names the known ones and the nearest.

@@ -34,17 +34,17 @@ from relabel.manifests.specs import LabelerOptions
 from relabel.manifests.trees import COLUMN, Node, Tree, read_tree
 
 # ------------------------------------------------------------------------------
-# Where in a document a retrieved passage comes from: exactly where its text stands there, else where the document
+# Where in a document a retrieved passage comes from: exactly where its text is, else where the document
 # reads most like it.
 #
 # Source: RDR2 (papers, section 3.3): a window of the passage's length slides over the document, and the one at the
-# least edit distance is taken. A retriever cuts and cleans pages in its own way, so passages seldom stand verbatim in
+# least edit distance is taken. A retriever cuts and cleans pages in its own way, so passages are seldom verbatim in
 # them.
 
 
 MOST_CHARS = 1000
-"""A longer passage is looked for by its beginning: time grows with the product of both lengths."""
-_LOOKS = 40
+"""A longer passage is searched by its beginning: time grows with the product of both lengths."""
+_MOST_WINDOWS = 40
 """Windows that are compared to each passage's length of document. Prose takes a tenth of it; in a text that repeats
 itself without end, all windows are near, and the search stops at the nearest so far.
 """
@@ -78,18 +78,18 @@ def align(passage: str, document: str) -> PassagePlace | None:
 
 
 def _nearest(passage: str, document: str, *, last: int) -> tuple[int, int] | None:
-    """Start and distance of the first window, none behind `last`, at the least Levenshtein distance, half of the
+    """Start and distance of the first window, none after `last`, at the least Levenshtein distance, half of the
     passage at most.
 
     A window moved by one character loses one and gains one, so its distance changes by two at most: from a window that
     is far off, those that can't be better are stepped over.
     """
-    rapidfuzz = require("rapidfuzz", extra="pairs", purpose="Finding a passage that does not stand there verbatim")
+    rapidfuzz = require("rapidfuzz", extra="pairs", purpose="Finding a passage that is not there verbatim")
     distance = rapidfuzz.distance.Levenshtein.distance
     length = len(passage)
     best_start, best = -1, length // 2 + 1
     at = 0
-    for _ in range(_LOOKS * len(document) // length):
+    for _ in range(_MOST_WINDOWS * len(document) // length):
         if at > last:
             break
         found = distance(passage, document[at : at + length])
@@ -133,9 +133,9 @@ class RouteOptions(LabelerOptions):
     grades: Literal[3] = 3
     """Three: some node answers (2), none does and a heading was to be unfolded (1), neither (0)."""
     passages: int = Field(5, ge=1, le=100)
-    """Most passages of a document that are looked at, each with a subtree of its own."""
+    """Most passages of a document that are read, each with a subtree of its own."""
     expansions: int = Field(5, ge=0, le=100)
-    """Most headings of a document that are unfolded, each asked about anew; 0 asks once a passage."""
+    """Most headings of a document that are unfolded, each asked about again; 0 asks once a passage."""
     expelled: Literal["quarantine", "keep"] = "quarantine"
     """What becomes of an answer with a line that is no legal action: it is asked again and in the end quarantined; or
     the line is left out and counted.

@@ -39,7 +39,7 @@ class Subtree:
     seen: frozenset[int] = frozenset()
 
     def light(self, matched: Iterable[int]) -> Subtree:
-        """With these content nodes lit, and nothing else but what stands beside, above and below them: their content
+        """With these content nodes lit, and nothing else but their siblings, ancestors and descendants: their content
         siblings, all content that those hold, and content that holds them.
         """
         found: set[int] = set()
@@ -111,7 +111,7 @@ def one_line(text: str) -> str:
 # A router's answer: one action a line, on nodes of the subtree that it was shown.
 #
 # Source: RDR2 (papers, section 3.3): `[ANSWER] id: prefix` takes a content node, `[EXPAND] id: prefix` unfolds a
-# collapsed heading, `[REFUSE]` stands alone. The prefix ties the id to its text; what counts as one is ours.
+# collapsed heading, `[REFUSE]` is alone. The prefix ties the id to its text; what counts as one is ours.
 
 
 ANSWER, EXPAND, REFUSE = "[ANSWER]", "[EXPAND]", "[REFUSE]"
@@ -121,7 +121,7 @@ OPTION_WORDS = 5
 """Words of the prefixes that a grammar admits."""
 _WORD_CHARS = 40
 _WORD = re.compile(rf"[\u3040-\u30ff\u3400-\u9fff]|[^\s<\u3040-\u30ff\u3400-\u9fff]{{1,{_WORD_CHARS}}}")
-"""What stands between spaces or `<`, which begins the control tokens of many models, so that no prefix wants it; each
+"""What is between spaces or `<`, which begins the control tokens of many models, so that no prefix wants it; each
 character of Chinese and Japanese, which have no spaces; 40 characters at most.
 """
 OPTION_CHARS = OPTION_WORDS * (_WORD_CHARS + 1)
@@ -222,7 +222,7 @@ def _words(text: str) -> list[str]:
 
 # ------------------------------------------------------------------------------
 # A step of `route` as its label keeps it, JSON: what was unfolded, shown and answered. And the way back: which answer
-# it tells.
+# it holds.
 
 
 NODES_FIELD = "nodes"
@@ -272,7 +272,7 @@ def step_json(heading: int | None, subtree: Subtree, texts: Iterable[str], actio
 
 
 def recall_step(text: str, ask: Ask) -> Recalled:
-    """The answer to an ask that a step tells. Of a line that was expelled it holds no text: another one that is not
+    """The answer to an ask that a step holds. Of a line that was expelled it holds no text: another one that is not
     legal takes its place.
 
     Raises:

@@ -14,15 +14,15 @@ from relabel.manifests.errors import ConfigError
 def template_files(name: str) -> dict[str, Path]:
     """A labeler's own templates and those of the shared ones that it uses, by file name.
 
-    They are looked for in `templates/NAME` and `templates` beside the labeler's module, and taken where they are what
+    They are in `templates/NAME` or `templates` in the folder of the labeler's module, and taken where they are what
     the labeler says it uses.
 
     Raises:
         ConfigError: there is no such labeler, or its templates lie elsewhere.
     """
     cls = labeler_class(name)
-    beside = Path(inspect.getfile(cls)).parent / "templates"
-    own = beside / name if (beside / name).is_dir() else beside
+    templates = Path(inspect.getfile(cls)).parent / "templates"
+    own = templates / name if (templates / name).is_dir() else templates
     found = {path.name: path for path in sorted(own.glob("*.j2"))}
     for file, digest in cls(cls.Options(name=name)).template_digests.items():
         path = found.setdefault(file, SHARED / file)

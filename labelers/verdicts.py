@@ -70,7 +70,7 @@ def lines_of(content: str) -> list[str]:
 
 
 def indices_of(content: str) -> list[int]:
-    """The numbers of a section, in their order; 0 stands for anything that is none."""
+    """The numbers of a section, in their order; 0 for anything else."""
     if not content:
         return []
     return [
@@ -114,7 +114,7 @@ def texts_of(content: str) -> list[str]:
 def _loaded(content: str, **readers: Any) -> Any:
     """
     Raises:
-        ValueError: it is no JSON, or too deep, or has a number that is none.
+        ValueError: it is no JSON, or too deep, or holds NaN or Infinity.
     """
     try:
         return json.loads(content, parse_constant=_refuse, **readers)

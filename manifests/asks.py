@@ -36,7 +36,7 @@ DOCUMENT_FIELD = "document"
 
 
 class Message(NamedTuple):
-    """One turn of a conversation, with what the template says kept apart from what the data says.
+    """One turn of a conversation, template text and data kept apart.
 
     `parts` alternates: template text at even places, data at odd ones, so it has an odd length. `fields` names the data
     parts in order. Data is hostile: an engine encodes it so that no control token can come of it.

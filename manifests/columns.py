@@ -239,7 +239,7 @@ def values_of(column: pa.Array | pa.ChunkedArray, path: str) -> list[Any]:
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
-        # one bad document must not stop all others, so its bytes become replacement characters, and it is said
+        # one bad document must not stop all others, so its bytes become replacement characters, with a warning
         logger.warning("%s: text that is not UTF-8; its bad bytes are read as U+FFFD", path)
         return [_decoded(value) for value in _as_bytes(column).to_pylist()]
 

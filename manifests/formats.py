@@ -40,7 +40,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Exactly one of `options`, as it stands."""
+    """Exactly one of `options`, as it is."""
 
     tag: str
     options: tuple[str, ...]

@@ -32,7 +32,7 @@ from relabel.manifests.store import ObjectStore, objects_of
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn a failed look at an input file into an InputError that names it."""
+    """Turn a failure to read an input file into an InputError that names it."""
     try:
         yield
     except RelabelError:
@@ -73,7 +73,7 @@ def stamps_below(folder: str, where: str, objects: Objects, storage: Storage) ->
 
 
 def stamp_of(path: str) -> tuple[int, int, int] | None:
-    """What changes when a local file is replaced, or written over in place: a footer alone can't tell, since it is
+    """What changes when a local file is replaced, or written over in place: a footer alone can't show it, since it is
     written last.
 
     None where there is no file, and for a URL, whose readers are pinned to one version by themselves.
@@ -88,9 +88,9 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
 
 
 # ------------------------------------------------------------------------------
-# What tells the folder of a table from a folder of plain Parquet files: the log or the metadata that lies in it.
+# What distinguishes the folder of a table from one of plain Parquet files: the log or the metadata in it.
 #
-# A table keeps files of which rows were removed or written anew. Read as plain files, those rows would come along.
+# A table keeps files of which rows were removed or rewritten. Read as plain files, those rows would come along.
 
 
 DELTA_LOG = "_delta_log"
@@ -149,9 +149,9 @@ def refuse_tables(paths: Iterable[str], tables: Mapping[str, TableFormat], shown
 
 
 # ------------------------------------------------------------------------------
-# The files behind `input.path`: which, in what order, and a stamp of each that a listing tells without opening one.
+# The files of `input.path`: which, in what order, and a stamp of each from the listing alone.
 #
-# Folders and globs are taken in name order. What is data in a folder, and what is left out, is said in
+# Folders and globs are taken in name order. What is data in a folder, and what is left out, is in
 # `input_folders.py`.
 
 
@@ -168,7 +168,7 @@ class ListedFile(NamedTuple):
 
     Args:
         stamp: changes whenever the file is written: by URL its ETag, on a disk its device, inode, size and times; None
-            where no listing tells.
+            where no listing shows one.
     """
 
     path: str
@@ -176,7 +176,7 @@ class ListedFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The files behind a path in name order, and how many names in its folders each rule left out
+    """The files of a path in name order, and how many names in its folders each rule left out
     (`input_folders.Folder`).
     """
 
@@ -185,12 +185,12 @@ class Listing(NamedTuple):
 
 
 def list_files(pattern: str, storage: Storage) -> list[ListedFile]:
-    """The Parquet files behind a file, folder or glob, in name order; see `list_input`."""
+    """The Parquet files of a file, folder or glob, in name order; see `list_input`."""
     return list_input(pattern, storage).files
 
 
 def list_input(pattern: str, storage: Storage) -> Listing:
-    """The Parquet files behind a file, folder or glob, and what its folders hold besides.
+    """The Parquet files of a file, folder or glob, and what else its folders hold.
 
     Raises:
         InputError: a plain path that does not exist, a folder that holds what can't be read, or one of a table.
@@ -262,7 +262,7 @@ def _list_local(pattern: str) -> Listing:
             check_kind(pattern, found)
             return Listing([ListedFile(pattern, file_stamp(found))], Counter())
     if not glob.has_magic(pattern):
-        raise InputError(f"input.path {pattern}: no such file or folder (looked from {Path.cwd()}).")
+        raise InputError(f"input.path {pattern}: no such file or folder (from {Path.cwd()}).")
     parts = [part for part in pattern.split("/") if part]
     fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
     root = ("/" if pattern.startswith("/") else "") + "/".join(fixed)
@@ -333,7 +333,7 @@ class _Walk:
         return Listing(self._files, self._left_out)
 
     def _reached(self, places: set[int]) -> set[int]:
-        """With the places after `**`, which may stand for no folder."""
+        """With the places after `**`, which may match no folder."""
         return places | {place + 1 for place in places if self._parts[place : place + 1] == ["**"]}
 
     def _take(self, path: str, entry: os.DirEntry[str], places: set[int]) -> None:
@@ -372,7 +372,7 @@ class _Walk:
 
 
 def _list_url(pattern: str, storage: Storage) -> Listing:
-    """The Parquet files behind a file, folder or glob by URL, from one listing."""
+    """The Parquet files of a file, folder or glob by URL, from one listing."""
     scheme = scheme_of(pattern)
     if scheme in ("http", "https"):  # a listing there is a guess at links, and asking for one may fetch the file
         return Listing([ListedFile(pattern, None)], Counter())
@@ -386,7 +386,7 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
         keys = [key for key in inside if _is_data(key, root, rules)] if inside else [root]
     else:
         matches = re.compile(glob_translate(root)).match
-        # a folder that matches (Spark writes folders named like files) stands for the files in it
+        # a folder that matches (Spark writes folders named like files) means the files in it
         keys = [
             key
             for key in stamps

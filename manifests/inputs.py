@@ -86,9 +86,9 @@ def list_table(table: TableSnapshot, storage: Storage) -> list[ListedFile]:
 READ_BUFFER_BYTES = 1 << 20
 SIGNATURE_BYTES = 28
 """What signs a footer that is not encrypted while columns are."""
-LOOKS_AT_A_TIME = 16
+FOOTERS_AT_A_TIME = 16
 """Footers that are fetched at once by URL: at 25 ms a reply, a thousand wait two seconds instead of twenty-five."""
-LOOKS_KEPT = 64
+FOOTERS_KEPT = 64
 """Most footers that are held before they are taken note of; one may be megabytes."""
 
 
@@ -116,10 +116,10 @@ class Dataset:
         rows: number of rows in use (`limit` applied).
         group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
         storage: how the files are reached.
-        stamps: of each file as it was looked at; none if any of them has none (`ListedFile.stamp`).
+        stamps: of each file as it was opened; none if any of them has none (`ListedFile.stamp`).
         left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
             commonest first.
-        reads: what the labeler looks at; of its columns those that every file has.
+        reads: what the labeler reads; of its columns those that every file has.
         table: the snapshot whose data files they are; None for plain files.
     """
 
@@ -154,8 +154,8 @@ def open_dataset(
 
     Args:
         spec: the job's `input` section.
-        reads: what the labeler looks at; columns that it does not look at are left alone.
-        known: given the files as listed, what an earlier look found if they are still as they were, else None.
+        reads: what the labeler reads; other columns are left alone.
+        known: given the files as listed, what was found earlier if they are still as they were, else None.
     Raises:
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
             disagree.
@@ -165,7 +165,7 @@ def open_dataset(
     paths = [file.path for file in listed]
     if not paths:
         raise InputError(
-            f"input.path {', '.join(spec.path)}: no Parquet file there{_beside(left_out)}. "
+            f"input.path {', '.join(spec.path)}: no Parquet file there{_left_out(left_out)}. "
             "Give a .parquet file, a folder that holds some, or a glob."
         )
     check_single(paths, f"input.path {', '.join(spec.path)}")
@@ -177,22 +177,22 @@ def open_dataset(
     found = reads
     first_types: dict[str, str] = {}
     stamps: list[str] = []
-    for number, ((path, stamp), look) in enumerate(zip(listed, _looks(paths, storage), strict=True)):
+    for number, ((path, stamp), footer) in enumerate(zip(listed, _footers(paths, storage), strict=True)):
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if columns is None:
-                names = [*look.schema.names, *look.folders] if table is None else list(table.columns)
+                names = [*footer.schema.names, *footer.folders] if table is None else list(table.columns)
                 columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
                 found = reads._replace(
                     columns=tuple(one for one in reads.columns if one.is_required or one.name in names)
                 )
             if table is not None:
-                table.check_size(number, look.file.size_bytes)
-                table.check_columns(_read_columns(columns, found, gold=True), look.schema, path)
-            check_types(columns, found, look.schema, path, first_types, first_path=paths[0], folders=look.folders)
-            groups.append(_group_bytes(look, columns, found))
-        used = [name for name in _read_columns(columns, found) if name in look.folders]
-        files.append(look.file._replace(footer_sha256=_with_folders(look.file.footer_sha256, path, used)))
-        if stamp is not None and stamp == look.stamp:  # else it was written between its listing and this look
+                table.check_size(number, footer.file.size_bytes)
+                table.check_columns(_read_columns(columns, found, gold=True), footer.schema, path)
+            check_types(columns, found, footer.schema, path, first_types, first_path=paths[0], folders=footer.folders)
+            groups.append(_group_bytes(footer, columns, found))
+        used = [name for name in _read_columns(columns, found) if name in footer.folders]
+        files.append(footer.file._replace(footer_sha256=_with_folders(footer.file.footer_sha256, path, used)))
+        if stamp is not None and stamp == footer.stamp:  # else it was written since it was listed
             stamps.append(stamp)
     if columns is None:
         raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
@@ -216,13 +216,13 @@ def open_dataset(
 
 
 def _listed(spec: InputSpec, storage: Storage) -> tuple[list[ListedFile], tuple[tuple[str, int], ...]]:
-    """The files behind all paths, and what was left out of their folders."""
+    """The files of all paths, and what was left out of their folders."""
     listings = [list_input(pattern, storage) for pattern in spec.path]
     left_out = sum((listing.left_out for listing in listings), Counter[str]())
     return [file for listing in listings for file in listing.files], tuple(left_out.most_common())
 
 
-def _beside(left_out: tuple[tuple[str, int], ...]) -> str:
+def _left_out(left_out: tuple[tuple[str, int], ...]) -> str:
     return f" (left out: {left_out_text(left_out)})" if left_out else ""
 
 
@@ -299,7 +299,7 @@ def _names(path: str) -> list[Any]:
         return [path]
     try:
         stat = Path(path).stat()
-    except OSError:  # opening it will tell why
+    except OSError:  # opening it says why
         return [os.path.realpath(path)]
     # some network disks number no file
     return [
@@ -308,7 +308,7 @@ def _names(path: str) -> list[Any]:
     ]
 
 
-class _Look(NamedTuple):
+class _Footer(NamedTuple):
     """What a footer said, and the stamp of the file that it was read from."""
 
     file: InputFile
@@ -322,18 +322,18 @@ class _Look(NamedTuple):
         return folder_columns(self.file.path, self.schema.names)
 
 
-def _looks(paths: list[str], storage: Storage) -> Iterator[_Look]:
-    """`_look` at each file, in order; by URL several at a time, since each waits for a reply."""
-    look = functools.partial(_look, storage=storage)
+def _footers(paths: list[str], storage: Storage) -> Iterator[_Footer]:
+    """`_open_footer` of each file, in order; by URL several at a time, since each waits for a reply."""
+    opener = functools.partial(_open_footer, storage=storage)
     if not any(map(is_url, paths)):
-        yield from map(look, paths)
+        yield from map(opener, paths)
         return
-    with ThreadPoolExecutor(LOOKS_AT_A_TIME, thread_name_prefix="look") as pool:
-        for first in range(0, len(paths), LOOKS_KEPT):
-            yield from pool.map(look, paths[first : first + LOOKS_KEPT])
+    with ThreadPoolExecutor(FOOTERS_AT_A_TIME, thread_name_prefix="footer") as pool:
+        for first in range(0, len(paths), FOOTERS_KEPT):
+            yield from pool.map(opener, paths[first : first + FOOTERS_KEPT])
 
 
-def _look(path: str, storage: Storage) -> _Look:
+def _open_footer(path: str, storage: Storage) -> _Footer:
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb") as file:
         size, footer = _read_footer(file, path)
         # Parquet reads its footer from the end of any buffer that starts like a file
@@ -345,7 +345,7 @@ def _look(path: str, storage: Storage) -> _Look:
             raise InputError(
                 f"{path}: has encrypted columns, and relabel takes no keys. Write it again without encryption."
             )
-        return _Look(found, metadata, metadata.schema.to_arrow_schema(), stamp)
+        return _Footer(found, metadata, metadata.schema.to_arrow_schema(), stamp)
 
 
 def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
@@ -370,7 +370,7 @@ def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
 
 
 def _footer_bytes(tail: bytes, size: int, path: str) -> int:
-    """Length of the footer with its length field and magic; checks that the file is whole as far as its end tells."""
+    """Length of the footer with its length field and magic; checks that the file is whole as far as its end shows."""
     if tail[-4:] == b"PARE":
         raise InputError(
             f"{path}: its footer is encrypted, and relabel takes no keys. Write it again without encryption."
@@ -395,8 +395,8 @@ def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list
     return list(dict.fromkeys([*names, *more, *(one.name for one in reads.columns)]))
 
 
-def _group_bytes(look: _Look, columns: Columns, reads: Reads) -> tuple[tuple[int, int], ...]:
-    metadata, names = look.metadata, {*_read_columns(columns, reads)}
+def _group_bytes(footer: _Footer, columns: Columns, reads: Reads) -> tuple[tuple[int, int], ...]:
+    metadata, names = footer.metadata, {*_read_columns(columns, reads)}
     paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     leaves = [leaf for leaf, path in enumerate(paths) if path in names or path.partition(".")[0] in names]
     found = []

@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 
 class InputColumn(NamedTuple):
-    """A further column of the input that a labeler looks at where it is there.
+    """A further column of the input that a labeler reads where it is there.
 
     Args:
         name: as it is called in the input.
@@ -55,7 +55,7 @@ class InputColumn(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """What a labeler looks at beside the query: what it does not look at is not read, and no part of a label's key.
+    """What a labeler reads in addition to the query: all else is no part of a label's key.
 
     Args:
         context, document: `Pair.context`, `Pair.document`.
@@ -77,7 +77,7 @@ class Reads(NamedTuple):
 
 
 QUERY_AND_DOCUMENT = Reads()
-"""What most labelers look at."""
+"""What most labelers read."""
 
 
 class Span(NamedTuple):
@@ -94,7 +94,7 @@ class LabelColumn(NamedTuple):
     Args:
         name: of lower-case letters, digits and `_`; none of the columns that all label files have.
         kind: `bool`, `int8`, `int32`, `int64`, `float32`, `string`, `list<float32>`, `list<int16>`, `list<int32>` or
-            `list<string>`. Null stands for no value.
+            `list<string>`. Null is no value.
         about: what it holds, in a line; `relabel schema labels --labeler NAME` prints it.
     """
 
@@ -221,7 +221,7 @@ def phi_grade(table: PhiTable, subject: int, attribute: int) -> int:
 
 
 # ------------------------------------------------------------------------------
-# A generator's short answers beside those wanted: RES-RAG's exact match, Hit@1 and F1_ans.
+# A generator's short answers compared with those wanted: RES-RAG's exact match, Hit@1 and F1_ans.
 #
 # Source: RES-RAG (papers, equation 10, section 4.1 and figure 6). Answers are compared in a normal form: lower case,
 # without punctuation, white space folded. Articles stay, which SQuAD drops and the paper does not name.
@@ -233,7 +233,7 @@ def normal_answer(answer: str) -> str:
     """
     lower = unicodedata.normalize("NFC", answer.lower())
     words = "".join(one for one in lower if not _is_punctuation(one))
-    # an accent that stood on a sign now stands on what came before
+    # an accent that was on a sign is now on what came before
     return _folded(unicodedata.normalize("NFC", words)) or _folded(lower)
 
 

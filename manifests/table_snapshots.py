@@ -48,9 +48,9 @@ class TableSnapshot:
         snapshot: its id; Delta: the version.
         since: rows of this snapshot are left out.
         latest: the table's current snapshot.
-        committed: when this one was; None where the table does not tell any more.
+        committed: when this one was; None where the table does not hold it any more.
         files: in name order.
-        columns: the table's columns in order, each with what tells it in a file: its field id, or its name there.
+        columns: the table's columns in order, each with what identifies it in a file: its field id, or its name there.
         mapped: field ids by name, for files that hold no field ids.
     """
 

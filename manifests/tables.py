@@ -90,7 +90,7 @@ def read_parquet(parquet: PlainParquet, name: str) -> pa.ChunkedArray:
     Raises:
         InputError: text that is no UTF-8.
     """
-    # all columns of a row group at once took 60 MB beside a million rows of 70 MB (2026-11-22)
+    # all columns of a row group at once took 60 MB with a million rows of 70 MB (2026-11-22)
     parts = parquet.plain_batches([name], batch_rows=BATCH_ROWS, use_threads=False)
     column = pa.chunked_array([part.column(name) for part in parts], parquet.plain_schema.field(name).type)
     try:

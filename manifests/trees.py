@@ -1,4 +1,4 @@
-"""The structure tree of a document: its headings and what stands under them, each with its place in the text.
+"""The structure tree of a document: its headings and what is under them, each with its place in the text.
 
 Source: RDR2 (papers, section 3.2). A *structure* node is a heading, a *content* node a passage, a table or a list. One
 tree is a list of nodes, as dicts in a column of the input or in JSON; `COLUMN` is what the column is called.
@@ -39,12 +39,12 @@ class Node(NamedTuple):
     """A node of a tree.
 
     Args:
-        id: its place among the nodes, which stand in document order; 0 is the root.
+        id: its place among the nodes, in document order; 0 is the root.
         type: `structure` or `content`.
         level: how many nodes lie above it; a heading of level 4 right below one of level 2 is one deeper, not two.
-        text: `document[start:end]`; the root's may be a title that stands nowhere in the document.
+        text: `document[start:end]`; the root's may be a title that is nowhere in the document.
         start, end: its place, in code points; the root's may be empty.
-        parent: id of the node that it stands under, -1 for the root. A heading stands under headings alone.
+        parent: id of the node that it is under, -1 for the root. A heading is under headings alone.
     """
 
     id: int
@@ -77,7 +77,7 @@ class Tree(NamedTuple):
 
 
 def read_tree(values: Sequence[Mapping[str, Any]], document: str) -> Tree:
-    """The tree that a column or JSON holds, held against the document.
+    """The tree that a column or JSON holds, checked with the document.
 
     Raises:
         InputError: it is no tree of this document; says at which node, and why.

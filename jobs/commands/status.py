@@ -219,7 +219,7 @@ def look(folder: RunFolder) -> LiveStatus:
     """From one listing of receipts, the live files, and locks where these prove no worker."""
     plan, attempts = folder.plan, folder.attempts_of_all()
     rows_done = sum(plan.shards[shard].chunks[chunk] for shard, done in attempts.items() for chunk in done)
-    states = [WorkerLine(round(one.age_s, 1), one.is_stale, one) for one in live_states(folder.store)]
+    states = [WorkerLine(round(max(0.0, one.age_s), 1), one.is_stale, one) for one in live_states(folder.store)]
     heard = [line.state for line in states if not line.is_stale]
     pairs = sum(state.pairs for state in heard)
     is_open = (number for number, shard in enumerate(plan.shards) if len(attempts.get(number, ())) < len(shard.chunks))
@@ -230,8 +230,7 @@ def look(folder: RunFolder) -> LiveStatus:
         rows_done=rows_done,
         chunks=plan.num_chunks,
         chunks_done=sum(map(len, attempts.values())),
-        is_held=not all(state.is_outdated for state in heard)
-        or any(folder.store.is_locked(shard_lock_name(number)) for number in is_open),
+        is_held=bool(heard) or any(folder.store.is_locked(shard_lock_name(number)) for number in is_open),
         workers=states,
         left_s=left_s(pairs + plan.rows - rows_done, pairs, max((one.seconds for one in heard), default=0.0)),
     )

@@ -130,8 +130,6 @@ def _cut(rows: list[int], size: int) -> list[list[int]]:
 
 FIRST_ANSWERS = 16
 """If none of so many answers was accepted, that is warned of: chance spoils some, and a wrong prompt all."""
-MOST = 2**53
-"""More of anything than a run counts, and as much as a float holds whole."""
 SHOWN_CHARS = 200
 MOST_CHARS = 1_000
 """Of an answer's text that is passed on while the run goes on."""
@@ -207,12 +205,6 @@ class Live:
     begun_chunks: int = 0
     begun_rows: int = 0
     rows_in: int = 0
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """All of them, to check what was read from a file."""
-        rows = self.begun_chunks, self.begun_rows, self.rows_in
-        return self.in_flight, self.accepted, *self.refused.values(), *rows
 
     def count(self, read_as: Sequence[RefusedAnswer | None]) -> None:
         """Count an answer.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from relabel.jobs.run.chunks import MOST, Live, StageSeen
+from relabel.jobs.run.chunks import Live, StageSeen
 from relabel.manifests.errors import RelabelError
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.secrets import redacted_values
@@ -144,26 +144,12 @@ class WorkerState:
     @property
     def age_s(self) -> float:
         """Seconds since it was written, as far as the clocks of two machines agree."""
-        return max(0.0, self._since_s)
-
-    @property
-    def _since_s(self) -> float:
         return time.time() - datetime.fromisoformat(self.written).timestamp()
 
     @property
-    def is_possible(self) -> bool:
-        """Whether a worker can have written it: its time and its numbers are in range."""
-        counts = self.seconds, self.pairs, self.reused, self.requests, self.prompt_tokens, self.output_tokens
-        return self.age_s >= 0 and all(0 <= one < MOST for one in (*counts, *self.live.counts, *self.statuses.values()))
-
-    @property
     def is_stale(self) -> bool:
-        return self.age_s > STALE_S
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether its worker may be gone: it is stale, or dated so far ahead that nothing is known."""
-        return abs(self._since_s) > STALE_S
+        """Whether its worker may be gone: it is old, or dated so far ahead that nothing is known."""
+        return abs(self.age_s) > STALE_S
 
 
 class LiveFile:
@@ -240,6 +226,6 @@ def live_states(store: RunStore) -> list[WorkerState]:
         data = read_if_there(store, name)
         with contextlib.suppress(ValueError, OverflowError):
             held = json.loads(data or b"{}")
-            if version_of(held) == VERSION and (state := checked(WorkerState, held)).is_possible:
-                found.append(state)
+            if version_of(held) == VERSION:
+                found.append(checked(WorkerState, held))
     return found

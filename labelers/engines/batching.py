@@ -325,7 +325,7 @@ class Batch:
         )
 
     def _room_for(self, sequences: Sequence[TokenSequence]) -> int:
-        """How many may still join beside those given; 0 or less says that not even they fit. A lone one always fits."""
+        """How many may still join those given; 0 or less says that not even they fit. A lone one always fits."""
         count = len(self._active) + len(sequences)
         if count > self._limits.sequences:
             return 0
@@ -416,10 +416,10 @@ class Batch:
         self._advance(list(self._active), logits_BV)
 
     def _advance(self, sequences: list[TokenSequence], logits_BV: torch.Tensor) -> None:
-        """Look at the raw logits, then draw the next token of each sequence, and let go of those that are done."""
+        """Read decisions from the raw logits, draw the next token of each sequence, and drop those that are done."""
         for number, sequence in enumerate(sequences):
             if here := sequence.places_here():
-                sequence.look(logits_BV[number].cpu().numpy(), here)
+                sequence.read_decisions(logits_BV[number].cpu().numpy(), here)
             if sequence.max_new == 0:
                 sequence.finish = "stop"
         going = [number for number, sequence in enumerate(sequences) if sequence.finish is None]

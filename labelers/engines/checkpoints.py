@@ -120,7 +120,7 @@ def end_ids(named: int | list[int] | None, tokenizer: Any) -> list[int]:
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Tokens that are not text: they stand for nothing in an answer."""
+    """Tokens that are not text of an answer."""
     added = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
     return frozenset(added | set(tokenizer.all_special_ids))
 
@@ -216,8 +216,8 @@ def tokenizer_folder(reference: str, cache_dir: str | None = None) -> TokenizerF
 
 
 def served_digest(args: OpenAiArgs, folder: TokenizerFolder | None) -> str:
-    """Stands for the server's model: its name, the address's path, and the tokenizer. The weights there can't be
-    digested from here.
+    """In place of a digest of the server's model: its name, the address's path, and the tokenizer, since the weights
+    can't be digested from here.
     """
     tokenizer = folder.digest if folder is not None else "none"
     return hashlib.sha256(f"openai server: {identity(args)}; tokenizer: {tokenizer}".encode()).hexdigest()

@@ -114,14 +114,14 @@ class TokenSequence:
     Args:
         request: what was asked.
         prompt: token ids, the last `num_prefill` of them those of the ask's prefill.
-        max_new: most tokens to generate; 0 only looks at what the logits say after the prompt.
+        max_new: most tokens to generate; 0 only reads the logits after the prompt.
         places: decisions to watch for.
         prefill: how the answer begins in the prompt.
         is_prefill_shown: that is part of the answer's text: a thought that the chat template opened.
         written: the answer so far as bytes, the prefill first.
         matcher: llguidance's state, or None for an answer that is not constrained.
         closing: what ends an answer that is not constrained; empty for nothing but the model's own end.
-        asker: for a probe, the sequence whose decision it looks up.
+        asker: for a probe, the sequence whose decision it finds.
     """
 
     request: Request
@@ -160,7 +160,7 @@ class TokenSequence:
 
     @property
     def max_length(self) -> int:
-        """Columns that it may come to use."""
+        """Columns that it may use."""
         return len(self.prompt) + self.max_new
 
     @property
@@ -171,7 +171,7 @@ class TokenSequence:
         """Decisions whose marker ends exactly here."""
         return [place for place in self.places if self.written.endswith(place.marker)]
 
-    def look(self, logits_V: NDArray[np.float32], here: Sequence[DecisionPlace]) -> None:
+    def read_decisions(self, logits_V: NDArray[np.float32], here: Sequence[DecisionPlace]) -> None:
         """Take the distributions of the decisions that are taken here, from raw logits."""
         for place in here:
             self.note(place, distribution(logits_V, place.label_ids))
@@ -213,14 +213,14 @@ class TokenSequence:
         """
         whole = sum(token_end <= end for token_end in self.ends)
         start, kept = (self.ends[whole - 1] if whole else len(self.prefill)), self.prompt
-        if end < len(self.prefill):  # the prefill goes on after the place: it is encoded anew up to there
+        if end < len(self.prefill):  # the prefill goes on after the place: it is encoded again up to there
             start, kept = 0, self.prompt[: len(self.prompt) - self.num_prefill]
         rest = encode(self.written[start:end].decode("utf-8", errors="replace"))
         ids = np.concatenate([kept, np.array([*self.tokens[:whole], *rest], dtype=np.int64)])
         return TokenSequence(self.request, ids, 0, (place,), prefill=place.marker, asker=self)
 
     def probes(self, encode: Callable[[str], list[int]]) -> list[TokenSequence]:
-        """Sequences that look up the decisions whose places never came by; the answer has to wait for all of them."""
+        """Sequences that find the decisions whose places never came by; the answer has to wait for all of them."""
         probes = [self.probe_for(place, end, encode) for place, end in self.missing()]
         self.open_probes = len(probes)
         return probes
@@ -296,7 +296,7 @@ def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Calla
         prompt = encoder.encode(ask, max_prompt_tokens=max(room, 0))
         if isinstance(prompt, Overlong):
             raise ConfigError(
-                f"stage {ask.stage!r} can't be asked: beside the {ask.max_tokens} tokens that its answer may take "
+                f"stage {ask.stage!r} can't be asked: with the {ask.max_tokens} tokens that its answer may take "
                 f"there is room for {max(room, 0)} tokens of prompt, and its instructions need more. Lower "
                 "labeler.max_think_tokens or labeler.max_text_tokens, raise engine.max_prompt_tokens, or take a "
                 "model with a longer context."
@@ -368,7 +368,7 @@ def _check_extends(encoder: PromptEncoder, earlier: Ask, later: Ask) -> list[str
     second = encoder.encode_messages((*later.messages[:number], turn, *later.messages[number + 1 :]))
     if extends(whole, second):
         return []
-    dropped = "rewrites the turn before" if extends(first, second) else "renders the earlier turns anew"
+    dropped = "rewrites the turn before" if extends(first, second) else "renders the earlier turns differently"
     return [
         f"Stage {later.stage!r} does not continue the tokens of stage {earlier.stage!r}: the chat template {dropped}, "
         "so less of what was cached of the first prompt is used."

@@ -89,7 +89,7 @@ def made_thought(hits: int, num_words: int, bits: int) -> str:
 
 
 def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str, source: str, bits: int) -> list[str]:
-    """What stands between the tags, section by section."""
+    """The contents of the tags, section by section."""
     contents: list[str] = []
     at = 0
     for section, _, _ in plan.steps:
@@ -170,7 +170,7 @@ def _indices(section: Indices, bits: int) -> str:
 
 
 def _option_lines(section: OptionLines, bits: int) -> str:
-    """Up to three options, none twice; now and then what stands alone."""
+    """Up to three options, none twice; now and then what is alone."""
     if not section.options or bits & 3 == 0:
         return section.alone
     chosen = dict.fromkeys((bits >> shift) % len(section.options) for shift in (3, 17, 31))
@@ -275,7 +275,7 @@ _GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = 
 
 
 # ------------------------------------------------------------------------------
-# `fake`: answers made up on the spot, for the demo, for tests and for whoever tries a spec before there is a GPU.
+# `fake`: answers made up on the spot, for the demo, for tests and for trying a spec before there is a GPU.
 #
 # It answers any `AnswerFormat` with well-formed text, quotes true fragments of the document, and grades by how many of
 # the query's words are in the document, with noise: labels vary and carry some signal. The same ask and seed give the
@@ -295,7 +295,7 @@ _LEVELS = 1024  # steps of the made-up certainty; fine enough that two pairs sel
 _NOISE_SHARE = (
     0.35  # measured on word overlap alone: the grade follows the overlap, yet one overlap has two or three grades
 )
-_LOOKED_AT_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
+_READ_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
 _WORDS_OF_A_LONG_QUERY = 16
 _PLANS_KEPT = 1024  # a labeler has a handful of formats, or one for each number of documents
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -321,7 +321,7 @@ class FakeArgs(EngineArgs):
     slow_s: float = Field(0.05, ge=0.0, le=3600.0)
     """How long a slow answer takes, in seconds."""
     p_crash: Fraction = 0.0
-    """Chance that a request takes the engine down; sampled anew in each engine process, so a restart gets past it."""
+    """Chance that a request takes the engine down; sampled again in each engine process, so a restart gets past it."""
     crash_on: str | None = Field(None, min_length=1)
     """A text: every request whose data (query, document) holds it takes the engine down, each time it is asked."""
     crash: Literal["raise", "exit", "kill", "memory", "silence", "hang", "start", "hang_start"] = "raise"
@@ -364,7 +364,7 @@ class Fake(Engine):
         self._max_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN
         self._queue: deque[Request] = deque()
         self._slow: list[tuple[float, int, Answer]] = []  # by when they are due, on `_now`
-        self._clock_s, self._looked_s = 0.0, time.monotonic()
+        self._clock_s, self._read_s = 0.0, time.monotonic()
         self._fate = random.Random()
         self._is_down = False
         self._may_crash = self._args.p_crash > 0 or self._args.crash_on is not None
@@ -382,7 +382,7 @@ class Fake(Engine):
         most_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN
 
         def count(ask: Ask) -> int:
-            num_chars = _looked_at(ask)[2]
+            num_chars = _parts_of(ask)[2]
             if num_chars > most_chars and overlong == "quarantine":
                 return 0  # not asked
             return min(num_chars, most_chars) // CHARS_PER_TOKEN + 1
@@ -391,7 +391,7 @@ class Fake(Engine):
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
-        """Stands for the model: changes with `VERSION`.
+        """In place of a model's digest: changes with `VERSION`.
 
         Raises:
             ModelError: the spec names a model.
@@ -465,12 +465,11 @@ class Fake(Engine):
         return ready
 
     def _now(self) -> float:
-        """Seconds of this engine's life. A clock that is put back holds up no answer: the virtual machine's own may be,
-        when it moves.
-        """
-        looked_s = time.monotonic()
-        self._clock_s += max(0.0, looked_s - self._looked_s)
-        self._looked_s = looked_s
+        """Seconds since this engine started. A clock that is put back holds up no answer: a virtual machine's own may
+        be."""
+        read_s = time.monotonic()
+        self._clock_s += max(0.0, read_s - self._read_s)
+        self._read_s = read_s
         return self._clock_s
 
     def facts(self) -> EngineFacts:
@@ -518,7 +517,7 @@ class Fake(Engine):
 
     def _answer(self, request: Request, draw: int) -> Answer:
         ask = request.ask
-        query, document, num_chars = _looked_at(ask)
+        query, document, num_chars = _parts_of(ask)
         flags: tuple[str, ...] = ()
         if num_chars > self._max_chars:
             kept = len(document) - (num_chars - self._max_chars)
@@ -606,7 +605,7 @@ class Fake(Engine):
         words_wanted = self._words[1]
         if not words_wanted:
             return 0.0, 0, 0
-        text = document[:_LOOKED_AT_CHARS].lower()
+        text = document[:_READ_CHARS].lower()
         hits = 0
         for word in words_wanted:
             if word in text:
@@ -614,7 +613,7 @@ class Fake(Engine):
         return hits / len(words_wanted), hits, len(words_wanted)
 
 
-def _looked_at(ask: Ask) -> tuple[str, str, int]:
+def _parts_of(ask: Ask) -> tuple[str, str, int]:
     """The query, the document (the last of each), and the number of characters of the whole prompt."""
     query = document = ""
     num_chars = len(ask.prefill)

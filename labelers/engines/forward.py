@@ -38,7 +38,7 @@ def grouped_attention(
     """Attention that reads each key and value once for all query heads that share it.
 
     transformers repeats keys and values per query head where there is a mask: for SmolLM2 (9 heads on 3) it copied the
-    whole cache threefold at every step. While decoding, the query heads of a group stand in as so many query positions
+    whole cache threefold at every step. While decoding, query heads of a group are taken for so many query positions
     instead. A square mask is always the plain causal one here (see `Forward.prefill`), for which the kernel needs no
     mask.
     """
@@ -232,7 +232,7 @@ class Forward:
         """Run a few tokens our way and the model's own way, and compare the logits.
 
         Models differ in what they make of masks, positions and caches that they are handed; one that ignores ours, or
-        mixes the rows of a batch, would give labels that look right. Takes six forward passes of a few tokens, and five
+        mixes the rows of a batch, would give plausible labels. Takes six forward passes of a few tokens, and five
         more where rows can't be run together.
 
         Returns:
@@ -291,7 +291,7 @@ class Forward:
         positions_S = torch.arange(prefix, prefix + S, device=self.device)
         columns_T = torch.arange(prefix + S, device=self.device)
         self.cache.window = Window(first_row, first_row + B, prefix, prefix + S)
-        # Padding stands to the right, where a causal mask keeps it from everything that counts.
+        # Padding is to the right, where a causal mask keeps it from everything that counts.
         masks = self._masks(columns_T[None, None, None, :], positions_S[None, None, :, None])
         if prefix == 0 and "sliding_attention" not in self.layer_types:
             for mask in masks.values():

@@ -228,7 +228,7 @@ class GrammarCompiler:
         return int(self.tokenizer.vocab_size)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for in text."""
+        """The bytes of a token in text."""
         raw: bytes = self.tokenizer.decode_bytes([token])
         return raw
 

@@ -1,4 +1,4 @@
-"""The openai engine: a teacher behind any OpenAI-compatible server, in the exact way where the server can, else as
+"""The openai engine: a teacher at any OpenAI-compatible server, in the exact way where the server can, else as
 chat.
 
 Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer.
@@ -270,7 +270,7 @@ class OpenAi(Engine):
     def _start(
         self, spec: EngineSpec, folder: TokenizerFolder | None, overlong: Literal["truncate", "quarantine"]
     ) -> Any:
-        """Look at what is served, and choose the way."""
+        """Find out what is served, and choose the mode."""
         args = self._args
         models = self._loop.call(self._client.model_names)
         if models and args.served_model not in models:

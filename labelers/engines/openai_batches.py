@@ -41,7 +41,7 @@ class Batches:
     Args:
         deliver: takes the answers of a batch together, so that what they lead to is one batch again; from the engine's
             own thread.
-        pause: how to wait between two looks.
+        pause: how to wait between two requests for a batch's state.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Batches:
                 answers.append(answer)
                 continue
             if record.name in self._own and record.name not in self._unpaid and not _is_error(lines.get(ask)):
-                self._client.charge_batch(NOT_SAID, work.body)  # it may have been answered, and nobody can tell
+                self._client.charge_batch(NOT_SAID, work.body)  # it may have been answered, which nobody can know
             self.adopted.discard(work.request.id)
             self._passed.add((record.name, ask))
             if self._tries[ask] >= self._args.max_tries:
@@ -110,7 +110,7 @@ class Batches:
             await self._answer(left)
 
     async def _fetched(self, record: BatchRecord) -> dict[str, Any]:
-        """What came of a batch, by ask; fetched once, whoever wants it."""
+        """What came of a batch, by ask; fetched once."""
         if record.name not in self._lines:
             self._lines[record.name] = asyncio.create_task(self._fetch(record))
         return await self._lines[record.name]
@@ -145,7 +145,7 @@ class Batches:
             if isinstance(found, Failure):
                 if found.status == 404:
                     return None
-                raise ServerGoneError(f"the server at {self._client.at} does not tell of its batches: {found.detail}")
+                raise ServerGoneError(f"the server at {self._client.at} does not show its batches: {found.detail}")
             if found.get("status") in ENDED:
                 return found
             await self._pause(self._args.batch_poll_s)

@@ -58,7 +58,7 @@ blame, not the rows.
 CHARS_PER_TOKEN = 4
 """Bytes of UTF-8, where neither the server nor a tokenizer counts tokens."""
 MOST_PAGE = 64 << 10
-"""Bytes of a page that is looked through for words."""
+"""Bytes of a page that is searched for words."""
 
 _RETRIED = frozenset({408, 425, 429, 498})
 
@@ -175,7 +175,7 @@ class ApiClient:
         read, limit = _parsed(read_model_names), reply_limit(None, 0)
         try:
             found = await self._send("GET", "/models", None, read, limit, is_trial=True)
-        except ModelError:  # a key may be good for answers alone: the first of them tells
+        except ModelError:  # a key may be good for answers alone: the first of them shows
             return None
         if not isinstance(found, Failure):
             self.listed = found
@@ -345,7 +345,7 @@ class ApiClient:
         self.costs.requests += 1
         trouble: _Try | None = None
         try:
-            async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit starts anew with every byte
+            async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit restarts with every byte
                 reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes, kind=kind)
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
             trouble = _Try(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)

@@ -94,7 +94,7 @@ class OpenAiArgs(EngineArgs):
     batch: bool = False
     """Hand asks over as batches (`/batches`), at half of these prices, answered within a day. Wants `mode: chat`."""
     batch_poll_s: float = Field(30.0, gt=0)
-    """Between two looks at a batch, seconds."""
+    """Between two requests for a batch's state, seconds."""
     constrain: bool = True
     """`tokens` mode: hold answers to their format by a grammar where the server takes one (`structured_outputs`, as
     vLLM does).
@@ -243,7 +243,7 @@ def most_output(body: Mapping[str, Any]) -> int:
 # ------------------------------------------------------------------------------
 # Connections to one server, one for each request in flight; the only place that sends the key.
 #
-# httpx looks through its whole pool at every request: one client with 64 connections took 6 ms of CPU a request, 64
+# httpx scans its whole pool at every request: one client with 64 connections took 6 ms of CPU a request, 64
 # clients with one each take 1 ms (2026-11-20). So a request takes a client of its own, and puts it back.
 
 
@@ -279,7 +279,7 @@ class Connections:
         self._certificates: ssl.SSLContext | None = None
         if self._base.startswith("https:"):  # 0.1 s to read them, so only where there is a connection to prove
             self._certificates = library.create_ssl_context(trust_env=False)
-            self._certificates.load_default_certs()  # the machine's own beside the library's
+            self._certificates.load_default_certs()  # the machine's own and the library's
         self._free: list[httpx.AsyncClient] = []
         self._all: list[httpx.AsyncClient] = []
 

@@ -17,7 +17,7 @@ from relabel.manifests.secrets import redacted
 # What a server says of a request that it did not answer, and what that is about: the row, the key, or money.
 #
 # Servers agree neither on status nor on form nor on words, and proxies change all three. So an error is read wherever
-# it may be, and its codes and words are held against what they are about (a prompt and too much of it), not against a
+# it may be, and its codes and words are matched with what they are about (a prompt and too much of it), not against a
 # list of servers.
 
 
@@ -92,7 +92,7 @@ class Complaint(NamedTuple):
 
     @property
     def status(self) -> int:
-        """The HTTP status that its codes stand for, of an error that came as a good reply; 500 where nobody knows."""
+        """The HTTP status of its codes, of an error that came as a good reply; 500 where they name none."""
         numbers = (int(code) for code in self.codes if re.fullmatch("[45][0-9]{2}", code))
         if _BUSY.search(self._plain):
             return next(numbers, 429)

@@ -160,8 +160,8 @@ class TokensMode:
         own, of prompt and answer.
         """
         prompt = min(most_prompt_tokens(ask), self._max_prompt(ask))
-        num_looks = len(ask.decisions)
-        return prompt + num_looks * (prompt + max_output + PROBE_ROOM), max_output + num_looks
+        num_probes = len(ask.decisions)
+        return prompt + num_probes * (prompt + max_output + PROBE_ROOM), max_output + num_probes
 
     def admit(self, request: Request) -> TokenSequence | Answer:
         """Make a request ready, or answer it here."""
@@ -186,20 +186,20 @@ class TokensMode:
             usage_prompt, usage_cached = found.usage.prompt, found.usage.cached
         for place, end in sequence.missing() if self.has_distributions else ():
             probe = sequence.probe_for(place, end, self._encoder.encode_text)
-            looked = await self._client.post(
+            probed = await self._client.post(
                 PATH, self._decision(probe.prompt.tolist(), place.label_ids), read_completion
             )
-            if isinstance(looked, Failure):
+            if isinstance(probed, Failure):
                 if not sequence.max_new:
-                    return Answer(sequence.request.id, "", looked.finish, detail=looked.detail, flags=sequence.flags)
-                sequence.detail = sequence.detail or f"decision {place.name}: {looked.detail}"
+                    return Answer(sequence.request.id, "", probed.finish, detail=probed.detail, flags=sequence.flags)
+                sequence.detail = sequence.detail or f"decision {place.name}: {probed.detail}"
                 continue
             if not sequence.max_new:
-                usage_prompt, usage_cached = looked.usage.prompt, looked.usage.cached
-            if all(token in looked.logprobs for token in place.label_ids):
+                usage_prompt, usage_cached = probed.usage.prompt, probed.usage.cached
+            if all(token in probed.logprobs for token in place.label_ids):
                 sequence.found[place.name] = (
                     end,
-                    distribution_of_logprobs([looked.logprobs[token] for token in place.label_ids]),
+                    distribution_of_logprobs([probed.logprobs[token] for token in place.label_ids]),
                 )
         answer = sequence.answer()
         if answer.finish == "refused" and not answer.detail:
@@ -322,5 +322,5 @@ class TokensMode:
 
 
 def _logprobs_of(label_ids: Sequence[int]) -> dict[str, Any]:
-    # vLLM wants `logprobs` beside the ids; versions that cut the list to it need one for each.
+    # vLLM wants `logprobs` with the ids; versions that cut the list to it need one for each.
     return {"logprobs": len(label_ids), "logprob_token_ids": list(label_ids), "return_tokens_as_token_ids": True}

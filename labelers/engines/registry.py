@@ -27,7 +27,7 @@ def engine_names() -> list[str]:
 
 
 def engine_class(name: str) -> type[Engine]:
-    """The class behind a name.
+    """The class of a name.
 
     Raises:
         ConfigError: no such engine; names the known ones and the nearest.

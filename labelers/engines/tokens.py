@@ -81,7 +81,7 @@ KNOWN_CONTROL_TEXTS: tuple[str, ...] = (
 
 
 class ControlTexts:
-    """Finds control tokens' texts in data, in compatibility look-alikes too, which some tokenizers normalise.
+    """Finds control tokens' texts in data, in compatibility forms too, which some tokenizers normalise.
 
     Args:
         texts: what counts as one.
@@ -123,8 +123,8 @@ class ControlTexts:
 
 
 CHARS_PER_TOKEN = 8
-"""How many characters of a document are looked at for each token of room, at first. English has 4 to 5; fewer tokens
-than room only means a second, longer look.
+"""How many characters of a document are encoded for each token of room, at first. English has 4 to 5; fewer tokens
+than room only means a second, longer try.
 """
 
 
@@ -255,7 +255,7 @@ class PromptEncoder:
         return self._ids(self._anchor + text)[len(self._ids(self._anchor)) :]
 
     def encode_answer(self, parts: Sequence[str]) -> list[int]:
-        """Token ids of an answer behind its prompt, template text (tags) and data by turns as in `Message.parts`: as
+        """Token ids of an answer after its prompt, template text (tags) and data by turns as in `Message.parts`: as
         the model would write it in one piece, and no control token comes of its data.
         """
         ids = self.encode_text("".join(parts))
@@ -369,7 +369,7 @@ class PromptEncoder:
         if self.count_control(found) == 0:
             ids += found
             ends += [start + max(end - len(self._anchor), 0) for _, end in encoding.offsets[skip:]]
-        elif len(piece) > 1:  # a normaliser made a control string of look-alikes: no two characters stay together
+        elif len(piece) > 1:  # a normaliser made a control string: no two characters stay together
             for place, character in enumerate(piece):
                 self._extend(ids, ends, character, start + place)
         else:  # a control token of one character has no other spelling

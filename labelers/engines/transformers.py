@@ -172,7 +172,7 @@ class Transformers(Engine):
         _device(torch, _args_of(spec).device)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        """Resolve every decision, compile every grammar, and look whether each stage builds on the one before."""
+        """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
         for ask in asks:
             self._places.of(ask)
             if ask.format is not None and ask.max_tokens and self._args.constrain:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from relabel.labelers.engines.vllm_loop import StepLoop
 
 # ------------------------------------------------------------------------------
-# Options of the vLLM engine, and what they come to as vLLM's own arguments. Pure: nothing here imports vLLM.
+# Options of the vLLM engine, and vLLM's own arguments that follow from them. Pure: nothing here imports vLLM.
 
 
 _EXACT = {"model", "tokenizer", "logprobs_mode", "structured_outputs_config", "skip_tokenizer_init", "enable_lora"}
@@ -49,7 +49,7 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The widths that vLLM makes room for; an adapter goes into the next one."""
 
 CPU_KV_CACHE_GIB = 4.0
-"""Keys and values on a CPU where nothing is said. vLLM's own choice there is most of the machine's memory."""
+"""Keys and values on a CPU where no option is set. vLLM's own choice there is most of the machine's memory."""
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a block of keys and values on a CPU. Prompts share whole blocks alone, and ours may have fewer than vLLM's
@@ -275,7 +275,7 @@ class Vllm(Engine):
             require(module, extra="vllm", purpose=PURPOSE)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        """Resolve every decision, compile every grammar, and look whether each stage builds on the one before."""
+        """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
         for ask in asks:
             self._open_loop().check(ask)
             self._places.of(ask)
@@ -388,7 +388,7 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def _load_vllm(args: VllmArgs) -> Any:
-    """Import vLLM, and look for the devices that the spec wants.
+    """Import vLLM, and check for the devices that the spec wants.
 
     Raises:
         MissingExtraError: vLLM is not installed, or finds fewer devices.

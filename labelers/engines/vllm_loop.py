@@ -26,7 +26,7 @@ from relabel.manifests.errors import ConfigError, ModelError
 # Our own grammars inside vLLM: each request brings a matcher that is compiled already, and vLLM only asks it for
 # masks.
 #
-# vLLM's guidance backend compiles every request's grammar anew (twice, to check it first), takes an added token in
+# vLLM's guidance backend compiles the grammar of every request (twice, to check it first), takes an added token in
 # angle brackets such as `</think>` for a control token, and refuses long documents as sources. So its backend is
 # replaced by one that hands out our matchers; what a request carries as its "grammar" is only the number of its
 # matcher. Imported by the vLLM engine's constructor.
@@ -94,7 +94,7 @@ def install_grammars(engine: Any, compiler: GrammarCompiler) -> GrammarRegistry:
 # vLLM's step loop: sequences go in as requests of token ids, join and leave between steps, and come out when their
 # decisions are there.
 #
-# A sequence whose grammar binds it shows itself only when it is done, unless somebody reads along; one that writes
+# A sequence whose grammar binds it shows itself only when it is done; one that writes
 # freely shows every token, so that it can be stopped at its closing tag. Decisions are taken with every token
 # (`inline`), or by a probe: a request of one token on the cached prefix. Imported by the vLLM engine's constructor.
 
@@ -143,7 +143,6 @@ class StepLoop:
         self._bound: set[str] = set()
         self._names = map(str, itertools.count())
         self._done: list[TokenSequence] = []
-        """Called with a request's id and its answer so far, after each step that added to it."""
         self.num_open = 0
         """Rows that were added and are not done; probes do not count."""
 
@@ -165,7 +164,7 @@ class StepLoop:
         """Let a sequence wait its turn."""
         self.num_open += 1
         if sequence.max_new == 0 and not sequence.places_here():
-            self._leave(sequence, "stop")  # nothing to look at after the prompt itself
+            self._leave(sequence, "stop")  # nothing is wanted after the prompt itself
         else:
             self._waiting.append(sequence)
 
@@ -233,7 +232,7 @@ class StepLoop:
         sequence.cached = max(sequence.cached, output.num_cached_tokens or 0)
         made = output.outputs[0]
         if sequence.max_new == 0:
-            self._look(sequence, made.logprobs[-1] if made.logprobs else None, sequence.places_here())
+            self._note(sequence, made.logprobs[-1] if made.logprobs else None, sequence.places_here())
             finish: Finish | None = "stop"
         else:
             finish = FINISHES.get(made.finish_reason, "error") if output.finished else None
@@ -257,7 +256,7 @@ class StepLoop:
             sequence.extend(tokens, [bytes_of[token] for token in tokens])
         else:
             for token, logprobs in zip(tokens, made.logprobs, strict=True):
-                self._look(sequence, logprobs, sequence.places_here())
+                self._note(sequence, logprobs, sequence.places_here())
                 sequence.append(token, bytes_of[token])
         if not tokens:
             return False
@@ -265,7 +264,7 @@ class StepLoop:
         return sequence.has_closing(since=since)
 
     @staticmethod
-    def _look(sequence: TokenSequence, logprobs: Any, here: Sequence[DecisionPlace]) -> None:
+    def _note(sequence: TokenSequence, logprobs: Any, here: Sequence[DecisionPlace]) -> None:
         for place in here:
             if logprobs is not None and all(token in logprobs for token in place.label_ids):
                 sequence.note(place, distribution_of_logprobs([logprobs[token].logprob for token in place.label_ids]))

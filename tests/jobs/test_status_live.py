@@ -17,7 +17,7 @@ from relabel.jobs.commands.status import LiveStatus, look
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.run import counts
 from relabel.jobs.run.chunks import Live
-from relabel.jobs.run.counts import STALE_S, LiveFile, Progress, live_states, state_of
+from relabel.jobs.run.counts import LiveFile, Progress, live_states, state_of
 from relabel.manifests.records import plain, readable_json
 from relabel.manifests.store import LocalRunStore
 
@@ -89,10 +89,6 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
     )
     store.put("live/torn-1.json", b'{"version": 1, "wor')
     store.put("live/later-1.json", b'{"version": 99}')
-    written = plain(state_of("odd-1", "e", progress))
-    odd = {"soon": "written", "0001-01-01": "written", float("nan"): "seconds", -1: "pairs", 10**400: "pairs"}
-    for number, (value, key) in enumerate([*odd.items(), ({**written["live"], "in_flight": -7}, "live")]):
-        store.put(f"live/odd-{number}.json", json.dumps({**written, key: value}).encode())
     (found,) = live_states(store)
     assert (found.worker, found.is_stale, found.live) == ("gone-1", True, progress.live)
     done = relabel("status", "out/ecom", "--live")
@@ -105,7 +101,7 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
     assert list(folder.glob("out/ecom/live/*")) == []
 
 
-def test_a_dead_worker_whose_clock_was_ahead_keeps_nobody_waiting(
+def test_a_dead_worker_whose_clock_was_ahead_is_stale(
     planned: str, relabel: Callable[..., Any], store: LocalRunStore
 ) -> None:
     ahead = replace(state_of("gone-1", "e", Progress()), written="2999-01-01T00:00:00+00:00")
@@ -115,15 +111,7 @@ def test_a_dead_worker_whose_clock_was_ahead_keeps_nobody_waiting(
     assert "no worker" in done.out
 
 
-def test_a_worker_just_heard_of_is_not_stale_whatever_another_machines_clock_says(store: LocalRunStore) -> None:
-    state = state_of("here-1", "e", Progress())
-    assert state.age_s < STALE_S
-    ahead = replace(state, written="2999-01-01T00:00:00+00:00")
-    assert (ahead.age_s, ahead.is_stale) == (0.0, False)
-    assert store.names("live") == []
-
-
-def test_a_look_as_json_is_one_object(planned: str, relabel: Callable[..., Any], store: LocalRunStore) -> None:
+def test_the_state_as_json_is_one_object(planned: str, relabel: Callable[..., Any], store: LocalRunStore) -> None:
     store.put("live/here-1.json", readable_json(plain(state_of("here-1", "e", Progress()))))
     found = relabel("status", "out/ecom", "--live", "--output", "json").json
     assert (found["rows"], found["rows_done"], found["is_held"]) == (24, 0, True)
