@@ -126,7 +126,7 @@ def test_no_file_is_reported_with_what_would_do(relabel: Cli, folder: Path, writ
 def test_path_that_is_not_there_says_from_where_it_was_looked_for(
     relabel: Cli, folder: Path, write_job: WriteJob
 ) -> None:
-    relabel("run", write_job()).refused(3, "input.path pairs.parquet: no such file or folder", f"looked from {folder}")
+    relabel("run", write_job()).refused(3, "input.path pairs.parquet: no such file or folder", f"(from {folder})")
 
 
 @pytest.mark.parametrize(

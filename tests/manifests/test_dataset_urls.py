@@ -53,17 +53,17 @@ def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, patte
 
 
 def test_footers_by_url_are_fetched_several_at_a_time(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run with nothing to do looks at every footer, so a thousand files may not cost a thousand replies one after the
+    """A run with nothing to do reads every footer, so a thousand files may not cost a thousand replies one after the
     other.
     """
     both = threading.Barrier(2, timeout=10)
-    true = inputs._look
+    true = inputs._open_footer
 
-    def look(path: str, storage: Storage):  # type: ignore[no-untyped-def]
-        both.wait()  # which breaks unless the other look begins meanwhile
+    def open_footer(path: str, storage: Storage):  # type: ignore[no-untyped-def]
+        both.wait()  # which breaks unless the other one begins meanwhile
         return true(path, storage)
 
-    monkeypatch.setattr(inputs, "_look", look)
+    monkeypatch.setattr(inputs, "_open_footer", open_footer)
     found = open_dataset(InputSpec(path=(bucket,)), Storage())
     assert [file.path.rpartition("/")[2] for file in found.files] == ["0.parquet", "1.parquet"]
 
