@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from relabel.distill.students.distillation import Report
     from relabel.jobs.ask import AskedRows
-    from relabel.jobs.evaluate.results import JudgedLabels, SetsBeside
+    from relabel.jobs.evaluate.results import ComparedSets, JudgedLabels
     from relabel.jobs.run.results import RunReport
 
 Spec = str | Mapping[str, Any]
@@ -186,7 +186,7 @@ def evaluate(
     resamples: int = 1000,
     seed: int = 7,
     **options: Any,
-) -> JudgedLabels | SetsBeside:
+) -> JudgedLabels | ComparedSets:
     """Judge labels by gold grades, or compare students with their teacher, as `relabel evaluate` does.
 
     Args:

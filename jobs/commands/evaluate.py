@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -19,15 +21,6 @@ from relabel.jobs.commands.options import (
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit
 from relabel.manifests.files import Storage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from relabel.jobs.evaluate.sides import JudgingOptions
-    from relabel.manifests.metrics.gates import Gate, GateVerdict
-
-# ------------------------------------------------------------------------------
-# `evaluate`: labels beside gold grades, and students beside their teacher.
 
 
 @click.command(
@@ -62,7 +55,7 @@ if TYPE_CHECKING:
     "--grades",
     type=click.IntRange(2, 10),
     metavar="K",
-    help="Grades on the scale, where neither a run nor distributions tell.",
+    help="Grades on the scale, where neither a run nor distributions say.",
 )
 @grade_map_option
 @click.option(
@@ -124,9 +117,13 @@ def evaluate(
     """
     import pyarrow as pa
 
+    from relabel.jobs.evaluate.judging import compare_sets, judged_labels
+    from relabel.jobs.evaluate.results import evaluation_blocks, sets_blocks
     from relabel.jobs.evaluate.sides import JudgingOptions
+    from relabel.jobs.sections import as_text
     from relabel.manifests.gold import parse_map
     from relabel.manifests.metrics.gates import parse_flag
+    from relabel.manifests.records import plain
 
     # Arrow's own pool keeps what is freed: 597 MiB where this took 446, of a million labels (2026-11-22)
     pa.set_memory_pool(pa.system_memory_pool())
@@ -146,60 +143,33 @@ def evaluate(
         side=side,
     )
     gates = [parse_flag(text) for text in require]
+    draws = {"resamples": resamples, "seed": seed}
     if len(labels) == 1 or pool:
         if qrels is None:
             raise click.UsageError(
                 "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
-        return _judge(labels, options, gates, calibrate, resamples, seed, output)
+        judged = judged_labels(labels, options, gates, Storage(), calibrate=calibrate, **draws)
+        emit(plain(judged), as_text(evaluation_blocks(judged)), output)
+        _report_refused(judged.gates)
+        return judged.exit_code
     if options.pass_at and qrels is None:
         raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
     if calibrate is not None:
         raise click.UsageError(
             "--calibrate fits one set of labels. Judge them one at a time, or as one set with --pool."
         )
-    return _compare(labels, options, gates, resamples, seed, output)
+    compared = compare_sets(labels, options, gates, Storage(), **draws)
+    emit(plain(compared), as_text(sets_blocks(compared)), output)
+    _report_refused(verdict for one in compared.comparisons for verdict in one.gates)
+    return compared.exit_code
 
 
-def _judge(
-    labels: tuple[str, ...],
-    options: JudgingOptions,
-    gates: list[Gate],
-    calibrate: Any,
-    resamples: int,
-    seed: int,
-    output: str,
-) -> int:
-    """One set, or several as one, by gold grades."""
-    from relabel.jobs.evaluate.judging import judged_labels
-    from relabel.jobs.evaluate.results import evaluation_text
-    from relabel.manifests.records import plain
-
-    found = judged_labels(labels, options, gates, Storage(), resamples=resamples, seed=seed, calibrate=calibrate)
-    emit(plain(found), evaluation_text(found), output)
-    _say_refused(found.gates)
-    return found.exit_code
-
-
-def _compare(
-    labels: tuple[str, ...], options: JudgingOptions, gates: list[Gate], resamples: int, seed: int, output: str
-) -> int:
-    """Every other set beside the teacher's."""
-    from relabel.jobs.evaluate.judging import compare_sets
-    from relabel.jobs.evaluate.results import comparison_text
-    from relabel.manifests.records import plain
-
-    found = compare_sets(labels, options, gates, Storage(), resamples=resamples, seed=seed)
-    emit(plain(found), comparison_text(found), output)
-    _say_refused(verdict for comparison in found.comparisons for verdict in comparison.gates)
-    return found.exit_code
-
-
-def _say_refused(verdicts: Iterable[GateVerdict]) -> None:
+def _report_refused(verdicts: Iterable[Any]) -> None:
     """Say on stderr which gates refused."""
     for verdict in verdicts:
         if not verdict.has_passed:
-            logs.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
+            logs.say(f"gate {verdict}.", level="error", event="gate", **asdict(verdict))
 
 
 def _counts(text: str | None) -> tuple[int, ...]:
@@ -218,10 +188,6 @@ def _pairs(items: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"--where {item}: write COLUMN=VALUE.")
         found[name] = value
     return found
-
-
-# ------------------------------------------------------------------------------
-# `compare`: two label runs over the same pairs.
 
 
 @click.command(epilog="Example: relabel compare out/prompt-a out/prompt-b --html compare.html")
@@ -296,10 +262,10 @@ def compare(
     over queries. docs/compare.md says what each figure is.
     """
     from relabel.jobs.compare.comparison import compare_runs
-    from relabel.jobs.compare.results import runs_text
-    from relabel.jobs.evaluate.sides import JudgingOptions
+    from relabel.jobs.compare.results import comparison_sections
+    from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
     from relabel.jobs.files import check_free, written
-    from relabel.jobs.report.gold_sections import gold_files
+    from relabel.jobs.sections import as_text
     from relabel.manifests.gold import parse_map
     from relabel.manifests.records import plain
 
@@ -320,11 +286,14 @@ def compare(
     found = compare_runs(
         a, b, options, storage, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed
     )
+    sections = comparison_sections(found)
     if html is not None:
-        from relabel.jobs.report.comparison import comparison_page
+        from relabel.jobs.report.page import render_page
 
+        title = f"{found.a['name']} and {found.b['name']}"
+        page = render_page(title, f"A {a}, B {b}; differences are B minus A", sections, made_by="compare")
         with written(html, storage) as file:
-            file.write_text(comparison_page(found), encoding="utf-8", errors="replace")
+            file.write_text(page, encoding="utf-8", errors="replace")
         logs.say(f"wrote {html}", event="page", path=html)
     result = {**plain(found), "html": html, "exit_code": int(Exit.DONE)}
-    return emit(result, runs_text(found), output)
+    return emit(result, as_text(block for one in sections for block in one.blocks), output)

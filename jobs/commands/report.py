@@ -40,7 +40,7 @@ from relabel.manifests.files import Storage
     type=click.IntRange(0),
     default=5000,
     show_default=True,
-    help="Most rows of the labels browser; of more, a seeded sample. 0: none, and no text of a document.",
+    help="Most rows of the label browser; of more, a seeded sample. 0: none, and no text of a document.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that is not a report, too.")
 @output_option
@@ -56,15 +56,15 @@ def report(
     output: str,
     **columns: Any,
 ) -> int:
-    """Write one self-contained HTML page: what ran, what came of it, and the labels to browse.
+    """Write one self-contained HTML page: what ran, its figures, and the labels to browse.
 
     PATH is the output of a run, of `score`, `train`, `distill` or `export`, or several of them: then the page shows how
     they are related, and runs side by side. A training that is under way or was stopped is shown as far as its last
     checkpoint. The page needs no network, and shows documents as text. docs/report.md lists its sections.
     """
+    from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
     from relabel.jobs.files import written
     from relabel.jobs.report.build import build_report, check_target
-    from relabel.jobs.report.gold_sections import GoldChoice, gold_files
     from relabel.manifests.errors import UsageError
     from relabel.manifests.gold import parse_map
 
@@ -77,7 +77,7 @@ def report(
     built = build_report(
         paths,
         storage,
-        gold=GoldChoice(gold, grade_map=parse_map(grade_map, "--map"), side=side, **columns),
+        gold=JudgingOptions(gold, grade_map=parse_map(grade_map, "--map"), side=side, **columns),
         max_rows=max_rows,
     )
     data = built.html.encode("utf-8", "replace")
@@ -95,10 +95,9 @@ def report(
         ],
         "exit_code": int(Exit.DONE),
     }
-    shown = f"{built.rows_shown:,} of {built.rows:,} rows to browse" if built.rows_shown else "no rows to browse"
-    rows = [("size", f"{len(data) / 1e6:,.2f} MB, {shown}"), ("sections", ", ".join(built.sections))]
-    rows += [
-        ("not finished", f"{one.path}: its training is not finished; shown as of {one.when}")
-        for one in built.unfinished
+    rows = [
+        ("size", f"{len(data) / 1e6:,.2f} MB, {built.rows_shown:,} of {built.rows:,} rows to browse"),
+        ("sections", ", ".join(built.sections)),
+        *(("not finished", f"{one.path}: shown as of {one.when}") for one in built.unfinished),
     ]
     return emit(result, f"The report is in {to}\n{table(rows)}", output)

@@ -10,25 +10,18 @@ import pyarrow as pa
 
 from relabel.jobs.compare.matches import (
     LargestFlips,
-    MatchCounts,
     MovedQueries,
+    StateCounts,
     examples,
     how_matched,
     matches,
     open_both,
     paired_rows,
+    row_counts,
     spill_rows,
     summary,
 )
-from relabel.jobs.compare.results import (
-    AgainstGold,
-    ComparedRun,
-    Flips,
-    GradeTests,
-    McNemar,
-    QueriesMoved,
-    RunComparison,
-)
+from relabel.jobs.compare.results import AgainstGold, RunComparison
 from relabel.jobs.evaluate.judging import gold_of, load_pairs
 from relabel.jobs.evaluate.sides import Gold, JudgingOptions, Sides, lexical_scores
 from relabel.jobs.files import scratch_folder
@@ -46,8 +39,7 @@ from relabel.manifests.run import RunLabels
 from relabel.manifests.schemas import codes_of, ids_of
 
 # ------------------------------------------------------------------------------
-# Gold grades beside two runs: which matched rows have one, how both runs fare by them, and who is right where they
-# differ.
+# Gold grades of two runs: which matched rows have one, and who is right where the runs differ.
 
 
 @dataclass(frozen=True)
@@ -171,13 +163,8 @@ class JudgedMatches:
             a=first,
             b=second,
             difference=difference,
-            mcnemar=McNemar(only_a, only_b, *mcnemar(only_a, only_b)),
+            mcnemar={"only_a_right": only_a, "only_b_right": only_b, **mcnemar(only_a, only_b)._asdict()},
         )
-
-
-# ------------------------------------------------------------------------------
-# Two runs compared from end to end: which rows are the same, how grades shift, which queries move, and who is right by
-# gold grades.
 
 
 def compare_runs(
@@ -212,7 +199,7 @@ def compare_runs(
     gold = None
     if options.qrels is not None:
         gold = JudgedMatches(polars, both, ours.grades, options, storage)
-    counts, sums = MatchCounts(), PairedSums(ours.grades, depth=depth)
+    counts, sums = StateCounts(), PairedSums(ours.grades, depth=depth)
     flips, moved = LargestFlips(polars, num_examples), MovedQueries(num_queries)
     num_matched = 0
     with scratch_folder("relabel-compare-") as scratch:
@@ -230,7 +217,8 @@ def compare_runs(
         sides.check()
         raise InputError(_nothing_matched(ours, theirs, how, counts))
     shown, more = examples(flips.rows(), ours, theirs, storage)
-    notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
+    named = row_counts(counts)
+    notes = [*ours.notes, *theirs.notes, *notes, *_notes(named), *more]
     confusion = sums.confusion
     return RunComparison(
         a=_about(ours),
@@ -239,13 +227,13 @@ def compare_runs(
         matched_by=how,
         grades=ours.grades,
         side=sides.cut,
-        counts=counts.named(),
+        counts=named,
         figures=sums.figures(resamples=resamples, seed=seed),
         confusion=confusion.tolist(),
-        tests=GradeTests(stuart_maxwell(confusion), bowker(confusion)),
+        tests={"stuart_maxwell": stuart_maxwell(confusion)._asdict(), "bowker": bowker(confusion)._asdict()},
         gold=None if gold is None else gold.result(num_matched, resamples=resamples, seed=seed),
-        flips=Flips(flips.up + flips.down, flips.up, flips.down, shown),
-        queries=QueriesMoved(**vars(summary(sums.moves)), depth=depth, moved_most=moved.rows()),
+        flips={"rows": flips.up + flips.down, "up": flips.up, "down": flips.down, "examples": shown},
+        queries={**summary(sums.moves), "depth": depth, "moved_most": moved.rows()},
         resamples=resamples,
         seed=seed,
         notes=notes,
@@ -257,44 +245,34 @@ def _names(polars: Any, frame: Any) -> list[str]:
     return list(frame.group_by("query", maintain_order=True).agg(polars.col("query_id").first())["query_id"])
 
 
-def _about(run: RunLabels) -> ComparedRun:
+def _about(run: RunLabels) -> dict[str, Any]:
     plan = run.plan
-    return ComparedRun(
-        path=run.root,
-        name=plan.name,
-        labeler=plan.facts.labeler.name,
-        model=plan.facts.model,
-        fingerprint=plan.fingerprint,
-        labelled=sum(file.rows for file in run.labels),
-        quarantined=run.num_quarantined,
-    )
+    return {
+        "path": run.root,
+        "name": plan.name,
+        "labeler": plan.facts.labeler.name,
+        "model": plan.facts.model,
+        "fingerprint": plan.fingerprint,
+        "labelled": sum(file.rows for file in run.labels),
+        "quarantined": run.num_quarantined,
+    }
 
 
-def _notes(counts: MatchCounts) -> list[str]:
-    found = counts.named()
-    notes = []
-    for letter, only, quarantined in (
-        ("A", found.only_a, found.quarantined_a_only),
-        ("B", found.only_b, found.quarantined_b_only),
-    ):
-        if only:
-            notes.append(f"rows that only run {letter} has, left out: {only:,}")
-        if quarantined:
-            notes.append(f"rows that run {letter} alone has in quarantine, left out: {quarantined:,}")
-    if found.quarantined_elsewhere_absent:
-        notes.append(f"rows in quarantine in one run and absent from the other: {found.quarantined_elsewhere_absent:,}")
-    if found.repeated:
-        notes.append(
-            "pairs that occur several times in both runs are matched in order; rows beyond the first: "
-            f"{found.repeated:,}"
-        )
-    return notes
+def _notes(counts: dict[str, int]) -> list[str]:
+    texts = {
+        "only_a": "rows that only run A has, left out",
+        "quarantined_a_only": "rows that run A alone has in quarantine, left out",
+        "only_b": "rows that only run B has, left out",
+        "quarantined_b_only": "rows that run B alone has in quarantine, left out",
+        "quarantined_elsewhere_absent": "rows in quarantine in one run and absent from the other",
+        "repeated": "pairs that occur several times in both runs are matched in order; rows beyond the first",
+    }
+    return [f"{text}: {counts[name]:,}" for name, text in texts.items() if counts[name]]
 
 
-def _nothing_matched(first: RunLabels, second: RunLabels, how: str, counts: MatchCounts) -> str:
-    found = counts.named()
+def _nothing_matched(first: RunLabels, second: RunLabels, how: str, counts: StateCounts) -> str:
+    found = row_counts(counts)
     return (
-        f"{first.root} and {second.root} have no labelled row in common: {found.labelled_a:,} and "
-        f"{found.labelled_b:,} labels were "
-        f"compared by {how}. Did both label the same pairs?"
+        f"{first.root} and {second.root} have no labelled row in common: {found['labelled_a']:,} and "
+        f"{found['labelled_b']:,} labels were compared by {how}. Did both label the same pairs?"
     )

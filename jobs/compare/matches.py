@@ -3,7 +3,9 @@ most."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.distill.students.labels import read_pairs
-from relabel.jobs.compare.results import Flip, FlipSide, MovedQuery, QueryMoveCounts, RowCounts
-from relabel.jobs.evaluate.sides import Sides
+from relabel.jobs.evaluate.sides import Sides, run_pairs
 from relabel.jobs.tables import query_buckets
 from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.files import Storage, place_of
@@ -23,7 +23,6 @@ from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import Pair
 from relabel.manifests.metrics.comparison import BY_IDS, BY_ROW, PairedRows, QueryMoves
-from relabel.manifests.rows import open_run_input
 from relabel.manifests.run import RunLabels, open_run_labels
 from relabel.manifests.schemas import LABELS, QUARANTINE
 from relabel.manifests.store import map_concurrent
@@ -117,46 +116,42 @@ def _filled(table: pa.Table, status: str | None, file: int) -> pa.Table:
 
 
 # ------------------------------------------------------------------------------
-# Rows of two runs side by side, some whole queries at a time: labelled by both, by one, quarantined in one, missing
-# from one.
+# Matched rows, some whole queries at a time: each is labelled, quarantined or absent in either run.
 
 
 STATES = ("labelled", "quarantined", "absent")
 
 
 @dataclass
-class MatchCounts:
-    """Rows by what each run has of them, added up bucket by bucket.
+class StateCounts:
+    """Rows by (state in A, state in B), added up bucket by bucket; both absent does not occur.
 
     Args:
-        by_state: rows by (state in A, state in B); both absent does not occur.
         repeated: matched rows beyond the first of their pair, where rows are matched by ids.
     """
 
-    by_state: dict[tuple[str, str], int] = field(default_factory=dict)
+    by_state: Counter[tuple[str, str]] = field(default_factory=Counter)
     repeated: int = 0
 
-    def of(self, first: str, second: str) -> int:
-        """Rows in that state in A and in B."""
-        return self.by_state.get((first, second), 0)
 
-    def named(self) -> RowCounts:
-        """By name."""
-        return RowCounts(
-            both=self.of("labelled", "labelled"),
-            labelled_a=sum(self.of("labelled", state) for state in STATES),
-            labelled_b=sum(self.of(state, "labelled") for state in STATES),
-            only_a=self.of("labelled", "absent"),
-            only_b=self.of("absent", "labelled"),
-            quarantined_a_only=self.of("quarantined", "labelled"),
-            quarantined_b_only=self.of("labelled", "quarantined"),
-            quarantined_both=self.of("quarantined", "quarantined"),
-            quarantined_elsewhere_absent=self.of("quarantined", "absent") + self.of("absent", "quarantined"),
-            repeated=self.repeated,
-        )
+def row_counts(counts: StateCounts) -> dict[str, int]:
+    """Rows by what each run has of them; all that follows in a comparison is of those that `both` labelled."""
+    of = counts.by_state
+    return {
+        "both": of["labelled", "labelled"],
+        "labelled_a": sum(of["labelled", state] for state in STATES),
+        "labelled_b": sum(of[state, "labelled"] for state in STATES),
+        "only_a": of["labelled", "absent"],
+        "only_b": of["absent", "labelled"],
+        "quarantined_a_only": of["quarantined", "labelled"],
+        "quarantined_b_only": of["labelled", "quarantined"],
+        "quarantined_both": of["quarantined", "quarantined"],
+        "quarantined_elsewhere_absent": of["quarantined", "absent"] + of["absent", "quarantined"],
+        "repeated": counts.repeated,
+    }
 
 
-def matches(polars: Any, first: Path, second: Path, how: str, counts: MatchCounts, scratch: Path) -> Iterator[Any]:
+def matches(polars: Any, first: Path, second: Path, how: str, counts: StateCounts, scratch: Path) -> Iterator[Any]:
     """Frames of whole queries: a row for each row of either run, columns of `ROWS` with `_a` and `_b`, ordered by query
     and row.
 
@@ -198,7 +193,7 @@ def matches(polars: Any, first: Path, second: Path, how: str, counts: MatchCount
             at=polars.coalesce("row_a", "row_b"),
         )
         for state_a, state_b, count in both.group_by("state_a", "state_b").len().rows():
-            counts.by_state[state_a, state_b] = counts.by_state.get((state_a, state_b), 0) + count
+            counts.by_state[state_a, state_b] += count
         labelled = (polars.col("state_a") == "labelled") & (polars.col("state_b") == "labelled")
         if how != BY_ROW:
             counts.repeated += both.filter(labelled & (polars.col("place") > 0)).height
@@ -206,7 +201,7 @@ def matches(polars: Any, first: Path, second: Path, how: str, counts: MatchCount
 
 
 def paired_rows(polars: Any, frame: Any, grades: int) -> PairedRows:
-    """A frame of `matches` as arrays; queries are numbered anew from 0."""
+    """A frame of `matches` as arrays; queries are numbered from 0."""
 
     def side(letter: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         given, expected, probs = frame.select(f"grade_{letter}", f"expected_grade_{letter}", f"probs_{letter}")
@@ -249,7 +244,7 @@ class MovedQueries:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._held: list[MovedQuery] = []
+        self._held: list[dict[str, Any]] = []
 
     def add(self, names: list[str], moves: QueryMoves) -> None:
         """Take in the moves of some queries, and what these are called."""
@@ -258,37 +253,37 @@ class MovedQueries:
         for query in order.tolist():
             tau = float(moves.tau[query])
             self._held.append(
-                MovedQuery(
-                    query_id=names[query],
-                    rows=int(moves.rows[query]),
-                    mean_a=round(float(moves.first[query]), 6),
-                    mean_b=round(float(moves.second[query]), 6),
-                    change=round(float(change_Q[query]), 6),
-                    kendall_tau=None if math.isnan(tau) else round(tau, 6),
-                    entered_top=int(moves.entered[query]),
-                    top=int(moves.top[query]),
-                    first_changed=bool(moves.top_changed[query]),
-                )
+                {
+                    "query_id": names[query],
+                    "rows": int(moves.rows[query]),
+                    "mean_a": round(float(moves.first[query]), 6),
+                    "mean_b": round(float(moves.second[query]), 6),
+                    "change": round(float(change_Q[query]), 6),
+                    "kendall_tau": None if math.isnan(tau) else round(tau, 6),
+                    "entered_top": int(moves.entered[query]),
+                    "top": int(moves.top[query]),
+                    "first_changed": bool(moves.top_changed[query]),
+                }
             )
-        self._held.sort(key=lambda one: -abs(one.change))
+        self._held.sort(key=lambda one: -abs(one["change"]))
         del self._held[self._count :]
 
-    def rows(self) -> list[MovedQuery]:
+    def rows(self) -> list[dict[str, Any]]:
         """The queries, largest change first."""
-        return [one for one in self._held if abs(one.change) > TINY]
+        return [one for one in self._held if abs(one["change"]) > TINY]
 
 
-def summary(moves: QueryMoves) -> QueryMoveCounts:
+def summary(moves: QueryMoves) -> dict[str, int]:
     """How many queries moved, and how."""
     change_G = moves.second - moves.first
-    return QueryMoveCounts(
-        queries=len(moves.rows),
-        moved=int((np.abs(change_G) > TINY).sum()),
-        up=int((change_G > TINY).sum()),
-        down=int((change_G < -TINY).sum()),
-        top_changed=int((moves.entered > 0).sum()),
-        first_changed=int(moves.top_changed.sum()),
-    )
+    return {
+        "queries": len(moves.rows),
+        "moved": int((np.abs(change_G) > TINY).sum()),
+        "up": int((change_G > TINY).sum()),
+        "down": int((change_G < -TINY).sum()),
+        "top_changed": int((moves.entered > 0).sum()),
+        "first_changed": int(moves.top_changed.sum()),
+    }
 
 
 # ------------------------------------------------------------------------------
@@ -300,30 +295,24 @@ TEXT_CHARACTERS = 1000
 """Shown of a query, a document or a reasoning."""
 
 
-class RowOfRun(NamedTuple):
-    """A row as one run labelled it; `file` is the label file's number in the run."""
-
-    row: int
-    file: int
-    grade: int
-    expected_grade: float | None
-    probs: list[float] | None
-
-
 class ChangedRow(NamedTuple):
     """A row whose grade changed, as both runs labelled it.
 
     Args:
         change: of the expected grade, or of the grade where there is no distribution.
         at: where it is among the rows.
+        rows, files: row ids, and numbers of the label files in each run.
     """
 
     change: float
     at: int
     query_id: str
     doc_id: str
-    a: RowOfRun
-    b: RowOfRun
+    rows: tuple[int, int]
+    files: tuple[int, int]
+    grades: tuple[int, int]
+    expected: tuple[float | None, float | None]
+    probs: tuple[list[float] | None, list[float] | None]
 
 
 class LargestFlips:
@@ -352,7 +341,11 @@ class LargestFlips:
         self.up += changed.filter(polars.col("grade_b") > polars.col("grade_a")).height
         self.down += changed.filter(polars.col("grade_b") < polars.col("grade_a")).height
         largest = changed.sort(polars.col("change").abs(), "at", descending=[True, False]).head(self._count)
-        self._held += _changed_rows(largest)
+        sides = itertools.product(("row", "file", "grade", "expected_grade", "probs"), "ab")
+        names = [f"{name}_{letter}" for name, letter in sides]
+        # plain values: a slice of a frame would keep all of it
+        for change, at, query, doc, *values in largest.select("change", "at", "query_id", "doc_id", *names).iter_rows():
+            self._held.append(ChangedRow(change, at, query, doc, *zip(values[::2], values[1::2], strict=True)))
         self._held.sort(key=lambda row: (-abs(row.change), row.at))
         del self._held[self._count :]
 
@@ -361,42 +354,45 @@ class LargestFlips:
         return self._held
 
 
-def _changed_rows(frame: Any) -> list[ChangedRow]:
-    """Plain values: a slice of a frame would keep all of it."""
-    names = [f"{name}_{letter}" for letter in "ab" for name in RowOfRun._fields]
-    found = frame.select("change", "at", "query_id", "doc_id", *names).iter_rows()
-    middle = len(RowOfRun._fields)
-    return [
-        ChangedRow(change, at, query, doc, RowOfRun(*sides[:middle]), RowOfRun(*sides[middle:]))
-        for change, at, query, doc, *sides in found
-    ]
-
-
 def examples(
     rows: list[ChangedRow], first: RunLabels, second: RunLabels, storage: Storage
-) -> tuple[list[Flip], list[str]]:
-    """Rows of `LargestFlips` as they are shown, and remarks: texts are left out, with the reason, where they can't be
-    read any more.
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of `LargestFlips` with their texts and reasoning, and remarks: texts are left out, with the reason, where
+    they can't be read any more.
     """
-    if not rows:
-        return [], []
-    notes: list[str] = []
     pairs: dict[int, Pair] = {}
+    notes: list[str] = []
+    row_ids = np.array([row.rows[0] for row in rows], dtype=np.int64)
     try:
-        pairs = _pairs(first, [row.a.row for row in rows], storage)
+        pairs = {pair.row_id: pair for pair in run_pairs(first.root, first.plan, storage, row_ids)} if rows else {}
     except RelabelError as exc:
         notes.append(f"texts of the examples are left out: {exc}")
-    reasons_a, reasons_b = _reasoning(first, [row.a for row in rows]), _reasoning(second, [row.b for row in rows])
+    reasons = [_reasoning(run, {row.files[side] for row in rows}) for side, run in enumerate((first, second))]
     found = []
     for row in rows:
-        pair = pairs.get(row.a.row)
-        a, b = (
-            FlipSide(side.grade, side.expected_grade, side.probs, _cut(reasons.get(side.row)))
-            for side, reasons in ((row.a, reasons_a), (row.b, reasons_b))
+        pair = pairs.get(row.rows[0])
+        sides = [
+            {
+                "grade": row.grades[side],
+                "expected_grade": row.expected[side],
+                "probs": row.probs[side],
+                "reasoning": _cut(reasons[side].get(row.rows[side])),
+            }
+            for side in (0, 1)
+        ]
+        found.append(
+            {
+                "row_a": row.rows[0],
+                "row_b": row.rows[1],
+                "query_id": row.query_id,
+                "doc_id": row.doc_id,
+                "query": _cut(pair.query) if pair else None,
+                "document": _cut(pair.document) if pair else None,
+                "change": round(row.change, 6),
+                "a": sides[0],
+                "b": sides[1],
+            }
         )
-        query, document = (_cut(pair.query), _cut(pair.document)) if pair else (None, None)
-        change = round(row.change, 6)
-        found.append(Flip(row.a.row, row.b.row, row.query_id, row.doc_id, query, document, change, a, b))
     return found, notes
 
 
@@ -404,20 +400,10 @@ def _cut(text: str | None) -> str | None:
     return text if text is None or len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + " …"
 
 
-def _pairs(run: RunLabels, row_ids: list[int], storage: Storage) -> dict[int, Pair]:
-    """Query and document of some rows of a run's input.
-
-    Raises:
-        InputError, ManifestError: the input is gone, or is not any more what was labelled.
-    """
-    dataset = open_run_input(run.root, run.plan, storage)
-    return {pair.row_id: pair for pair in read_pairs(dataset, np.array(row_ids, dtype=np.int64))}
-
-
-def _reasoning(run: RunLabels, rows: list[RowOfRun]) -> dict[int, str | None]:
-    """What a run wrote about some rows, by row id."""
+def _reasoning(run: RunLabels, files: set[int]) -> dict[int, str | None]:
+    """What a run wrote about the rows of some label files, by row id."""
     found: dict[int, str | None] = {}
-    for number in sorted({row.file for row in rows}):
+    for number in sorted(files):
         row_ids, reasons = run.folder.table(run.labels[number], LABELS, ["row_id", "reasoning"]).columns
         found |= dict(zip(row_ids.to_pylist(), reasons.to_pylist(), strict=True))
     return found

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from relabel.jobs.evaluate.results import JudgedCounts, JudgedLabels, JudgedSource, SetBeside, SetsBeside, StudentBeside
+from relabel.jobs.evaluate.results import ComparedSets, ComparedStudent, JudgedLabels
 from relabel.jobs.evaluate.sides import Gold, JudgingOptions, SideCut, Sides, cut_sets, lexical_scores, scale_of
 from relabel.jobs.exits import Exit
 from relabel.manifests.errors import InputError, UsageError
@@ -41,72 +41,8 @@ from relabel.manifests.metrics import evaluation
 from relabel.manifests.metrics.comparison import BY_IDS, Labelled, Match, StudentComparison, compare, match_rows
 from relabel.manifests.metrics.gates import TEACHER, Gate, judge_gates
 from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.records import plain
 from relabel.manifests.schemas import release_unused
-
-# ------------------------------------------------------------------------------
-# What is said of rows that did not meet gold.
-
-
-def nothing_judged(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> str:
-    if join.num_gold_null:
-        return (
-            f"{options.qrels}: all {join.num_gold_null:,} labels that were found there have a null grade; there is "
-            "nothing to judge by."
-        )
-    if not join.num_labels:
-        return "no labels: nothing was found to judge."
-    assert pairs is not None
-    examples = ", ".join(f"({query}, {doc})" for query, doc in pairs.begins[:SHOWN])
-    return (
-        f"no label has a grade: {join.num_labels:,} labels and {pairs.num_rows:,} qrels were compared by (query_id, "
-        f"doc_id). Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with "
-        f"{examples or 'nothing, it is empty'}. Do the ids mean the same things? --by and --doc name other columns."
-    )
-
-
-def judged_counts(join: Join, sets: list[LabelSet], pairs: PairGrades | None, judged: Judged) -> JudgedCounts:
-    counts = JudgedCounts(
-        labels=join.num_labels,
-        judged=join.num_judged,
-        unjudged=join.num_unjudged,
-        gold_null=join.num_gold_null,
-        without_label=join.num_without_label,
-        quarantined=sum(one.num_quarantined or 0 for one in sets),
-        relabelled=join.num_relabelled,
-        queries=judged.num_queries,
-    )
-    if pairs is None:
-        return counts
-    is_graded_P = pairs.grades.is_valid().to_numpy(zero_copy_only=False)
-    return replace(
-        counts,
-        qrels=len(pairs.keys),
-        qrels_repeated=pairs.num_repeated,
-        qrels_in_conflict=pairs.num_conflicts,
-        qrels_without_label=int((is_graded_P & ~join.is_labelled).sum()),
-    )
-
-
-def join_notes(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> list[str]:
-    notes = []
-    if join.num_relabelled:
-        notes.append(f"judged labels beyond the first of their pair, each judged: {join.num_relabelled:,}")
-    if pairs is not None and pairs.num_conflicts:
-        rule = (
-            "the mean of their grades, rounded, halves up"
-            if options.duplicates == "mean"
-            else "the first of their grades"
-        )
-        notes.append(f"pairs whose grades differ, which take {rule}: {pairs.num_conflicts:,}")
-    if pairs is not None and pairs.num_null:
-        notes.append(f"qrels without a grade, which judge nothing: {pairs.num_null:,}")
-    return notes
-
-
-# ------------------------------------------------------------------------------
-# From paths to judged labels: opens label sets and qrels, decides how they are joined, and counts what the join left
-# out.
-
 
 BY_INPUT_ROW = "row_id: the qrels are the run's own input"
 BY_FILE_ROW = "row: labels and grades are in one file"
@@ -114,14 +50,14 @@ BY_FILE_ROW = "row: labels and grades are in one file"
 
 @dataclass
 class Judging:
-    """Judged labels, and all that a report says about where they came from."""
+    """Judged labels, and where they came from: `labels`, `counts`, `joined_by` and `side` as in `JudgedLabels`."""
 
     judged: Judged
-    sources: list[JudgedSource]
-    counts: JudgedCounts
+    labels: list[dict[str, Any]]
+    counts: dict[str, int]
     joined_by: list[str]
     side: SideCut
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def judged_labels(
@@ -134,30 +70,35 @@ def judged_labels(
     seed: int,
     calibrate: Any = None,
 ) -> JudgedLabels:
-    """One set, or several as one, by gold grades: all that `relabel evaluate` says of it.
+    """One set, or several as one, by gold grades: the whole result of `relabel evaluate`.
 
     Args:
         calibrate: `temperature` or `isotonic`, fitted on half the queries; None for neither.
     Raises:
         InputError, ManifestError, UsageError: see `judge`.
     """
-    judging = judge(paths, options, storage)
+    return evaluated(judge(paths, options, storage), options, gates, resamples, seed, calibrate)
+
+
+def evaluated(
+    judging: Judging, options: JudgingOptions, gates: Sequence[Gate], resamples: int, seed: int, calibrate: Any = None
+) -> JudgedLabels:
+    """All figures of judged labels, and the gates' verdicts."""
     found = evaluation.evaluate(
         judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at
     )
     verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
-    code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
     return JudgedLabels(
-        labels=judging.sources,
+        **{**vars(found), "notes": [*judging.notes, *found.notes]},
+        labels=judging.labels,
         qrels=options.qrels,
         joined_by=judging.joined_by,
         side=judging.side,
         counts=judging.counts,
         resamples=resamples,
         seed=seed,
-        **{**vars(found), "notes": [*judging.notes, *found.notes]},
         gates=verdicts,
-        exit_code=int(code),
+        exit_code=int(Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE),
     )
 
 
@@ -191,21 +132,68 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
                 join.add_by_pair(labels, one.where)
     sides.check()
     if not join.num_judged:
-        raise InputError(nothing_judged(join, pairs, options))
+        raise InputError(_nothing_judged(join, pairs, options))
     release_unused()
     judged, texts = join.judged(), list[str]()
     lexical = lexical_scores(sets[0] if len(sets) == 1 else None, join.row_ids, storage, texts)
-    judged = replace(judged, lexical=lexical)
-    notes = [
-        *itertools.chain.from_iterable(one.notes for one in sets),
-        *notes,
-        *join_notes(join, pairs, options),
-        *texts,
-    ]
-    sources = [JudgedSource(path=one.where, kind=one.kind, grades=one.grades, **vars(one.origin)) for one in sets]
+    notes = [*(note for one in sets for note in one.notes), *notes, *_join_notes(join, pairs, options), *texts]
     if len(sets) > 1:
         notes.append(f"{len(sets)} sources are judged together, as one set of labels")
-    return Judging(judged, sources, judged_counts(join, sets, pairs, judged), sorted(join.joined_by), sides.cut, notes)
+    return Judging(
+        replace(judged, lexical=lexical),
+        [{"path": one.where, "kind": one.kind, "grades": one.grades, **plain(one.origin)} for one in sets],
+        _counts(join, sets, pairs, judged),
+        sorted(join.joined_by),
+        sides.cut,
+        notes,
+    )
+
+
+def _counts(join: Join, sets: list[LabelSet], pairs: PairGrades | None, judged: Judged) -> dict[str, int]:
+    counts = {
+        "labels": join.num_labels,
+        "judged": join.num_judged,
+        "unjudged": join.num_unjudged,
+        "gold_null": join.num_gold_null,
+        "without_label": join.num_without_label,
+        "quarantined": sum(one.num_quarantined or 0 for one in sets),
+        "relabelled": join.num_relabelled,
+        "queries": judged.num_queries,
+    }
+    if pairs is not None:
+        is_graded_P = pairs.grades.is_valid().to_numpy(zero_copy_only=False)
+        counts |= {
+            "qrels": len(pairs.keys),
+            "qrels_repeated": pairs.num_repeated,
+            "qrels_in_conflict": pairs.num_conflicts,
+            "qrels_without_label": int((is_graded_P & ~join.is_labelled).sum()),
+        }
+    return counts
+
+
+def _join_notes(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> list[str]:
+    notes = []
+    if join.num_relabelled:
+        notes.append(f"judged labels beyond the first of their pair, each judged: {join.num_relabelled:,}")
+    if pairs is not None and pairs.num_conflicts:
+        rule = "mean of their grades, rounded, halves up" if options.duplicates == "mean" else "first of their grades"
+        notes.append(f"pairs whose grades differ, which take the {rule}: {pairs.num_conflicts:,}")
+    if pairs is not None and pairs.num_null:
+        notes.append(f"qrels without a grade, which judge nothing: {pairs.num_null:,}")
+    return notes
+
+
+def _nothing_judged(join: Join, pairs: PairGrades | None, options: JudgingOptions) -> str:
+    if join.num_gold_null:
+        return f"{options.qrels}: all {join.num_gold_null:,} labels that were found there have a null grade."
+    if pairs is None or not join.num_labels:
+        return "no labels: nothing was found to judge."
+    examples = ", ".join(f"({query}, {doc})" for query, doc in pairs.begins[:SHOWN])
+    return (
+        f"no label has a grade: {join.num_labels:,} labels and {pairs.num_rows:,} qrels were compared by (query_id, "
+        f"doc_id). Labels begin with {', '.join(join.label_examples[:SHOWN])}; {options.qrels} with "
+        f"{examples or 'nothing, it is empty'}. Do the ids mean the same things? --by and --doc name other columns."
+    )
 
 
 def seen_by(golds: Iterable[Gold], pairs: PairGrades | None) -> set[int]:
@@ -291,24 +279,12 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
 # ------------------------------------------------------------------------------
 # Gold of rows that a student's and a teacher's labels share.
 
-
 Both: TypeAlias = tuple[LabelSet, LabelSet]
 """Teacher and student."""
 
 
-class _MatchedGold(NamedTuple):
-    """Gold of matched rows: how they meet it, their grades, whether each has one at all, and further columns."""
-
-    how: str
-    grades: pa.Int64Array
-    is_known: np.ndarray
-    columns: dict[str, pa.Array]
-
-
 class GoldOfBoth:
-    """The gold grades of all sets: by row of an input where they are one's own, and by pair where
-    any set needs that.
-    """
+    """The gold grades of all sets: by row of a set's own input, and by pair where any set needs that."""
 
     def __init__(self, sets: list[LabelSet], options: JudgingOptions, storage: Storage) -> None:
         self.qrels, self._storage = str(options.qrels), storage
@@ -317,16 +293,19 @@ class GoldOfBoth:
         self._pairs = load_pairs(sets, options, storage) if any(gold.by_row is None for gold in golds) else None
         self.seen = seen_by(golds, self._pairs)
 
-    def of(self, sets: Both, rows: tuple[Labelled, Labelled], match: Match) -> _MatchedGold:
-        """By row where either set can say so.
+    def of(
+        self, sets: Both, rows: tuple[Labelled, Labelled], match: Match
+    ) -> tuple[str, pa.Int64Array, np.ndarray, dict[str, pa.Array]]:
+        """Gold of matched rows: how they are joined with it, their grades, whether each has one at all, and further
+        columns. By row where either set can be joined so.
 
         Raises:
-            InputError: a gold chunk is none of its document's.
+            InputError: a gold chunk is not one of its document's.
         """
         found = self._of(sets, rows, match)
         for one, places in zip(rows, (match.teacher, match.student), strict=True):
             taken_of = pa.array(places)
-            held = {**columns_taken(one.columns, taken_of), **found.columns}
+            held = {**columns_taken(one.columns, taken_of), **found[-1]}
             if held:
                 check_chunks(held, one.query_ids.take(taken_of), one.doc_ids.take(taken_of), where=self.qrels)
         return found
@@ -340,76 +319,103 @@ class GoldOfBoth:
         row_ids = rows[number].row_ids[(match.teacher, match.student)[number][judged]]
         return lexical_scores(sets[number], row_ids, self._storage, notes), notes
 
-    def _of(self, sets: Both, rows: tuple[Labelled, Labelled], match: Match) -> _MatchedGold:
+    def _of(
+        self, sets: Both, rows: tuple[Labelled, Labelled], match: Match
+    ) -> tuple[str, pa.Int64Array, np.ndarray, dict[str, pa.Array]]:
         for labels, held, places in zip(sets, rows, (match.teacher, match.student), strict=True):
             gold = self._golds[id(labels)]
             if gold.by_row is not None:
                 row_ids = pa.array(held.row_ids[places])
                 columns = columns_taken(gold.columns, row_ids)
-                return _MatchedGold(gold.how, gold.by_row.take(row_ids), np.ones(len(places), dtype=bool), columns)
+                return gold.how, gold.by_row.take(row_ids), np.ones(len(places), dtype=bool), columns
         assert self._pairs is not None
         matched = pa.array(match.teacher)
         place_N = self._pairs.places(rows[0].query_ids.take(matched), rows[0].doc_ids.take(matched))
         columns = {name: taken(column, place_N) for name, column in self._pairs.columns.items()}
-        return _MatchedGold(BY_IDS, taken(self._pairs.grades, place_N), place_N >= 0, columns)
+        return BY_IDS, taken(self._pairs.grades, place_N), place_N >= 0, columns
 
 
 # ------------------------------------------------------------------------------
 # Students against their teacher: which set is the teacher, which rows are the same, and how gold grades judge them.
 
-
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
-PREFIX = f"{TEACHER}."
-"""Of figures of a student against its teacher, in a gate: `teacher.kl<=0.1`."""
-
-
-class NamedSet(NamedTuple):
-    """A label set and what the report calls it: the name that the user gave, else its path."""
-
-    name: str
-    labels: LabelSet
 
 
 def compare_sets(
     arguments: tuple[str, ...],
     options: JudgingOptions,
-    gates: list[Gate],
+    gates: Sequence[Gate],
     storage: Storage,
     *,
     resamples: int,
     seed: int,
-) -> SetsBeside:
-    """Compare every set with the teacher.
+) -> ComparedSets:
+    """Compare every set with the teacher: the set of that name, else the first that is no student's output.
 
     Args:
         arguments: two or more of `PATH` or `NAME=PATH`.
     Raises:
+        UsageError: two sets of one name, and see `compare_named`.
+    """
+    paths: dict[str, str] = {}
+    for argument in arguments:
+        # a folder may be called `date=2026-11-20`
+        match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
+        name, path = (match["name"], match["path"]) if match else (argument, argument)
+        if name in paths:
+            raise UsageError(f"LABELS: two sets are called {name}. Name them apart: NAME=PATH.")
+        paths[name] = path
+    return compare_named(paths, None, options, gates, storage, resamples=resamples, seed=seed)
+
+
+def compare_named(
+    paths: Mapping[str, str],
+    teacher: str | None,
+    options: JudgingOptions,
+    gates: Sequence[Gate],
+    storage: Storage,
+    *,
+    resamples: int,
+    seed: int,
+) -> ComparedSets:
+    """Compare every other set with the teacher.
+
+    Args:
+        paths: by the name of each set.
+        teacher: a name of them; None for the one of that name, else the first that is no student's output.
+    Raises:
         InputError: a file or column is off, scales differ, or two sets have no row in common.
         ManifestError: a run is unfinished, over its limit or damaged.
-        UsageError: two sets of one name, or options that contradict each other.
+        UsageError: options that contradict each other.
         ConfigError: a gate names no figure.
     """
-    named = _opened(arguments, options, storage)
-    teacher, students = _by_role(named)
-    sets = [one.labels for one in (teacher, *students)]
+    named = {name: open_set(path, options, storage, wants_ids=True) for name, path in paths.items()}
+    teacher = teacher or _teacher_of(named)
+    named = {teacher: named.pop(teacher), **named}
+    sets = list(named.values())
     sides = cut_sets(sets, options.side, storage, students=options.students)
     gold = None if options.qrels is None else GoldOfBoth(sets, options, storage)
     seen = gold.seen if gold else set()
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
-    ours = _gathered(teacher.labels, grades, options)
+    ours = _gathered(sets[0], grades, options)
+    drawn = {"grades": grades, "resamples": resamples, "seed": seed, "pass_at": options.pass_at}
     comparisons = []
-    for student in students:
-        theirs = _gathered(student.labels, grades, options)
-        drawn = {"resamples": resamples, "seed": seed, "pass_at": options.pass_at}
-        found, joined_by = _against_teacher(
-            (teacher.labels, student.labels), (ours, theirs), gold, sides, grades, drawn
-        )
+    for name, labels in list(named.items())[1:]:
+        theirs = _gathered(labels, grades, options)
+        found, joined_by = _against_teacher((sets[0], labels), (ours, theirs), gold, sides, drawn)
         verdicts = judge_gates(gates, *_figures(found))
-        comparisons.append(StudentBeside.of((teacher.name, student.name), found, joined_by, verdicts))
+        comparisons.append(
+            ComparedStudent(**vars(found), teacher=teacher, student=name, joined_by=joined_by, gates=verdicts)
+        )
     has_passed = all(verdict.has_passed for one in comparisons for verdict in one.gates)
-    return SetsBeside(
-        sets=[_beside(one, "teacher" if one is teacher else "student") for one in (teacher, *students)],
+    return ComparedSets(
+        sets=[
+            plain(labels.origin)
+            | {"name": name, "role": "teacher" if name == teacher else "student", "path": labels.where}
+            | {"kind": labels.kind, "quarantined": labels.num_quarantined}
+            for name, labels in named.items()
+        ],
         side=sides.cut,
         qrels=options.qrels,
         grades=grades,
@@ -422,68 +428,35 @@ def compare_sets(
 
 
 def _against_teacher(
-    sets: Both,
-    rows: tuple[Labelled, Labelled],
-    gold: GoldOfBoth | None,
-    sides: Sides,
-    grades: int,
-    drawn: dict[str, Any],
+    sets: Both, rows: tuple[Labelled, Labelled], gold: GoldOfBoth | None, sides: Sides, drawn: dict[str, Any]
 ) -> tuple[StudentComparison, str | None]:
-    """The comparison of a teacher and one student, and how their rows met gold grades; `drawn` says of which resamples
-    and samples.
+    """The comparison of a teacher and one student, and how their rows are joined with gold grades; `drawn` are the
+    scale, resamples and samples.
     """
-    match = match_rows(*rows, is_same_input=_is_same_input(*sets))
+    first, second = sets[0].plan, sets[1].plan
+    is_same_input = first is not None and second is not None and not changed_files(first.files, tuple(second.files))
+    match = match_rows(*rows, is_same_input=is_same_input)
     if not len(match.teacher):
         sides.check()
         raise InputError(_nothing_matched(*rows, match))
     if gold is None:
-        return compare(*rows, match, None, np.zeros(0), grades=grades, **drawn), None
+        return compare(*rows, match, None, np.zeros(0), **drawn), None
     joined_by, golds, is_known, columns = gold.of(sets, rows, match)
     lexical, notes = gold.lexical(sets, rows, match, golds)
-    found = compare(*rows, match, golds, is_known, grades=grades, columns=columns, lexical=lexical, **drawn)
+    found = compare(*rows, match, golds, is_known, columns=columns, lexical=lexical, **drawn)
     found.notes.extend(notes)
-    if found.teacher is None:
+    if found.against_gold is None:
         raise InputError(
             f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "
-            f"{gold.qrels}, joined by "
-            f"{joined_by}. Do the ids mean the same things? --by and --doc name other columns."
+            f"{gold.qrels}, joined by {joined_by}. Do the ids mean the same things? --by and --doc name other columns."
         )
     return found, joined_by
 
 
-def _beside(one: NamedSet, role: Literal["teacher", "student"]) -> SetBeside:
-    labels = one.labels
-    origin = {**vars(labels.origin), "name": one.name}
-    return SetBeside(role=role, path=labels.where, kind=labels.kind, quarantined=labels.num_quarantined, **origin)
-
-
-def _opened(arguments: tuple[str, ...], options: JudgingOptions, storage: Storage) -> list[NamedSet]:
-    found = []
-    for argument in arguments:
-        # a folder may be called `date=2026-11-20`
-        match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
-        name, path = (match["name"], match["path"]) if match else (argument, argument)
-        found.append(NamedSet(name, open_set(path, options, storage, wants_ids=True)))
-    names = [one.name for one in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"LABELS: two sets are called {twice}. Name them apart: NAME=PATH.")
-    return found
-
-
-def _by_role(named: list[NamedSet]) -> tuple[NamedSet, list[NamedSet]]:
-    """The teacher: the set of that name, else the first that is no student's output, else the first."""
-    teacher = next((one for one in named if one.name == TEACHER), None)
-    teacher = teacher or next(
-        (one for one in named if one.labels.kind != "student" and one.name != "student"), named[0]
-    )
-    return teacher, [one for one in named if one is not teacher]
-
-
-def _is_same_input(one: LabelSet, other: LabelSet) -> bool:
-    if one.plan is None or other.plan is None:
-        return False
-    return not changed_files(one.plan.files, tuple(other.plan.files))
+def _teacher_of(named: dict[str, LabelSet]) -> str:
+    """The set of that name, else the first that is no student's output, else the first."""
+    others = (name for name, labels in named.items() if labels.kind != "student" and name != "student")
+    return TEACHER if TEACHER in named else next(others, next(iter(named)))
 
 
 def _gathered(labels: LabelSet, grades: int, options: JudgingOptions) -> Labelled:
@@ -492,20 +465,23 @@ def _gathered(labels: LabelSet, grades: int, options: JudgingOptions) -> Labelle
 
 
 def _figures(found: StudentComparison) -> tuple[dict[str, float | None], dict[str, float | None] | None]:
-    """What gates may name: the student's figures by gold grades and against its teacher; and the teacher's."""
-    own = {f"{PREFIX}{name}": figure.value for name, figure in found.against_teacher.items()}
-    if found.student is None or found.teacher is None:
+    """What gates may name: the student's figures by gold grades and against its teacher (`teacher.kl`); and the
+    teacher's.
+    """
+    own = {f"{TEACHER}.{name}": figure.value for name, figure in found.against_teacher.items()}
+    if found.against_gold is None:
         return own, None
-    student = {name: figure.value for name, figure in found.student.figures.items()}
-    return {**student, **own}, {name: figure.value for name, figure in found.teacher.figures.items()}
+    student, teacher = (
+        {name: figure.value for name, figure in one.figures.items()}
+        for one in (found.against_gold.student, found.against_gold.teacher)
+    )
+    return {**student, **own}, teacher
 
 
 def _nothing_matched(teacher: Labelled, student: Labelled, match: Match) -> str:
     begins = " ".join(
-        (
-            f"{labels.where} begins with "
-            f"{', '.join(f'({query}, {doc})' for query, doc in labels.pairs(SHOWN)) or 'nothing, it is empty'}."
-        )
+        f"{labels.where} begins with "
+        f"{', '.join(f'({query}, {doc})' for query, doc in labels.pairs(SHOWN)) or 'nothing, it is empty'}."
         for labels in (teacher, student)
     )
     return (

@@ -1,8 +1,9 @@
-"""Options of an evaluation and the label sets it reads: gold grades, the grade scale, BM25 scores, and the train or
-test side of a student's split."""
+"""What an evaluation reads: its options, the grade scale, texts of a run's input, and the train or test side of a
+student's split."""
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,23 +18,22 @@ from relabel.distill.students.examples import SIDES, folded, split_queries
 from relabel.distill.students.labels import read_pairs
 from relabel.distill.students.manifest import SplitFacts
 from relabel.manifests.errors import InputError, ManifestError, UsageError
-from relabel.manifests.files import Storage
+from relabel.manifests.files import Storage, is_url
 from relabel.manifests.gold import Duplicates, GradeMap, grades_seen
 from relabel.manifests.label_sets import LabelPart, LabelSet, map_labels, open_run
-from relabel.manifests.manifest import RunManifest, load_manifest
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
+from relabel.manifests.manifest import load_manifest
 from relabel.manifests.metrics.evaluation import MOST_LEXICAL, bm25
+from relabel.manifests.plan import Plan
 from relabel.manifests.records import checked, sha256_bytes
 from relabel.manifests.rows import open_run_input
 from relabel.manifests.schemas import codes_of, ids_of, texts_of
 from relabel.manifests.store import open_run_store
 
 # ------------------------------------------------------------------------------
-# Which side of a student's split the rows of label sets are on, and the sets cut to one side: a student is not judged
-# by rows that it learned from.
-#
-# A student's manifest says how its queries were split, by a hash of the query (`distill/students/examples.py`), so the
-# side of any row follows without a look at what it was trained on. A query that its labels never had falls on a side
-# too.
+# The train, dev and test sides of a student's split: by default a student is judged by its test side alone, since rows
+# that it learned from flatter its figures. A manifest says how queries were split, by a hash of the query
+# (`distill/students/examples.py`), so the side of any row follows, also of a query that the student's labels never had.
 
 
 Side: TypeAlias = Literal["train", "dev", "test", "all"]
@@ -63,22 +63,22 @@ class SideCut:
     unknown: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """The same in words, to be said before any figure."""
-        said = []
+        """The same in words, to be shown before any figure."""
+        shown = []
         for why in dict.fromkeys(self.unknown.values()):
             paths = ", ".join(path for path, text in self.unknown.items() if text == why)
-            said.append(f"{paths}: {why}, so figures may flatter")
+            shown.append(f"{paths}: {why}, so figures may flatter")
         for path, count in self.rows.items():
             parts = [f"{number:,} {name}" for name, number in count.items() if number]
             total = sum(count.values())
             if self.side == "all":
                 flattered = f"; the {count['train']:,} train rows taught the student, whose figures flatter"
-                said.append(f"all {total:,} rows of {path}: {', '.join(parts)}{flattered}")
+                shown.append(f"all {total:,} rows of {path}: {', '.join(parts)}{flattered}")
             else:
                 left = [part for part in parts if not part.endswith(f" {self.side}")]
                 kept = f"{count[self.side]:,} of {total:,} rows of {path}, the student's {self.side} side"
-                said.append(f"{kept}; left out: {', '.join(left) or 'none'} (--side all: every row)")
-        return said
+                shown.append(f"{kept}; left out: {', '.join(left) or 'none'} (--side all: every row)")
+        return shown
 
 
 class Sides:
@@ -185,7 +185,7 @@ def _split(split: SplitFacts, keys: Sequence[str]) -> np.ndarray:
 
 
 def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
-    """The splits behind a student's scores, or why they are not known."""
+    """The splits of the student that made the scores, or why they are not known."""
     if labels.kind == "file":
         return "a label file does not say whether what made it learned from these rows"
     manifest = load_manifest(open_run_store(labels.where, storage))
@@ -196,13 +196,10 @@ def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
         data = (path / "manifest.json").read_bytes()
     except OSError:
         return f"its student is not at {path} any more, so nobody knows which rows trained it"
-    if sha256_bytes(data) not in _students_of(manifest):
+    made_by = (one.get("details", {}).get("manifest_sha256") for one in manifest.engines or ())
+    if sha256_bytes(data) not in made_by:
         return f"the student at {path} is another one by now, so nobody knows which rows trained it"
     return _lineage(json.loads(data), seen={path.resolve()}) or f"the manifest of {path} does not say how it was split"
-
-
-def _students_of(manifest: RunManifest) -> set[str]:
-    return {str(one.get("details", {}).get("manifest_sha256")) for one in manifest.engines or ()}
 
 
 def _lineage(held: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:
@@ -222,8 +219,7 @@ def _lineage(held: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:
 def _sides_by_text(labels: LabelSet, split: SplitFacts, storage: Storage) -> tuple[pa.Array, np.ndarray]:
     """Query ids of a run's input, and their sides by the queries' text; one of several texts is where any is first."""
     assert labels.plan is not None
-    dataset = open_run_input(labels.where, labels.plan, storage)
-    pairs = read_pairs(dataset, np.arange(labels.plan.rows))
+    pairs = run_pairs(labels.where, labels.plan, storage, np.arange(labels.plan.rows))
     side_N = _split(split, [folded(pair.query) for pair in pairs])
     code_N, ids = codes_of(ids_of(pair.query_id for pair in pairs))
     side_P = np.full(len(ids), UNKNOWN, dtype=np.int8)
@@ -232,14 +228,14 @@ def _sides_by_text(labels: LabelSet, split: SplitFacts, storage: Storage) -> tup
 
 
 # ------------------------------------------------------------------------------
-# What `relabel evaluate` is told of gold, and gold as it was read.
+# Options, gold as it was read, and the scale.
 
 
 @dataclass(frozen=True)
 class JudgingOptions:
-    """What `relabel evaluate` was given. `grade` and `by` are None where the user named no column, `qrels` where nobody
-    judges; `pass_at` is empty where the k of pass@k were left open; `side` None takes the test side of a student:
-    one of the sets, or one of `students`, outputs that are judged beside them.
+    """Options of `relabel evaluate`. `grade` and `by` are None where the user named no column, `qrels` without gold;
+    `pass_at` is empty where the k of pass@k were left open; `side` None takes the test side of a student: one of the
+    sets, or one of `students`, outputs that are on the same page.
     """
 
     qrels: str | None = None
@@ -269,8 +265,13 @@ class Gold:
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
-# ------------------------------------------------------------------------------
-# How many grades there are: by labels, by gold, or as was said.
+def gold_files(path: str | None) -> list[str]:
+    """What must not be written over where these are the gold grades: the path as given, and the local files that a
+    pattern matches.
+    """
+    if path is None:
+        return []
+    return [path] if is_url(path) else [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
 
 
 MOST_GRADES = 10
@@ -324,7 +325,18 @@ def _listed(scales: dict[str, int]) -> str:
 
 
 # ------------------------------------------------------------------------------
-# BM25 of labelled rows, whose texts are read from the input of the run that labelled them.
+# Texts of a run's input.
+
+
+def run_pairs(
+    where: str, plan: Plan, storage: Storage, row_ids: np.ndarray, *, reads: Reads = QUERY_AND_DOCUMENT
+) -> list[Pair]:
+    """Pairs of the input that a run labelled, in the order of the row ids.
+
+    Raises:
+        InputError, ManifestError: the input is gone, or is not any more what was labelled.
+    """
+    return read_pairs(open_run_input(where, plan, storage, reads=reads), row_ids)
 
 
 def lexical_scores(
@@ -342,8 +354,7 @@ def lexical_scores(
         notes.append(f"no lexical baseline: of more than {MOST_LEXICAL:,} rows it would take long")
         return None
     try:
-        dataset = open_run_input(labels.where, labels.plan, storage)
-        pairs = read_pairs(dataset, row_ids)
+        pairs = run_pairs(labels.where, labels.plan, storage, row_ids)
     except (InputError, ManifestError) as exc:
         notes.append(f"no lexical baseline: {exc}")
         return None

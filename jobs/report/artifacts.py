@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,35 +33,22 @@ from relabel.distill.training.output import (
 )
 from relabel.export.bundle_facts import Parity, StudentFacts, read_parity, read_student_facts
 from relabel.export.bundles import read_manifest
-from relabel.jobs.run.counts import ASKED, asked_for
-from relabel.jobs.run.results import AskedInVain
 from relabel.manifests.errors import InputError, ManifestError, TransientError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of, scheme_of
-from relabel.manifests.inputs import Dataset
-from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
 from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, Snapshot, load_manifest
 from relabel.manifests.models import default_cache_dir, digest_of_files, directory_digest
 from relabel.manifests.plan import PLAN_NAME, Plan, load_plan, refuse_rounds
-from relabel.manifests.receipts import Receipt
 from relabel.manifests.records import digest_of, read_record, sha256_bytes
-from relabel.manifests.rows import open_run_input
 from relabel.manifests.run import RunFolder
 from relabel.manifests.store import RunStore, open_run_store, read_if_there
 
-# ------------------------------------------------------------------------------
-# A run's output as a report reads it.
+DIGITS = 16
+"""Of a digest that is shown."""
 
 
-class Commit(NamedTuple):
-    """What a report needs of a receipt, for a run may have a hundred thousand."""
-
-    started: str
-    committed: str
-    worker: str
-    asked: int
-    quarantined: int
-    output_tokens: int
-    attempt: int
+def base_name(path: str) -> str:
+    """The last part of a path or URL."""
+    return path.rstrip("/").rpartition("/")[2] or path
 
 
 @dataclass
@@ -105,7 +91,7 @@ class RunArtifact:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The resolved spec, as far as the manifest tells it."""
+        """The resolved spec; empty without a manifest."""
         return {} if self.manifest is None else self.manifest.spec
 
     def spec_part(self, *names: str) -> dict[str, Any]:
@@ -116,47 +102,6 @@ class RunArtifact:
         for name in names:
             found = found.get(name) if isinstance(found, dict) else None
         return found if isinstance(found, dict) else {}
-
-    @cached_property
-    def commits(self) -> list[Commit]:
-        """Every receipt, by the time of its commit."""
-        return sorted((_commit(receipt) for receipt in self._receipts()), key=lambda commit: commit.committed)
-
-    @cached_property
-    def in_vain(self) -> AskedInVain:
-        """What was asked for chunks that another worker had committed first."""
-        asked = asked_for(self.folder.lost_receipts())
-        return AskedInVain(**{name: asked[name] for name in ASKED})
-
-    def _receipts(self) -> Iterator[Receipt]:
-        for shard in range(len(self.plan.shards)):
-            yield from itertools.chain.from_iterable(self.folder.chunk_receipts(shard))
-
-    def texts(self, reads: Reads = QUERY_AND_DOCUMENT) -> Dataset:
-        """The run's own input, to read texts from.
-
-        Raises:
-            InputError, ManifestError: it is not there any more, or not what was labelled.
-        """
-        return open_run_input(self.path, self.plan, self.storage, reads=reads)
-
-
-def _commit(receipt: Receipt) -> Commit:
-    quarantined = receipt.quarantine.rows if receipt.quarantine else 0
-    output = sum(counts.get("output_tokens", 0) for counts in receipt.stages.values())
-    return Commit(
-        receipt.started,
-        receipt.committed,
-        receipt.worker,
-        receipt.rows - receipt.rows_reused,
-        quarantined,
-        output,
-        receipt.attempt,
-    )
-
-
-# ------------------------------------------------------------------------------
-# A teacher's folder as a report reads it: its manifest, its digest as a model, and its rollouts.
 
 
 @dataclass
@@ -214,7 +159,7 @@ def is_rollouts(file: pq.ParquetFile) -> bool:
 
 
 # ------------------------------------------------------------------------------
-# A training that is not finished, as a report reads it: its last whole checkpoint, and the rollouts up to there.
+# A training that is not finished: its last whole checkpoint, and the rollouts up to there.
 
 
 UNFINISHED = "(not finished)"
@@ -226,8 +171,8 @@ class TrainingArtifact:
 
     Args:
         checkpoints: folder that they lie in.
-        record: what is trained; None where that can't be told.
-        name: says that it is not finished, too: it stands over every figure.
+        record: what is trained; None where that is not known.
+        name: says that it is not finished, too: it is the title of every figure.
     """
 
     path: str
@@ -259,8 +204,8 @@ class TrainingArtifact:
         path = self.checkpoints / PARTS / name
         try:
             if path.is_file():  # a pipe would be waited for
-                handle = pa.OSFile(str(path))  # what is read is what was looked at, though the training goes on
-                if digest == hashlib.file_digest(handle, "sha256").hexdigest():
+                handle = pa.OSFile(str(path))  # one handle for digest and rows, though the training goes on
+                if digest in (None, hashlib.file_digest(handle, "sha256").hexdigest()):
                     found = pq.ParquetFile(handle)
                     if is_rollouts(found):
                         return found
@@ -290,7 +235,7 @@ def unfinished_training(path: str) -> TrainingArtifact | None:
         raise TransientError(
             f"{path}: a training that has written no checkpoint yet, so there is nothing to show. If it is under way, "
             "try again once it has (train.save_every says how often it does); if it was stopped, its command with "
-            "--resume begins anew."
+            "--resume starts over."
         )
     record = read_training_record(checkpoints)
     name = str(record.spec.get("name")) if record is not None else path.rstrip("/").rpartition("/")[2] or path
@@ -298,8 +243,7 @@ def unfinished_training(path: str) -> TrainingArtifact | None:
 
 
 # ------------------------------------------------------------------------------
-# What a report is about: label runs, teachers, students, bundles and trainings that are not finished, opened from a
-# folder or URL, each known by what lies in it.
+# Opening paths: each artifact is recognized by its files.
 
 
 STUDENT = "student.json"
@@ -335,7 +279,7 @@ class StudentArtifact:
 
 @dataclass
 class BundleArtifact:
-    """A bundle, by its manifest; its files are not held against it (`relabel pull` and `load.py` do)."""
+    """A bundle, by its manifest; its files are not checked (`relabel pull` and `load.py` do that)."""
 
     path: str
     store: RunStore

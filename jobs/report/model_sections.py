@@ -1,108 +1,60 @@
-"""Report sections about students, teachers and bundles: training curves, rollouts, test metrics, parity and latency."""
+"""Sections about students, teachers, trainings and bundles: facts, training curves, rollouts, test figures, parity and
+latency."""
 
 from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.distill.students.manifest import SideFigures, StudentManifest
+from relabel.distill.students.manifest import StudentManifest
 from relabel.distill.teachers.manifest import NODES, RolloutRow
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
-from relabel.export.bench.records import BenchFacts, LatencyRow, machine_name, measurements_of
+from relabel.export.bench.records import BenchFacts, measurements_of
 from relabel.export.bundle_facts import Parity, compared_on, parity_rows, undecided_lines
 from relabel.jobs.evaluate.results import baseline_text
-from relabel.jobs.report.artifacts import BundleArtifact, StudentArtifact, TeacherArtifact, TrainingArtifact
-from relabel.jobs.report.page import (
-    Badge,
-    Block,
-    Cell,
-    Code,
-    Drawing,
-    Facts,
-    Fold,
-    Paragraph,
-    Section,
-    Side,
-    Table,
-    csv_download,
-)
-from relabel.jobs.report.plots import SERIES, Line, draw_lines
+from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact, TrainingArtifact
+from relabel.jobs.sections import Badge, Block, Cell, Code, Facts, Fold, Plot, Remarks, Section, Series, Table, Text
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import is_url
 from relabel.manifests.metrics.registry import title_of
 from relabel.manifests.secrets import shortened
 
 # ------------------------------------------------------------------------------
-# What the page says of trainings that are not finished.
+# Facts of each model.
 
 
-def training_facts(one: TrainingArtifact, *, digits: int) -> Facts:
-    """How far it is, and what is trained.
-
-    Args:
-        digits: of a digest that is shown.
-    """
+def training_facts(one: TrainingArtifact) -> Facts:
+    """How far it is, and what is trained."""
     rows: list[tuple[str, Cell]] = [("state", Badge("not finished", "warn")), ("shown as of", one.when)]
     if record := one.record:
         method, labeler = record.spec.get("method"), record.spec.get("labeler")
         rows += [("trains", f"a {record.kind}"), ("starts from", record.model.reference)]
         rows += [("method", str(method))] if method else []
         rows += [("labeler", str(labeler.get("name")))] if isinstance(labeler, dict) else []
-        rows += [("relabel", record.relabel), ("fingerprint", record.fingerprint[:digits])]
-    return Facts([*rows, ("path", one.path)], f"Training {one.name}")
+        rows += [("relabel", record.relabel), ("fingerprint", record.fingerprint[:DIGITS])]
+    return Facts(f"Training {one.name}", [*rows, ("path", one.path)])
 
 
-def training_notes(trainings: Sequence[TrainingArtifact]) -> list[Block]:
-    """That they are not finished, and what that means for the page."""
-    return [
-        Paragraph(
-            f"{one.name}: This training is not finished: it is under way, or was stopped. Curves and rollouts are "
-            f"those of its last whole checkpoint ({one.when}); what came after it is not shown. --resume goes on with "
-            "one that was stopped.",
-            "warn",
-        )
-        for one in trainings
-    ]
+def training_note(one: TrainingArtifact) -> Text:
+    """What it means for the page that a training is not finished."""
+    return Text(
+        f"{one.name}: This training is not finished: it is running, or was stopped. Curves and rollouts are those of "
+        f"its last whole checkpoint ({one.when}); later ones are not shown. --resume continues one that was stopped.",
+        "warn",
+    )
 
 
-# ------------------------------------------------------------------------------
-# Sections about teachers: what each was made of, and answers that it gave while it was trained by reinforcement.
-
-
-SHOWN = 3
-"""Rollouts of each kind: best, worst, drawn."""
-TEXT_CHARS = 4000
-"""Of a turn's text."""
-SEED = 7
-BATCH_ROWS = 512
-_NODE_TITLES = {
-    "r": "grade",
-    "s": "subject score",
-    "a": "attribute score",
-    "q_s": "query, subject",
-    "q_a": "query, attribute",
-    "p_s": "product, subject",
-    "p_a": "product, attribute",
-}
-
-
-def teacher_facts(one: TeacherArtifact, *, digits: int) -> Facts:
-    """What its card says.
-
-    Args:
-        digits: of a digest that is shown.
-    """
+def teacher_facts(one: TeacherArtifact) -> Facts:
+    """Method, data and training of a teacher."""
     manifest = one.manifest
-    data, training = manifest.data, manifest.training
-    method = METHODS.get(manifest.method)
+    data, training, method = manifest.data, manifest.training, METHODS.get(manifest.method)
     rows: list[tuple[str, Cell]] = [
         ("method", manifest.method if method is None else f"{manifest.method}: {method.title}"),
         ("labeler", str(manifest.labeler.get("name"))),
@@ -114,18 +66,109 @@ def teacher_facts(one: TeacherArtifact, *, digits: int) -> Facts:
     if data.held_out is not None and data.held_out.rows:
         kept = "" if training.best_step is None else f", by which step {training.best_step:,} was kept"
         rows.append(("held out", f"{data.held_out.rows:,} rows of {data.held_out.queries:,} queries{kept}"))
-    rows += [
-        ("relabel", manifest.relabel),
-        ("fingerprint", manifest.fingerprint[:digits]),
-        ("digest", one.digest[:digits]),
-        ("path", one.path),
-    ]
-    return Facts(rows, f"Teacher {one.name}")
+    digests = [("fingerprint", manifest.fingerprint[:DIGITS]), ("digest", one.digest[:DIGITS])]
+    return Facts(f"Teacher {one.name}", [*rows, ("relabel", manifest.relabel), *digests, ("path", one.path)])
 
 
-def teacher_notes(teachers: Sequence[TeacherArtifact]) -> list[Block]:
-    """Remarks of their trainings."""
-    return [Paragraph(f"{one.name}: {note}", "warn") for one in teachers for note in one.manifest.notes]
+def student_facts(one: StudentArtifact, *, has_places: bool) -> Facts:
+    """Heads, size and gate of a student; `has_places` shows its path."""
+    manifest, record = one.manifest, one.record
+    rows: list[tuple[str, Cell]] = [("kind", record.kind), ("reads at most", f"{record.max_tokens} tokens")]
+    if manifest is None:
+        rows += _heads(record.heads, {})
+    else:
+        passed = Badge("passed", "good") if manifest.gate.has_passed else Badge("refused", "bad")
+        rows += [*_heads(manifest.heads, manifest.temperature), ("starts from", manifest.model.reference)]
+        rows += [("fingerprint", manifest.fingerprint[:DIGITS])]
+        rows += [("gate", passed if manifest.gate.checks else "no gate set")]
+    return Facts(f"Student {one.name}", [*rows, *([("path", one.path)] if has_places else [])])
+
+
+def bundle_facts(one: BundleArtifact, *, has_places: bool) -> Facts:
+    """Models and heads of a bundle; `has_places` shows its version and path."""
+    student = one.student
+    models = ", ".join(f"{model.path} ({model.precision})" for model in student.models)
+    places = [("version", one.manifest_sha256[:DIGITS]), ("path", one.path)] if has_places else []
+    licence = ("licence", student.licence.bundle or "not stated")
+    return Facts(
+        f"Bundle {one.name}", [("models", models), *_heads(student.heads, student.temperature or {}), licence, *places]
+    )
+
+
+def _heads(heads: Mapping[str, int], temperature: Mapping[str, float]) -> list[tuple[str, Cell]]:
+    rows: list[tuple[str, Cell]] = [("heads", ", ".join(f"{name} ({grades} grades)" for name, grades in heads.items()))]
+    if temperature:
+        rows.append(("temperatures", ", ".join(f"{name} {value:.3g}" for name, value in temperature.items())))
+    return rows
+
+
+# ------------------------------------------------------------------------------
+# Training curves, of models and of trainings that are not finished.
+
+MOST_LINES = 8
+POINTS = 400
+"""Most points of a curve that is drawn."""
+
+
+def training_section(trained: Sequence[StudentArtifact | TeacherArtifact | TrainingArtifact]) -> Section:
+    """Losses and rewards by step, figures on dev, and facts of the training."""
+    blocks: list[Block] = []
+    for one in trained:
+        blocks += _curves(one)
+        training = {} if one.manifest is None else vars(one.manifest.training)
+        facts: list[tuple[str, Cell]] = [
+            (name.replace("_", " "), value if isinstance(value, int | float) else str(value))
+            for name, value in training.items()
+            if value is not None
+        ]
+        blocks += [Facts(f"Training of {one.name}", facts)] if facts else []
+    return Section("training", "Training", blocks)
+
+
+def _curves(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> Iterator[Plot]:
+    """A plot for each kind of figure, and one of figures on dev."""
+    points = _points(one)
+    curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for step, split, name, value in points:
+        curves.setdefault((split, name), []).append((step, value))
+    on_dev = [name for split, name in curves if split == "dev" and panel_of(name) != "tokens"]
+    panels = panels_of(name for split, name in curves if split == "train")
+    for split, panel, names in [*(("train", *item) for item in panels.items()), ("dev", "", on_dev)]:
+        title = "On dev" if split == "dev" else "Training loss" if panel == LOSS_PANEL else f"Training, {panel}"
+        for start in range(0, len(names), MOST_LINES):
+            series = []
+            for name in names[start : start + MOST_LINES]:
+                thin = curves[split, name][:: max(1, len(curves[split, name]) // POINTS)]
+                series.append(Series(name, *zip(*thin, strict=True)))
+            number = f" ({start // MOST_LINES + 1})" if len(names) > MOST_LINES else ""
+            label = "loss, nats" if panel == LOSS_PANEL else panel
+            yield Plot(f"{title}{number}, {one.name}", "lines", series, "optimizer step", label)
+
+
+def _points(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> list[tuple[int, str, str, float]]:
+    if isinstance(one, TrainingArtifact):
+        return one.reached.curve
+    try:
+        data = one.store.read(CURVES_NAME)
+        columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
+    except FileNotFoundError:
+        return []
+    except (pa.ArrowException, OSError) as exc:
+        raise ManifestError(
+            f"{one.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy."
+        ) from exc
+    return list(zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True))
+
+
+# ------------------------------------------------------------------------------
+# Rollouts of a teacher that is trained by reinforcement.
+
+SHOWN = 3
+"""Rollouts of each kind: best, worst, drawn."""
+TEXT_CHARS = 4000
+"""Of a turn's text."""
+SEED = 7
+BATCH_ROWS = 512
 
 
 def rollouts_section(teachers: Sequence[TeacherArtifact | TrainingArtifact], *, has_texts: bool) -> Section:
@@ -138,35 +181,29 @@ def rollouts_section(teachers: Sequence[TeacherArtifact | TrainingArtifact], *, 
     """
     blocks: list[Block] = []
     for one in teachers:
-        blocks += _rollouts(one, has_texts=has_texts)
+        held = [file.read(columns=["reward"]).column(0).to_numpy(zero_copy_only=False) for file in one.rollouts()]
+        rewards = np.concatenate([np.empty(0), *held])
+        known = np.flatnonzero(~np.isnan(rewards))  # a rollout that was dropped has none
+        if not len(known):
+            continue
+        mean = f"{len(rewards):,} answers, mean reward {rewards[known].mean():.3f}"
+        blocks.append(Text(f"{one.name}: {mean}. A row is its number in the gold file."))
+        chosen = [(title, int(known[place])) for title, place in _chosen(rewards[known])]
+        rows = _rows(one.rollouts(), [place for _, place in chosen])
+        blocks += [_rollout(title, rows[place], has_texts=has_texts) for title, place in chosen]
     return Section("rollouts", "Rollouts", blocks)
 
 
-def _rollouts(one: TeacherArtifact | TrainingArtifact, *, has_texts: bool) -> Iterator[Block]:
-    held = [file.read(columns=["reward"]).column(0).to_numpy(zero_copy_only=False) for file in one.rollouts()]
-    rewards = np.concatenate([np.empty(0), *held])
-    known = np.flatnonzero(~np.isnan(rewards))  # a rollout that was dropped has none
-    if not len(known):
-        return
-    yield Paragraph(
-        f"{one.name}: {len(rewards):,} answers, mean reward {rewards[known].mean():.3f}. Best and worst by reward, "
-        "equal ones in seeded order, and some that were drawn; the prompt's row is its number in the gold file."
-    )
-    chosen = {title: known[places].tolist() for title, places in _chosen(rewards[known]).items()}
-    rows = _rows(one.rollouts(), [place for places in chosen.values() for place in places])
-    for title, places in chosen.items():
-        for place in places:
-            yield Fold(_summary(title, rows[place]), list(_rollout(rows[place], has_texts=has_texts)))
-
-
-def _chosen(rewards: np.ndarray) -> dict[str, list[int]]:
-    """Places of the rollouts that are shown, each once; by what they are."""
+def _chosen(rewards: np.ndarray) -> list[tuple[str, int]]:
+    """Places of the rollouts that are shown, each once, best first; equal ones in seeded order."""
     drawn = np.random.default_rng(SEED).permutation(len(rewards))
     by_reward = drawn[np.argsort(-rewards[drawn], kind="stable")].tolist()
     best = by_reward[:SHOWN]
     worst = [place for place in reversed(by_reward) if place not in best][:SHOWN]
     others = [place for place in drawn.tolist() if place not in (*best, *worst)][:SHOWN]
-    return {"Best": best, "Worst": worst, "Drawn": others}
+    return [
+        (title, place) for title, places in (("Best", best), ("Worst", worst), ("Drawn", others)) for place in places
+    ]
 
 
 def _rows(files: Iterable[pq.ParquetFile], places: Collection[int]) -> dict[int, RolloutRow]:
@@ -180,199 +217,31 @@ def _rows(files: Iterable[pq.ParquetFile], places: Collection[int]) -> dict[int,
     return found
 
 
-def _summary(title: str, row: RolloutRow) -> str:
-    grade = "no grade" if row.grade is None else f"grade {row.grade}"
-    return f"{title}: reward {row.reward:.3f}, {grade}, step {row.step:,}, row {row.row_id:,}"
-
-
-def _rollout(row: RolloutRow, *, has_texts: bool) -> Iterator[Block]:
+def _rollout(title: str, row: RolloutRow, *, has_texts: bool) -> Fold:
     facts: list[tuple[str, Cell]] = [
-        ("prompt's row", row.row_id),
-        ("step, sample", f"{row.step:,}, {row.sample:,}"),
-        ("reward", row.reward),
         ("advantage", row.advantage),
-        ("grade", row.grade),
         ("format", "right" if row.format_ok else f"wrong: {row.fault or 'unknown'}"),
         ("tokens", row.tokens),
     ]
-    if row.detail and has_texts:
-        facts.append(("why", shortened(row.detail, TEXT_CHARS // 8)))
-    facts += _further(row, has_texts=has_texts)
-    yield Side([Facts(facts), *([_nodes(row)] if row.node_advantages is not None else [])])
-    for number, text in enumerate(row.texts or () if has_texts else (), start=1):
-        yield Code(shortened(text, TEXT_CHARS) or "(empty)", f"turn {number}")
-
-
-def _further(row: RolloutRow, *, has_texts: bool) -> Iterator[tuple[str, Cell]]:
-    """A method's own columns: numbers, and texts where texts are shown."""
-    for name, value in row.further.items():
-        if value is None:
-            continue
+    # a method's own columns: numbers always, texts where texts are shown
+    for name, value in {"detail": row.detail, **row.further}.items():
         if isinstance(value, int | float):
-            yield name.replace("_", " "), value
-        elif has_texts:
-            yield name.replace("_", " "), shortened(str(value), TEXT_CHARS // 8)
-
-
-def _nodes(row: RolloutRow) -> Table:
-    """Rewards of the nodes that gold judges, and the advantages of all that flow from them."""
-    base = dict(zip(NODES, row.node_rewards or (), strict=False))
-    nodes: list[list[Cell]] = [
-        [f"{node}: {_NODE_TITLES.get(node, '')}", base.get(node), value]
-        for node, value in zip(NODES, row.node_advantages or (), strict=False)
-    ]
-    return Table(("node", "reward", "advantage"), nodes, "By node of the graph")
+            facts.append((name.replace("_", " "), value))
+        elif value is not None and has_texts:
+            facts.append((name.replace("_", " "), shortened(str(value), TEXT_CHARS // 8)))
+    blocks: list[Block] = [Facts("", facts)]
+    if row.node_advantages is not None:
+        nodes = itertools.zip_longest(NODES, row.node_rewards or (), row.node_advantages)
+        blocks.append(Table("By node of the graph", ("node", "reward", "advantage"), list(nodes)))
+    for number, text in enumerate(row.texts or () if has_texts else (), start=1):
+        blocks.append(Code(f"turn {number}", shortened(text, TEXT_CHARS) or "(empty)"))
+    grade = "no grade" if row.grade is None else f"grade {row.grade}"
+    where = f"step {row.step:,}, row {row.row_id:,}, sample {row.sample:,}"
+    return Fold(f"{title}: reward {row.reward:.3f}, {grade}, {where}", blocks)
 
 
 # ------------------------------------------------------------------------------
-# Sections about students: training curves, as teachers have them too, and the figures of their own manifests.
-
-
-POINTS = 400
-"""Most points of a curve that is drawn; its download has all."""
-
-
-def training_section(trained: Sequence[StudentArtifact | TeacherArtifact | TrainingArtifact]) -> Section:
-    """Losses and rewards by step, and figures on dev."""
-    blocks: list[Block] = []
-    for one in trained:
-        figures = _curves(one)
-        training = {} if one.manifest is None else vars(one.manifest.training)
-        facts: list[tuple[str, Cell]] = [
-            (name.replace("_", " "), _shown(value)) for name, value in training.items() if value is not None
-        ]
-        if facts:
-            figures.append(Facts(facts, f"Training of {one.name}"))
-        if figures:
-            blocks.append(Side(figures))
-    return Section("training", "Training", blocks)
-
-
-def _shown(value: object) -> Cell:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
-    return value if isinstance(value, int) else str(value)
-
-
-def _curves(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> list[Block]:
-    """Figures of training, a drawing for each kind of figure, and one of what was measured on dev."""
-    points = _points(one)
-    trained = list(dict.fromkeys(name for _, split, name, _ in points if split == "train"))
-    looked_at = list(dict.fromkeys(name for _, split, name, _ in points if split == "dev"))
-    drawn = [
-        (title, "train", panel, part)
-        for panel, names in panels_of(trained).items()
-        for title, part in _parts(_title(panel), names)
-    ]
-    on_dev = [name for name in looked_at if panel_of(name) != "tokens"]
-    drawn += [(title, "dev", "", part) for title, part in _parts("On dev", on_dev)]
-    found: list[Block] = []
-    drawn_of: list[str] = []
-    for title, split, panel, names in drawn:
-        lines = []
-        for name in names:
-            series = [(step, value) for step, of, called, value in points if (of, called) == (split, name)]
-            thin = series[:: max(1, len(series) // POINTS)]
-            lines.append(Line(name, [step for step, _ in thin], [value for _, value in thin], has_marks=len(thin) < 30))
-        if not lines:
-            continue
-        alt = "; ".join(f"{line.name} from {line.values[0]:.4f} to {line.values[-1]:.4f}" for line in lines)
-        is_first = split not in drawn_of
-        drawn_of.append(split)
-        # the first has all of its split, also what is not drawn
-        rows = [(s, name, value) for s, of, name, value in points if of == split and (is_first or name in names)]
-        file = f"curves-{split}-{one.name}" + ("" if is_first else f"-{drawn_of.count(split)}")
-        save = csv_download(file, ("step", "name", "value"), rows)
-        value = "loss, nats" if panel == LOSS_PANEL else panel
-        found.append(Drawing(f"{title}, {one.name}", draw_lines(lines, label="optimizer step", value=value), alt, save))
-    return found
-
-
-def _parts(title: str, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
-    """Names for one drawing each, with its title: no two lines of a drawing have one colour."""
-    most = len(SERIES)
-    parts = [names[start : start + most] for start in range(0, len(names), most)]
-    if len(parts) == 1:
-        return [(title, parts[0])]
-    return [(f"{title} ({number} of {len(parts)})", part) for number, part in enumerate(parts, start=1)]
-
-
-def _title(panel: str) -> str:
-    """What a drawing of training is called, by what its axis has."""
-    return "Training loss" if panel == LOSS_PANEL else f"Training, {panel}"
-
-
-def _points(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> list[tuple[int, str, str, float]]:
-    if isinstance(one, TrainingArtifact):
-        return one.reached.curve
-    try:
-        data = one.store.read(CURVES_NAME)
-    except FileNotFoundError:
-        return []
-    try:
-        columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
-    except (pa.ArrowException, OSError) as exc:
-        raise ManifestError(
-            f"{one.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy."
-        ) from exc
-    return list(zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True))
-
-
-def student_section(students: Sequence[StudentArtifact], *, has_comparison: bool) -> Section:
-    """What each student's manifest says of its test split: student and teacher by the same judge,
-    the split, the gate.
-    """
-    blocks: list[Block] = []
-    for student in students:
-        if student.manifest is not None:
-            blocks += [Side(_tables(student.name, student.manifest))]
-            blocks += [Paragraph(note) for note in student.manifest.notes]
-    if blocks and not has_comparison:
-        blocks.append(
-            Paragraph(
-                "A student's own manifest holds no intervals. For a comparison with intervals, score pairs that have "
-                "gold grades (relabel score) and give label run, scores and --gold together."
-            )
-        )
-    return Section("student", "Student", blocks)
-
-
-def _tables(student: str, manifest: StudentManifest) -> list[Block]:
-    """Figures on the test split, the split, the gates."""
-    test, split = manifest.metrics.test, manifest.split
-    tables: list[Block] = []
-    if test.student.get("rows"):
-        tables.append(_test_table(student, test))
-    if test.to_teacher and test.to_teacher.get("rows"):
-        figures: list[tuple[str, Cell]] = [(_name(name), value) for name, value in test.to_teacher.items()]
-        tables.append(Facts(figures, f"{student} against its teacher, before calibration"))
-    head = ("split", "rows", "queries")
-    sides: list[list[Cell]] = [[name, side.rows, side.queries] for name, side in split.sides().items()]
-    save = csv_download(f"split-{student}", head, sides)
-    tables.append(Table(head, sides, f"Split of {student}, by {split.by}", save))
-    if manifest.gate.checks:
-        rows: list[list[Cell]] = [
-            [check.text, Badge("passed", "good") if check.has_passed else Badge("refused", "bad")]
-            for check in manifest.gate.checks
-        ]
-        tables.append(Table(("gate", "verdict"), rows, f"Gates of {student}"))
-    return tables
-
-
-def _test_table(student: str, test: SideFigures) -> Table:
-    by = "trusted grades" if test.judged_by == "gold" else "its labels"
-    columns = [("student", test.student)] + ([("teacher", test.teacher)] if test.teacher is not None else [])
-    names = list(dict.fromkeys(name for _, held in columns for name in held))
-    bounds = [baseline_text(test.baselines, name) if test.baselines else "" for name in names]
-    rows: list[list[Cell]] = [
-        [_name(name), *(held.get(name) for _, held in columns), bound]
-        for name, bound in zip(names, bounds, strict=True)
-    ]
-    head = ("figure", *(name for name, _ in columns), "baseline")
-    return Table(head, rows, f"{student} on its test split, by {by}", csv_download(f"test-{student}", head, rows))
-
+# Students by their own manifests.
 
 _MORE_NAMES = {
     "auc": "AUC, mean of all cuts",
@@ -381,190 +250,118 @@ _MORE_NAMES = {
 }
 
 
-def _name(name: str) -> str:
-    return _MORE_NAMES.get(name) or title_of(name)
+def student_section(students: Sequence[StudentArtifact]) -> Section:
+    """Each student's test split, gates and remarks, as its manifest holds them."""
+    blocks: list[Block] = []
+    for student in students:
+        if student.manifest is not None:
+            blocks += _student_tables(student.name, student.manifest)
+    if blocks:
+        hint = "for intervals, score pairs that have gold grades, and give label run, scores and --gold together."
+        blocks.append(Text(f"A student's own manifest holds no intervals; {hint}"))
+    return Section("student", "Student", blocks)
+
+
+def _student_tables(student: str, manifest: StudentManifest) -> Iterator[Block]:
+    test, split = manifest.metrics.test, manifest.split
+    sides = {"student": test.student, "teacher": test.teacher, "student to teacher": test.to_teacher}
+    columns = {name: figures for name, figures in sides.items() if figures and figures.get("rows")}
+    names = dict.fromkeys(name for figures in columns.values() for name in figures)
+    rows: list[list[Cell]] = [
+        [
+            _MORE_NAMES.get(name) or title_of(name),
+            *(figures.get(name) for figures in columns.values()),
+            baseline_text(test.baselines, name) if test.baselines else "",
+        ]
+        for name in names
+    ]
+    by = "trusted grades" if test.judged_by == "gold" else "its labels"
+    if rows:
+        yield Table(f"{student} on its test split, by {by}", ("figure", *columns, "baseline"), rows)
+    counts: list[list[Cell]] = [[name, side.rows, side.queries] for name, side in split.sides().items()]
+    yield Table(f"Split of {student}, by {split.by}", ("split", "rows", "queries"), counts)
+    if manifest.gate.checks:
+        checks: list[list[Cell]] = [
+            [check.text, Badge("passed", "good") if check.has_passed else Badge("refused", "bad")]
+            for check in manifest.gate.checks
+        ]
+        yield Table(f"Gates of {student}", ("gate", "verdict"), checks)
+    yield Remarks(manifest.notes)
 
 
 # ------------------------------------------------------------------------------
-# Sections about bundles: parity with the student, and latency as `relabel bench` measured it.
+# Bundles: parity with the student, and latency as `relabel bench` measured it.
 
-
-MOST_LINES = 6
 _TONES = {"passed": "good", "REFUSED": "bad"}
-_CLOSED = ("provider", "precision", "preset", "cell", "scope", "samples", "p50_ms", "p99_ms", "pairs_per_s")
-_OPEN = (
-    "provider",
-    "precision",
-    "preset",
-    "offered_rate",
-    "answered_rate",
-    "mean_batch",
-    "samples",
-    "mean_ms",
-    "p50_ms",
-    "p99_ms",
-    "p999_ms",
-    "unanswered",
-)
 
 
 def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
-    """Every model beside the student that it was exported from, on real pairs."""
+    """Every model compared with the student that it was exported from, on real pairs."""
     blocks: list[Block] = []
     for bundle in bundles:
         parity = bundle.parity
         if parity is None:
-            blocks.append(
-                Paragraph(
-                    (
-                        f"The manifest of {bundle.name} holds no parity, so nothing says how near its models are to "
-                        "the student."
-                    ),
-                    "warn",
-                )
+            text = (
+                f"The manifest of {bundle.name} holds no parity: how near its models are to the student is not known."
             )
+            blocks.append(Text(text, "warn"))
             continue
         head, *rows = parity_rows(parity)
         shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], _TONES.get(row[-1], "warn"))] for row in rows]
         weak = " Fewer than the gate wants: a weak result." if parity.models[0].is_weak else ""
         blocks += [
-            Paragraph(f"{compared_on(parity)} The worst batch size of each.{weak}"),
-            Table(head, shown, f"Parity of {bundle.name}", csv_download(f"parity-{bundle.name}", head, rows)),
-            *(Paragraph(sentence, "warn") for sentence in undecided_lines(parity)),
-            _worst(parity),
+            Text(f"{compared_on(parity)} The worst batch size of each.{weak}"),
+            Table(f"Parity of {bundle.name}", head, shown),
+            *(Text(sentence, "warn") for sentence in undecided_lines(parity)),
+            Fold("The rows that differ most", [_worst(parity)]),
         ]
     return Section("parity", "Parity", blocks)
 
 
-def _worst(parity: Parity) -> Fold:
+def _worst(parity: Parity) -> Table:
     head = ("precision", "source", "row", "batch", "flipped", "max |Δp|", "student", "model")
     rows: list[list[Cell]] = [
         [
-            one.precision,
-            row.source,
-            row.row,
-            row.batch_size,
-            "yes" if row.is_flip else "",
+            *(one.precision, row.source, row.row, row.batch_size, "yes" if row.is_flip else ""),
             "none" if row.max_abs is None else f"{row.max_abs:.1e}",
-            _probs(row.student),
-            _probs(row.model),
+            *(" ".join("none" if p is None else f"{p:.3f}" for p in side) for side in (row.student, row.model)),
         ]
         for one in parity.models
         for row in one.worst
     ]
-    return Fold(
-        "The rows that differ most",
-        [
-            Table(
-                head, rows, "By their row in the source", csv_download("parity-worst", head, rows), has_row_heads=False
-            )
-        ],
-    )
+    return Table("By their row in the source", head, rows)
 
 
-def _probs(values: Sequence[float | None]) -> str:
-    return " ".join("none" if value is None else f"{value:.3f}" for value in values)
+_CLOSED = ("precision", "cell", "scope", "samples", "p50_ms", "p99_ms", "pairs_per_s")
+_OPEN = ("precision", "preset", "offered_rate", "answered_rate", "samples", "mean_ms", "p50_ms", "p99_ms", "unanswered")
 
 
 def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
-    """Closed loop: ask, wait, ask again. Open loop: requests come when they come."""
+    """Closed loop: ask, wait, ask again. Open loop: requests come at random times, at a rate."""
     blocks: list[Block] = []
     for bundle in bundles:
-        found = [] if is_url(bundle.path) else measurements_of(Path(bundle.path), bundle.manifest_sha256)
-        for facts in found:
-            name = bundle.name if len(found) == 1 else f"{bundle.name} on {machine_name(facts.machine)}"
-            if facts.rows:
-                blocks += _latency_blocks(replace(bundle, name=name), facts)
+        for facts in [] if is_url(bundle.path) else measurements_of(Path(bundle.path), bundle.manifest_sha256):
+            blocks += _latency(bundle.name, facts)
     return Section("latency", "Latency", blocks)
 
 
-def _latency_blocks(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
+def _latency(bundle: str, facts: BenchFacts) -> Iterator[Block]:
+    of = f"{bundle} on {facts.machine.cpu}" + (f", {facts.machine.gpu}" if facts.machine.gpu else "")
+    limits: list[list[Cell]] = [
+        [
+            *(model.side, one.preset, f"{one.figure} at most {one.slo_ms:g} ms"),
+            "none" if one.highest_rate is None else f"{one.highest_rate:,.1f}{' or more' if one.is_at_least else ''}",
+        ]
+        for model in facts.models
+        for one in model.slo
+    ]
+    if limits:
+        yield Table(f"Highest rate of {of}", ("model", "preset", "bound", "requests/s"), limits)
     closed = [row for model in facts.models for row in model.closed]
     opened = [row for model in facts.models for row in model.open]
-    blocks: list[Block] = [
-        *_machine(bundle, facts),
-        Side([*_closed_figures(bundle, closed), *_open_figures(bundle, opened)]),
-    ]
-    for name, head, chosen in (("Closed loop", _CLOSED, closed), ("Open loop", _OPEN, opened)):
-        if chosen:
-            body: list[list[Cell]] = [[getattr(row, column) for column in head] for row in chosen]
-            save = csv_download(
-                f"latency-{name}-{bundle.name}", tuple(vars(chosen[0])), [tuple(vars(row).values()) for row in chosen]
-            )
-            titles = [column.replace("_", " ") for column in head]
-            blocks.append(
-                Fold(f"{name}: {len(chosen):,} measurements of {bundle.name}", [Table(titles, body, name, save)])
-            )
-    return blocks
-
-
-def _machine(bundle: BundleArtifact, facts: BenchFacts) -> list[Block]:
-    """Where it was measured, what it serves in time, and models side by side."""
-    machine = facts.machine
-    rows: list[tuple[str, Cell]] = [
-        ("measured at", facts.measured_at),
-        ("CPU", f"{machine.cpu}, {machine.threads} threads"),
-        *([("GPU", machine.gpu)] if machine.gpu else []),
-    ]
-    limits: list[list[Cell]] = []
-    for model in facts.models:
-        for slo in model.slo:
-            rate = slo.highest_rate
-            served = "none" if rate is None else f"{rate:,.1f}{' or more' if slo.is_at_least else ''}"
-            limits.append([model.side, slo.preset, slo.figure, slo.slo_ms, served, slo.mean_ms, slo.p99_ms])
-    found: list[Block] = [Facts(rows, f"Where {bundle.name} was measured")]
-    if limits:
-        head = ("model", "preset", "bound on", "at most, ms", "requests/s", "mean there, ms", "p99 there, ms")
-        found.append(
-            Table(head, limits, "The most that it serves in time", csv_download(f"slo-{bundle.name}", head, limits))
-        )
-    return found
-
-
-def _closed_figures(bundle: BundleArtifact, rows: Sequence[LatencyRow]) -> list[Block]:
-    """Latency over length, for the fewest pairs a request and for the most, each model a curve."""
-    fixed = [row for row in rows if row.tokens is not None and row.scope == "batch"]
-    found: list[Block] = []
-    sizes = sorted({row.rows for row in fixed})
-    for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
-        for value in ("p50_ms", "p99_ms"):
-            lines, data = _lines([row for row in fixed if row.rows == size], "tokens", value)
-            if any(len(line.places) > 1 for line in lines):
-                what = f"{value.removesuffix('_ms')} of {size:,} pair{'s' if size > 1 else ''} a request"
-                save = csv_download(f"closed-{value}-{size}-{bundle.name}", ("model", "tokens", value), data)
-                svg = draw_lines(lines, label="tokens a pair", value="ms", is_log=True, starts_at_0=True)
-                found.append(Drawing(f"Closed loop, {what}", svg, _said(lines, "ms at the longest"), save))
-    return found
-
-
-def _open_figures(bundle: BundleArtifact, rows: Sequence[LatencyRow]) -> list[Block]:
-    """Latency over the rate at which requests come, for each preset."""
-    found: list[Block] = []
-    for preset in dict.fromkeys(row.preset for row in rows):
-        for value in ("p50_ms", "p99_ms"):
-            lines, data = _lines([row for row in rows if row.preset == preset], "offered_rate", value)
-            if lines:
-                save = csv_download(f"open-{preset}-{value}-{bundle.name}", ("model", "requests_per_s", value), data)
-                svg = draw_lines(lines, label="requests/s that come", value="ms", has_log_values=True)
-                what = f"{value.removesuffix('_ms')} from the scheduled arrival, {preset}"
-                found.append(Drawing(f"Open loop, {what}", svg, _said(lines, "ms at the highest rate"), save))
-    return found
-
-
-def _lines(rows: Sequence[LatencyRow], place: str, value: str) -> tuple[list[Line], list[tuple[str, float, float]]]:
-    """A curve a model, and all their points; `place` and `value` are fields of the rows."""
-    points: dict[str, dict[float, float]] = {}
-    for row in rows:
-        at, held = getattr(row, place), getattr(row, value)
-        if at is not None and held is not None:
-            points.setdefault(row.side, {})[float(at)] = float(held)
-    lines = [
-        Line(name, sorted(held), [held[at] for at in sorted(held)], has_marks=True) for name, held in points.items()
-    ]
-    return lines[:MOST_LINES], [
-        (line.name, at, number) for line in lines for at, number in zip(line.places, line.values, strict=True)
-    ]
-
-
-def _said(lines: Sequence[Line], what: str) -> str:
-    return "; ".join(f"{line.name}: {line.values[-1]:.2f} {what}" for line in lines)
+    for title, names, rows in (("Closed loop", _CLOSED, closed), ("Open loop", _OPEN, opened)):
+        if rows:
+            head = [name.replace("_", " ") for name in names]
+            body = [[row.provider, *(getattr(row, name) for name in names)] for row in rows]
+            table = Table(f"{title} of {of}, measured {facts.measured_at}", ["provider", *head], body)
+            yield table if len(rows) < 12 else Fold(f"{title}: {len(rows):,} measurements", [table])

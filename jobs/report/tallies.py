@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from relabel.jobs.evaluate.sides import run_pairs
 from relabel.jobs.report.artifacts import RunArtifact
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
 from relabel.manifests.receipts import FileRef
@@ -17,7 +18,7 @@ from relabel.manifests.run import read_labels
 from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
 
 # ------------------------------------------------------------------------------
-# Rows picked as if at random, the same ones for the same row ids.
+# The sample of rows that a page shows.
 
 
 SEED = 7
@@ -72,7 +73,7 @@ def shares(counts: dict[str, int], most: int) -> dict[str, int]:
 
 
 def hash_rows(row_ids_N: np.ndarray) -> np.ndarray:
-    """Row ids in an order that looks random: uint64 [N]. SplitMix64 (Steele et al. 2014), from our seed."""
+    """Row ids in a pseudo-random order: uint64 [N]. SplitMix64 (Steele et al. 2014), from our seed."""
     with np.errstate(over="ignore"):
         mixed_N = row_ids_N.astype(np.uint64) + np.uint64(SEED) * np.uint64(0x9E3779B97F4A7C15)
         mixed_N = (mixed_N ^ (mixed_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -86,10 +87,7 @@ def _smallest(held: np.ndarray, most: int) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------
-# One pass over a run's labels: counts, histograms, and which rows the browser will show. Memory does not grow with the
-# run.
-#
-# Letters: N rows of a file, K grades.
+# One pass over a run's labels. Letters: N rows of a file, K grades.
 
 
 BINS = 20
@@ -128,7 +126,7 @@ class Histogram:
 
 @dataclass
 class LabelTally:
-    """What all labels of a run come to."""
+    """Counts over all labels of a run."""
 
     grades: int
     by_grade: np.ndarray
@@ -213,18 +211,13 @@ def _only(table: pa.Table, rows: list[int]) -> pa.Table:
 
 
 def texts_of(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AND_DOCUMENT) -> dict[int, Pair]:
-    """Pairs by row id, read again from the run's input.
+    """Pairs by row id, read again from the run's input; `reads` is what is wanted of them.
 
-    Args:
-        reads: what is wanted of them.
     Raises:
         InputError, ManifestError: it is not there any more, or not what was labelled.
     """
-    from relabel.distill.students.labels import read_pairs
-
     wanted = np.array(sorted(row_ids), dtype=np.int64)
-    dataset = run.texts(reads)
-    return {pair.row_id: pair for pair in read_pairs(dataset, wanted)}
+    return {pair.row_id: pair for pair in run_pairs(run.path, run.plan, run.storage, wanted, reads=reads)}
 
 
 def _add_labels(found: LabelTally, table: pa.Table) -> None:

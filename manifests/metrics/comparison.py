@@ -519,42 +519,31 @@ PAIRED = (
 
 
 @dataclass(frozen=True)
-class StudentComparisonCounts:
-    """Labels of both sets, rows that both have, of these those with a distribution on both sides, their queries, and
-    what gold says of them.
-    """
+class BothByGold:
+    """Teacher and student by gold, over the matched rows that are judged; student minus teacher."""
 
-    teacher: int
-    student: int
-    matched: int
-    only_teacher: int
-    only_student: int
-    with_distributions: int
-    queries: int
-    judged: int
-    unjudged: int
-    gold_null: int
+    teacher: Evaluation
+    student: Evaluation
+    difference: dict[str, Difference]
 
 
 @dataclass(frozen=True)
 class StudentComparison:
-    """A student beside its teacher, and both beside gold grades.
+    """A student compared with its teacher, and both with gold grades.
 
     Args:
+        counts: labels of both sets (`teacher`, `student`), rows by which set has them, their `queries`, rows
+            `with_distributions` on both sides, and what gold says of them.
         against_teacher: those of `AGAINST_TEACHER`.
         confusion: rows teacher, columns student.
-        teacher, student: by gold grades, over the judged rows; None without any.
-        difference: student minus teacher.
+        against_gold: None where no row is judged.
     """
 
-    grades: int
     matched_by: str
-    counts: StudentComparisonCounts
+    counts: dict[str, int]
     against_teacher: dict[str, MetricValue]
     confusion: list[list[int]]
-    teacher: Evaluation | None
-    student: Evaluation | None
-    difference: dict[str, Difference]
+    against_gold: BothByGold | None
     notes: list[str]
 
 
@@ -586,7 +575,7 @@ def compare(
     beside = TeacherStatistics(teacher, student, match, query_N, num_queries, grades)
     metrics = MetricSet(AGAINST_TEACHER, beside, num_groups=num_queries)
     intervals = bootstrap(metrics.resampled, num_groups=num_queries, resamples=resamples, seed=seed)
-    found: tuple[Evaluation | None, Evaluation | None, dict[str, Difference]] = (None, None, {})
+    against_gold = None
     num_judged = num_known = 0
     if golds is not None:
         num_judged, num_known = len(golds) - golds.null_count, int(is_known.sum())
@@ -605,23 +594,24 @@ def compare(
             )
             for one, rows in ((teacher, match.teacher), (student, match.student))
         )
-        found = evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
-    counts = StudentComparisonCounts(
-        teacher=len(teacher.grades),
-        student=len(student.grades),
-        matched=len(match.teacher),
-        only_teacher=len(teacher.grades) - len(match.teacher),
-        only_student=len(student.grades) - len(match.student),
-        with_distributions=metrics.over("kl"),
-        queries=num_queries,
-        judged=num_judged,
-        unjudged=0 if golds is None else len(golds) - num_known,
-        gold_null=num_known - num_judged,
-    )
+        against_gold = BothByGold(*evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at))
+    counts = {
+        "teacher": len(teacher.grades),
+        "student": len(student.grades),
+        "matched": len(match.teacher),
+        "only_teacher": len(teacher.grades) - len(match.teacher),
+        "only_student": len(student.grades) - len(match.student),
+        "with_distributions": metrics.over("kl"),
+        "queries": num_queries,
+        "judged": num_judged,
+        "unjudged": 0 if golds is None else len(golds) - num_known,
+        "gold_null": num_known - num_judged,
+    }
     notes = [*beside.notes, *match_notes(teacher, student, match)]
-    notes += dict.fromkeys(note for one in found[:2] if one is not None for note in one.notes)
+    if against_gold is not None:
+        notes += dict.fromkeys([*against_gold.teacher.notes, *against_gold.student.notes])
     confusion = beside.counts.by_group.sum(0).tolist()
-    return StudentComparison(grades, match.how, counts, metrics.with_intervals(intervals), confusion, *found, notes)
+    return StudentComparison(match.how, counts, metrics.with_intervals(intervals), confusion, against_gold, notes)
 
 
 def _judged(

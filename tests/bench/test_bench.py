@@ -24,7 +24,7 @@ from relabel.export.bench.records import (
 )
 from relabel.export.bundles import Bundle, locked, open_bundle, seal_bundle
 from relabel.export.loader import BundleError, Student
-from relabel.jobs.report.build import render_report
+from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain
@@ -79,7 +79,7 @@ def test_a_bench_is_written_next_to_the_bundle_which_stays_as_it_is(
     assert facts.bundle == BenchedBundle(opened.version, opened.manifest.sha256)
     assert (facts.machine.threads, facts.workload.from_) == (1, "lengths")
     assert facts.machine.versions["onnxruntime"]
-    html = render_report([str(bundle)], Storage(), max_rows=0)
+    html = build_report([str(bundle)], Storage(), max_rows=0).html
     assert html.count('<section id="latency"') == 1
     assert facts.measured_at in html
 

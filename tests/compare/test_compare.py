@@ -290,12 +290,12 @@ def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
     assert "wrote page.html" in done.err
     page = (folder / "page.html").read_text(encoding="utf-8")
     for word in (
-        "run-a beside run-b",
+        "run-a and run-b",
         "Cohen kappa",
-        "Stuart–Maxwell",
+        "Stuart-Maxwell",
         "McNemar",
-        "The largest flips",
-        "Queries that moved furthest",
+        "the largest flips",
+        "queries that moved furthest",
     ):
         assert word in page
     assert f"{done.json['figures']['agreement']['value']:.4f}" in page
@@ -379,7 +379,7 @@ def test_rows_refused_in_one_run_and_absent_from_the_other_are_reported(
     assert found["counts"]["quarantined_elsewhere_absent"] == 3
     assert any("in quarantine in one run and absent from the other: 3" in note for note in found["notes"])
     assert "3 in one and absent from the other" in relabel("compare", "a", "b").out
-    assert "quarantined in one, absent from the other" in (folder / "page.html").read_text(encoding="utf-8")
+    assert "3 in one and absent from the other" in (folder / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_page_counts_null_grades(compare: Callable[..., Any], folder: Path, two_runs: TwoRuns) -> None:
@@ -388,7 +388,7 @@ def test_the_page_counts_null_grades(compare: Callable[..., Any], folder: Path, 
     write_table(folder / "gold.parquet", kept)
     found = compare("a", "b", "--qrels", "gold.parquet", "--html", "page.html")["gold"]["gold_null"]
     page = re.sub(r"<[^>]+>|\s+", " ", (folder / "page.html").read_text(encoding="utf-8"))
-    assert re.search(rf"with a null gold grade\s+{found}\b", page)
+    assert f"{found} with a null one" in page
 
 
 def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(
@@ -413,7 +413,7 @@ def test_a_path_beyond_utf8_gives_a_page_all_the_same(
     (folder / "a").rename(folder / "a\udcff")
     done = relabel("compare", "a\udcff", "b", "--html", "page.html")
     assert done.code == 0, done
-    assert "run-a beside run-b" in (folder / "page.html").read_text(encoding="utf-8")
+    assert "run-a and run-b" in (folder / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_long_query_of_a_flip_is_cut(compare: Callable[..., Any], folder: Path) -> None:

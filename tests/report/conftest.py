@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+FOREIGN_IMAGE = "img:not([src^='data:image/svg+xml;base64,'])"
 START = datetime.fromisoformat("2026-11-20T01:00:00+00:00")
 BAITS = (
     "</script><script>window.pwned=1;alert(1)</script>",
@@ -64,7 +66,7 @@ def assert_baits_are_text(path: Path, open_page: Callable[..., Any]) -> None:
         fold.evaluate("one => one.open = true")
     assert page.evaluate("'pwned' in window") is False
     assert seen.all == []
-    assert page.locator("iframe, img, link, object, embed").count() == 0
+    assert page.locator(f"iframe, {FOREIGN_IMAGE}, link, object, embed").count() == 0
     assert page.locator("[onerror], [onload], [style], a[href^='javascript:']").count() == 0
     assert BAITS[1] in page.locator("main").inner_text()
 
@@ -221,6 +223,64 @@ def _add(said: Judgment, pair: Any, labels: list[LabelRow], quarantine: list[Qua
             columns=said.columns,
         )
     )
+
+
+class _Tables(HTMLParser):
+    """Tables of a page by caption, and the texts for images, as they are shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.plots: dict[str, str] = {}
+        self._rows: list[list[str]] | None = None
+        self._title = ""
+        self._is_title = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        held = dict(attrs)
+        if tag == "table":
+            self._rows = self.tables.setdefault(str(held["aria-label"]), [])
+        elif tag == "tr" and self._rows is not None:
+            self._rows.append([])
+        elif tag in ("th", "td") and self._rows is not None:
+            self._rows[-1].append("")
+        elif tag == "figcaption":
+            self._title, self._is_title = "", True
+        elif tag == "img":
+            self.plots[self._title] = str(held["alt"])
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "table":
+            self._rows = None
+        elif tag == "figcaption":
+            self._is_title = False
+
+    def handle_data(self, data: str) -> None:
+        if self._is_title:
+            self._title += data
+        elif self._rows and self._rows[-1]:
+            self._rows[-1][-1] += data.strip()
+
+
+def tables_of(html: str) -> dict[str, list[list[str]]]:
+    """The tables of a page by caption, their heads first."""
+    page = _Tables()
+    page.feed(html)
+    return page.tables
+
+
+def table_of(html: str, caption: str) -> list[list[str]]:
+    """The rows of a table on a page, its head left out."""
+    tables = tables_of(html)
+    assert caption in tables, f"no {caption} in {list(tables)}"
+    return tables[caption][1:]
+
+
+def plots_of(html: str) -> dict[str, str]:
+    """What each plot of a page shows, in words, by its title."""
+    page = _Tables()
+    page.feed(html)
+    return page.plots
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:

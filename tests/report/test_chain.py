@@ -18,12 +18,12 @@ from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.jobs.report.artifacts import open_artifacts
 from relabel.jobs.report.build import REPORT_NAME, build_report, put_report
 from relabel.jobs.report.lineage import trace
+from relabel.jobs.sections import cell_text
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import digest_of, sha256_file, unsealed
 from tests.bench.made_up import bench_facts, latency_row, model_facts
-from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
-from tests.report.test_sections import csv_of
+from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, table_of, tables_of, write_table
 
 FILES = {"student.json": "ab" * 32, "model.safetensors": "cd" * 32}
 FIGURES = {"rows": 40, "accuracy": 0.7, "f1_macro": 0.61, "auc_0/12": 0.8, "nll": 0.9}
@@ -220,8 +220,11 @@ def test_another_student_is_not_taken_for_the_bundles(student: Path, bundle: Pat
 def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
     built = build_report([str(student)], Storage())
     assert built.sections == ["ran", "lineage", "training", "student"]
-    assert len(csv_of(built.html, "curves-train-ecom.csv")) == 901
-    assert ["accuracy", "0.7", "0.8", ""] in csv_of(built.html, "test-ecom.csv")
+    plots = plots_of(built.html)
+    assert plots["Training loss, ecom"].startswith("loss: from 1 1.0000 to ")
+    assert plots["On dev, ecom"] == "accuracy: 450 0.5000, 900 1.0000"
+    figures = table_of(built.html, "ecom on its test split, by trusted grades")
+    assert ["accuracy", "0.7000", "0.8000", "–", ""] in figures
     assert "macro_f1 &gt;= 0.9*teacher" in built.html
     assert "refused" in built.html
     assert "holds no intervals" in built.html
@@ -229,9 +232,8 @@ def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
 
 def test_bundle_is_shown_with_its_parity(bundle: Path) -> None:
     html = build_report([str(bundle)], Storage()).html
-    assert csv_of(html, "parity-ecom.csv")[1][:4] == ["int8", "1.0e-06", "1.00%", "0.9900"]
+    assert table_of(html, "Parity of ecom")[0][:4] == ["int8", "1.0e-06", "1.00%", "0.9900"]
     assert "a weak result" in html
-    assert "relabel bench measures it" in html
 
 
 def write_latency(bundle: Path, **values: Any) -> Path:
@@ -242,22 +244,19 @@ def write_latency(bundle: Path, **values: Any) -> Path:
 
 
 def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
-    closed = [latency_row(cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64, 256)]
-    opened = [
-        latency_row(loop="open", cell="open-grid", offered_rate=rate, p50_ms=rate / 9, p99_ms=rate / 3)
-        for rate in (10.0, 100.0)
-    ]
-    slo = BoundedRate(preset="grid", slo_ms=50, highest_rate=100.0, is_at_least=True, p99_ms=33.3)
-    write_latency(bundle, models=[model_facts(precision="int8", closed=closed, open=opened, slo=[slo])])
+    closed = [latency_row(cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64)]
+    opened = [latency_row(loop="open", cell="open-grid", preset="grid", offered_rate=10.0, p50_ms=1.5, p99_ms=3.0)]
+    bound = BoundedRate(
+        preset="serving", figure="mean", slo_ms=150, highest_rate=9.0, mean_ms=144.0, p99_ms=None, is_at_least=True
+    )
+    write_latency(bundle, models=[model_facts(precision="int8", closed=closed, open=opened, slo=[bound])])
     html = build_report([str(bundle)], Storage()).html
-    assert csv_of(html, "closed-p99-ms-1-ecom.csv")[1:] == [
-        ["cpu int8", "16", "3.2"],
-        ["cpu int8", "64", "12.8"],
-        ["cpu int8", "256", "51.2"],
+    tables = {caption.split(" of ")[0]: rows[1:] for caption, rows in tables_of(html).items()}
+    assert [(row[2], row[5], row[6]) for row in tables["Closed loop"]] == [
+        (f"1x{n}", cell_text(n / 10), cell_text(n / 5)) for n in (16, 64)
     ]
-    assert csv_of(html, "open-grid-p50-ms-ecom.csv")[2] == ["cpu int8", "100", "11.1111111"]
-    assert ["cpu int8", "grid", "p99", "50", "100.0 or more", "", "33.3"] in csv_of(html, "slo-ecom.csv")
-    assert "relabel bench measures it" not in html
+    assert tables["Open loop"][0][2:4] == ["grid", "10.0"]
+    assert tables["Highest rate"] == [["cpu int8", "serving", "mean at most 150 ms", "9.0 or more"]]
 
 
 @pytest.mark.parametrize("text", ['{"machine": []}', '{"machine"', "[]"])
@@ -281,8 +280,8 @@ def test_bundle_takes_a_page_of_its_own_and_stays_whole(bundle: Path, student: P
     assert str(tmp_path) not in html.replace(
         json.loads((student / "manifest.json").read_text())["labels"][0]["path"], ""
     )
-    assert csv_of(html, "parity-ecom.csv")
-    assert csv_of(html, "curves-dev-ecom.csv")
+    assert table_of(html, "Parity of ecom")
+    assert "On dev, ecom" in plots_of(html)
     assert put_report(made, student) is made
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["bundle", "run", "student"]
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from relabel.jobs.evaluate.sides import JudgingOptions
 from relabel.jobs.report.build import build_report
-from relabel.jobs.report.gold_sections import GoldChoice
-from relabel.jobs.report.page import Cell, Page, Section, Table, render_page
+from relabel.jobs.report.page import render_page
+from relabel.jobs.sections import Cell, Section, Table
 from relabel.manifests.files import Storage
-from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
+from tests.report.conftest import BAITS, FOREIGN_IMAGE, Judgment, forge_run, plain_pairs, write_table
 
 EMOJI = "👟🔥 a réd shoe 𝒳 — light"
 NODES = {
@@ -103,7 +104,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     page = folder / "report.html"
     page.write_text(
-        build_report([str(one), str(other)], Storage(), gold=GoldChoice(str(pairs))).html,
+        build_report([str(one), str(other)], Storage(), gold=JudgingOptions(str(pairs))).html,
         encoding="utf-8",
         errors="replace",
     )
@@ -125,7 +126,7 @@ def test_hostile_texts_run_nowhere_and_ask_nobody(hostile: Path, open_page: Call
     assert page.evaluate("'pwned' in window") is False
     assert seen.all == []
     # our style, the rows, our script
-    assert page.locator("script, iframe, img, link, object, embed, style").count() == 3
+    assert page.locator(f"script, iframe, {FOREIGN_IMAGE}, link, object, embed, style").count() == 3
     assert page.locator("[onerror], [onload], [style], a[href^='javascript:']").count() == 0
     shown = page.locator("main").inner_text()
     assert BAITS[1] in shown
@@ -170,12 +171,10 @@ def test_opened_row_shows_reasoning_nodes_and_distributions(hostile: Path, open_
     row = page.locator(".rows > li").nth(1)
     assert head.get_attribute("aria-expanded") == "true"
     assert "reasoning " + BAITS[1] in row.inner_text()
-    graph = row.locator("svg[aria-label*='φ says']").get_attribute("aria-label")
-    assert graph is not None
-    assert "subject: 4" in graph
-    assert "grade: 1" in graph
     others = row.locator("[aria-label='columns of its labeler']").evaluate("one => one.textContent")
-    assert others == "tone: dry <b>\nwords: red,<i>shoe</i>"
+    assert "tone: dry <b>\nwords: red,<i>shoe</i>" in others
+    assert "phi_grade: 0" in others
+    assert row.locator("svg[aria-label^='0: 0.000, 1: 0.000, 2: 0.100, 3: 0.100, 4: 0.800']").count() == 1
     assert row.locator("svg[aria-label^='0: 0.100, 1: 0.800, 2: 0.100, outside: 0.200']").count() == 1
     head.click()
     assert row.locator(".open").count() == 0
@@ -208,24 +207,6 @@ def test_filters_keep_what_they_say(hostile: Path, open_page: Callable[..., Any]
     assert found(find="no such words") == 0
 
 
-def test_every_figure_and_table_gives_its_data_as_a_file(hostile: Path, open_page: Callable[..., Any]) -> None:
-    page, seen = open_page(hostile)
-    for fold in page.locator("details").all():
-        fold.evaluate("one => one.open = true")
-    assert page.locator("figure").count() == page.locator("figure a[download]").count() > 5
-    links = page.locator("a[download]")
-    for number in range(links.count()):
-        with page.expect_download() as waiting:
-            links.nth(number).click()
-        name = waiting.value.suggested_filename
-        text = Path(waiting.value.path()).read_text(encoding="utf-8")
-        assert name.endswith(".csv")
-        assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-.")
-        assert text.count("\n") > 1, name
-        page.wait_for_timeout(200)  # Chromium drops an eleventh download within a second
-    assert [line for line in seen.all if not line.startswith("data:")] == []
-
-
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_shows_itself_on_a_phone_and_a_desk_in_dark_and_light(
@@ -236,12 +217,14 @@ def test_page_shows_itself_on_a_phone_and_a_desk_in_dark_and_light(
 
     page, _ = open_page(hostile, width=width, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out to the side
-    page.locator("figure .plot").first.scroll_into_view_if_needed()
+    assert page.evaluate(
+        "[...document.querySelectorAll('figure img')].every(one => one.complete && one.naturalWidth > 0)"
+    )
+    page.locator("figure img").first.scroll_into_view_if_needed()
     shot = np.asarray(image.open(io.BytesIO(page.screenshot())).convert("RGB")).reshape(-1, 3)
     ground = (248, 247, 244) if scheme == "light" else (20, 22, 26)
     card = (255, 255, 255) if scheme == "light" else (28, 31, 37)
-    bars = (15, 111, 128) if scheme == "light" else (91, 192, 208)
-    for colour, least in ((ground, 0.02), (card, 0.1), (bars, 0.002)):
+    for colour, least in ((ground, 0.02), (card, 0.05), ((15, 111, 128), 0.001)):
         assert (shot == colour).all(axis=1).mean() > least, colour
     assert shot.std() > 10
 
@@ -262,7 +245,7 @@ def test_no_row_of_a_table_is_tall_and_empty_on_a_phone(tmp_path: Path, open_pag
     head = ("run", "labels", "judged", "without a gold grade", "with a null one", "queries", "joined by")
     rows: list[list[Cell]] = [[name, 96, 96, 0, 0, 12, "query_id and doc_id, row_id"] for name in ("one", "two")]
     page = tmp_path / "page.html"
-    page.write_text(render_page(Page("a", "b", [Section("gold", "Gold", [Table(head, rows, "What was judged")])])))
+    page.write_text(render_page("a", "b", [Section("gold", "Gold", [Table("What was judged", head, rows)])]))
     opened, _ = open_page(page, width=400)
     assert opened.evaluate("document.querySelectorAll('.scroll tr').length") == 3
     assert opened.evaluate(TALL) == []
@@ -310,7 +293,6 @@ def test_keyboard_alone_reaches_and_opens_everything(hostile: Path, open_page: C
         "a#ran",
         "summary",
         "scroll",
-        "save",
         "find",
         "by-status",
         "by-grade",

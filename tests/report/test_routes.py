@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.report.page import Paragraph
-from relabel.jobs.report.run_sections import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, _lines, _walk
+from relabel.jobs.report.run_sections import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, tree_lines, walk
+from relabel.jobs.sections import Text
 from relabel.labelers.route import Route
 from relabel.labelers.route_steps import RouteStep
 from relabel.manifests.labels import Pair
@@ -84,11 +85,12 @@ def test_hostile_trees_are_text_and_fit_a_phone(
     for fold in page.locator("#routes details").all():
         label = next(row for doc, row in labels.items() if doc.split()[0] in fold.locator("summary").inner_text())
         steps = [json.loads(step) for step in label["steps"]]
-        assert fold.locator("ol").count() == len(steps)
-        for step, outline in zip(steps, fold.locator("ol").all(), strict=True):
-            assert outline.locator("li.lit").count() == len(step["lit"])
-            assert outline.locator(".badge.good").count() == len(step["answers"])
-            assert outline.locator(".badge.warn").count() == len(step["expands"])
+        assert fold.locator("pre").count() == len(steps)
+        for step, outline in zip(steps, fold.locator("pre").all(), strict=True):
+            lines = outline.inner_text().splitlines()[1:]
+            assert sum(line.lstrip().startswith("·") for line in lines) == len(step["lit"])
+            assert sum("[answers]" in line for line in lines) == len(step["answers"])
+            assert sum("[to be unfolded]" in line for line in lines) == len(step["expands"])
 
 
 def _labels(output: Path) -> list[dict[str, Any]]:
@@ -119,39 +121,34 @@ def pair_of(document: str, tree: Tree) -> Pair:
 @pytest.mark.parametrize("step", ["", "[]", '{"lit": 1}', '{"expanded": null, "lit": ["a"]}'])
 def test_steps_that_are_none_are_said_and_not_shown(step: str) -> None:
     document, tree = page_tree(["one", "two"])
-    shown = list(_walk([step], pair_of(document, tree)))
-    assert [type(block) for block in shown] == [Paragraph, Paragraph]
-    other = list(_walk([], pair_of(document + "x", tree)._replace(document="y")))
-    assert isinstance(other[1], Paragraph)
+    shown = list(walk([step], pair_of(document, tree)))
+    assert [type(block) for block in shown] == [Text, Text]
+    other = list(walk([], pair_of(document + "x", tree)._replace(document="y")))
+    assert isinstance(other[1], Text)
     assert other[1].tone == "warn"
 
 
 def test_nodes_that_the_tree_lacks_are_passed_over() -> None:
     _, tree = page_tree(["one", "two"])
-    lines = list(_lines(tree, RouteStep(90, (2, 77, -1), (2, 99), (98,), refused=False, expelled=1)))
-    assert [line.number for line in lines if line.is_text] == ["2"]
-    assert [badge.text for line in lines for badge in line.badges] == ["answers", "1 folded"]
+    lines = list(tree_lines(tree, RouteStep(90, (2, 77, -1), (2, 99), (98,), refused=False, expelled=1)))
+    assert [line.split()[0] for line in lines if line.lstrip().startswith("·")] == ["·2"]
+    assert [mark for line in lines for mark in re.findall(r"\[[^]]+\]$", line)] == ["[answers]", "[1 folded]"]
 
 
 def test_of_a_large_tree_what_the_step_has_to_do_with_is_kept_and_the_rest_counted() -> None:
     texts = [f"text {number} " + "long " * 99 for number in range(300)]
     _, tree = page_tree(texts, headings=150)
-    few = list(_lines(tree, RouteStep(1, (2, 3), (3,), (4, 400), refused=False, expelled=0)))
-    named = [int(line.number) for line in few if line.number]
+    few = list(tree_lines(tree, RouteStep(1, (2, 3), (3,), (4, 400), refused=False, expelled=0)))
+    named = [int(found[1]) for line in few if (found := re.match(r" *[·#](\d+) ", line))]
     assert set(named) >= {1, 2, 3, 4, 400}
     assert len(few) < 12
-    hidden = sum(int(line.text.split()[1]) for line in few if not line.number)
+    hidden = sum(int(line.split()[1]) for line in few if line.strip().startswith("…"))
     assert hidden + len(named) == 1 + 150 + 2
-    assert max(len(line.text) for line in few) <= TEXT_CHARS
+    assert max(len(line) for line in few) <= TEXT_CHARS + 60
     many = [node.id for node in tree.nodes if node.is_content]
-    assert len(list(_lines(tree, RouteStep(None, tuple(many), (), (), refused=False, expelled=0)))) < 3 * LINES
-    empty = list(_lines(tree, LOOK))
-    assert [line.text for line in empty] == ["… 151 more"]
-
-
-def test_levels_end_where_a_phone_has_no_room() -> None:
-    _, tree = page_tree([f"text {number}" for number in range(20)], headings=20, deep=True)
-    assert {line.indent for line in _lines(tree, LOOK)} == {*range(9)}
+    assert len(list(tree_lines(tree, RouteStep(None, tuple(many), (), (), refused=False, expelled=0)))) < 3 * LINES
+    empty = list(tree_lines(tree, LOOK))
+    assert [line.strip() for line in empty] == ["… 151 more"]
 
 
 def test_the_columns_that_make_a_run_one_of_routes_are_those_of_route() -> None:

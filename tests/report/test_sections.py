@@ -4,7 +4,6 @@ chance.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable
@@ -15,17 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relabel.jobs.evaluate.sides import JudgingOptions
 from relabel.jobs.report.artifacts import RunArtifact, open_artifact
 from relabel.jobs.report.build import build_report
-from relabel.jobs.report.gold_sections import GoldChoice
-from relabel.jobs.report.page import DOCUMENT_CHARS, BrowserData, csv_download, title_over
-from relabel.jobs.report.plots import Bars, draw_bars
+from relabel.jobs.report.gold_sections import WORST
+from relabel.jobs.report.page import DOCUMENT_CHARS, Browser, browser_json
+from relabel.jobs.report.run_sections import title_over
 from relabel.jobs.report.tallies import hash_rows, shares, tally_labels
 from relabel.jobs.run.canary import CanaryResult, keep_result
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_run_store
-from tests.report.conftest import Judgment, forge_run, plain_pairs, write_table
+from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, table_of, tables_of, write_table
 
 
 def rows_of(html: str) -> list[dict[str, Any]]:
@@ -35,13 +35,6 @@ def rows_of(html: str) -> list[dict[str, Any]]:
     rows = json.loads(found[1])["rows"]
     assert isinstance(rows, list)
     return rows
-
-
-def csv_of(html: str, name: str) -> list[list[str]]:
-    """A download's rows, its head first."""
-    found = re.search(rf'href="data:text/csv;charset=utf-8;base64,([^"]*)" download="{re.escape(name)}"', html)
-    assert found is not None, f"no {name} in {re.findall('download=.([^ ]*).>', html)}"
-    return [line.split(",") for line in base64.b64decode(unescape(found[1])).decode().splitlines()]
 
 
 @pytest.fixture
@@ -65,12 +58,14 @@ def mixed(pair: Any) -> Judgment:
 def test_counts_on_the_page_are_those_of_the_run(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed)
     html = build_report([str(run)], Storage()).html
-    assert csv_of(html, "conservation.csv")[1:] == [["forged", "192", "143", "0", "49"]]
-    assert csv_of(html, "quarantine-forged.csv")[1:] == [["format", "24"], ["truncated", "24"], ["engine", "1"]]
-    grades = {row[1]: int(row[2]) for row in csv_of(html, "grades.csv")[1:]}
+    assert table_of(html, "Rows in and out") == [["forged", "192", "143", "0", "49", "proven by row ids"]]
+    (quarantine,) = (caption for caption in tables_of(html) if caption.startswith("Quarantine of forged"))
+    assert table_of(html, quarantine) == [["format", "24"], ["truncated", "24"], ["engine", "1"]]
     labelled = [row for row in rows_of(html) if row["status"] == "ok"]
-    assert grades == {str(grade): sum(row["grade"] == grade for row in labelled) for grade in range(3)}
-    assert sum(int(row[3]) for row in csv_of(html, "entropy.csv")[1:]) == 143
+    counts = [sum(row["grade"] == grade for row in labelled) for grade in range(3)]
+    assert plots_of(html)["Grades"] == "forged: " + ", ".join(f"{grade} {count}" for grade, count in enumerate(counts))
+    assert "Entropy of the distributions" in plots_of(html)
+    assert re.search(r"forged: mean 0\.\d+ over 143 rows", html)
     assert "no readable grade" in html
     assert "&lt;score&gt;7" in html
 
@@ -79,7 +74,7 @@ def test_a_label_that_lacks_a_distribution_has_no_entropy(tmp_path: Path, pairs:
     run = forge_run(tmp_path / "out", pairs, lambda pair: Judgment(pair.row_id % 3, None, None))
     built = build_report([str(run)], Storage())
     assert "These labels hold no distributions" in built.html
-    assert "entropy.csv" not in built.html
+    assert "Entropy of the distributions" not in plots_of(built.html)
     assert all("entropy" not in row for row in rows_of(built.html))
 
 
@@ -92,7 +87,7 @@ def test_sample_keeps_every_status_and_says_so(tmp_path: Path, pairs: Path, most
     assert len(rows) <= max(most, 4)
     assert "a seeded sample that keeps every status" in html
     assert rows == rows_of(build_report([str(run)], Storage(), max_rows=most).html)
-    assert csv_of(html, "conservation.csv")[1][1] == "192"
+    assert table_of(html, "Rows in and out")[0][1] == "192"
 
 
 def test_shares_of_a_sample_add_up_and_leave_no_status_out() -> None:
@@ -118,7 +113,6 @@ def test_unfinished_run_is_shown_as_such(tmp_path: Path, pairs: Path) -> None:
     assert "not finished" in html
     assert "64 rows open" in html
     assert "proven by row ids" not in html
-    assert "they come when a run is finished" in html
 
 
 def test_texts_that_are_gone_are_missed_aloud_and_not_made_up(tmp_path: Path, pairs: Path) -> None:
@@ -127,7 +121,8 @@ def test_texts_that_are_gone_are_missed_aloud_and_not_made_up(tmp_path: Path, pa
     built = build_report([str(run)], Storage())
     assert all("document" not in row and "gold" not in row for row in rows_of(built.html))
     assert "can&#39;t be read again" in built.html
-    assert "gold" not in built.sections
+    assert "is not there, as seen from this folder, or is not what was labelled any more" in built.html
+    assert not any("gold" in title for title in plots_of(built.html))
     pairs.unlink()
     assert len(rows_of(build_report([str(run)], Storage()).html)) == 192
 
@@ -156,18 +151,18 @@ def test_gold_column_of_the_job_is_used_without_a_flag(tmp_path: Path, pairs: Pa
         tmp_path / "out", pairs, lambda pair: Judgment((pair.row_id // 8 + pair.row_id % 8) % 3), gold="grade"
     )
     built = build_report([str(run)], Storage())
-    assert {"gold", "ranking"} <= set(built.sections)
-    assert {row[1]: row[2] for row in csv_of(built.html, "figures.csv")[1:]}["accuracy"] == "1"
+    figures = {row[0]: row[1] for row in table_of(built.html, "figures of forged")}
+    assert figures["accuracy"] == "1.0000"
     assert all(row["gold"] == row["grade"] for row in rows_of(built.html))
-    ndcg = csv_of(built.html, "ndcg-by-query.csv")[1:]
-    assert sorted(row[1] for row in ndcg) == sorted(f"q{number}" for number in range(24))
+    worst = table_of(built.html, f"The {WORST} queries that forged ranks worst")
+    assert len({row[0] for row in worst} & {f"q{number}" for number in range(24)}) == WORST
 
 
 def test_auc_without_distributions_is_named_after_the_written_grade(tmp_path: Path, pairs: Path) -> None:
     for name, probs in (("bare", None), ("held", (0.6, 0.3, 0.1))):
         judgment = Judgment(1, probs, None if probs is None else 0.0)
         run = forge_run(tmp_path / name, pairs, lambda pair, said=judgment: said, gold="grade")
-        titles = {row[1] for row in csv_of(build_report([str(run)], Storage()).html, "figures.csv")[1:]}
+        titles = {row[0] for row in table_of(build_report([str(run)], Storage()).html, "figures of forged")}
         assert ({"AUC 0/12 by written grade", "AUC 01/2 by written grade"} <= titles) == (probs is None)
         assert ({"AUC 0/12", "AUC 01/2"} <= titles) == (probs is not None)
 
@@ -176,7 +171,7 @@ def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs:
     run = forge_run(tmp_path / "out", pairs, mixed)
     other = write_table(tmp_path / "other.parquet", [{"query_id": "none", "doc_id": "none", "grade": 1}])
     with pytest.raises(InputError, match="no label has a grade"):
-        build_report([str(run)], Storage(), gold=GoldChoice(str(other)))
+        build_report([str(run)], Storage(), gold=JudgingOptions(str(other)))
 
 
 def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_reported(tmp_path: Path, pairs: Path) -> None:
@@ -213,10 +208,8 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_reported(tm
         ),
     ):
         html = unescape(build_report([str(run)], Storage()).html)
-        assert "none were given" not in html
         assert f"the job names the gold column `grade`, which is not used: {reason}" in html
-        assert "--gold FILE" in html
-    assert "Gold: none was given" in build_report([str(plain)], Storage()).html
+    assert "gold" not in build_report([str(plain)], Storage()).sections
     both = build_report(
         [str(several), str(forge_run(tmp_path / "good", pairs, mixed, name="good", gold="grade"))], Storage()
     )
@@ -231,62 +224,6 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_reported(tm
 def test_a_manifest_with_an_odd_spec_is_reported_without_it(tmp_path: Path, pairs: Path, spec: dict[str, Any]) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed, gold="grade", spec={**spec, "cost_per_gpu_hour": "much"})
     assert "conservation" in build_report([str(run)], Storage()).sections
-
-
-def test_quick_run_has_its_own_seconds(tmp_path: Path, pairs: Path) -> None:
-    run = forge_run(tmp_path / "out", pairs, mixed, chunk_rows=96, seconds=0.005)
-    html = build_report([str(run)], Storage()).html
-    assert "192 rows asked in 0.010 s from the first start to the last commit: 19,200.00 rows/s" in html
-    rows = csv_of(html, "throughput-forged.csv")[1:]
-    assert [(float(place), float(rate)) for place, rate in rows] == [(0, 0), (0.005, 19200), (0.01, 38400)] or float(
-        rows[-1][0]
-    ) == 0.01
-    head, row = csv_of(html, "cost.csv")[:2]
-    assert float(row[head.index("worker seconds")]) == pytest.approx(0.01)
-
-
-def test_rows_and_asks_are_distinguished_after_a_retry(
-    relabel: Callable[..., Any], write_job: Callable[..., str], folder: Path
-) -> None:
-    write_table(folder / "pairs.parquet", plain_pairs(12, 4))
-    job = write_job(
-        {
-            "labeler": {"name": "r3a", "attempts": 1},
-            "engine": {"seed": 3, "args": {"p_garbage": 0.5}},
-            "run": {"max_failed_fraction": 1.0},
-            "output": "out",
-        }
-    )
-    assert relabel("run", job).code == 0
-    again = json.loads((folder / "out/manifest.json").read_text())["rows"]["quarantined"]
-    assert 0 < again < 48
-    assert relabel("retry", job).code == 0
-    html = build_report(["out"], Storage()).html
-    row = dict(zip(*csv_of(html, "cost.csv"), strict=True))
-    assert (int(row["rows"]), int(row["rows asked with retries"])) == (48, 48 + again)
-    assert float(row["tokens a row"]) == pytest.approx(int(row["tokens"]) / 48)
-    assert float(row["tokens a row asked"]) == pytest.approx(int(row["tokens"]) / (48 + again))
-    assert float(row["worker seconds"]) > 0
-    assert f"{48 + again:,} rows asked, {again:,} of these again by a retry, in " in html
-
-
-def test_ndcg_is_reported_run_by_run(tmp_path: Path, pairs: Path) -> None:
-    runs = [
-        forge_run(
-            tmp_path / name, pairs, lambda pair, step=step: Judgment((pair.row_id // step) % 3), name=name, gold="grade"
-        )
-        for name, step in (("one", 1), ("two", 5))
-    ]
-    html = build_report([str(run) for run in runs], Storage()).html
-    by_query = csv_of(html, "ndcg-by-query.csv")[1:]
-    for name in ("one", "two"):
-        values = [float(row[2]) for row in by_query if row[0] == name]
-        said = (
-            f"{name}: nDCG@10 of {len(values)} queries, from {min(values):.3f} to {max(values):.3f}, mean "
-            f"{np.mean(values):.4f}."
-        )
-        assert said in html
-    assert "The 30 queries where it is lowest, 15 of each run" in html
 
 
 def test_figures_between_two_teachers_name_the_runs(tmp_path: Path, pairs: Path) -> None:
@@ -367,19 +304,17 @@ def test_every_text_of_a_row_is_cut_and_the_cut_reported(tmp_path: Path) -> None
     assert shown[3]["reason"].endswith("characters more)")
 
 
-def test_two_runs_stand_beside_each_other(tmp_path: Path, pairs: Path) -> None:
+def test_two_runs_are_compared(tmp_path: Path, pairs: Path) -> None:
     one = forge_run(tmp_path / "a", pairs, lambda pair: Judgment(pair.row_id % 3), name="a")
     other = forge_run(tmp_path / "b", pairs, lambda pair: Judgment(pair.row_id % 2), name="b")
     built = build_report([str(one), str(other)], Storage())
     assert "between" in built.sections
     assert "student-against-teacher" not in built.sections
-    cells = {(row[0], row[1]): int(row[2]) for row in csv_of(built.html, "confusion-a-b.csv")[1:]}
-    assert cells == {
-        (str(x), str(y)): sum(r % 3 == x and r % 2 == y for r in range(192)) for x in range(3) for y in range(3)
-    }
+    cells = [[sum(r % 3 == x and r % 2 == y for r in range(192)) for y in range(3)] for x in range(3)]
+    assert [[int(cell) for cell in row[1:4]] for row in table_of(built.html, "a \\ b")[:3]] == cells
 
 
-def test_runs_of_other_pairs_are_said_to_be_beyond_comparison(tmp_path: Path, pairs: Path) -> None:
+def test_runs_of_other_pairs_are_not_compared(tmp_path: Path, pairs: Path) -> None:
     others = write_table(
         tmp_path / "others.parquet", [{**row, "query_id": f"x{row['query_id']}"} for row in plain_pairs(3, 3)]
     )
@@ -396,34 +331,9 @@ def test_noise_floor_comes_from_canaries(tmp_path: Path, pairs: Path) -> None:
     )
     built = build_report([str(run)], Storage())
     assert "noise" in built.sections
-    assert csv_of(built.html, "noise-floor.csv")[1] == [
-        "forged",
-        "fake 1",
-        "200",
-        "6",
-        "1",
-        "0.03",
-        "0.0138",
-        "0.0639",
-        "0.0021",
-        "0.05",
-    ]
-
-
-def test_restarted_engine_is_marked_where_it_began(tmp_path: Path, pairs: Path) -> None:
-    run = forge_run(tmp_path / "out", pairs, mixed, chunk_rows=16, workers=("node-1", "node-2", "node-3"))
-    html = build_report([str(run)], Storage()).html
-    assert [row[4] for row in csv_of(html, "workers.csv")[1:]] == [
-        "first",
-        "after another had ended",
-        "after another had ended",
-    ]
-    assert "Worker processes: 3, of which 2 began after another had ended" in html
-    rates = [float(row[1]) for row in csv_of(html, "throughput-forged.csv")[1:]]
-    places = [float(row[0]) for row in csv_of(html, "throughput-forged.csv")[1:]]
-    assert sum(
-        rate * (end - start) for rate, start, end in zip(rates, places, places[1:], strict=False)
-    ) == pytest.approx(192, rel=0.01)
+    (row,) = table_of(built.html, "Canaries")
+    assert row[:5] == ["forged", "fake 1", "200", "6", "1"]
+    assert row[5:] == ["0.0300", "0.0138 to 0.0639", "0.0021", "0.0500", "passed"]
 
 
 def test_cost_needs_a_price(tmp_path: Path, pairs: Path) -> None:
@@ -434,9 +344,9 @@ def test_cost_needs_a_price(tmp_path: Path, pairs: Path) -> None:
         mixed,
         spec={"cost_per_gpu_hour": 7.2, "engine": {"args": {"tensor_parallel_size": 2}}},
     )
-    assert "name no price" in build_report([str(free)], Storage()).html
-    row = dict(zip(*csv_of(build_report([str(priced)], Storage()).html, "cost.csv"), strict=True))
-    assert float(row["cost"]) == pytest.approx(float(row["worker seconds"]) / 3600 * 7.2 * 2)
+    assert "<dt>cost</dt>" not in build_report([str(free)], Storage()).html
+    seconds = open_artifact(str(priced), Storage()).found.tally.worker_seconds
+    assert f"<dt>cost</dt><dd>{seconds / 3600 * 7.2 * 2:.4f}</dd>" in build_report([str(priced)], Storage()).html
 
 
 def test_same_run_gives_the_same_bytes(tmp_path: Path, pairs: Path) -> None:
@@ -446,26 +356,9 @@ def test_same_run_gives_the_same_bytes(tmp_path: Path, pairs: Path) -> None:
 
 def test_embedded_rows_can_not_leave_their_element() -> None:
     hostile = "</script><!-- \u2028 \u2029 & <script>"
-    text = BrowserData(["x"], [{"run": 0, "document": hostile}], []).as_json()
+    text = browser_json(Browser(["x"], [{"run": 0, "document": hostile}], []))
     assert not set(text) & set("<>&\u2028\u2029")
     assert json.loads(text)["rows"][0]["document"] == hostile
-
-
-def test_spreadsheet_runs_no_formula_of_a_document() -> None:
-    download = csv_download("=cmd|/C calc", ("query", "rows"), [("=1+1", 3), ("@x", -2), ("ok", 1.5)])
-    assert download.name == "cmd-c-calc.csv"
-    assert base64.b64decode(download.href.partition(",")[2]).decode() == "query,rows\n'=1+1,3\n'@x,-2\nok,1.5\n"
-
-
-def test_drawing_holds_no_style_and_no_colour_of_its_own() -> None:
-    svg = draw_bars(
-        [Bars("one $x_1$ \\frac{<b>", ["0", "1"], [3, 4]), Bars("日本\x00", ["0", "1"], [1, 2])],
-        label="grade",
-        value="rows",
-    )
-    assert "style" not in svg
-    assert "#" not in re.sub(r'(href="|url\()#[0-9a-f]+-', "", svg)
-    assert "one $x_1$ \\frac{&lt;b&gt;" in svg
 
 
 def test_path_that_holds_nothing_known_is_reported(tmp_path: Path, pairs: Path) -> None:

@@ -31,8 +31,7 @@ from relabel.jobs.report.lineage import changes, trace
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, sha256_file
-from tests.report.conftest import BAITS, Judgment, assert_baits_are_text, forge_run, plain_pairs, write_table
-from tests.report.test_sections import csv_of
+from tests.report.conftest import BAITS, Judgment, assert_baits_are_text, forge_run, plain_pairs, plots_of, write_table
 
 WEIGHTS = "model.safetensors"
 
@@ -154,9 +153,10 @@ def test_teacher_is_shown_with_its_facts_curves_and_notes(teacher: Path) -> None
         "a note",
     ):
         assert said in built.html
-    assert len(csv_of(built.html, "curves-train-tuned.csv")) == 1 + 9
-    assert [row[1] for row in csv_of(built.html, "curves-train-tuned-2.csv")] == ["name", *["reward"] * 3]
-    assert [row[2] for row in csv_of(built.html, "curves-dev-tuned.csv")] == ["value", "0.1", "0.3"]
+    plots = plots_of(built.html)
+    assert plots["Training loss, tuned"] == "loss: 1 0.1000, 2 0.2000, 3 0.3000"
+    assert plots["Training, reward, tuned"] == "reward: 1 0.1000, 2 0.2000, 3 0.3000"
+    assert plots["On dev, tuned"] == "reward: 1 0.1000, 3 0.3000"
 
 
 def test_best_worst_and_drawn_rollouts_are_shown_once_each_and_the_same_each_time(teacher: Path) -> None:
@@ -167,7 +167,7 @@ def test_best_worst_and_drawn_rollouts_are_shown_once_each_and_the_same_each_tim
     shown = [line for line in html.splitlines() if "<summary>" in line and ": reward" in line]
     assert len(shown) == len(set(shown)) == 9
     assert "turn two of 19" in html
-    assert "product, attribute" in html
+    assert "p_a" in html
     assert html == build_report([str(teacher)], Storage()).html
 
 

@@ -2,7 +2,6 @@
 // The page's only script: the theme's button, and the labels browser. What comes from the data becomes text nodes and nothing else.
 (() => {
   const SHOWN = 50;
-  const NODES = /^((preliminary|subject|attribute)(_probs|_outside_mass)?|(query|product)_(subject|attribute)|phi_(grade|agrees))$/;
   const byId = (name) => document.getElementById(name);
 
   const theme = byId("theme");
@@ -40,7 +39,7 @@
   const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
   const clipped = (text, most) => { const points = Array.from(text); return points.length > most ? points.slice(0, most - 1).join("") + "…" : text; };
 
-  // ---- what is looked for
+  // ---- search and filters
 
   const hay = rows.map((row) => [
     row.query_id, row.doc_id, row.query, row.document, row.reasoning, row.intent, row.reason, row.status,
@@ -186,17 +185,15 @@
     }
     const side = element("div", "panels");
     if (row.probs) side.append(part("grade", bars(row.probs, row.grade, row.outside)));
-    const nodes = row.own;
-    const others = Object.keys(nodes || {}).filter((name) => !NODES.test(name));
-    if (nodes && Object.keys(nodes).length > others.length) {
-      side.append(part("nodes", graph(nodes, row.grade)));
-      for (const name of ["preliminary", "subject", "attribute"]) {
-        if (nodes[`${name}_probs`]) side.append(part(name, bars(nodes[`${name}_probs`], nodes[name], nodes[`${name}_outside_mass`])));
-      }
-      const said = ["query_subject", "query_attribute", "product_subject", "product_attribute"].filter((name) => nodes[name]);
-      if (said.length) side.append(part("what it saw", words(said.map((name) => `${name.replace("_", " ")}: ${nodes[name]}`).join("\n"), "nodes")));
+    // distributions of the labeler's own nodes as bars, all other columns as lines
+    const own = row.own || {};
+    const bared = Object.keys(own).filter((name) => name.endsWith("_probs") && own[name].every((value) => typeof value === "number"));
+    for (const name of bared) {
+      const node = name.slice(0, -"_probs".length);
+      side.append(part(node, bars(own[name], own[node], own[`${node}_outside_mass`])));
     }
-    if (others.length) side.append(part("of its labeler", words(others.map((name) => `${name}: ${nodes[name]}`).join("\n"), "columns of its labeler")));
+    const others = Object.keys(own).filter((name) => !bared.includes(name) && !name.endsWith("_outside_mass"));
+    if (others.length) side.append(part("of its labeler", words(others.map((name) => `${name}: ${own[name]}`).join("\n"), "columns of its labeler")));
     if (row.samples) side.append(part("samples", words(row.samples.map((one) => one.grade ?? one.status).join(", "), "samples")));
     const facts = [`row ${row.row}`, `query ${row.query_id}`, `document ${row.doc_id}`, runs[row.run].name];
     if (row.tokens) facts.push(`${row.tokens[0]} tokens in, ${row.tokens[1]} out`);
@@ -209,50 +206,16 @@
   function bars(probs, chosen, outside) {
     const lines = probs.map((value, grade) => [String(grade), value, grade === chosen]);
     if (outside !== undefined && outside !== null) lines.push(["outside", outside, false]);
-    const svg = drawn("svg", { viewBox: `0 0 260 ${lines.length * 20}`, role: "img", "aria-label": lines.map(([name, value]) => `${name}: ${value.toFixed(3)}`).join(", ") });
+    const svg = drawn("svg", { viewBox: `0 0 260 ${lines.length * 20}`, role: "img", "aria-label": lines.map(([name, value]) => `${name}: ${number(value, 3)}`).join(", ") });
     lines.forEach(([name, value, isChosen], at) => {
       const y = at * 20;
       svg.append(
         drawn("text", { x: 46, y: y + 14, "text-anchor": "end", class: "f-ink", "font-weight": isChosen ? 700 : 400 }, name),
         drawn("rect", { x: 52, y: y + 4, width: 150, height: 12, rx: 2, class: "f-plain" }),
         drawn("rect", { x: 52, y: y + 4, width: Math.max(0, 150 * value), height: 12, rx: 2, class: name === "outside" ? "f-s2" : "f-s1" }),
-        drawn("text", { x: 256, y: y + 14, "text-anchor": "end", class: "f-ink" }, value.toFixed(3)),
+        drawn("text", { x: 256, y: y + 14, "text-anchor": "end", class: "f-ink" }, number(value, 3)),
       );
     });
-    return svg;
-  }
-
-  // Graph-GRPO's nodes: what the query asks and the product is, the two scores, φ of them, and the grade with the one that came before.
-  function graph(nodes, grade) {
-    const has = (name) => nodes[name] !== undefined && nodes[name] !== null;
-    const places = {
-      query_subject: [2, 0, 86], product_subject: [92, 0, 86], query_attribute: [182, 0, 86], product_attribute: [272, 0, 86],
-      subject: [47, 70, 86], attribute: [227, 70, 86], preliminary: [2, 140, 100], phi_grade: [137, 140, 86], grade: [137, 210, 86],
-    };
-    const edges = [
-      ["query_subject", "subject"], ["product_subject", "subject"], ["query_attribute", "attribute"], ["product_attribute", "attribute"],
-      ["subject", "phi_grade"], ["attribute", "phi_grade"], ["preliminary", "grade"], ["phi_grade", "grade"],
-    ];
-    const values = { ...nodes, grade };
-    const names = { phi_grade: "φ says", preliminary: "first grade", grade: "grade", subject: "subject", attribute: "attribute", query_subject: "query: subject", product_subject: "product: subject", query_attribute: "query: attribute", product_attribute: "product: attribute" };
-    const top = ["query_subject", "product_subject", "query_attribute", "product_attribute"].some(has) ? 0 : 70;
-    const there = (name) => name === "grade" ? grade !== undefined : has(name);
-    const svg = drawn("svg", { viewBox: `0 ${top} 360 ${256 - top}`, role: "img", "aria-label": Object.keys(places).filter(there).map((name) => `${names[name]}: ${values[name]}`).join("; ") });
-    for (const [from, to] of edges) {
-      if (!there(from) || !there(to)) continue;
-      const [x1, y1, w1] = places[from], [x2, y2, w2] = places[to];
-      const differs = from === "phi_grade" && nodes.phi_agrees === false;
-      svg.append(drawn("path", { d: `M ${x1 + w1 / 2} ${y1 + 42} C ${x1 + w1 / 2} ${y1 + 58}, ${x2 + w2 / 2} ${y2 - 16}, ${x2 + w2 / 2} ${y2}`, class: `f-none ${differs ? "s-s2" : "s-soft"}`, "stroke-width": differs ? 2 : 1.2, "stroke-dasharray": differs ? "4 3" : "none" }));
-    }
-    for (const [name, [x, y, width]] of Object.entries(places)) {
-      if (!there(name)) continue;
-      const isGrade = name === "grade";
-      svg.append(
-        drawn("rect", { x, y: y + 1, width, height: 40, rx: 6, class: `f-card ${isGrade ? "s-link" : "s-soft"}`, "stroke-width": isGrade ? 2 : 1 }),
-        drawn("text", { x: x + width / 2, y: y + 16, "text-anchor": "middle", class: "f-soft t9" }, names[name]),
-        drawn("text", { x: x + width / 2, y: y + 32, "text-anchor": "middle", class: "f-ink" }, clipped(String(values[name]), 14)),
-      );
-    }
     return svg;
   }
 
