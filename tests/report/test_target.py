@@ -67,4 +67,4 @@ def test_a_comparison_is_no_report(run: Path, relabel: Callable[..., Any], folde
 
 def test_a_folder_is_no_target(run: Path, relabel: Callable[..., Any], folder: Path) -> None:
     (folder / "pages").mkdir()
-    relabel("report", "out", "--to", "pages").refused(2, "pages: is a folder")
+    relabel("report", "out", "--to", "pages").refused(2, "pages: is not a regular file")
