@@ -80,7 +80,7 @@ class Job:
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the spec's variables were resolved to, by name as written (`date`, `env.REGION`)."""
     ledger: str | None = None
-    """Where its budget is counted, if not in its own output: rounds of a search share one."""
+    """The output of the search whose round this is; its rounds share one budget."""
 
     @property
     def reads(self) -> Reads:
@@ -254,11 +254,11 @@ def load_job(
 
 
 class JobPlace(NamedTuple):
-    """Where a job lives, how that is reached, and the plain values of its engine."""
+    """Where a job's output is, how that is reached, and the job's plain values."""
 
     output: str
     storage: Storage
-    engine: Any
+    values: dict[str, Any]
 
 
 def output_of(path: str, *, day: str | None = None) -> JobPlace:
@@ -273,7 +273,7 @@ def output_of(path: str, *, day: str | None = None) -> JobPlace:
     if not isinstance(output, str) or not output:
         raise ConfigError(f"{path}: `output` is missing")
     where = path_of(output, PathMark.PATH, settings.places, ("output",))
-    return JobPlace(where, storage, settings.values.get("engine"))
+    return JobPlace(where, storage, settings.values)
 
 
 def priced_args(engine: Any) -> EngineArgs | None:

@@ -199,10 +199,6 @@ class Charge(NamedTuple):
     def minus(self, other: Charge) -> Charge:
         return Charge(self.tokens - other.tokens, self.cost - other.cost)
 
-    def above(self, other: Charge) -> Charge:
-        """How much more it is than another; no less than nothing."""
-        return Charge(max(0, self.tokens - other.tokens), max(0.0, self.cost - other.cost))
-
     def times(self, count: float) -> Charge:
         return Charge(round(self.tokens * count), self.cost * count)
 

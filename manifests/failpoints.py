@@ -28,9 +28,6 @@ FAILPOINTS = (
 )
 """Every place there is; the crash tests loop over this tuple, so a new one is covered at birth."""
 
-BUDGET_FAILPOINTS = ("before_budget", "after_budget")
-"""Places of a run that has a budget; tests/faults/test_budgets.py loops over them."""
-
 BATCH_FAILPOINTS = ("before_batch_file", "before_batch", "after_batch", "after_batch_record")
 """Places of a run that hands asks over as batches; tests/engines_openai/test_batches.py loops over them."""
 
@@ -54,7 +51,6 @@ TRAINING_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkp
 
 _known = (
     *FAILPOINTS,
-    *BUDGET_FAILPOINTS,
     *BATCH_FAILPOINTS,
     *ROUNDS_FAILPOINTS,
     *PUBLISH_FAILPOINTS,

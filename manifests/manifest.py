@@ -110,7 +110,6 @@ class RunManifest:
     Args:
         receipts_sha256, receipts_listing_sha256: of the receipts' contents, and of what a listing shows of them.
         engines: all that are behind the labels; `engines_asked` are those that were asked here.
-        tokens_in_budget: prompt and output tokens that the ledger of a budget has counted.
         provenance: the plan's parts.
         merged_from: of a merged output.
     """
@@ -130,7 +129,6 @@ class RunManifest:
     over_limit: bool
     stages: dict[str, dict[str, int]] | None = None
     worker_seconds: float | None = None
-    tokens_in_budget: tuple[int, int] | None = field(default=None, metadata=LEFT_OUT)
     engines: list[dict[str, Any]] | None = None
     engines_asked: list[dict[str, Any]] | None = None
     mixed: EngineMix = EngineMix()
@@ -215,8 +213,7 @@ class Tally(NamedTuple):
     """What a run's receipts add up to.
 
     `labelled` counts labels that were asked, `reused` those reused; `quarantined` counts rows by their latest
-    status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up. `in_budget` are
-    prompt and output tokens that the ledger of a budget has counted.
+    status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up.
     """
 
     rows: int
@@ -226,7 +223,6 @@ class Tally(NamedTuple):
     chunks_done: int
     stages: dict[str, dict[str, int]]
     worker_seconds: float = 0.0
-    in_budget: tuple[int, int] = (0, 0)
 
     @property
     def num_quarantined(self) -> int:
@@ -237,12 +233,6 @@ class Tally(NamedTuple):
         """Prompt and output tokens of all stages."""
         stages = self.stages.values()
         return sum(one["prompt_tokens"] for one in stages), sum(one["output_tokens"] for one in stages)
-
-    @property
-    def tokens_beyond_budget(self) -> tuple[int, int]:
-        """Likewise, of calls that had no budget."""
-        (prompt, output), counted = self.tokens, self.in_budget
-        return prompt - counted[0], output - counted[1]
 
 
 class Snapshot(NamedTuple):
@@ -314,7 +304,6 @@ def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]
         num_chunks,
         manifest.stages,
         manifest.worker_seconds,
-        manifest.tokens_in_budget or (0, 0),
     )
     return Snapshot(
         tally,
@@ -347,8 +336,6 @@ class ReceiptCounts:
         self._sources: dict[str, ReusedRows] = {}
         self._spans: dict[str, tuple[str, str]] = {}
         """By worker: its first start and last commit."""
-        self._in_budget = 0, 0
-        """Prompt and output tokens."""
         self._digest = hashlib.sha256()
 
     def add_chunk(self, receipts: Sequence[Receipt], *, rows: int) -> None:
@@ -390,9 +377,6 @@ class ReceiptCounts:
             self._engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
         for stage, counts in receipt.stages.items():
             self._stages.setdefault(stage, Counter()).update(counts)
-            if receipt.in_budget:
-                prompt, output = self._in_budget
-                self._in_budget = prompt + counts["prompt_tokens"], output + counts["output_tokens"]
 
     def snapshot(self, listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
         """All that was counted, as found under these names and etags."""
@@ -404,7 +388,6 @@ class ReceiptCounts:
             self._chunks,
             {stage: dict(counts) for stage, counts in self._stages.items()},
             seconds_between(self._spans.values()),
-            self._in_budget,
         )
         return Snapshot(
             tally,

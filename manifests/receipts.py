@@ -112,7 +112,6 @@ class Receipt:
         reused: rows of `labels` that were reused, by the output that they came from.
         reused_answers: shared answers that were reused.
         epoch: of the lease that its writer held; 0 for a local lock, and if the lease was lost.
-        in_budget: what was asked is counted in the ledger, `budget/`.
         execution: drawn for the command that the writer worked for; all workers of one command share it.
         write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its
             own receipt by it.
@@ -142,7 +141,6 @@ class Receipt:
     write_id: str = ""
     replaces: bool = False
     merged_from: MergedFrom | None = None
-    in_budget: bool = False
     execution: str = ""
     version: int = field(default=RECEIPT_VERSION)
 
@@ -171,7 +169,6 @@ _NO_CONTENT = frozenset(
         "started",
         "committed",
         "execution",
-        "in_budget",
         "write_id",
         "replaces",
         "merged_from",
@@ -242,7 +239,6 @@ class ChunkFacts(NamedTuple):
     answers: Sequence[AnswerRow] = ()
     reused: Sequence[ReusedRows] = ()
     reused_answers: int = 0
-    in_budget: bool = False
     execution: str = ""
 
 
@@ -302,7 +298,6 @@ def commit_chunk(
         reused=list(facts.reused),
         reused_answers=facts.reused_answers,
         write_id=secrets.token_hex(8),
-        in_budget=facts.in_budget,
         execution=facts.execution,
     )
     failpoints.hit("before_receipt")

@@ -370,7 +370,6 @@ def build_manifest(
         over_limit=failed > max_failed_fraction,
         stages=tally.stages,
         worker_seconds=tally.worker_seconds,
-        tokens_in_budget=tally.in_budget if any(tally.in_budget) else None,
         engines=found.all_engines,
         engines_asked=found.engines,
         mixed=EngineMix(allow_mixed, engines_differ(found.all_engines)),

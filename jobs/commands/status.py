@@ -19,20 +19,19 @@ from relabel.jobs.exits import Exit
 from relabel.jobs.job import output_of, priced_args
 from relabel.jobs.output import emit, table
 from relabel.jobs.run.canary import load_results
-from relabel.jobs.run.counts import WorkerState, live_states
+from relabel.jobs.run.counts import WorkerState, asked_for, live_states
 from relabel.jobs.run.rates import left_s, left_text, read_auto
-from relabel.manifests.asks import Charge
-from relabel.manifests.costs import BudgetState, ByReceipts, Range, budget_of, check_entries
-from relabel.manifests.errors import ManifestError, UsageError
+from relabel.manifests.costs import BudgetState, Range
+from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.manifest import load_manifest
+from relabel.manifests.manifest import Tally, load_manifest
 from relabel.manifests.plan import PLAN_NAME, template_name
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import plain, sha256_bytes
 from relabel.manifests.run import RunFolder, open_planned
 from relabel.manifests.schemas import ANSWERS, LABELS
 from relabel.manifests.secrets import redacted
-from relabel.manifests.specs import EngineArgs, price_of
+from relabel.manifests.specs import EngineArgs, RunSpec, price_of, validate_spec
 from relabel.manifests.store import read_if_there, shard_lock_name
 
 # ------------------------------------------------------------------------------
@@ -84,18 +83,19 @@ class RunStatus:
     shards: list[ShardStatus]
 
 
-def status_of(folder: RunFolder, engine: Any = None) -> RunStatus:
+def status_of(folder: RunFolder, spec: Mapping[str, Any] | None = None) -> RunStatus:
     """Read from receipts and locks.
 
     Args:
-        engine: plain values of the job's engine, for its prices; without them those of the manifest count.
+        spec: plain values of the job, for its prices and its budget; without them those of the manifest count.
     Raises:
         ManifestError: one of a run's files is damaged.
     """
     plan, manifest = folder.plan, load_manifest(folder.store)
     found = folder.snapshot(manifest=manifest)
     tally = found.tally
-    args = priced_args(engine or (manifest.spec.get("engine") if manifest else None))
+    spec = spec or (manifest.spec if manifest else {})
+    args = priced_args(spec.get("engine"))
     return RunStatus(
         name=plan.name,
         output=folder.store.root,
@@ -111,16 +111,21 @@ def status_of(folder: RunFolder, engine: Any = None) -> RunStatus:
         is_finished=manifest is not None and manifest.receipts_sha256 == found.digest,
         over_limit=manifest.over_limit if manifest else None,
         stages=tally.stages,
-        budget=budget_of(
-            folder.store, ByReceipts(_charge(args, tally.tokens), _charge(args, tally.tokens_beyond_budget))
-        ),
+        budget=_budget(folder, tally, spec, args),
         cost=None if args is None else price_of(args, *tally.tokens),
         shards=_shards(folder, folder.attempts_in(found.etags)),
     )
 
 
-def _charge(args: EngineArgs | None, tokens: tuple[int, int]) -> Charge:
-    return Charge(sum(tokens), 0.0 if args is None else price_of(args, *tokens) or 0.0)
+def _budget(folder: RunFolder, tally: Tally, spec: Mapping[str, Any], args: EngineArgs | None) -> BudgetState | None:
+    with contextlib.suppress(ConfigError):  # of a job file that `run` refuses
+        run = validate_spec(RunSpec, spec.get("run") or {}, where="run")
+        if run.max_tokens is not None or run.max_cost is not None:
+            lost = asked_for(folder.lost_receipts())
+            tokens = tally.tokens[0] + lost["prompt_tokens"], tally.tokens[1] + lost["output_tokens"]
+            cost = 0.0 if args is None else price_of(args, *tokens) or 0.0
+            return BudgetState(run.max_tokens, run.max_cost, sum(tokens), round(cost, 9))
+    return None
 
 
 def _shards(folder: RunFolder, attempts: Mapping[int, Mapping[int, list[int]]]) -> list[ShardStatus]:
@@ -305,10 +310,10 @@ class VerifiedRun:
 @output_option
 def status(target: str, live: bool, day: str | None, output: str) -> int:
     """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
-    folder, engine = _opened(target, day)
+    folder, spec = _opened(target, day)
     if live:
         return _follow(folder, output)
-    found = status_of(folder, engine)
+    found = status_of(folder, spec)
     return emit(plain(found), status_text(found), output)
 
 
@@ -378,7 +383,6 @@ def _check_records(folder: RunFolder) -> None:
                 f"{folder.store.root}/{template_name(digest)}: not the template that was planned. Restore it from a "
                 "copy, or remove it: only messages show it."
             )
-    check_entries(folder.store)
     load_results(folder.store)
     collections.deque(folder.lost_receipts(), maxlen=0)
     with contextlib.suppress(FileNotFoundError):
@@ -426,12 +430,12 @@ def _check_labels(folder: RunFolder, file: FileRef) -> None:
             raise ManifestError(f"{where}: holds a distribution that does not sum to 1.")
 
 
-def _opened(target: str, day: str | None) -> tuple[RunFolder, Any]:
-    """A run's folder, and the plain values of its engine if a job file was given."""
-    root, storage, engine = target, Storage(), None
+def _opened(target: str, day: str | None) -> tuple[RunFolder, dict[str, Any] | None]:
+    """A run's folder, and the plain values of its job if a job file was given."""
+    root, storage, spec = target, Storage(), None
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
-        root, storage, engine = output_of(target, day=day)
+        root, storage, spec = output_of(target, day=day)
     elif day is not None:
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
     no_plan = f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
-    return open_planned(root, storage, ManifestError(no_plan)), engine
+    return open_planned(root, storage, ManifestError(no_plan)), spec

@@ -1,28 +1,18 @@
-"""A worker's share of a run's budget, reserved before asks are submitted."""
+"""A run's budget: what all workers have committed, and what this one has in flight, against the limits of the job."""
 
 from __future__ import annotations
 
 import functools
-import logging
+import time
 from collections.abc import Iterable, Sequence
 
 from relabel.jobs.job import OpenRun, other_rounds
-from relabel.manifests.asks import (
-    Answer,
-    Ask,
-    Charge,
-    Engine,
-    Request,
-    most_output_tokens,
-    most_prompt_tokens,
-)
-from relabel.manifests.costs import BudgetState, ByReceipts, Ledger, Limits, budget_of
-from relabel.manifests.errors import RelabelError
+from relabel.jobs.run.counts import asked_for
+from relabel.manifests.asks import Answer, Ask, Charge, Engine, Request, most_output_tokens, most_prompt_tokens
+from relabel.manifests.costs import BudgetState, Limits
 from relabel.manifests.manifest import Tally
-from relabel.manifests.specs import EngineSpec, PaidByToken, RunSpec, price_of
-from relabel.manifests.store import RunStore, open_run_store
-
-logger = logging.getLogger(__name__)
+from relabel.manifests.receipts import Receipt
+from relabel.manifests.specs import EngineSpec, PaidByToken, price_of
 
 AT_BUDGET = "the budget is used up"
 """Why a run is drained."""
@@ -30,71 +20,75 @@ TRIALS = 2
 """Times a labeler's made-up asks are paid for at most when an engine starts that tries them at its server; the second
 is for what else it finds out there.
 """
+READ_EVERY_S = 10.0
+"""Seconds between two listings of what other workers have committed; 20 times as long as a listing takes, if longer."""
 
 
 class Allowance:
-    """What one worker may still ask.
+    """What one worker may still ask: the limits, less what was committed, what this worker was charged, and the most
+    that its asks in flight may be charged. What others have in flight is not known here: docs/jobs.md says how far that
+    may overshoot.
 
     Args:
-        worker: its name in the ledger.
+        worker: its name in receipts.
     """
 
     def __init__(self, opened: OpenRun, limits: Limits, worker: str) -> None:
+        self._opened, self._limits, self._worker = opened, limits, worker
         self._engine: Engine | None = None
         self._spec = opened.job.spec.engine
         self._probe = opened.job.labeler.probe()
         self._samples = opened.job.spec.labeler.samples
-        self._output = opened.job.spec.output
-        store = ledger_store(opened)
-        store.sweep("budget")
-        self._ledger = Ledger(store, limits, worker, _told_by_receipts(opened))
-        self._taken = Charge()
-        self._told = Charge()
+        self._seen = opened.folder.attempts_of_all()
+        self._others = spent_so_far(opened)
+        """By all receipts but this worker's own."""
+        self._next_read_s = time.perf_counter() + READ_EVERY_S
         self._answered = Charge()
         self._trials = Charge()
         self._gone = Charge()
         self._flying: dict[int, Charge] = {}
         self._held = Charge()
         self._largest = Charge()
-        self._has_taken = False
-        self._is_refused = False
-        self._wanted: Charge | None = None
-
-    @property
-    def is_spent(self) -> bool:
+        self.is_spent = False
         """Whether it ended for want of more."""
-        return self._wanted is not None
 
     def begin(self) -> bool:
-        """Take the first share, before an engine is started; False if there is not enough to ask anything."""
+        """Whether there is room to start an engine and to ask what is typical of an open chunk."""
         bounds = [most_charge(self._spec, ask) for ask in self._probe]
         trials = _sum(bounds).times(TRIALS) if isinstance(self._spec.args, PaidByToken) else Charge()
-        has_share = self._take(max(trials, min(bounds, default=trials)), _sum(bounds), begins=True)
-        self._trials = trials  # until the engine is there to tell
-        return has_share
+        done = {(shard, chunk) for shard, chunks in self._seen.items() for chunk in chunks}
+        sizes = (
+            rows
+            for shard, planned in enumerate(self._opened.plan.shards)
+            for chunk, rows in enumerate(planned.chunks)
+            if (shard, chunk) not in done
+        )
+        need, smallest = max(bounds), min(sizes, default=0)
+        if not smallest:  # a retry, which may ask a single row
+            need, smallest = min(bounds), 1
+        asked = sum(tally.rows - tally.reused for tally in _tallies(self._opened))
+        typical = self._others.times(smallest / asked) if asked else Charge()
+        self.is_spent = not self._limits.hold(self._others.plus(trials).plus(typical).plus(need))
+        self._trials = trials  # until the engine is there and counts them
+        return not self.is_spent
 
     def uses(self, engine: Engine) -> None:
         """The engine that is asked, from its start on."""
         self._trials = Charge()
         self._engine = engine
 
-    def takes(self, request: Request, ready: Iterable[Request], *, is_idle: bool) -> bool:
+    def takes(self, request: Request, *, is_idle: bool) -> bool:
         """Hold the most that a request may be charged, if there is room for it.
 
         Args:
-            ready: requests that may come with it, itself the first.
             is_idle: nothing is in flight, so that no answer can make room: False then means that the budget is spent.
         """
+        if time.perf_counter() >= self._next_read_s:
+            self._read_others()
         most = self._most(request.ask)
-        needed = self._spent().plus(most)
-        if not self._ledger.limits.are_met(needed, self._taken):
-            if self._is_refused and not is_idle:
-                return False
-            missing = needed.minus(self._taken)
-            self._is_refused = not self._take(missing, _sum(self._most(one.ask) for one in ready))
-            if self._is_refused:
-                self._wanted = most if is_idle else None
-                return False
+        if not self._has_room(self._held.plus(most)):
+            self.is_spent = self.is_spent or is_idle
+            return False
         if request.id in self._flying:  # of a loop before this one, that was ended; its answer will not come
             self._gone = self._gone.plus(self._flying[request.id])
         self._flying[request.id] = most
@@ -117,73 +111,41 @@ class Allowance:
         Args:
             rows: of it that have to be asked; rows_begun: likewise of chunks under way; rows_done: by this worker.
         """
+        if not rows_begun and not rows_done:
+            return True
         if rows_done:
             # the last of them is asked by what it may be charged at most
             need = self._charged().times((rows + rows_begun) / rows_done).plus(self._largest)
         else:
             need = _sum(self._most(ask) for ask in self._probe).times(self._samples * (rows + rows_begun))
-        if self._has_room(need) or (not rows_begun and not rows_done):
-            return True
-        if not rows_begun:
-            self._ledger.look()
-            if self._has_room(need):
-                return True
-            self._wanted = need
-        return False
+        has_room = self._has_room(need)
+        self.is_spent = self.is_spent or (not has_room and not rows_begun)
+        return has_room
 
-    def close(self) -> None:
-        """Give back what was not spent; what is in flight counts as charged in full. A store that fails keeps it all:
-        then more counts as spent than was.
-        """
-        if not self._has_taken:
-            return
-        self._has_taken = False
-        spent = self._spent()
-        try:
-            self._ledger.settle(self._taken.minus(spent), spent.minus(self._told), self._wanted)
-        except (RelabelError, OSError) as exc:
-            logger.warning("%s/budget: what was not spent can't be given back (%s)", self._output, exc)
-
-    def _take(self, least: Charge, wanted: Charge, *, begins: bool = False) -> bool:
-        known = self._charged()
-        share = self._ledger.take(least, wanted, told=known.minus(self._told), begins=begins)
-        if share is None:
-            return False
-        self._taken, self._told, self._has_taken = self._taken.plus(share), known, True
-        return True
+    def _read_others(self) -> None:
+        """Add what other workers have committed since."""
+        folder, started_s = self._opened.folder, time.perf_counter()
+        etags = folder.listing()
+        now = folder.attempts_in(etags)
+        new = (one for one in folder.new_receipts(self._seen, now, etags) if one.worker != self._worker)
+        self._others, self._seen = self._others.plus(_of_receipts(self._spec, new)), now
+        ended_s = time.perf_counter()
+        self._next_read_s = ended_s + max(READ_EVERY_S, 20 * (ended_s - started_s))
 
     def _has_room(self, need: Charge) -> bool:
-        """Whether that much is in hand or in the ledger as it was seen last, apart from what is in flight."""
-        return self._ledger.limits.hold(self._ledger.taken.minus(self._taken).plus(self._charged()).plus(need))
+        return self._limits.hold(self._others.plus(self._charged()).plus(need))
 
     def _charged(self) -> Charge:
-        charged = None if self._engine is None else self._engine.charged()
-        return self._answered.plus(self._trials) if charged is None else charged
-
-    def _spent(self) -> Charge:
-        return self._charged().plus(self._held)
+        return (None if self._engine is None else self._engine.charged()) or self._answered.plus(self._trials)
 
     def _most(self, ask: Ask) -> Charge:
-        return (self._engine and self._engine.most(ask)) or most_charge(self._spec, ask)
+        return (None if self._engine is None else self._engine.most(ask)) or most_charge(self._spec, ask)
 
 
 def open_allowance(opened: OpenRun, worker: str) -> Allowance | None:
     """A worker's part of the job's budget; None where it has none."""
-    limits = limits_of(opened.job.spec.run)
+    limits = Limits(opened.job.spec.run.max_tokens, opened.job.spec.run.max_cost)
     return Allowance(opened, limits, worker) if limits.is_set else None
-
-
-def ledger_store(opened: OpenRun) -> RunStore:
-    """Where the budget of a run is counted."""
-    job = opened.job
-    if job.ledger is None:
-        return opened.store
-    return open_run_store(job.ledger, job.storage, single_writer=job.spec.run.single_writer)
-
-
-def limits_of(run: RunSpec) -> Limits:
-    """What a job file limits."""
-    return Limits(run.max_tokens, run.max_cost)
 
 
 def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | None:
@@ -192,18 +154,26 @@ def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | 
     Args:
         tally: of the receipts, where they were read a moment ago.
     """
-    limits = limits_of(opened.job.spec.run)
-    return budget_of(ledger_store(opened), _told_by_receipts(opened, tally), limits) if limits.is_set else None
+    limits = Limits(opened.job.spec.run.max_tokens, opened.job.spec.run.max_cost)
+    return BudgetState(*limits, *spent_so_far(opened, tally)) if limits.is_set else None
 
 
-def _told_by_receipts(opened: OpenRun, tally: Tally | None = None) -> ByReceipts:
-    tallies = [tally or opened.folder.snapshot().tally]
-    tallies += [folder.snapshot().tally for folder in other_rounds(opened.job)]
-    spec = opened.job.spec.engine
-    return ByReceipts(
-        _sum(_charge_of(spec, *one.tokens) for one in tallies),
-        _sum(_charge_of(spec, *one.tokens_beyond_budget) for one in tallies),
-    )
+def spent_so_far(opened: OpenRun, tally: Tally | None = None) -> Charge:
+    """What receipts hold, those of work that another worker committed first included; of all rounds of a search."""
+    spec, folders = opened.job.spec.engine, [opened.folder, *other_rounds(opened.job)]
+    tallies = _tallies(opened) if tally is None else [tally, *_tallies(opened)[1:]]
+    lost = (_of_receipts(spec, folder.lost_receipts()) for folder in folders)
+    return _sum([*(_charge_of(spec, *one.tokens) for one in tallies), *lost])
+
+
+def _tallies(opened: OpenRun) -> list[Tally]:
+    """Of this run, and of the other rounds of its search."""
+    return [folder.snapshot().tally for folder in (opened.folder, *other_rounds(opened.job))]
+
+
+def _of_receipts(spec: EngineSpec, receipts: Iterable[Receipt]) -> Charge:
+    counts = asked_for(receipts)
+    return _charge_of(spec, counts["prompt_tokens"], counts["output_tokens"])
 
 
 def most_charge(spec: EngineSpec, ask: Ask) -> Charge:
@@ -213,7 +183,8 @@ def most_charge(spec: EngineSpec, ask: Ask) -> Charge:
 
 
 def _charge_of(spec: EngineSpec, prompt_tokens: int, output_tokens: int) -> Charge:
-    return Charge(prompt_tokens + output_tokens, price_of(spec.args, prompt_tokens, output_tokens) or 0.0)
+    cost = round(price_of(spec.args, prompt_tokens, output_tokens) or 0.0, 9)
+    return Charge(prompt_tokens + output_tokens, cost)
 
 
 def _sum(charges: Iterable[Charge]) -> Charge:

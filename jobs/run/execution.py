@@ -128,8 +128,6 @@ def label(
         session.close(crash=(f"{type(exc).__name__}: {exc}" if is_fault else str(exc)) if is_crash else None)
         raise
     finally:
-        if session.allowance is not None:
-            session.allowance.close()
         session.close()
     report = conclude(session)
     report.did.costs, report.did.canary = costs, None if canary is None else asdict(canary)

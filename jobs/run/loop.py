@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections import deque
@@ -211,8 +210,7 @@ class RunLoop:
         drained.
         """
         is_idle = len(self._in_flight) <= len(self._ready)
-        together = itertools.islice(self._ready, self.engine.capacity)
-        if self._allowance is None or self._allowance.takes(request, together, is_idle=is_idle):
+        if self._allowance is None or self._allowance.takes(request, is_idle=is_idle):
             return True
         self._mind_budget()
         return False

@@ -352,7 +352,6 @@ class Session:
             answers=sorted({row.key: row for row in work.answers}.values()),
             reused=self.reuse.sources(work) if self.reuse is not None else [],
             reused_answers=work.reused_answers,
-            in_budget=self.allowance is not None,
             execution=self.execution,
         )
         receipt = commit_chunk(self.opened.store, facts, labels, quarantine, schema=self._schema)

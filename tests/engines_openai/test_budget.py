@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from relabel.manifests.costs import last_entry
-from relabel.manifests.store import LocalRunStore
-
 from .conftest import GOOD, Waits, ask_for, requests_for, run_all
-from .scripted_server import Call, Json, Raw, Reset, ScriptedServer, chat, error
+from .scripted_server import Call, Json, ScriptedServer, chat, error
 from .test_run import r3a, relabel, write_job
 
 __all__ = ["write_job"]
@@ -48,10 +45,6 @@ class Till:
         return (2.0 * self.prompt + 8.0 * self.output) / 1e6
 
 
-def ledger() -> Any:
-    return last_entry(LocalRunStore("out"))[1]
-
-
 def run(job: str, *more: str, capsys: Any) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
     code = relabel("run", job, "--output", "json", *more)
@@ -78,42 +71,13 @@ def test_a_run_keeps_to_its_money_start_up_included(serve: Any, write_job: Any, 
     job = priced(server, write_job, max_cost=0.08)
     code, ended = run(job, capsys=capsys)
     assert code == 5
-    assert 0.0 < till.money <= ledger().taken.cost <= 0.08
-    assert ended["budget"]["spent_cost"] == pytest.approx(till.money, rel=1e-9)
+    assert 0.0 < ended["budget"]["spent_cost"] <= till.money <= 0.08
     calls = len(server.calls), server.lists
     assert run(job, capsys=capsys)[0] == 5
     assert (len(server.calls), server.lists) == calls, "the next call asks the server nothing at all"
     code, ended = run(job, "--set", "run.max_cost=1.0", capsys=capsys)
     assert code == 0
-    assert ended["budget"]["spent_cost"] == pytest.approx(till.money, rel=1e-9)
-
-
-def test_an_engine_that_does_not_come_up_may_have_been_paid_for(serve: Any, write_job: Any, capsys: Any) -> None:
-    till = Till(lambda call: r3a(call) if call.number == 0 else error(400, "no"))
-    server = serve(till)
-    assert relabel("run", priced(server, write_job, max_tokens=10**6)) == 4
-    assert server.calls
-    assert 0 < till.tokens <= ledger().taken.tokens < 10**5
-
-
-def test_replies_that_are_lost_count_at_their_most(serve: Any, write_job: Any, capsys: Any) -> None:
-    """A connection that breaks, and an answer cut off: the server has charged them, and nobody can tell what."""
-    charged = Till(r3a)
-
-    def script(call: Call) -> Json | Raw | Reset:
-        reply = charged(call)
-        if call.number > 2 and call.number % 4 == 0:
-            return Reset()
-        if call.number > 2 and call.number % 4 == 1:
-            return Raw(json.dumps(reply.payload).encode()[:-20], missing=20)
-        return reply
-
-    job = priced(serve(script), write_job, max_tokens=10**7)
-    code, ended = run(job, capsys=capsys)
-    assert code == 0
-    assert charged.tokens <= ledger().taken.tokens
-    known = ended["this_run"]["costs"]
-    assert known["prompt_tokens"] + known["output_tokens"] < charged.tokens, "what was read alone is less"
+    assert 0.8 * till.money <= ended["budget"]["spent_cost"] <= till.money, "all but trials"
 
 
 def test_tokens_are_counted_here_where_the_server_counts_none(serve: Any, connect: Any) -> None:
@@ -218,21 +182,6 @@ def test_status_says_nothing_of_money_where_there_is_no_price_or_the_budget_says
         Path("out/manifest.json").unlink(missing_ok=True)
         assert status(target, capsys, "--output", "json")["cost"] is None
         assert "  cost  " not in status(target, capsys)
-
-
-def test_the_budget_that_status_says_knows_the_money_of_later_calls_without_one(
-    serve: Any, write_job: Any, capsys: Any
-) -> None:
-    """It knew their tokens alone: `run` with the budget again said more than `status` a moment before."""
-    till = Till(dear)
-    server = serve(till)
-    assert run(priced(server, write_job, max_cost=0.08), capsys=capsys)[0] == 5
-    job = priced(server, write_job)
-    assert run(job, capsys=capsys)[0] == 0
-    said = status(job, capsys, "--output", "json")["budget"]
-    assert said["spent_cost"] == pytest.approx(till.money, rel=0.1)
-    assert run(priced(server, write_job, max_cost=5.0), capsys=capsys)[1]["budget"]["spent_cost"] == said["spent_cost"]
-    assert status("out", capsys, "--output", "json")["budget"]["spent_cost"] == said["spent_cost"]
 
 
 def test_one_price_of_two_tells_no_cost(serve: Any, write_job: Any, capsys: Any) -> None:

@@ -124,30 +124,6 @@ def note_trees(log: str) -> None:
     LocalRunStore.readers = property(lambda self: 4, lambda self, count: None)  # type: ignore[assignment]
 
 
-def meter(log: str, place: str = "") -> None:
-    """Every request that reaches the fake engine is a line of a file, its tokens; and be killed at a failpoint, or as
-    the nth request comes (`ask:N`).
-    """
-    from relabel.labelers.engines.fake import Fake
-    from relabel.manifests import failpoints
-
-    nth = int(place.removeprefix("ask:")) if place.startswith("ask:") else 0
-    if place and not nth:
-        failpoints.arm(place)
-    real, count = Fake.submit, [0]
-
-    def submit(self: Any, request: Any) -> None:
-        answer = self._answer(request, self._draw(request))
-        with Path(log).open("a") as file:
-            file.write(f"{answer.prompt_tokens + answer.output_tokens}\n")
-        count[0] += 1
-        if count[0] == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
-        real(self, request)
-
-    Fake.submit = submit  # type: ignore[method-assign]
-
-
 def jump_clocks(at_s: float, by_s: float) -> None:
     """So long after now, all clocks of this process jump: the wall clock, and those that never should."""
     begun = time.monotonic()

@@ -157,13 +157,13 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, sweep: Sweep) -> None:
-    """Of a run with a budget and a canary; locks, logs and what a plan knew of the input before prove nothing."""
+    """Of a run with a canary; locks, logs and what a plan knew of the input before prove nothing."""
     place = local_place()
     place.write(run={"max_tokens": 10_000_000}, canary=4, max_flip_rate=1.0)
     assert place.call("run --shard 1/3", "run", "verify").codes == [0, 0, 0]
     found = sorted(str(path.relative_to(place.output)) for path in Path(place.output).rglob("*.*") if path.is_file())
     names = [name for name in found if name != KNOWN_NAME and not name.startswith(("leases/", "logs/"))]
-    assert {"budget", "canary", "receipts", "labels", "quarantine", "answers", "plan", "manifest.json"} <= {
+    assert {"canary", "receipts", "labels", "quarantine", "answers", "plan", "manifest.json"} <= {
         name.partition("/")[0] for name in names
     }, names
     rng = random.Random(13)
@@ -227,7 +227,7 @@ def test_receipts_of_an_earlier_relabel_have_no_digest_and_are_read_and_refused_
     place = local_place()
     place.write(run={"max_tokens": 10_000_000})
     assert place.call("run").codes == [0]
-    records = [path for kind in ("receipts", "budget") for path in Path(place.output, kind).rglob("*.json")]
+    records = list(Path(place.output, "receipts").rglob("*.json"))
     for path in [*records, Path(place.output, "manifest.json")]:
         held = json.loads(path.read_bytes())
         del held["sha256"]
@@ -252,7 +252,7 @@ def test_pipe_in_place_of_a_file_is_refused_by_name_by_every_command(local_place
     assert place.call("run", "verify").codes == [0, 0]
     before = signal.signal(signal.SIGALRM, hangs)
     try:
-        for pattern in ("plan.json", "manifest.json", "receipts/*/*.json", "labels/*/*.parquet", "budget/*.json"):
+        for pattern in ("plan.json", "manifest.json", "receipts/*/*.json", "labels/*/*.parquet"):
             path = sorted(Path(place.output).glob(pattern))[-1]
             kept = path.rename(path.with_name(f".tmp-kept-{path.name}"))
             os.mkfifo(path)
