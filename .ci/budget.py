@@ -1,7 +1,7 @@
 """Counts the product's statements and files by room, and fails above .ci/budget.txt. Part of `make check`.
 
 A statement is a node of Python's syntax tree, docstrings left out; a file of definitions alone counts as any other.
-Whoever raises a line writes why in its last column: code that grows without a new capability is a defect.
+Anyone who raises a line writes why in its last column: code that grows without a new capability is a defect.
 """
 
 from __future__ import annotations

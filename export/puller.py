@@ -488,7 +488,7 @@ class ServingFolder:
         return fault_in(self.path_of(served), served.manifest_sha256)[0]
 
     def check(self) -> tuple[ServingState, str]:
-        """What serves, and what is wrong with it; writes nothing and waits for nobody."""
+        """The active version, and what is wrong with it; writes nothing and waits for nobody."""
         while True:
             state = self.pulled()
             fault = self.fault(state.served[0])
@@ -897,7 +897,7 @@ def pull(
             if not fault:
                 dest.tidy(noted)
                 return Pulled(dest.folder, served, is_held=is_held)
-            if is_held:  # what serves is repaired, and stays what it is
+            if is_held:  # the active version is repaired, and stays what it is
                 wanted = find_version(store, name, served.version, trust, served.version_sha256)
             to = replace(served, folder=fetch(store, dest, noted, wanted, counted))
         else:

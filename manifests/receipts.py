@@ -71,7 +71,7 @@ class ReusedRows:
     """Rows that a chunk took over from an earlier output: which output, as it was found, and how many.
 
     `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case.
-    `engines` are the identities (`mixing.engine_identity`) of all engines behind that output's labels, whichever of
+    `engines` are the identities (`mixing.engine_identity`) of all engines after that output's labels, whichever of
     them answered for these rows; empty in receipts of an earlier relabel.
     """
 
@@ -115,7 +115,7 @@ class Receipt:
         execution: drawn for the command that the writer worked for; all workers of one command share it.
         write_id: drawn for this one write, so that its bytes are nobody else's: a writer that lost the reply knows its
             own receipt by it.
-        replaces: this attempt holds all rows of the chunk anew, and those before it count no more: how a merge follows
+        replaces: this attempt holds all rows of the chunk again, and those before it count no more: how a merge follows
             sources.
         merged_from: of a merged output.
     """
@@ -207,7 +207,7 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
 
 
 def parse_receipt_name(name: str) -> ChunkId | None:
-    """The chunk that a receipt's name stands for; None for a name that is none."""
+    """The chunk that a receipt's name represents; None for an invalid name."""
     folder, _, file = name.rpartition("/")
     stem, *rest = file.removesuffix(".json").split(".")
     if not file.endswith(".json") or not stem.startswith("chunk-") or len(rest) > 1:
@@ -225,7 +225,7 @@ def parse_receipt_name(name: str) -> ChunkId | None:
 
 
 class ChunkFacts(NamedTuple):
-    """What a committer knows about a chunk besides its rows."""
+    """What a committer knows about a chunk also its rows."""
 
     fingerprint: str
     id: ChunkId
@@ -259,7 +259,7 @@ def commit_chunk(
     """Write a chunk's data files, then its receipt if nobody else did.
 
     File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser
-    with other rows harms nobody. What a loser asked in vain is kept under `lost/`, as the receipt that it would have
+    with other rows harms nobody. What a loser discarded is kept under `lost/`, as the receipt that it would have
     been.
 
     Args:
@@ -310,8 +310,8 @@ def commit_chunk(
 
 
 def _keep_lost(store: RunStore, receipt: Receipt) -> None:
-    """Note the work that was for nothing, for whoever counts it; a store that is out of order loses no more than that
-    note.
+    """Note the work that was for nothing, for anyone who counts it; a store that is out of order loses no more than
+    that note.
     """
     name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
     try:
@@ -390,7 +390,7 @@ NOTHING = Fates(0, 0, {})
 
 
 def agree(receipts: Sequence[Receipt], num_planned: int) -> bool:
-    """Whether a chunk's receipts agree with each other and with the plan, by their own words; `prove_chunk` tells what
+    """Whether a chunk's receipts agree with each other and with the plan, by their own words; `prove_chunk` says what
     is wrong.
 
     Args:

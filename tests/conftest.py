@@ -51,7 +51,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the golden files anew; review the diff")
+    parser.addoption("--update-golden", action="store_true", help="write the golden files again; review the diff")
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import pytest
 
 
 class Killed(BaseException):
-    """Stands in for a kill where the process has to go on."""
+    """Replaces a kill where the process has to go on."""
 
 
 @contextmanager
 def killed_at(place: str, count: int = 1) -> Iterator[None]:
-    """What is done in here is killed when it comes to a failpoint for the time of that number."""
+    """What is done in here is killed when it amounts to a failpoint for the time of that number."""
     hits = []
 
     def die(name: str) -> None:
@@ -33,7 +33,7 @@ def killed_at(place: str, count: int = 1) -> Iterator[None]:
 
 
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link")
-"""Audit events of calls that change the disk, besides opening a file to write."""
+"""Audit events of calls that change the disk, also opening a file to write."""
 
 
 def die_before_change(number: int) -> None:

@@ -102,9 +102,9 @@ def environment(endpoint: str, *, secret: str = SECRET) -> dict[str, str]:
 
 
 def weed() -> str | None:
-    """The server's program, beside this Python or on the path."""
-    beside = Path(sys.executable).with_name("weed")
-    return str(beside) if beside.exists() else shutil.which("weed")
+    """The server's program, alongside this Python or on the path."""
+    alongside = Path(sys.executable).with_name("weed")
+    return str(alongside) if alongside.exists() else shutil.which("weed")
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ def _make_bucket(server: Server, process: subprocess.Popen[bytes], log: Path) ->
     client = session.create_client(
         "s3", endpoint_url=server.url, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=SECRET
     )
-    while True:  # the gateway answers a little before the filer behind it does
+    while True:  # the gateway answers a little before the filer after it does
         try:
             with contextlib.suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
                 # started again
@@ -209,7 +209,7 @@ class Proxy:
         return environment(self.url)
 
 
-def _signed_anew(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> list[tuple[str, str]]:
+def _signed_again(method: str, path: str, headers: list[tuple[str, str]], body: bytes) -> list[tuple[str, str]]:
     """The request's headers without its conditions; a signature covers those, so it has to be made again."""
     from botocore.auth import S3SigV4Auth
     from botocore.awsrequest import AWSRequest
@@ -253,7 +253,7 @@ def proxying(server: Server, decide: Decide = lambda exchange: "pass") -> Iterat
                 return
             headers = list(self.headers.items())
             if verdict == "careless":
-                headers = _signed_anew(self.command, self.path, headers, body)
+                headers = _signed_again(self.command, self.path, headers, body)
             connection = HTTPConnection("127.0.0.1", proxy.target, timeout=30)
             try:
                 connection.connect()

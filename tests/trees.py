@@ -11,7 +11,7 @@ from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE
 
 
 class Sketch(NamedTuple):
-    """A node's text and what stands under it; one with a text that ends in `.` is content."""
+    """A node's text and what is under it; one with a text that ends in `.` is content."""
 
     text: str
     below: list[Sketch]

@@ -1,4 +1,4 @@
-"""`vault://`: files in memory behind a key, each key with its own, for who asks which storage options arrive where."""
+"""`vault://`: files in memory after a key, each key with its own, for who asks which storage options arrive where."""
 
 from __future__ import annotations
 

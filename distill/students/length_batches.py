@@ -25,7 +25,7 @@ def batch_tokens_on(device: str) -> int:
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row stands
+    """Places of rows, longest first, in batches of at most `batch_tokens` tokens with padding (a longer row is
     alone).
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])

@@ -1,4 +1,4 @@
-"""Nineteen counts of a query's surface, beside its embedding: what a student of kind `logistic` reads.
+"""Nineteen counts of a query's surface, next to its embedding: what a student of kind `logistic` reads.
 
 No model and no tokenizer: words, marks, and closed lists of English words that stand in for parts of speech. Needs the
 standard library alone and nothing of this package, since every bundle's `load.py` holds this text

@@ -109,7 +109,7 @@ def retry(**options: Any) -> int:
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do.")
 @output_option
 def rounds(**options: Any) -> int:
-    """Search a corpus for each question in several rounds: find documents, have them reviewed, ask anew (R2RAG).
+    """Search a corpus for each question in several rounds: find documents, have them reviewed, ask again (R2RAG).
 
     JOB.YAML is a job with the section `rounds`; its input holds the questions, its labeler is `review`. Each round is a
     run of its own below the output (round-1, round-2, …), and a row for each question is written in the end:

@@ -196,7 +196,7 @@ def is_destination(target: str) -> bool:
 
 
 def verify_destination(folder: Path, output: str) -> int:
-    """Prove that what serves is what was pulled, byte for byte; writes nothing, needs no network.
+    """Prove that the active version is what was pulled, byte for byte; writes nothing, needs no network.
 
     Raises:
         ManifestError: it is not; names a file.
@@ -217,7 +217,7 @@ def verify_destination(folder: Path, output: str) -> int:
 
 
 def show_destination(folder: Path, output: str) -> int:
-    """Show what serves in a folder, which versions are kept, and whether the active one is whole."""
+    """Show the active version in a folder, which versions are kept, and whether the active one is whole."""
     state, fault = _checked(folder)
     code = Exit.BAD_INPUT if fault else Exit.DONE
     served = state.served[0]

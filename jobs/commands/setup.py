@@ -50,7 +50,7 @@ NEXT = {
 def init(path: str | None, kind: str, force: bool, output: str) -> int:
     """Write a spec file to start from, with a comment for each key: PATH, by default KIND.yaml.
 
-    Its JSON Schema is put beside it as KIND.schema.json, and the file's first line names that: editors with a YAML
+    Its JSON Schema is put next to it as KIND.schema.json, and the file's first line names that: editors with a YAML
     language server then offer keys and explain them.
     """
     path = path or f"{kind}.yaml"
@@ -156,7 +156,7 @@ def export_templates(labeler: str, folder: str, job_file: str | None, force: boo
 
 def _in_a_job(labeler: str, folder: str) -> str:
     return (
-        "A job beside it takes them by these lines (a relative path counts from the job file's folder; --job JOB.YAML "
+        "A job next to it takes them by these lines (a relative path counts from the job file's folder; --job JOB.YAML "
         f"writes them):\n\nlabeler:\n  name: {labeler}\n  templates: {folder}"
     )
 

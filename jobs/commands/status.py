@@ -187,13 +187,13 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True)
 class LiveStatus:
-    """One look at a run; the fields of the JSON of `status --live` in their order.
+    """One check of a run; the fields of the JSON of `status --live` in their order.
 
     Args:
         chunks_done: committed.
         rows_done: of them.
         is_held: a worker is at a shard, whether it has said anything yet or not.
-        left_s: seconds until all rows are done, at the workers' rate: low, middle, high; None while nothing tells.
+        left_s: seconds until all rows are done, at the workers' rate: low, middle, high; None while nothing says.
     """
 
     name: str
@@ -242,7 +242,7 @@ def look(folder: RunFolder) -> LiveStatus:
 
 
 def live_text(found: LiveStatus) -> str:
-    """A look, for people."""
+    """A check, for people."""
     if found.is_done:
         state = "every chunk is committed"
     elif found.is_held:
@@ -271,7 +271,7 @@ def live_text(found: LiveStatus) -> str:
 
 
 def follow(folder: RunFolder, show: Callable[[LiveStatus], None]) -> LiveStatus:
-    """Look again and again, until nobody is at the run any more; returns the last look."""
+    """Look again and again, until nobody is at the run any more; returns the last check."""
     every_s = LOOK_EVERY_S if sys.stdout.isatty() else LINE_EVERY_S
     while (found := look(folder)).goes_on:
         show(found)
@@ -303,7 +303,7 @@ class VerifiedRun:
     is_flag=True,
     help="Follow the run while anybody works on it: what each worker has in flight, was answered and refused, its "
     "tokens/s, and when the run should be done. Exit 20: rows are open and nobody works on them. With --output json: "
-    "one look.",
+    "one check.",
 )
 @date_option
 @log_option
@@ -356,7 +356,7 @@ def verify(target: str, day: str | None, output: str) -> int:
         raise ManifestError(
             f"{folder.store.root}/manifest.json: does not say what the files hold (rows {plain(manifest.rows)}, in the "
             f"files {plain(counted)}). Move it away and run the same command as before (run, retry, score or merge) to "
-            "write it anew."
+            "write it again."
         )
     files = len(found.labels) + len(found.quarantine) + len(found.answers)
     result = VerifiedRun(
@@ -405,8 +405,8 @@ def _follow(folder: RunFolder, output: str) -> Exit:
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:
-    """Raise if a row of a label file is not a label: no grade, off the scale, probabilities that are none; a grade of a
-    labeler that gives none.
+    """Raise if a row of a label file is not a label: no grade, off the scale, probabilities that are not valid; a grade
+    of a labeler that gives none.
     """
     import numpy as np
 

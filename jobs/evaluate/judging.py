@@ -270,8 +270,8 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
         return Gold(None, BY_IDS)
     files, column = own
     columns = further_of_input(files, gold_columns(labels.columns), storage, where=options.qrels)
-    is_told = columns and has_implied_grades(column, column_names(files[0], storage), columns)
-    written = None if is_told else load_gold_by_row(files, column, storage)
+    is_reported = columns and has_implied_grades(column, column_names(files[0], storage), columns)
+    written = None if is_reported else load_gold_by_row(files, column, storage)
     grades = graded(written, columns, column, options.grade_map, path=options.qrels)
     return Gold(grades, BY_INPUT_ROW, columns)
 

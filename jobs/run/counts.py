@@ -62,18 +62,18 @@ class Progress:
         self.rows_of_others += len(work.pairs)
 
     def kept(self, name: str) -> int:
-        """One of the counts without what was asked in vain."""
+        """One of the counts without what was discarded."""
         found: int = getattr(self, name) - self.lost[name]
         return max(0, found)
 
     @property
     def kept_statuses(self) -> Counter[str]:
-        """Pairs by status, without those that were asked in vain."""
+        """Pairs by status, without those that were discarded."""
         return self.statuses - self.lost_statuses
 
     def settle(self, receipts: Iterable[Receipt]) -> None:
         """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given
-        up at a stop or cut off by a kill, was in vain.
+        up at a stop or cut off by a kill, was without effect.
         """
         done, statuses, reused, chunks = Counter[str](), Counter[str](), 0, 0
         for receipt in receipts:
@@ -92,7 +92,7 @@ class Progress:
         self.chunks_committed = chunks
 
     def in_vain(self) -> dict[str, int]:
-        """What was asked in vain."""
+        """What was discarded."""
         return {name: self.lost[name] for name in ASKED}
 
 

@@ -95,10 +95,11 @@ class AskedInVain:
 
 @dataclass(slots=True)
 class ThisExecution:
-    """Counts of one execution alone: what it committed, and what it asked `in_vain` beside.
+    """Counts of one execution alone: what it committed, and what it asked `in_vain` alongside.
 
     Args:
-        costs: of an engine that is paid for; canary: what asking labelled rows again came to. Left out of JSON where
+        costs: of an engine that is paid for; canary: what asking labelled rows again amounted to. Left out of JSON
+        where
             there is none.
     """
 
@@ -127,7 +128,7 @@ class RunReport:
     Args:
         chunks: in the plan; left: what was begun here and not done, and what became of all answers.
         shards, busy_shards: the shards asked for, and those of them that other processes held.
-        tally: the whole run as it stands, all workers together.
+        tally: the whole run as it is, all workers together.
         rows: rows in the plan.
         settled: quarantined rows that no retry asks, since their queries have labels; 0 until every chunk is in, and
             where a run had nothing to do.
@@ -233,8 +234,8 @@ def conclude(session: Session) -> RunReport:
 def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> tuple[Snapshot, bool]:
     """Write the manifest unless it says already what the receipts say.
 
-    Under a lock, and from receipts read under that lock: whoever commits last also concludes last, so the manifest ends
-    up true.
+    Under a lock, and from receipts read under that lock: anyone who commits last also concludes last, so the manifest
+    ends up true.
     """
     limit = opened.job.spec.run.max_failed_fraction
 
@@ -318,7 +319,7 @@ def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_n
 
 
 # ------------------------------------------------------------------------------
-# What an execution came to, for people and as JSON.
+# What an execution amounted to, for people and as JSON.
 
 
 ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
@@ -424,12 +425,12 @@ def _open_rows(report: RunReport) -> list[tuple[str, str]]:
 
 
 def in_vain_rows(lost: AskedInVain) -> list[tuple[str, str]]:
-    """A line of the end table about what was asked in vain; none where nothing was."""
+    """A line of the end table about what was discarded; none where nothing was."""
     if not lost.requests and not lost.pairs:
         return []
     cost = f", {lost.cost:,.4f} in money" if lost.cost is not None else ""
     tokens = lost.prompt_tokens + lost.output_tokens
-    return [("asked in vain", f"{lost.pairs:,} pairs, {lost.requests:,} asks, {tokens:,} tokens{cost}")]
+    return [("discarded", f"{lost.pairs:,} pairs, {lost.requests:,} asks, {tokens:,} tokens{cost}")]
 
 
 def verdict(report: RunReport) -> str:

@@ -123,7 +123,7 @@ class Reuse:
         """Where the label of each row lies; None for one that is to be asked.
 
         Rows of a query that take their labels from one answer are reused all together, from the one file that an
-        attempt left, or not at all: labels of another answer would come to be beside them.
+        attempt left, or not at all: labels of another answer would amount to be next to them.
         """
         places = self.labels.find(keys)
         if not self.job.reads.siblings:
@@ -142,7 +142,7 @@ class Reuse:
         return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items())]
 
     def _carry(self, work: ChunkWork, indexes: list[int]) -> None:
-        """Keep the shared answers behind rows that are reused, so that the next output has them though nobody asked
+        """Keep the shared answers after rows that are reused, so that the next output has them though nobody asked
         for them here.
         """
         seen: set[tuple[Any, ...]] = set()

@@ -186,7 +186,7 @@ class Batches:
         return record
 
     async def _begin(self, name: str, file: str) -> str:
-        """Hand a batch over once: where no reply came, it is looked for before it is handed over again."""
+        """Hand a batch over once: where no reply came, it is searched for before it is handed over again."""
         body = {
             "input_file_id": file,
             "endpoint": URL,

@@ -490,7 +490,7 @@ _EXTRA, _PURPOSE = "eval", "relabel compare"
 
 
 class PairedTest(NamedTuple):
-    """What a test came to.
+    """What a test amounted to.
 
     Args:
         statistic: χ²; None for an exact test.

@@ -266,7 +266,7 @@ class Order:
 
 
 def places_of(weight_RG: np.ndarray) -> np.ndarray:
-    """Weights as `Order` reads them: [G + 1, R], the last group weighs nothing; of 16 bits if no block can come to
+    """Weights as `Order` reads them: [G + 1, R], the last group weighs nothing; of 16 bits if no block can amount to
     more.
     """
     # within a block the relevant times the others below them is at most a quarter of the block's weight, squared
@@ -351,7 +351,7 @@ class Measured(NamedTuple):
     """What a metric of some rows is computed from, and how.
 
     `is_by_grade`: it ranks rows by the grade that was written, for want of a distribution. Such an AUC is lower than
-    the same labeler's by distributions: grades tie what probabilities tell apart.
+    the same labeler's by distributions: grades tie what probabilities distinguish.
     `num_rows`: rows that it rests on, where these are neither all of the statistic's nor the whole of a `Share`.
     """
 
@@ -370,7 +370,7 @@ class Metric:
         title: in text and pages, with the same `{}`.
         direction: which values are better.
         unit: what it is a mean or a count over.
-        measure: of statistics, by what stands for `{}` (`""` for a metric without); empty where they hold nothing of
+        measure: of statistics, by what represents `{}` (`""` for a metric without); empty where they hold nothing of
             it.
         what: the definition, in Markdown.
         aliases: other names that people use in gates.

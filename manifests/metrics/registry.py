@@ -40,14 +40,14 @@ from relabel.manifests.metrics.metric import (
 
 # ------------------------------------------------------------------------------
 # The metrics of labelers that see a query's documents together, in the order in which they are shown: those of
-# `evidence-set` (RES-RAG) and of `review` (R2RAG). `registry.py` lists them behind all others.
+# `evidence-set` (RES-RAG) and of `review` (R2RAG). `registry.py` lists them after all others.
 
 
 Measure = Callable[[JudgedStatistics], Mapping[str, Measured]]
 
 
 def _of_evidence(value: Callable[[EvidenceByQuery], np.ndarray | None], formula: Formula = mean) -> Measure:
-    """Measures the mean over queries of what their chosen evidence comes to."""
+    """Measures the mean over queries of what their chosen evidence amounts to."""
 
     def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
         value_G = None if rows.evidence is None else value(rows.evidence)
@@ -183,7 +183,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
 def _of_routing(
     value: Callable[[RoutingByRow], np.ndarray | None], formula: Formula = mean
 ) -> Callable[..., Mapping[str, Measured]]:
-    """Measures the mean over rows of what their actions come to."""
+    """Measures the mean over rows of what their actions amount to."""
 
     def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
         value_N = None if rows.routing is None else value(rows.routing)
@@ -504,7 +504,7 @@ CALIBRATION = tuple(metric for metric in METRICS if metric.name in ("ece", "brie
 
 
 def metric_of(name: str, metrics: Iterable[Metric] = METRICS) -> tuple[Metric, str] | None:
-    """The metric of a name as JSON has it, and what stands for its `{}`; None where there is none.
+    """The metric of a name as JSON has it, and what represents its `{}`; None where there is none.
 
     Args:
         name: `f1_macro`, `auc_01/2`.
@@ -520,6 +520,6 @@ def metric_of(name: str, metrics: Iterable[Metric] = METRICS) -> tuple[Metric, s
 
 
 def title_of(name: str, metrics: Iterable[Metric] = METRICS) -> str:
-    """What reports call a metric; a name that is none stays itself."""
+    """What reports call a metric; an invalid name stays itself."""
     found = metric_of(name, metrics)
     return name if found is None else found[0].title.format(found[1])

@@ -1,4 +1,4 @@
-"""The open loop on a clock made up here: what a request waits for counts, however the server came to be late."""
+"""The open loop on a clock made up here: what a request waits for counts, however the server amounted to be late."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_anything_else_is_refused_and_says_why(text: str, why: str) -> None:
 
 @settings(max_examples=600, deadline=None)
 @given(text=texts(), grades=st.integers(2, 10))
-def test_any_text_is_read_or_refused_and_what_is_read_stands_there(text: str, grades: int) -> None:
+def test_any_text_is_read_or_refused_and_what_is_read_is_there(text: str, grades: int) -> None:
     reading = read_foreign_answer(text, grades=grades)
     assert (reading.grade is None) == (reading.why != "read")
     if reading.grade is not None:
@@ -193,7 +193,7 @@ def test_no_answer_without_a_digit_becomes_a_grade(text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(chatter=texts(6), first=st.integers(0, 3), second=st.integers(0, 3))
-def test_two_verdicts_that_differ_are_refused_whatever_stands_before(chatter: str, first: int, second: int) -> None:
+def test_two_verdicts_that_differ_are_refused_whatever_is_before(chatter: str, first: int, second: int) -> None:
     said = grade(f"{chatter.replace('<', '(')}\n\n##final score: {first}\n##final score: {second}")
     assert said in ((None, first) if first == second else (None,))
 

@@ -21,11 +21,11 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 
 def test_a_dry_run_names_each_part_with_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_day.main(["--dry"]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for name, part in gpu_day.PARTS.items():
-        assert f"{name} " in told
-        assert f"{part.limit_s:.0f} s" in told
-        assert part.does in told
+        assert f"{name} " in reported
+        assert f"{part.limit_s:.0f} s" in reported
+        assert part.does in reported
 
 
 def test_a_part_that_hangs_is_cut_and_the_next_one_runs(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_without_human_grades_it_says_that_nobody_can_be_called_right(
     assert relabel("compare", "a", "b", "--output", "json").json["gold"] is None
 
 
-def test_a_run_beside_its_twin_agrees_in_everything(
+def test_a_run_next_to_its_twin_agrees_in_everything(
     two_runs: TwoRuns, compare: Callable[..., Any], folder: Path
 ) -> None:
     _, first, _ = two_runs()

@@ -36,7 +36,7 @@ def world(seed: int, *, queries: int = 8, most: int = 9, lacking: float = 0.2) -
 
 
 def part(rows: PairedRows, start: int, stop: int) -> PairedRows:
-    """The rows of the queries start..stop, numbered anew."""
+    """The rows of the queries start..stop, numbered again."""
     kept = (rows.query >= start) & (rows.query < stop)
     sides = [tuple(side[kept] for side in both) for both in (rows.grades, rows.expected, rows.probs)]
     docs = [doc for doc, is_kept in zip(rows.docs, kept, strict=True) if is_kept]
@@ -109,7 +109,7 @@ def test_how_queries_are_cut_into_parts_changes_nothing(seed: int, cut: int) -> 
 
 
 def test_the_interval_of_a_difference_is_a_paired_bootstrap_over_queries() -> None:
-    """By hand: the same draws of whole queries for both, the mean anew from each, the middle 95 %."""
+    """By hand: the same draws of whole queries for both, the mean again from each, the middle 95 %."""
     rows = world(5, lacking=0.0)
     sums = PairedSums(GRADES, depth=3)
     sums.add(rows)

@@ -383,7 +383,7 @@ def test_text_that_is_no_utf8_is_reported_with_its_line(relabel: Callable[..., A
     relabel("convert", "x.qrels", "y.jsonl").refused(3, "x.qrels: line 2 is not UTF-8")
 
 
-def test_forms_are_recognized_by_suffix_and_asked_for_where_it_tells_nothing(
+def test_forms_are_recognized_by_suffix_and_asked_for_where_it_says_nothing(
     relabel: Callable[..., Any], folder: Path
 ) -> None:
     (folder / "qrels.txt").write_text(QRELS)

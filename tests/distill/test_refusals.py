@@ -93,7 +93,7 @@ def test_a_student_is_not_restarted_from_itself(run: Callable[..., Any], tmp_pat
     assert bytes_of(folder) == before
 
 
-def test_a_gate_that_changed_since_the_training_is_judged_anew(run: Callable[..., Any]) -> None:
+def test_a_gate_that_changed_since_the_training_is_judged_again(run: Callable[..., Any]) -> None:
     assert run(require={"accuracy": ">=0.0"}, train=SHORT).has_passed
     again = run(require={"accuracy": ">=0.0", "f1_macro": ">1"}, train=SHORT)
     assert again.was_done

@@ -123,7 +123,7 @@ def test_a_code_is_an_alert_exactly_where_it_waits_for_a_person(tmp_path: Path) 
     assert written(tmp_path, Exit.OVER_LIMIT)["relabel_exit_code"] == Exit.OVER_LIMIT
 
 
-def test_every_service_says_when_it_failed_and_the_one_that_says_it_is_told_which(tmp_path: Path) -> None:
+def test_every_service_says_when_it_failed_and_the_one_that_says_it_is_reported_which(tmp_path: Path) -> None:
     for path in UNITS:
         unit = configparser.ConfigParser(interpolation=None, strict=True)
         unit.optionxform = str  # type: ignore[assignment, method-assign]

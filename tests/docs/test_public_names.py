@@ -26,7 +26,7 @@ PORTS = (
     "relabel.export.onnx_graphs.export_torch",
     "relabel.export.tensorrt_engines.EngineFormat",
 )
-"""What an object behind an entry point answers to."""
+"""What an object for an entry point answers to."""
 
 
 def declared() -> Iterator[tuple[str, list[str]]]:

@@ -194,7 +194,7 @@ def test_an_answer_goes_on_inside_an_opened_thought(kind: str, thinker: Model, s
 
 @pytest.mark.parametrize("kind", ["transformers", "openai"])
 @pytest.mark.parametrize(("name", "options"), [("direct", {}), ("pointwise", {"think": "empty"}), ("pointwise", {})])
-def test_a_decision_without_reasoning_is_read_behind_the_closed_thought(
+def test_a_decision_without_reasoning_is_read_after_the_closed_thought(
     kind: str, name: str, options: dict[str, Any], thinker: Model, serve: Any
 ) -> None:
     pytest.importorskip("httpx")

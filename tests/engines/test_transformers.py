@@ -128,7 +128,7 @@ def test_a_marker_inside_the_prefill_is_a_place_like_any_other(start, model_dir,
     run_all(engine, requests_for(5, decisions=(first, SCORE), format=form, prefill="<grade>1</grade><think>"))
     rows = list(finished)
     assert_own_softmax(model_dir(), rows, engine._encoder.encode_text, "score")
-    for row in rows:  # the prefill is encoded anew up to the place, so the prompt proper is what comes before it
+    for row in rows:  # the prefill is encoded again up to the place, so the prompt proper is what comes before it
         row.prompt, row.tokens, row.ends, row.prefill = row.prompt[: len(row.prompt) - row.num_prefill], [], [], b""
     assert_own_softmax(model_dir(), rows, engine._encoder.encode_text, "first")
 
@@ -277,7 +277,7 @@ def _second_stage(first: Ask, answer: str) -> Ask:
     return ask_for("q", "d", messages=turns, stage="second")
 
 
-def test_a_template_that_moves_the_system_turn_starts_the_second_stage_anew(start):
+def test_a_template_that_moves_the_system_turn_starts_the_second_stage_again(start):
     first = ask_for("q", "d", stage="first")
     second = _second_stage(first, "<think>why</think><intent>buy</intent>")
     assert start().prepare([first, second]) == []

@@ -28,7 +28,7 @@ def _httpx() -> None:
 
 
 class Waits(list[float]):
-    """Stands for sleeping: remembers how long, and takes no time."""
+    """Represents sleeping: remembers how long, and takes no time."""
 
     async def __call__(self, seconds: float) -> None:
         self.append(seconds)

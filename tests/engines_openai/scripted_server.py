@@ -1,5 +1,5 @@
-"""A server on loopback that speaks the OpenAI API as a script tells it to, misbehaves where that says so, and remembers
-all calls.
+"""A server on loopback that speaks the OpenAI API as a script informs it to, misbehaves where that says so, and
+remembers all calls.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ PRICES = {"price_per_million_input": 2.0, "price_per_million_output": 8.0}
 
 
 class Till:
-    """What the server charged: the usage of all replies that it made, whoever read them."""
+    """What the server charged: the usage of all replies that it made, anyone who read them."""
 
     def __init__(self, script: Callable[[Call], Json]) -> None:
         self.prompt = self.output = 0
@@ -184,7 +184,7 @@ def test_status_says_nothing_of_money_where_there_is_no_price_or_the_budget_says
         assert "  cost  " not in status(target, capsys)
 
 
-def test_one_price_of_two_tells_no_cost(serve: Any, write_job: Any, capsys: Any) -> None:
+def test_one_price_of_two_says_no_cost(serve: Any, write_job: Any, capsys: Any) -> None:
     job = priced(serve(r3a), write_job)
     assert run(job, capsys=capsys)[0] == 0
     Path(job).write_text(

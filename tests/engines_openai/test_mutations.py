@@ -29,7 +29,7 @@ RIGHT_KINDS = {
     "refusal": {"null", "absent", "text", "empty text", "digits", "NUL"},
     "finish_reason": {"null", "absent", "text", "empty text", "digits", "NUL"},
 }
-"""What may be in the fields that are read as they are. Elsewhere a value is not looked at, or counts tokens, or
+"""What may be in the fields that are read as they are. Elsewhere a value is not checked, or counts tokens, or
 makes a bad reply.
 """
 NO_JSON = {"400 digits", "5,000 digits", "NaN", "Infinity", "-Infinity", "100,000 deep", "twice"}

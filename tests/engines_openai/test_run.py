@@ -128,7 +128,7 @@ def test_r3a_over_a_server_that_fails_now_and_then(serve: Any, write_job: Any, c
 
 
 def test_doctor_calls_the_server_and_says_what_it_found(serve: Any, write_job: Any, capsys: Any) -> None:
-    def told(server: ScriptedServer, code: int, **args: Any) -> str:
+    def reported(server: ScriptedServer, code: int, **args: Any) -> str:
         assert (
             relabel(
                 "doctor",
@@ -141,17 +141,17 @@ def test_doctor_calls_the_server_and_says_what_it_found(serve: Any, write_job: A
         return str(json.loads(capsys.readouterr().out)["job"]["server"])
 
     server = serve(r3a)
-    assert f"{server.url} lists 1 model and answers as teacher (chat mode)" in told(server, 0)
+    assert f"{server.url} lists 1 model and answers as teacher (chat mode)" in reported(server, 0)
     assert {call.body["max_tokens"] for call in server.calls} == {1}
-    assert "does not list 'other'" in told(server, 0, served_model="other")
+    assert "does not list 'other'" in reported(server, 0, served_model="other")
     picky = serve(lambda call: error(400, "the limit is too small") if call.body["max_tokens"] < 17 else r3a(call))
-    assert "answers as teacher" in told(picky, 0)
-    assert "HTTP 400: no" in told(serve(lambda _: error(400, "no")), 4)
-    assert "HTTP 503: loading" in told(serve(lambda _: error(503, "loading")), 20)
-    assert "up (HTTP 402: pay)" in told(serve(lambda _: error(402, "pay")), 20)
+    assert "answers as teacher" in reported(picky, 0)
+    assert "HTTP 400: no" in reported(serve(lambda _: error(400, "no")), 4)
+    assert "HTTP 503: loading" in reported(serve(lambda _: error(503, "loading")), 20)
+    assert "up (HTTP 402: pay)" in reported(serve(lambda _: error(402, "pay")), 20)
     dead = serve(r3a)
     dead.close()
-    assert f"no server answers at {dead.url}" in told(dead, 20)
+    assert f"no server answers at {dead.url}" in reported(dead, 20)
 
 
 SAID = {

@@ -135,7 +135,7 @@ def test_an_answer_without_the_marker_has_no_distribution_and_costs_no_second_re
         engine,
         [Request(n, ask_for("q", text, max_tokens=8, decisions=(SCORE,)), n) for n, text in enumerate(DOCUMENTS)],
     )
-    assert all(not answer.distributions for answer in answers)  # a random model never comes to write it
+    assert all(not answer.distributions for answer in answers)  # a random model never writes it
     assert all(call.body["max_tokens"] == 8 for call in server.calls[-len(DOCUMENTS) :])
 
 

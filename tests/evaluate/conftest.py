@@ -1,4 +1,4 @@
-"""The folder and commands of tests/jobs, label files with qrels beside them, and tables of random grades."""
+"""The folder and commands of tests/jobs, label files with qrels next to them, and tables of random grades."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is off is said: which file, what was found, which option helps. Never a traceback, and never a figure of the
+"""What is off is reported: which file, what was found, which option helps. Never a traceback, and never a figure of the
 wrong rows.
 """
 

@@ -119,7 +119,7 @@ def test_text_and_gates_know_the_figures(labelled: Callable[..., list[Row]], rel
     assert shown.code == 0
     for title in ("chunks a query, most", "evidence F1", "Hit@1", "exact match", "f1_ret>=0"):
         assert title in shown.out
-    assert "verdict" in shown.out.rsplit("\n\n", 1)[-1]  # behind the remarks
+    assert "verdict" in shown.out.rsplit("\n\n", 1)[-1]  # after the remarks
     assert "remarks" in shown.out.rsplit("\n\n", 1)[0]
     refused = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--require", "tokens_max<1")
     assert refused.code == 5
@@ -301,7 +301,7 @@ def test_a_null_chunk_of_an_input_is_no_empty_document(
 def test_what_is_of_the_query_counts_in_a_row_without_a_grade(
     labelled: Callable[..., list[Row]], relabel: Callable[..., Any]
 ) -> None:
-    """Answers stand in the first row of each query, which has no gold; two of five are right."""
+    """Answers are in the first row of each query, which has no gold; two of five are right."""
     rows = chunked()
     for row in rows:
         if row["doc_id"].endswith("-0"):

@@ -160,7 +160,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], N
     return use
 
 
-def left_beside(target: Path) -> list[str]:
+def left_next_to(target: Path) -> list[str]:
     """What lies next to a bundle's place but for its lock."""
     return sorted(path.name for path in target.parent.iterdir() if not path.name.endswith("relabel-lock"))
 
@@ -183,7 +183,7 @@ def test_an_engine_that_fails_to_go_into_a_bundle_leaves_it_whole_and_one_that_g
     made = engines.ENGINES.add(target, "fp16")
     assert [model["path"] for model in made.facts["models"]][:-1] == [model["path"] for model in before.facts["models"]]
     assert open_bundle(target).version == made.version
-    assert left_beside(target) == ["bundle"]
+    assert left_next_to(target) == ["bundle"]
 
 
 def test_two_builds_side_by_side_share_no_file_and_the_second_to_end_is_refused(
@@ -208,7 +208,7 @@ def test_two_builds_side_by_side_share_no_file_and_the_second_to_end_is_refused(
         b"0",
         b"1",
     )
-    assert left_beside(target) == ["engine"]
+    assert left_next_to(target) == ["engine"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -225,7 +225,7 @@ def test_a_build_that_fails_leaves_nothing_and_touches_nobodys_files(
     monkeypatch.setattr(engines, "write_context", fails)
     with pytest.raises(type(error)):
         build_into(bundle, tmp_path / "engine", precision="fp16", capability=CAPABILITY)
-    assert left_beside(tmp_path / "engine") == ["engine.part"]
+    assert left_next_to(tmp_path / "engine") == ["engine.part"]
     assert (tmp_path / "engine.part" / "mine").read_text() == "precious"
 
 
@@ -281,7 +281,7 @@ def test_sigterm_in_the_middle_of_a_build_leaves_nothing_and_what_a_kill_left_go
             _, said = process.communicate(timeout=60)
         assert process.returncode == ends, said
         mark.unlink()
-        assert len([name for name in left_beside(target) if "relabel-making" in name]) == (number == signal.SIGKILL)
+        assert len([name for name in left_next_to(target) if "relabel-making" in name]) == (number == signal.SIGKILL)
     builds(lambda: b"engine")
     build_into(bundle, target, precision="fp16", capability=CAPABILITY)
-    assert left_beside(target) == ["engine"]
+    assert left_next_to(target) == ["engine"]

@@ -78,7 +78,7 @@ def spoil_stream(name: str, how: str) -> None:
 
 
 def limit_open_files(count: int) -> None:
-    """So many files may be open besides those that are."""
+    """So many files may be open also those that are."""
     import resource
 
     used = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 — pathlib would open one itself

@@ -88,7 +88,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Server]
 
 @pytest.fixture(scope="session")
 def s3_variables(server: seaweed.Server) -> Iterator[dict[str, str]]:
-    """This process's variables lead to the server, for whoever looks at what the children left; theirs are handed to
+    """This process's variables lead to the server, for anyone who looks at what the children left; theirs are handed to
     them.
     """
     import fsspec

@@ -1,5 +1,5 @@
-"""What a run of the fault suite came to: schedules tried, failures found and seconds, by guarantee, as JSON and as a
-table.
+"""What a run of the fault suite amounted to: schedules tried, failures found and seconds, by guarantee, as JSON and as
+a table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Figures:
     schedule.
 
     Args:
-        path: of the JSON file, written at the end of a full run; a table lies beside it.
+        path: of the JSON file, written at the end of a full run; a table lies next to it.
         level: `short`, `full`, or `long`, which must try `LEAST_SHARE` of the schedules of every sweep.
     """
 

@@ -178,7 +178,7 @@ class Bench:
         more: tuple[str, ...] = ()
         for _ in range(CALLS):
             again = self.start(folder, None, *more).wait()
-            # after a kill behind the last step the error says that the file is there; whether it is the right one is
+            # after a kill after the last step the error says that the file is there; whether it is the right one is
             # looked at below
             is_refused = again.codes == [2] and "is there already" in again.text and bool(self.made(folder))
             if again.codes in ([0], [10]) or is_refused:

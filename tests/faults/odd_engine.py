@@ -134,7 +134,7 @@ ANSWERS_OF_A_LIFE = 10_000
 
 class Fickle(Fake):
     """The fake engine, but in each life it answers otherwise, as a GPU does from batch to batch. No two answers have
-    the same number of output tokens, so that rows tell which answers they are made of; each request is a line in the
+    the same number of output tokens, so that rows say which answers they are made of; each request is a line in the
     file of its life.
     """
 

@@ -102,7 +102,7 @@ class Place:
         self.job.write_text(yaml.safe_dump(spec))
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file beside the output."""
+        """Write a file next to the output."""
         if self.is_local:
             Path(self.root, name).write_bytes(data)
             return

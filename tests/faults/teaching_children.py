@@ -1,5 +1,5 @@
-"""What a child that teaches does to itself before its command, beside `children.py`: a disk that is full while one of
-its files is written, a loss or gradient that is no number, and memory that ends.
+"""What a child that teaches does to itself before its command, alongside `children.py`: a disk that is full while one
+of its files is written, a loss or gradient that is no number, and memory that ends.
 """
 
 from __future__ import annotations

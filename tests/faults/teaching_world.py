@@ -23,7 +23,7 @@ TEACHINGS = {
     "res-rag": Line("train by-evidence.yaml", parent="teaching"),
 }
 STEPS = {"grpo": 6, "graph-grpo": 12, "grpo-with-looks": 4, "res-rag": 6}
-"""Two epochs of three generations each; those of graph-grpo are used twice; a third of the rows is looked at alone, or
+"""Two epochs of three generations each; those of graph-grpo are used twice; a third of the rows is checked alone, or
 each question is a step.
 """
 _TRAIN = {"epochs": 2, "batch_size": 4, "accumulation": 2, "learning_rate": 1e-3, "max_tokens": 160, "seed": 7}

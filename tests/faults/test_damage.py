@@ -90,7 +90,7 @@ def replace_input(place: Place, data: bytes) -> None:
 def test_rows_of_a_file_that_changes_while_it_is_read_are_never_taken_for_those_that_were_planned(
     tmp_path: Path, how: str
 ) -> None:
-    """Same size, same layout, no checksums: nothing but the file's own change tells."""
+    """Same size, same layout, no checksums: nothing but the file's own change says."""
     path, other = tmp_path / "pairs.parquet", tmp_path / "other.parquet"
     rows = 6000  # several row groups beyond any read-ahead
     for target, letter in ((path, "a"), (other, "b")):
@@ -243,7 +243,7 @@ def test_receipts_of_an_earlier_relabel_have_no_digest_and_are_read_and_refused_
 
 
 def hangs(_number: int, _frame: Any) -> None:
-    pytest.fail("it waits for whoever writes into the pipe")
+    pytest.fail("it waits for anyone who writes into the pipe")
 
 
 def test_pipe_in_place_of_a_file_is_refused_by_name_by_every_command(local_place: Places) -> None:

@@ -22,8 +22,8 @@ from tests.faults.places import FAULTY, ROWS, Place
 ODD = Setup("tests.faults.odd_engine", "register")
 ASK_TIMEOUT_S = 3.0
 CODES = {"exit": 66, "raises": 1}
-"""Exit code by how the engine was lost; 20 where nothing else is said. An error that no engine may raise is a fault of
-the program.
+"""Exit code by how the engine was lost; 20 where nothing else is reported. An error that no engine may raise is a fault
+of the program.
 """
 STATUSES = {"ok", "format", "truncated", "refused", "overlong", "engine"}
 

@@ -4,7 +4,7 @@ than it should.
 Three outputs, two of them of one job, and three merges of them, one of a merge. A model in memory says what each output
 must hold: it sees only commits, knows nothing of folders, and chooses between parts of one run by the rule that
 docs/reuse.md states. What an output does hold is read from its JSON and Parquet files here, not by relabel's own
-readers; these are then held against it.
+readers; these are then checked against it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def rows_in(data: bytes) -> list[tuple[int, str, int]]:
 
 
 def chains_in(tree: Mapping[str, bytes]) -> dict[Place, list[Commit]]:
-    """What the receipts of an output come to, read by hand."""
+    """What the receipts of an output amount to, read by hand."""
     found: dict[Place, dict[int, tuple[bool, Commit]]] = {}
     for name, data in tree.items():
         if match := re.fullmatch(r"receipts/shard-(\d+)/chunk-(\d+)(?:\.(\d+))?\.json", name):
@@ -351,7 +351,7 @@ class Merges(RuleBasedStateMachine):
         self._check(name)
 
     def _parts(self, name: str) -> dict[Place, Part] | None:
-        """What a merge would come to; None where it must be refused, for a source lacks chunks."""
+        """What a merge would amount to; None where it must be refused, for a source lacks chunks."""
         groups: dict[str, list[str]] = {}
         for source in TARGETS[name]:
             if "plan.json" not in self._tree(source):
@@ -421,7 +421,7 @@ class Merges(RuleBasedStateMachine):
         assert relabel.main(["verify", self._root(name), "--output", "json"], standalone_mode=False) == 0
 
     def teardown(self) -> None:
-        """However it stands: everything is run to its end and merged once more, and each row is there, for those who
+        """However it is: everything is run to its end and merged once more, and each row is there, for those who
         train too.
         """
         try:

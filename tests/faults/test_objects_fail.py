@@ -1,7 +1,7 @@
 """Object storage that fails: each request of a run in turn is lost, hangs, is refused or answered in part; nothing is
-lost, all is said.
+lost, all is reported.
 
-First in memory, where every call of a small run can be made to fail in every way; then a real server behind a proxy,
+First in memory, where every call of a small run can be made to fail in every way; then a real server through a proxy,
 where the failures are those of connections.
 """
 
@@ -132,7 +132,7 @@ def test_every_storage_call_may_fail_in_every_way_and_the_next_run_ends_whole(
             return f"exit code {code}: {said[-1500:]}"
         if code == 0 and held(objects) != expected:
             return "exit code 0, and the labels are not those of an undisturbed run"
-        objects.now_s += 1000.0  # leases that were left behind are dead
+        objects.now_s += 1000.0  # leases that were left are dead
         place = memory(objects)
         code, said = inside("run", place.job)
         if code not in (0, 10):

@@ -1,5 +1,5 @@
-"""Publish, pull and rollback, killed, raced and failed anywhere: each channel points to whole versions, what serves is
-whole, no move is lost or doubled, and the same commands end the work.
+"""Publish, pull and rollback, killed, raced and failed anywhere: each channel points to whole versions, the active
+version is whole, no move is lost or doubled, and the same commands end the work.
 
 Each command is a fork of a warm parent (`forks.py`) over a store of its own, on a local disk and on S3. tests/publish
 tests each such case by itself; here they are swept.
@@ -74,7 +74,7 @@ class Shelf:
         return self.start(*lines, setup=setup, variables=variables).wait()
 
     def served(self) -> str | None:
-        """What serves; every digest of it is checked."""
+        """The active version; every digest of it is checked."""
         return served_text(self.dest) if (self.dest / "current").exists() else None
 
     def fault(self) -> str | None:

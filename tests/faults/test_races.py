@@ -46,7 +46,7 @@ def test_two_workers_that_race_for_every_chunk_commit_each_once(
         pairs, in_vain = sum(one["pairs"] for one in did), sum(one["in_vain"]["pairs"] for one in did)
         kept = sum(json.loads(place.store().read(name))["rows"] for name in place.store().etags("lost"))
         if pairs != ROWS or in_vain != kept or not in_vain:
-            return f"{pairs} pairs done and {in_vain} asked in vain, of which {kept} are kept"
+            return f"{pairs} pairs done and {in_vain} discarded, of which {kept} are kept"
         return place.finish(expected)
 
     sweep(range(count(full=12, short=2 if where == "local" else 1)), attempt)

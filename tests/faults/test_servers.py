@@ -1,4 +1,4 @@
-"""An S3 server that is killed and started again amid the work, a bucket that is full, listings that lag behind: nothing
+"""An S3 server that is killed and started again amid the work, a bucket that is full, listings that lag after: nothing
 is lost.
 """
 
@@ -55,7 +55,7 @@ def led(mortal: seaweed.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dic
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the job comes to; on a disk, since the files are the same on every storage."""
+    """What the job amounts to; on a disk, since the files are the same on every storage."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return undisturbed(Place(folder, str(folder)))
 
@@ -224,7 +224,7 @@ class Lagging(MemoryObjects):
         return [entry for entry in found if entry.name not in unseen], beyond
 
 
-def test_a_listing_that_lags_behind_loses_no_row_and_a_later_call_ends_the_run(
+def test_a_listing_that_lags_loses_no_row_and_a_later_call_ends_the_run(
     memory: Callable[[Any], Place],  # noqa: F811
     sweep: Sweep,
 ) -> None:

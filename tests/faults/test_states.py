@@ -60,7 +60,7 @@ NUM_SEQUENCES = count(full=60, short=15)
 
 
 class CrashError(BaseException):
-    """Stands for the death of a worker's process; like one, nothing catches it."""
+    """Represents the death of a worker's process; like one, nothing catches it."""
 
 
 class Worker:
@@ -125,7 +125,7 @@ class Seen(NamedTuple):
 
 
 class Clock:
-    """In place of the module `time`: each look is a tenth of a second later, so that what is drawn next depends on no
+    """In place of the module `time`: each check is a tenth of a second later, so that what is drawn next depends on no
     machine's pace.
     """
 
@@ -227,7 +227,7 @@ class Runs(RuleBasedStateMachine):
     @precondition(lambda self: self._busy())
     @rule(one=WHICH, bits=st.integers(0, 31), count=st.integers(1, 4), is_last=st.booleans())
     def commit(self, one: int, bits: int, count: int, is_last: bool) -> None:
-        """A worker commits some of the chunks that it has read, whoever holds their shards by now."""
+        """A worker commits some of the chunks that it has read, anyone who holds their shards by now."""
         self._commit(self._pick(one, among=self._busy()), count, bits, is_last=is_last)
 
     def _commit(self, worker: Worker, count: int, bits: int, *, is_last: bool = False) -> None:
@@ -241,7 +241,7 @@ class Runs(RuleBasedStateMachine):
                 held = self._receipts().get(work.id.receipt_name)
                 assert held is not None, f"{work.id} was refused, and nobody has committed it"
                 assert json.loads(held)["worker"] != f"w{worker.number}", (
-                    f"{work.id} was refused to the worker whose receipt stands"
+                    f"{work.id} was refused to the worker whose receipt is"
                 )
 
     @precondition(lambda self: self._busy())
@@ -361,7 +361,7 @@ class Runs(RuleBasedStateMachine):
         self.alive.remove(worker)
 
     def _conclude(self, session: Session) -> Exit:
-        # the lock of whoever died over the manifest is dead
+        # the lock of anyone who died over the manifest is dead
         self.objects.now_s += 1000.0 if self.dialect != "local" else 0.0
         return conclude(session).exit
 
@@ -435,7 +435,7 @@ class Runs(RuleBasedStateMachine):
         return {name: store.read(name) for name in store.etags("receipts")}
 
     def _look(self) -> Any:
-        """The run as it stands; looking loses no reply and makes no plan."""
+        """The run as it is; looking loses no reply and makes no plan."""
         faults, self.objects.faults = self.objects.faults, lambda verb, key, when: None
         try:
             return open_run(self.job, may_write=False)
@@ -443,7 +443,7 @@ class Runs(RuleBasedStateMachine):
             self.objects.faults = faults
 
     def teardown(self) -> None:
-        """However it stands: everybody is gone, and one more run ends it whole."""
+        """However it is: everybody is gone, and one more run ends it whole."""
         try:
             self.objects.faults = lambda verb, key, when: None
             for worker in list(self.alive):

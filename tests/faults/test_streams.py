@@ -37,7 +37,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the job of a place comes to."""
+    """What the job of a place amounts to."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return undisturbed(Place(folder, str(folder)))
 

@@ -1,6 +1,6 @@
-"""kill -9, SIGTERM, a full disk, numbers that are none and too little memory amid `relabel train` by reinforcement:
-`--resume` ends with the bytes of an undisturbed call, in the model, the coefficients, the optimizer's moments, the
-rollouts and the edges. Three of the kills that `test_kill_commands.py` has in full.
+"""kill -9, SIGTERM, a full disk, numbers that are not valid and too little memory amid `relabel train` by
+reinforcement: `--resume` ends with the bytes of an undisturbed call, in the model, the coefficients, the optimizer's
+moments, the rollouts and the edges. Three of the kills that `test_kill_commands.py` has in full.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_killed_in_its_second_epoch_it_resumes_to_the_last_byte(name: str, bench
     assert held.judge(folder, ended) is None
 
 
-def test_sigterm_ends_it_with_a_checkpoint_behind_the_last_update_on_the_same_rollouts(
+def test_sigterm_ends_it_with_a_checkpoint_after_the_last_update_on_the_same_rollouts(
     bench: Callable[[str], Bench],
 ) -> None:
     held = bench("graph-grpo")

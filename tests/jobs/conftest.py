@@ -34,7 +34,7 @@ JOB: dict[str, Any] = {
 
 
 class Outcome(NamedTuple):
-    """What a command left behind: exit code, stdout, stderr."""
+    """What a command left: exit code, stdout, stderr."""
 
     code: int
     out: str

@@ -1,4 +1,5 @@
-"""What is said where an output belongs to another job: the texts of prompts and the values that differ, no digests."""
+"""What is reported where an output belongs to another job: the texts of prompts and the values that differ, no
+digests."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_unreadable_data_is_distinguished_from_absent_data(
     relabel("plan", write_job()).refused(3, "pairs.parquet: no such file")
 
 
-def test_folder_that_a_glob_matches_stands_for_the_files_in_it(
+def test_folder_that_a_glob_matches_represents_the_files_in_it(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
     """Spark writes folders that are named like files."""
@@ -390,7 +390,7 @@ def test_names_with_odd_letters_are_names(
 def test_hidden_and_underscored_files_of_a_folder_are_passed_over(
     write_pairs: WritePairs, folder: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
-    """Spark leaves half-written files in `_temporary`, and metadata without rows beside the data."""
+    """Spark leaves half-written files in `_temporary`, and metadata without rows alongside the data."""
     for name in ("b", "a", "sub/c", "_metadata", "_temporary/0/d", ".hidden", "sub/.e"):
         write_pairs(path=f"in/{name}.parquet")
     if pattern == ".":
@@ -416,7 +416,7 @@ def test_plan_counts_what_rules_leave_out_of_the_input(
     assert "left out" not in relabel("plan", write_job({"input": {"path": "in/a.parquet"}, "output": "out/2"})).out
 
 
-def test_rows_behind_a_linked_folder_are_labelled(
+def test_rows_after_a_linked_folder_are_labelled(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, folder: Path
 ) -> None:
     write_pairs(pairs[:12], path="in/a.parquet")
@@ -464,7 +464,7 @@ def test_output_inside_the_input_is_refused_by_url_too(
     relabel("run", job).refused(3, "is inside input.path", "Give an output elsewhere")
 
 
-def test_output_beside_the_input_or_passed_over_by_it_is_fine(
+def test_output_next_to_the_input_or_passed_over_by_it_is_fine(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
     write_pairs(path="in/a.parquet")

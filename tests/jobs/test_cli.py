@@ -92,7 +92,7 @@ def fresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """Top-level modules that a command leaves behind in a fresh interpreter."""
+    """Top-level modules that a command leaves in a fresh interpreter."""
     code = (
         "import sys\nfrom relabel.jobs.cli import main\ntry:\n    main(sys.argv[1:])\n"
         "except SystemExit as end:\n    assert not end.code, end\n"
@@ -478,7 +478,7 @@ def test_output_json_prints_one_object_whatever_happens(
         assert done.json.get("exit_code", code) == code or "--done-ok" in line
 
 
-def test_every_command_stands_in_the_json_test_in_success_and_in_error() -> None:
+def test_every_command_is_in_the_json_test_in_success_and_in_error() -> None:
     good = {line.split()[0] for line, _, code in CALLS if line and code == 0}
     bad = {line.split()[0] for line, _, code in CALLS if line and code in (2, 3)}
     assert good >= set(COMMANDS) - {"build-engine"}  # it succeeds where TensorRT is: tests/export

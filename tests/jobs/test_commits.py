@@ -16,7 +16,7 @@ def chunk(number: int) -> ChunkWork:
     return ChunkWork(ChunkId(0, number), [])
 
 
-def test_of_commits_that_end_together_those_beside_a_failed_one_are_counted() -> None:
+def test_of_commits_that_end_together_those_next_to_a_failed_one_are_counted() -> None:
     progress, ended = Progress(), threading.Semaphore(0)
 
     def commit(work: ChunkWork) -> bool:

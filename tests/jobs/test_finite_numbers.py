@@ -62,7 +62,7 @@ def shaped(numbers: list[Any]) -> list[Any]:
 
 
 def accepts(model: type[Spec], key: str, value: Any) -> bool:
-    """Whether no error is about the key; errors about keys that are missing beside it say nothing."""
+    """Whether no error is about the key; errors about keys that are missing next to it say nothing."""
     try:
         model.model_validate({key: value})
     except ValidationError as exc:
@@ -86,7 +86,7 @@ def test_an_option_refuses_it_and_is_named(
 
 
 def needed(words: tuple[str, ...]) -> list[str]:
-    """What the command must be given beside, so that nothing else is wrong."""
+    """What the command must be given alongside, so that nothing else is wrong."""
     command: Any = table
     for word in words:
         command = command.get_command(click.Context(command), word)

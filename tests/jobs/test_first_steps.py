@@ -135,7 +135,7 @@ def test_bash_completes_files_where_a_file_is_wanted(shell: Callable[..., list[s
 
 
 @pytest.mark.parametrize(("line", "found"), LINES)
-def test_zsh_is_told_what_there_is(shell: Callable[..., list[str]], line: str, found: list[str]) -> None:
+def test_zsh_is_reported_what_there_is(shell: Callable[..., list[str]], line: str, found: list[str]) -> None:
     """Three lines for each: its kind, the word, and what it is."""
     words = shlex.split(line)
     lines = shell("sh", f"_RELABEL_COMPLETE=zsh_complete COMP_WORDS='{line}' COMP_CWORD={len(words) - 1} relabel")
@@ -167,7 +167,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_doctor_tells_memory_providers_and_whether_student_and_teacher_could_start(
+def test_doctor_says_memory_providers_and_whether_student_and_teacher_could_start(
     relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
 ) -> None:
     write_pairs()
@@ -253,7 +253,7 @@ def test_a_chunk_of_the_job_that_init_writes_is_a_part_of_its_shard(relabel: Cal
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(("off_s", "said"), [(90.0, "90 s later"), (-3600.0, "3,600 s earlier"), (1.0, "agrees")])
-def test_a_clock_that_is_off_is_told(
+def test_a_clock_that_is_off_is_reported(
     relabel: Callable[..., Any],
     write_pairs: Callable[..., Path],
     write_job: Callable[..., str],

@@ -1,4 +1,4 @@
-"""How a job that names no size of chunks is cut: by its shards' rows alone, and never anew once it was planned."""
+"""How a job that names no size of chunks is cut: by its shards' rows alone, and never again once it was planned."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ LATER = {
     ),
     "pairs similar pairs_file": ("pairs similar {folder} --to {out}.parquet --model student", "Wrote {rows} pairs"),
 }
-"""The line, and what it says of the rows that it read. Those of `LATER` come after a look at a student."""
+"""The line, and what it says of the rows that it read. Those of `LATER` come after a check of a student."""
 SPECS = ("job.yaml", "spec.yaml", "taught.yaml", "search.yaml")
 NO_PATHS = {
     "KEY=VALUE",
@@ -127,14 +127,14 @@ def data(path: Path, start: int) -> None:
 
 
 def linked_file(path: Path) -> None:
-    data(path.parent.parent / "beside.parquet", 4)
-    path.symlink_to("../beside.parquet")
+    data(path.parent.parent / "alongside.parquet", 4)
+    path.symlink_to("../alongside.parquet")
 
 
 def linked_folder(path: Path) -> None:
-    (path.parent.parent / "beside").mkdir()
-    data(path.parent.parent / "beside/part.parquet", 4)
-    path.symlink_to("../beside")
+    (path.parent.parent / "alongside").mkdir()
+    data(path.parent.parent / "alongside/part.parquet", 4)
+    path.symlink_to("../alongside")
 
 
 def folder_of_data(path: Path) -> None:

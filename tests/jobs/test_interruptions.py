@@ -82,7 +82,7 @@ def test_what_went_on_after_it_takes_no_place(tmp_path: Path, make: Callable[[Pa
     assert not (tmp_path / "made").exists()
 
 
-def test_the_next_command_begins_anew(tmp_path: Path, number: int) -> None:
+def test_the_next_command_begins_again(tmp_path: Path, number: int) -> None:
     with sigterm_ends():
         swallow(number)
         with pytest.raises(KeyboardInterrupt):

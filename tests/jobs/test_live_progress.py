@@ -107,7 +107,7 @@ def test_a_run_with_accepted_answers_says_nothing_of_the_kind(
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_a_line_of_progress_tells_slow_from_refused(
+def test_a_line_of_progress_says_slow_from_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verbose: bool
 ) -> None:
     monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)

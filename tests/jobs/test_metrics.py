@@ -82,7 +82,7 @@ def test_a_failure_keeps_the_time_of_the_last_success(
     assert found["relabel_last_success_timestamp_seconds"] == before
 
 
-def test_quarantine_stands_by_status_and_as_a_share(
+def test_quarantine_is_by_status_and_as_a_share(
     relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], folder: Path
 ) -> None:
     write_pairs()
@@ -113,7 +113,7 @@ def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
 
 
 @pytest.mark.parametrize("name", [".", "/", "folder"])
-def test_a_folder_for_a_file_is_warned_of_and_leaves_nothing_behind(
+def test_a_folder_for_a_file_is_warned_of_and_leaves_nothing(
     folder: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "folder").mkdir()

@@ -435,7 +435,7 @@ def test_a_number_is_no_secret_at_any_place_where_one_belongs() -> None:
         refuse_secret_arguments(line)
 
 
-def test_a_number_beside_the_name_of_a_secret_is_refused_by_the_key_and_not_shown(world: World) -> None:
+def test_a_number_next_to_the_name_of_a_secret_is_refused_by_the_key_and_not_shown(world: World) -> None:
     shown = world.call("plan", "job.yaml", "--set", f"engine.args.api_token={NUMBER}")
     assert shown.code == 3
     assert "holds the value of engine.args.api_token on the command line" in shown.text

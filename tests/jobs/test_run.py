@@ -1,4 +1,4 @@
-"""Commands end to end with the fake engine: what a run leaves behind, and the exit code that a scheduler sees."""
+"""Commands end to end with the fake engine: what a run leaves, and the exit code that a scheduler sees."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_retry_asks_the_quarantined_rows_alone_with_other_seeds(tmp_path: Path
 
 
 def test_rows_of_queries_that_have_labels_are_not_offered_to_a_retry(tmp_path: Path) -> None:
-    """Documents beside which no other fits are quarantined, and their query has labels of the one answer."""
+    """Documents alongside which no other fits are quarantined, and their query has labels of the one answer."""
     path = job(
         tmp_path,
         labeler={"name": "review", "window_tokens": 256},
@@ -337,7 +337,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
     write, calls = results.write_manifest, []
 
     def oversleep(store: Any, manifest: OwnRunManifest) -> None:
-        """Between the look at the receipts and the write, others take the lock over, retry every row, and conclude."""
+        """Between the check of the receipts and the write, others take the lock over, retry every row, and conclude."""
         calls.append(manifest)
         if len(calls) == 1:
             with monkeypatch.context() as meanwhile:

@@ -1,4 +1,4 @@
-"""What a relative path counts from: in the file its folder, beside it the working directory; and work that lies by the
+"""What a relative path counts from: in the file its folder, next to it the working directory; and work that lies by the
 old rule.
 """
 
@@ -112,7 +112,7 @@ def test_a_home_that_there_is_not_and_a_path_that_counts_from_nowhere_are_refuse
         assert str(refused.value).startswith(f"job.yaml: `engine.args.lora` = {text}: ")
 
 
-def test_every_marked_key_counts_from_the_file_and_from_here_where_it_is_set_beside_it() -> None:
+def test_every_marked_key_counts_from_the_file_and_from_here_where_it_is_set_next_to_it() -> None:
     seen = set()
     for model in spec_models():
         for name, info in model.model_fields.items():
@@ -146,8 +146,8 @@ def elsewhere(
     write_pairs: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., Path]:
-    """`elsewhere(changes)`: a job file in jobs/ beside the pairs; the working directory is some other folder, unless it
-    stays.
+    """`elsewhere(changes)`: a job file in jobs/ alongside the pairs; the working directory is some other folder, unless
+    it stays.
     """
     write_pairs()
 
@@ -206,7 +206,7 @@ def test_the_same_job_in_another_checkout_has_the_same_fingerprint(
     assert str(tmp_path) not in json.dumps(found[0].parts)
 
 
-def test_what_is_set_beside_the_file_counts_from_the_working_directory(elsewhere: Callable[..., Path]) -> None:
+def test_what_is_set_next_to_the_file_counts_from_the_working_directory(elsewhere: Callable[..., Path]) -> None:
     job = str(elsewhere())
     spec = load_job(
         job, environment={"RELABEL_REUSE": "[r, ~/s]", "RELABEL_CACHE": "c"}, overrides=["output=o", "engine.args={}"]

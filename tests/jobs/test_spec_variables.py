@@ -41,7 +41,7 @@ def test_a_flag_and_a_variable_of_the_job_are_resolved_too(write_job: Callable[.
     assert (job.spec.name, job.spec.output) == ("n-left", "out/2026-01-02")
 
 
-def test_two_dollars_stand_for_a_brace_as_it_is(write_job: Callable[..., str]) -> None:
+def test_two_dollars_are_for_a_brace_as_it_is(write_job: Callable[..., str]) -> None:
     job = load_job(write_job({"output": "out/$${date}-$5-{x}"}), environment={})
     assert job.spec.output == "out/${date}-$5-{x}"
     assert job.variables == {}

@@ -73,7 +73,7 @@ def alone(model: type[Spec], name: str) -> type[Spec]:
 
 
 def read(model: type[Spec], name: str, text: str) -> Any:
-    """The field's value where it is written so, in a file and behind --set alike; a ValidationError's text if it is
+    """The field's value where it is written so, in a file and after --set alike; a ValidationError's text if it is
     refused.
     """
     values = parse_yaml(f"{name}: {text}")

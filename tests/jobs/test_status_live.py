@@ -39,7 +39,7 @@ def planned(relabel: Callable[..., Any], write_job: Callable[..., str], write_pa
     return job
 
 
-def test_a_worker_is_seen_while_it_runs_and_leaves_nothing_behind(
+def test_a_worker_is_seen_while_it_runs_and_leaves_nothing(
     planned: str, relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counts, "WRITE_EVERY_S", 0.0)

@@ -83,7 +83,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("said", [{}, {"tone": "dry", "shares": [0.5, 0.25]}, {"parts": None}])
-def test_declared_columns_some_or_none_lie_behind_the_others_and_the_plan_names_them(
+def test_declared_columns_some_or_none_lie_after_the_others_and_the_plan_names_them(
     label: Callable[..., Any], folder: Path, relabel: Callable[..., Any], said: dict[str, Any]
 ) -> None:
     assert label(said).code == 0

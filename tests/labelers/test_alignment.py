@@ -1,4 +1,4 @@
-"""A passage is found where it stands, or where the document reads most like it; which nodes that means does not change
+"""A passage is found where it is, or where the document reads most like it; which nodes that means does not change
 with a character more or less.
 """
 

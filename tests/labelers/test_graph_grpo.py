@@ -81,13 +81,14 @@ def test_the_prompt_says_the_jobs_own_rule_and_a_rule_that_it_does_not_say_flags
 ) -> None:
     options = {"grades": grades, "phi": phi}
     says, silent = (
-        labeler("graph-grpo", **options, phi_in_prompt=told).probe()[0].messages[0].text for told in (True, False)
+        labeler("graph-grpo", **options, phi_in_prompt=reported).probe()[0].messages[0].text
+        for reported in (True, False)
     )
-    told_rules = [line for line in says.splitlines() if line not in silent.splitlines()]
-    assert told_rules[0] == "The final grade follows from the two scores:"
-    read = [re.findall(r"(\d) gives (\d)", line) for line in told_rules[1:]]
+    stated_rules = [line for line in says.splitlines() if line not in silent.splitlines()]
+    assert stated_rules[0] == "The final grade follows from the two scores:"
+    read = [re.findall(r"(\d) gives (\d)", line) for line in stated_rules[1:]]
     assert [[int(grade) for _, grade in row] for row in read] == [list(row) for row in phi]
-    assert [line.partition(":")[0] for line in told_rules[1:]] == [f"subject score {s}" for s in range(5)]
+    assert [line.partition(":")[0] for line in stated_rules[1:]] == [f"subject score {s}" for s in range(5)]
     assert [[int(a) for a, _ in row] for row in read] == [list(range(5))] * 5
     label = label_of(answer(score="1"), phi_in_prompt=False)
     assert (label.columns["phi_agrees"], label.flags) == (False, [])

@@ -86,7 +86,7 @@ def test_an_instruction_says_something(text: str) -> None:
         labeler("pointwise", instruction=text)
 
 
-def test_the_instruction_stands_before_query_and_document() -> None:
+def test_the_instruction_is_before_query_and_document() -> None:
     (ask,) = labeler("pointwise", instruction="Names a {{ price }}\nand a <shop>.").probe()
     assert "Names a {{ price }}\nand a <shop>." in ask.messages[0].text
     assert ask.messages[1].fields == ("query", "document")

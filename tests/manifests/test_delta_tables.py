@@ -80,7 +80,7 @@ def test_each_version_has_the_files_that_the_library_finds(tmp_path: Path, steps
 
 
 @pytest.mark.parametrize("kind", ["whole", "in parts", "half of its parts", "v2 with sidecars"])
-def test_a_checkpoint_stands_for_the_commits_before_it(delta: Delta, kind: str) -> None:
+def test_a_checkpoint_represents_the_commits_before_it(delta: Delta, kind: str) -> None:
     DeltaTable(delta.path).create_checkpoint()
     delta.append(pairs(16, 24))
     log = Path(delta.path, "_delta_log")
@@ -221,7 +221,7 @@ def test_files_outside_the_folder_are_refused(delta: Delta, tmp_path: Path, plac
         opened(delta)
 
 
-def test_files_in_a_bucket_beside_a_local_table_are_refused(delta: Delta) -> None:
+def test_files_in_a_bucket_next_to_a_local_table_are_refused(delta: Delta) -> None:
     add = next(action["add"] for action in delta.actions(1) if "add" in action)
     delta.commit({"add": {**add, "path": "s3://other/secret.parquet"}})
     with pytest.raises(InputError, match=r"s3://other/secret.parquet, which lies outside"):

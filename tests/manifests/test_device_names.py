@@ -1,4 +1,4 @@
-"""A machine's devices by name, told without torch."""
+"""A machine's devices by name, reported without torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 (a table, a forgery a line)
-"""What a hand, a bug or a bad disk may make of a finished run's receipts and files, with every digest put right: `verify` refuses it."""
+"""What a hand, a bug or a bad disk may make of a finished run's receipts and files, with every digest put right:
+`verify` refuses it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ FIRST, RETRY, SECOND = (f"receipts/shard-00000/chunk-00000{name}.json" for name 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Chunk 0: rows 0 and 1 labelled, 2 at the second attempt, 3 in quarantine. Chunk 1: rows 4 and 5 reused, 6 labelled, 7 not."""
+    """Chunk 0: rows 0 and 1 labelled, 2 at the second attempt, 3 in quarantine. Chunk 1: rows 4 and 5 reused, 6
+    labelled, 7 not."""
     folder = planned_run(tmp_path)
     commit(folder, 0, [0, 1], [2, 3])
     commit(folder, 0, [2], [3], attempt=2)
@@ -56,7 +58,8 @@ def keep(out: Path, name: str, held: Any) -> None:
 
 
 def change_file(out: Path, name: str, kind: str, change: Callable[[pa.Table], pa.Table], *, says: int = 3) -> None:
-    """Change a data file, and what its receipt says of it: its sha256, its rows, the rows of the whole, as `says` goes from 1 to 3."""
+    """Change a data file, and what its receipt says of it: its sha256, its rows, the rows of the whole, as `says` goes
+    from 1 to 3."""
     held = load(out, name)
     path = out / held[kind]["path"]
     table = change(pq.read_table(path))

@@ -130,7 +130,7 @@ def test_what_looks_like_data_and_is_none_is_refused_by_name(
     Path("in/sub").mkdir()
     make(folder / "in/sub/x.parquet")
     if make is empty_folder and pattern != "in":
-        return  # a folder that is named by itself stands for what it holds: nothing here, which `open_dataset` tells
+        return  # a folder that is named by itself represents what it holds: nothing here, which `open_dataset` says
     with pytest.raises(InputError, match=r"^(\S*/)?in/sub/x\.parquet: ") as raised:
         listed(pattern)
     if make is not dangling:

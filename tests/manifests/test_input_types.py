@@ -149,8 +149,8 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
     """
     dataset = open_dataset(InputSpec(path=(str(folder),), columns=Columns(document=("document",))), Storage())
     store = LocalRunStore(folder / "_out")
-    plan, beside = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
-    write_plan(store, plan, beside)
+    plan, alongside = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
+    write_plan(store, plan, alongside)
     found = {}
     for shard in plan.shards:
         row_ids = None if shard.row_ids is None else shard_row_ids(store, shard)
@@ -184,7 +184,7 @@ def differs(folder: Path, tables: list[pa.Table], names: set[str]) -> str | None
             if ".parquet: " in str(exc) and any(f"`{name}`" in str(exc) for name in names)
             else f"refused without its place: {exc}"
         )
-    except Exception as exc:  # noqa: BLE001 (what is looked for)
+    except Exception as exc:  # noqa: BLE001 (what is searched for)
         return f"{type(exc).__name__}: {exc}"
     return None if found == expected(tables) else f"other rows: {found}"
 
@@ -239,7 +239,7 @@ def test_files_of_two_types_are_read_right_or_refused_by_name(tmp_path: Path, sc
     assert not wrong, "\n".join(wrong)
 
 
-def test_ids_beyond_signed_integers_beside_small_ones_are_read_as_they_are(tmp_path: Path) -> None:
+def test_ids_beyond_signed_integers_next_to_small_ones_are_read_as_they_are(tmp_path: Path) -> None:
     texts = {name: pa.array(["x"] * 6) for name in ("query", "document")}
     for at, ids in enumerate(
         (pa.array([1, 2, 3, 1, 2, 3], pa.int64()), pa.array([2**63 + 1, 2, 3, 2**64 - 1, 2, 3], pa.uint64()))
@@ -251,7 +251,7 @@ def test_ids_beyond_signed_integers_beside_small_ones_are_read_as_they_are(tmp_p
 
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
 @pytest.mark.parametrize("name", ["q.id", "q", "a.b.c"])
-def test_a_column_with_dots_in_its_name_beside_a_struct_is_itself(tmp_path: Path, name: str, scattered: bool) -> None:
+def test_a_column_with_dots_in_its_name_next_to_a_struct_is_itself(tmp_path: Path, name: str, scattered: bool) -> None:
     table = write(tmp_path / "a.parquet", {}, scattered=scattered)
     assert table is not None
     other = pa.array([{"id": f"wrong{row}", "b": {"c": "wrong"}} for row in range(ROWS)])
@@ -265,9 +265,9 @@ def test_a_column_with_dots_in_its_name_beside_a_struct_is_itself(tmp_path: Path
         pq.write_table(pa.table({at: held[at] for at in order}), tmp_path / "a.parquet", row_group_size=5)
         spec = InputSpec(path=(str(tmp_path / "a.parquet"),), columns=Columns(query_id=name, document=("document",)))
         dataset = open_dataset(spec, Storage())
-        plan, beside = make_plan(dataset, {}, name="job", shards=1, chunk_rows=ROWS)
+        plan, alongside = make_plan(dataset, {}, name="job", shards=1, chunk_rows=ROWS)
         store = LocalRunStore(tmp_path / f"out{order[0]}")
-        write_plan(store, plan, beside)
+        write_plan(store, plan, alongside)
         row_ids = shard_row_ids(store, plan.shards[0]) if plan.is_scattered else None
         (chunk,) = read_chunks(dataset, plan.shards[0], row_ids, [0])
         assert {pair.row_id: pair.query_id for pair in chunk.pairs} == dict(enumerate(table["query_id"].to_pylist()))
@@ -293,7 +293,7 @@ SHAPES: dict[str, Callable[[pa.Table], pa.Table]] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
-def test_every_shape_of_a_file_beside_an_ordinary_one_is_read_right_or_refused_by_name(
+def test_every_shape_of_a_file_next_to_an_ordinary_one_is_read_right_or_refused_by_name(
     tmp_path: Path, shape: str, scattered: bool
 ) -> None:
     first = write(tmp_path / "a.parquet", {}, scattered=scattered)

@@ -56,8 +56,8 @@ class Planned:
         self.store = LocalRunStore(folder / "out")
         self.first = open_dataset(self.spec, Storage())
         parts = {"inputs": digest_of([list(file.identity) for file in self.first.files])}
-        plan, beside = make_plan(self.first, parts, name="job", shards=1, chunk_rows=4)
-        write_plan(self.store, plan, {**beside, **known_file(self.first, plan, self.spec, Reads())})
+        plan, alongside = make_plan(self.first, parts, name="job", shards=1, chunk_rows=4)
+        write_plan(self.store, plan, {**alongside, **known_file(self.first, plan, self.spec, Reads())})
 
     @property
     def plan(self) -> Plan:
@@ -195,7 +195,7 @@ def test_storage_whose_tags_prove_nothing_gives_no_stamps(tmp_path: Path) -> Non
 
 
 def damaged_rows(files: list[Any]) -> None:
-    """As many in all as before, so that no sum tells."""
+    """As many in all as before, so that no sum says."""
     files[0]["rows"], files[1]["rows"] = 3, 9
 
 

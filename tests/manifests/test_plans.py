@@ -89,9 +89,9 @@ def plan_of(path: Path, *, shards: int = 3, chunk_rows: int = 4, **options: obje
 
 def test_queries_that_lie_together_become_row_ranges(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a"] * 5 + ["b"] * 5 + ["c"] * 5)
-    plan, beside = plan_of(tmp_path / "a.parquet")
+    plan, alongside = plan_of(tmp_path / "a.parquet")
     assert not plan.is_scattered
-    assert not beside
+    assert not alongside
     assert [shard.first_row for shard in plan.shards] == [0, 5, 10]
     assert plan.queries == 3
 
@@ -99,10 +99,10 @@ def test_queries_that_lie_together_become_row_ranges(tmp_path: Path) -> None:
 def test_scattered_queries_stay_whole_and_every_row_is_planned_once(tmp_path: Path) -> None:
     ids = ["a", "b", "c", "a", "b", "d", "e", "a", "c", "f"] * 3
     write(tmp_path / "a.parquet", ids)
-    plan, beside = plan_of(tmp_path / "a.parquet")
+    plan, alongside = plan_of(tmp_path / "a.parquet")
     assert plan.is_scattered
     store = LocalRunStore(tmp_path / "out")
-    assert write_plan(store, plan, beside)
+    assert write_plan(store, plan, alongside)
     rows = [shard_row_ids(store, shard).tolist() for shard in plan.shards]
     assert sorted(row for shard in rows for row in shard) == list(range(len(ids)))
     queries = [{ids[row] for row in shard} for shard in rows]
@@ -122,12 +122,12 @@ def test_same_input_and_spec_give_the_same_plan_byte_for_byte(tmp_path: Path) ->
 
 def test_a_written_plan_reads_back_equal_and_is_never_replaced(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a", "b", "a"])
-    plan, beside = plan_of(tmp_path / "a.parquet")
+    plan, alongside = plan_of(tmp_path / "a.parquet")
     store = LocalRunStore(tmp_path / "out")
-    assert write_plan(store, plan, beside)
+    assert write_plan(store, plan, alongside)
     assert load_plan(store) == plan
-    other, beside = plan_of(tmp_path / "a.parquet", shards=2)
-    assert not write_plan(store, other, beside)
+    other, alongside = plan_of(tmp_path / "a.parquet", shards=2)
+    assert not write_plan(store, other, alongside)
     assert load_plan(store) == plan
 
 
@@ -149,9 +149,9 @@ def test_a_null_query_id_is_refused_with_its_row(tmp_path: Path) -> None:
 
 def test_a_damaged_row_id_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a", "b", "a"])
-    plan, beside = plan_of(tmp_path / "a.parquet", shards=1)
+    plan, alongside = plan_of(tmp_path / "a.parquet", shards=1)
     store = LocalRunStore(tmp_path / "out")
-    write_plan(store, plan, beside)
+    write_plan(store, plan, alongside)
     name = plan.shards[0].row_ids.path
     store.put(name, store.read(name) + b"x")
     with pytest.raises(ManifestError, match="sha256"):

@@ -28,7 +28,7 @@ from relabel.manifests.secrets import (
 )
 
 SECRET = "Zq7" + "hunter2Xv9"
-"""Stands wherever a form says so; in no form does any longer part of it than three characters survive."""
+"""Is wherever a form says so; in no form does any longer part of it than three characters survive."""
 BODY = base64.b64encode(bytes(range(100, 132))).decode()
 DER = "MC4CAQAwBQYDK2VwBCIEI" + BODY[:43]
 LONG = base64.b64encode(bytes(range(150, 198))).decode()
@@ -263,7 +263,7 @@ SURVIVE = [
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_a_url_shows_neither_user_nor_query_in_whatever_stands_around_it(url: str) -> None:
+def test_a_url_shows_neither_user_nor_query_in_whatever_is_around_it(url: str) -> None:
     assert secret_in_url(url)
     for frame in FRAMES:
         shown = redacted(frame(url))
@@ -461,12 +461,12 @@ def test_an_innocent_name_is_known_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_prompt_tokens", "WINDOW_TOKENS", "--batch-tokens", "tokens_per_batch"])
-def test_a_number_beside_a_limit_is_no_secret_however_long(name: str) -> None:
+def test_a_number_next_to_a_limit_is_no_secret_however_long(name: str) -> None:
     assert not names_secret(name, "10000000")
     assert not names_secret(name, "-1.5e+10")
     assert names_secret(name, "10000000x")
 
 
 @pytest.mark.parametrize("name", ["password", "api_token", "API_KEYS", "max_token", "tokens", "max_tokens_key"])
-def test_a_long_number_beside_a_name_of_a_secret_is_one(name: str) -> None:
+def test_a_long_number_next_to_a_name_of_a_secret_is_one(name: str) -> None:
     assert names_secret(name, "10000000")

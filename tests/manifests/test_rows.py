@@ -1,5 +1,5 @@
 """Whatever the files' layout, a shard's chunks hold the planned rows, in order, with the text that
-stands in the files.
+is in the files.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def check_chunks(layout: tuple, keep: int, reads: Reads = QUERY_AND_DOCUMENT) ->
             )
             pq.write_table(table, f"{scratch}/{number}.parquet", row_group_size=group)
         dataset = open_dataset(InputSpec(path=(scratch,)), Storage(), reads=reads)
-        plan, beside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
+        plan, alongside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
         store = LocalRunStore(Path(scratch) / "out")
-        write_plan(store, plan, beside)
+        write_plan(store, plan, alongside)
         seen: list[int] = []
         for shard in plan.shards:
             planned = shard_row_ids(store, shard)

@@ -176,7 +176,7 @@ def test_a_lone_surrogate_is_stored_as_a_question_mark_and_stops_nothing() -> No
 
 
 def test_a_retry_of_some_of_the_quarantined_rows_is_refused(folder: RunFolder) -> None:
-    """Else its quarantine would stand for the chunk's, and the rows that it did not ask would be nowhere."""
+    """Else its quarantine would represent the chunk's, and the rows that it did not ask would be nowhere."""
     commit(folder, 0, [0], [1, 2, 3])
     commit(folder, 1, [4, 5, 6, 7])
     commit(folder, 0, [2], attempt=2)

@@ -102,9 +102,9 @@ def dataset_of(folder: Path, limit: int | None = None) -> Dataset:
     return open_dataset(InputSpec(path=(str(folder),), limit=limit), Storage())
 
 
-def shards_of(folder: Path, plan: Plan, beside: Any) -> list[Simple]:
+def shards_of(folder: Path, plan: Plan, alongside: Any) -> list[Simple]:
     store = LocalRunStore(folder / "out")
-    assert write_plan(store, plan, beside)
+    assert write_plan(store, plan, alongside)
     assert all((shard.first_row is None) == plan.is_scattered for shard in plan.shards)
     return [
         Simple(shard_row_ids(store, shard).tolist(), shard.chunks, shard.estimated_tokens, shard.read_bytes)
@@ -144,13 +144,13 @@ def test_shards_and_chunks_are_those_of_the_simple_algorithm(
         for number, ids in enumerate(named):
             write_file(folder / f"in/{number}.parquet", ids, group_rows)
         dataset = dataset_of(folder / "in")
-        plan, beside = make_plan(
+        plan, alongside = make_plan(
             dataset, {"x": 1}, name="job", shards=shards, chunk_rows=chunk_rows, block_rows=block_rows
         )
         groups = [group for groups in dataset.group_bytes for group in groups]
         is_scattered, wanted = simple_plan([*itertools.chain(*named)], groups, shards=shards, chunk_rows=chunk_rows)
         assert plan.is_scattered == is_scattered
-        assert shards_of(folder, plan, beside) == wanted
+        assert shards_of(folder, plan, alongside) == wanted
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["together", "scattered"])
@@ -160,8 +160,8 @@ def test_a_row_group_of_several_batches_is_weighed_in_their_order(tmp_path: Path
     for number, part in enumerate((ids[:150_001], ids[150_001:])):
         write_file(tmp_path / f"in/{number}.parquet", part, 140_000)
     dataset = dataset_of(tmp_path / "in", 279_000)
-    plan, beside = make_plan(dataset, {"x": 1}, name="job", shards=5, chunk_rows=None, block_rows=20_000)
+    plan, alongside = make_plan(dataset, {"x": 1}, name="job", shards=5, chunk_rows=None, block_rows=20_000)
     groups = [group for groups in dataset.group_bytes for group in groups]
     is_scattered, wanted = simple_plan(ids[:279_000], groups, shards=5, chunk_rows=None)
     assert plan.is_scattered == is_scattered == (not together)
-    assert shards_of(tmp_path, plan, beside) == wanted
+    assert shards_of(tmp_path, plan, alongside) == wanted

@@ -42,7 +42,7 @@ def vault() -> Iterator[type[Vault]]:
 
 
 def written_globals(source: str) -> set[str]:
-    """Names of a module that its functions bind anew (`global`), or whose values they change in place."""
+    """Names of a module that its functions bind again (`global`), or whose values they change in place."""
     tree = ast.parse(source)
     targets = [node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)] for node in tree.body]
     held = {target.id for found in targets for target in found if isinstance(target, ast.Name)}

@@ -34,7 +34,7 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
         LocalRunStore(tmp_path).read(name)
 
 
-def test_put_replaces_in_one_step_and_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_put_replaces_in_one_step_and_leaves_nothing_else(tmp_path: Path) -> None:
     store = LocalRunStore(tmp_path)
     store.put("labels/m.json", b"one")
     store.put("labels/m.json", b"two")
@@ -152,7 +152,7 @@ def test_a_folder_that_vanished_under_a_writer_is_reported(tmp_path: Path) -> No
 
 
 def test_a_folder_that_is_a_link_is_listed_as_it_is_read(tmp_path: Path) -> None:
-    """A shard whose receipts were moved to another disk was asked again at each call, and paid for in vain."""
+    """A shard whose receipts were moved to another disk was asked again at each call, and paid for without effect."""
     store = LocalRunStore(tmp_path / "out")
     store.put("receipts/shard-00000/chunk-000000.json", b"{}")
     shutil.move(tmp_path / "out/receipts/shard-00000", tmp_path / "elsewhere")
@@ -183,7 +183,7 @@ def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
 def test_a_file_that_goes_while_its_folder_is_listed_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused answers go when a run is finished, whoever looks at them just then."""
+    """Refused answers go when a run is finished, anyone who looks at them just then."""
     store = LocalRunStore(tmp_path)
     for name in ("refused/a.json", "refused/b.json"):
         store.put(name, b"{}")

@@ -348,7 +348,7 @@ def test_titles_and_gates_know_every_metric() -> None:
 
 
 def test_the_page_lists_every_metric(request: pytest.FixtureRequest) -> None:
-    """`--update-golden` writes the table of docs/evaluate.md anew."""
+    """`--update-golden` writes the table of docs/evaluate.md again."""
     rows = ["| metric | in JSON and gates | what it is |", "|---|---|---|"]
     for metric in METRICS:
         names = ", ".join(f"`{name.replace('{}', '…')}`" for name in (metric.name, *metric.aliases))
@@ -367,7 +367,7 @@ def test_the_page_lists_every_metric(request: pytest.FixtureRequest) -> None:
 
 
 def test_places_of_large_weights_hold_their_sums() -> None:
-    """A query that is drawn thousands of times: 16 bits would not hold what its rows come to."""
+    """A query that is drawn thousands of times: 16 bits would not hold what its rows amount to."""
     judged = world(4, rows=200, queries=2)
     found = measured(judged).resampled(np.array([[5000.0, 3.0], [1.0, 1.0]]))
     score, gold = np.round(judged.probs[:, 1:].sum(1), 9), judged.gold >= 1  # type: ignore[index]

@@ -54,7 +54,7 @@ def exported(student: Path, pairs: Path, target: Path, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_an_encoders_heads_behind_optimums_backbone_say_what_the_student_says(
+def test_an_encoders_heads_after_optimums_backbone_say_what_the_student_says(
     pooling: str,
     encoder: Callable[..., Path],
     graded_file: Path,  # noqa: F811
@@ -77,7 +77,7 @@ def test_an_encoders_heads_behind_optimums_backbone_say_what_the_student_says(
     )
 
 
-def test_a_decoders_grade_tokens_behind_optimums_backbone_say_what_the_student_says(
+def test_a_decoders_grade_tokens_after_optimums_backbone_say_what_the_student_says(
     decoder: Path,  # noqa: F811
     graded_file: Path,  # noqa: F811
     tmp_path: Path,

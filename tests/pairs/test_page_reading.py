@@ -111,7 +111,7 @@ def test_what_shows_is_kept_and_what_does_not_goes(html: str, wanted: list[str])
     assert [text for _, text in blocks(read(html))] == wanted
 
 
-def test_markdown_is_read_as_the_html_that_it_stands_for() -> None:
+def test_markdown_is_read_as_the_html_that_it_represents() -> None:
     page = read(
         "# Roses\n\nSee [the *guide*](http://x.y/z) or ![a picture](p.png).\nNext line.\n\nSetext\n---\n\n"
         "| a | b |\n|---|---|\n| 1 | ~~2~~ |\n\n- one\n  - two\n\n```py\nx = '# no heading'\n```\n\n"

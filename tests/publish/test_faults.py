@@ -1,8 +1,8 @@
 """A store that fails: every call in turn raises before it acts, after it acted, or hands over too few bytes; and S3
 over a bad wire.
 
-Whatever happens, each channel points to a whole version and what serves is whole; the same command afterwards ends the
-work.
+Whatever happens, each channel points to a whole version and the active version is whole; the same command afterwards
+ends the work.
 """
 
 from __future__ import annotations

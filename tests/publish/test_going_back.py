@@ -2,7 +2,7 @@
 named.
 
 A state machine publishes, moves channels, pulls and rolls back; a model in memory says which versions are bad, what is
-kept, what serves.
+kept, the active version.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""kill -9 anywhere in a publish or a pull: every channel points to a whole version, what serves is whole, the same
-command ends the work.
+"""kill -9 anywhere in a publish or a pull: every channel points to a whole version, the active version is whole, the
+same command ends the work.
 
 Most are killed in forks of this process, which are warm and so cheap; some in fresh processes, and on S3.
 """

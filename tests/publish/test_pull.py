@@ -1,4 +1,4 @@
-"""What serves is whole and proven, whatever comes from the store; a refusal leaves it as it was."""
+"""The active version is whole and proven, whatever comes from the store; a refusal leaves it as it was."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_broken_download_is_resumed_where_it_stopped(
     assert not (tmp_path / "dest" / ".partial").exists()
 
 
-def test_a_part_that_went_bad_on_disk_is_fetched_anew(
+def test_a_part_that_went_bad_on_disk_is_fetched_again(
     bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     version = publish_to(bundle_store, bundle("one", size=MIB)).version
@@ -418,7 +418,7 @@ class TestWithAKey:
         change(local_bundle_store, version_name("ecom", done.version.version), lambda held: {**held, "signatures": []})
         self.refused(local_bundle_store, served, keys, "versions/.*: no valid signature .*signed by nobody")
 
-    def test_a_signature_of_one_record_does_not_stand_for_another(
+    def test_a_signature_of_one_record_does_not_are_for_another(
         self, local_bundle_store: Store, served: Path, bundle: Callable[..., Path], keys: dict[str, Path]
     ) -> None:
         signed = load_channel(local_bundle_store, "ecom", "stable")
@@ -612,7 +612,7 @@ def test_a_damaged_state_file_is_reported_and_what_serves_goes_on(
     assert served_text(tmp_path / "dest") == "one"
 
 
-def test_whoever_opens_the_link_finds_a_whole_bundle_at_every_instant(
+def test_anyone_who_opens_the_link_finds_a_whole_bundle_at_every_instant(
     local_bundle_store: Store, tmp_path: Path
 ) -> None:
     folders = [write_bundle(tmp_path / f"b{number}", str(number)) for number in range(2)]

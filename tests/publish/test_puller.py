@@ -215,8 +215,8 @@ RECORDS: dict[str, tuple[str, Callable[[Any], Any], int]] = {
     "another format": ("version", lambda held: {**held, "format": 2}, 3),
     "another kind": ("version", lambda held: {**held, "kind": "channel"}, 3),
     "no body": ("version", lambda held: {**held, "body": None}, 3),
-    "signatures that are none": ("version", lambda held: {**held, "signatures": "none"}, 3),
-    "a signature that is none": ("channel", lambda held: {**held, "signatures": [{}]}, 3),
+    "signatures that are not valid": ("version", lambda held: {**held, "signatures": "none"}, 3),
+    "an invalid signature": ("channel", lambda held: {**held, "signatures": [{}]}, 3),
     "too many signatures": (
         "channel",
         lambda held: {**held, "signatures": [{"algorithm": "a", "key_id": "0" * 16, "signature": ""}] * 17},
@@ -415,7 +415,7 @@ STATES: dict[str, tuple[Harm, int]] = {
         )
     },
     **{
-        f"a damaged state: what serves, {key} {value!r}": (
+        f"a damaged state: the active version, {key} {value!r}": (
             lambda world, key=key, value=value: change_json(
                 world.dest / ".pull.json",
                 lambda held: {**held, "served": [{**held["served"][0], key: value}]},
@@ -472,7 +472,7 @@ STATES: dict[str, tuple[Harm, int]] = {
         ],
         0,
     ),
-    "it is what serves": (lambda world: (world.dest / MANIFEST_NAME).write_text("{}"), 3),
+    "it is the active version": (lambda world: (world.dest / MANIFEST_NAME).write_text("{}"), 3),
     "it is a store": (lambda world: (world.dest / OBJECTS).mkdir(), 3),
     "a damaged folder under the new version's name": (lambda world: (world.dest / ".versions/v2").mkdir(), 0),
 }

@@ -1,5 +1,5 @@
-"""What serves is what was pulled: whatever happens to a file or to the link, pull repairs it; verify and show name it
-and touch nothing.
+"""The active version is what was pulled: whatever happens to a file or to the link, pull repairs it; verify and show
+name it and touch nothing.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def test_a_reader_that_has_the_old_files_open_goes_on_with_them(
         assert held + reader.read() == (source / "model.onnx").read_bytes()
 
 
-def test_pythons_caches_beside_a_loader_are_no_damage(store: LocalStore, tmp_path: Path) -> None:
+def test_pythons_caches_next_to_a_loader_are_no_damage(store: LocalStore, tmp_path: Path) -> None:
     """A server that imports `load.py` leaves them; a pull that repaired that would switch each time."""
     dest = tmp_path / "dest"
     pull_from(store, dest)

@@ -1,4 +1,4 @@
-"""A real Ray cluster of three nodes on this machine, each with a GPU that is none."""
+"""A real Ray cluster of three nodes on this machine, each with an invalid GPU."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Judgment:
 
 @dataclass
 class Seen:
-    """All that a page did besides showing itself."""
+    """All that a page did also showing itself."""
 
     console: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -143,8 +143,8 @@ def forge_run(
         cut={"shards": 1, "chunk_rows": chunk_rows},
     )
     store = open_run_store(root, Storage())
-    plan, beside = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
-    write_plan(store, plan, beside)
+    plan, alongside = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
+    write_plan(store, plan, alongside)
     run = RunFolder(store, plan)
     count = len(plan.shards[0].chunks)
     row_ids = None if plan.shards[0].row_ids is None else shard_row_ids(store, plan.shards[0])

@@ -155,7 +155,7 @@ def test_policy_refuses_a_script_that_got_in_all_the_same(
     )
 
 
-def test_evidence_after_emoji_is_marked_where_it_stands(hostile: Path, open_page: Callable[..., Any]) -> None:
+def test_evidence_after_emoji_is_marked_where_it_is(hostile: Path, open_page: Callable[..., Any]) -> None:
     """Spans count code points; an emoji is two of JavaScript's units."""
     page, _ = open_page(hostile)
     page.locator(".rows .head").first.click()

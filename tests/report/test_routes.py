@@ -1,4 +1,4 @@
-"""What the page shows of a run of `route`: a few documents' trees, step by step, whatever stands in them."""
+"""What the page shows of a run of `route`: a few documents' trees, step by step, whatever is in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK = RouteStep(None, (), (), (), refused=True, expelled=0)
 
 
 def page_tree(texts: list[str], *, headings: int = 3, deep: bool = False) -> tuple[str, Tree]:
-    """A document of texts, a line each, by turns under some headings, which stand in each other if `deep`."""
+    """A document of texts, a line each, by turns under some headings, which are in each other if `deep`."""
     nodes = [Node(0, STRUCTURE, 0, f"Page {BAITS[0]}", 0, 0, NO_PARENT)]
     document = ""
 

@@ -1,4 +1,4 @@
-"""What the page says: every number is one of the run's own, what is missing is said, and nothing of it depends on
+"""What the page says: every number is one of the run's own, what is missing is reported, and nothing of it depends on
 chance.
 """
 

@@ -31,7 +31,7 @@ def test_what_is_reported_on_is_never_written_to(
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_grades_behind_a_pattern_are_not_written_over(run: Path, relabel: Callable[..., Any], folder: Path) -> None:
+def test_grades_after_a_pattern_are_not_written_over(run: Path, relabel: Callable[..., Any], folder: Path) -> None:
     before = (folder / "pairs.parquet").read_bytes()
     relabel("report", "out", "--gold", "pair*.parquet", "--to", "pairs.parquet", "--force").refused(
         2, "is in the input"

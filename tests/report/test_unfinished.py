@@ -36,7 +36,7 @@ def forge_training(
     texts: tuple[str, ...] = ("<score>1</score>",),
     figures: tuple[str, ...] = ("loss", "reward"),
 ) -> Path:
-    """An output whose training wrote checkpoints behind these steps, by the code that writes them, and goes on."""
+    """An output whose training wrote checkpoints after these steps, by the code that writes them, and goes on."""
     from relabel.distill.training.checkpoints import StepState, write_checkpoint
 
     checkpoints = folder / CHECKPOINTS

@@ -1,5 +1,5 @@
 """The canary, and engines that may not be mixed: what is refused before a label is committed, and
-what is said of it.
+what is reported of it.
 """
 
 from __future__ import annotations

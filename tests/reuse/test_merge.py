@@ -155,7 +155,7 @@ def test_templates_and_engine_versions_are_refused_too(days: Days, monkeypatch: 
 
 
 @pytest.mark.parametrize("generations", [1, 2])
-def test_the_engine_behind_rows_that_were_taken_over_keeps_outputs_apart(
+def test_the_engine_after_rows_that_were_taken_over_keeps_outputs_apart(
     days: Days, monkeypatch: pytest.MonkeyPatch, generations: int
 ) -> None:
     """Else two teachers would come under one name by way of an output that asked nobody."""
@@ -183,10 +183,10 @@ def test_the_engine_behind_rows_that_were_taken_over_keeps_outputs_apart(
     assert (code, "engine version: " in message) == (5, True)
     assert days.call(*merge, "--allow-mixed")[0] == 0
     assert days.manifest("week")["mixed"]["differences"]
-    # a run that takes labels of the old engine over and asks the new one beside it says what it is, too
-    days.run("beside", [*rows[:12], {**rows[0], "document": "Something new."}], reuse=["monday"])
-    assert "version" in str(days.manifest("beside")["mixed"]["differences"])
-    assert days.call("run", days.folder / "beside.yaml")[0] == 10
+    # a run that takes labels of the old engine over and asks the new one next to it says what it is, too
+    days.run("alongside", [*rows[:12], {**rows[0], "document": "Something new."}], reuse=["monday"])
+    assert "version" in str(days.manifest("alongside")["mixed"]["differences"])
+    assert days.call("run", days.folder / "alongside.yaml")[0] == 10
 
 
 def test_an_output_is_not_merged_into_itself_and_left_as_it_was(days: Days) -> None:
@@ -198,7 +198,7 @@ def test_an_output_is_not_merged_into_itself_and_left_as_it_was(days: Days) -> N
     assert sorted(path for path in days.out("monday").rglob("*")) == before
 
 
-def test_a_file_that_stands_in_both_is_refused(days: Days) -> None:
+def test_a_file_that_is_in_both_is_refused(days: Days) -> None:
     rows = rows_of(4, 3)
     days.run("monday", rows)
     days.run("again", rows, run={"chunk_rows": 5})

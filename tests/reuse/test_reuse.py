@@ -55,7 +55,7 @@ def test_one_per_cent_changed_costs_one_per_cent_of_the_asks_also_the_day_after(
         assert days.manifest(day)["rows"] == {"in": 400, "labelled": 4, "reused": 396, "quarantined": 0}
 
 
-def test_what_is_asked_beside_reused_rows_is_what_a_run_without_reuse_would_say(days: Days) -> None:
+def test_what_is_asked_next_to_reused_rows_is_what_a_run_without_reuse_would_say(days: Days) -> None:
     rows = rows_of(5, 6)
     days.run("monday", rows)
     rows[13] = {**rows[13], "document": "Red shoes."}

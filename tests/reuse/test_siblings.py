@@ -39,7 +39,7 @@ def test_a_changed_sibling_asks_its_query_again_and_nothing_else_does(days: Days
     assert days.asks("mon") == {"review": 6}
     alter, again = CHANGES[change]
     days.run("tue", alter(rows), labeler=REVIEW, reuse=["mon"])
-    is_shown = change != "an id"  # a changed id is no other prompt: the kept answer is read anew, with the new id
+    is_shown = change != "an id"  # a changed id is no other prompt: the kept answer is read again, with the new id
     assert days.asks("tue") == ({"review": len(again)} if again and is_shown else {})
     assert {row["query_id"] for row in days.labels("tue") if not row["reused"]} == again
 

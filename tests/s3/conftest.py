@@ -155,7 +155,7 @@ def call(*arguments: str | Path, **environment: str) -> subprocess.CompletedProc
 
 
 class Outcome(NamedTuple):
-    """What a command left behind."""
+    """What a command left."""
 
     returncode: int
     stdout: str

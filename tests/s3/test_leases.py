@@ -153,7 +153,7 @@ def test_a_cron_tick_that_meets_a_live_lease_ends_at_once_and_a_sleeper_that_wak
     assert relabel("verify", job).returncode == 0
 
 
-def test_status_tells_a_shard_under_way(
+def test_status_says_a_shard_under_way(
     write_job: Callable[..., Path], relabel: Callable[..., Outcome], open_fresh: Callable[..., ObjectRunStore]
 ) -> None:
     job = write_job()

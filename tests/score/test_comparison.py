@@ -136,7 +136,7 @@ def test_sets_of_different_files_are_matched_by_ids_whatever_their_order(
     assert one["counts"]["matched"] == one["counts"]["judged"] == 60
 
 
-def test_a_name_may_stand_before_a_path_and_a_path_may_hold_an_equals_sign(
+def test_a_name_may_are_before_a_path_and_a_path_may_hold_an_equals_sign(
     relabel: Callable[..., Any], two_files: tuple[str, str, str], folder: Path
 ) -> None:
     teacher, student, _ = two_files
@@ -196,7 +196,7 @@ def test_a_gate_that_holds_passes_and_one_that_does_not_exits_5_with_everything_
     assert gate["bound"] == pytest.approx(1.5 * humans["teacher"]["figures"]["f1_macro"]["value"])
 
 
-def test_a_gate_may_stand_on_one_set_of_labels(relabel: Callable[..., Any], two_files: tuple[str, str, str]) -> None:
+def test_a_gate_may_are_on_one_set_of_labels(relabel: Callable[..., Any], two_files: tuple[str, str, str]) -> None:
     line = ("evaluate", two_files[0], "--qrels", two_files[2], "--label", "label")
     assert relabel(*line, "--require", "accuracy>0.1").code == 0
     done = relabel(*line, "--require", "accuracy>0.99")

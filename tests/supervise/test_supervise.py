@@ -261,7 +261,7 @@ def test_a_second_ctrl_c_kills_all_at_once_with_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("crash", [pytest.param("raise", marks=pytest.mark.full), "hang"])
-def test_a_supervisor_killed_by_kill_9_leaves_no_process_behind(
+def test_a_supervisor_killed_by_kill_9_leaves_no_process(
     tmp_path: Path, undisturbed: dict[str, str], crash: str
 ) -> None:
     """Also where the engines hang and would never read a pipe again."""

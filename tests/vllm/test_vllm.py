@@ -43,12 +43,12 @@ def test_a_marker_inside_the_prefill_is_a_place_like_any_other(start, model_dir,
     run_all(engine, requests_for(5, decisions=(first, SCORE), format=form, prefill="<grade>1</grade><think>"))
     rows = list(finished)
     assert_own_softmax(model_dir(), rows, engine._encoder.encode_text, "score")
-    for row in rows:  # the prefill is encoded anew up to the place, so the prompt proper is what comes before it
+    for row in rows:  # the prefill is encoded again up to the place, so the prompt proper is what comes before it
         row.prompt, row.tokens, row.ends, row.prefill = row.prompt[: len(row.prompt) - row.num_prefill], [], [], b""
     assert_own_softmax(model_dir(), rows, engine._encoder.encode_text, "first")
 
 
-def test_decisions_alone_beside_bound_and_free_asks_stay_exact(start, model_dir, finished):
+def test_decisions_alone_next_to_bound_and_free_asks_stay_exact(start, model_dir, finished):
     engine = start()
     two = Decision("pair", "<score>", ("0", "1"))
     kinds: list[dict[str, Any]] = [
