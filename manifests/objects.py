@@ -171,6 +171,7 @@ class FsspecObjects:
         with _translate_errors(f"{self._where}: can't list {key}"):
             self._filesystem.invalidate_cache(key)
             found = self._filesystem.find(key, maxdepth=None if is_deep else 1, detail=True)
+        found.pop(key, None)  # of a file, `find` names the file itself
         return [Entry(name, int(info.get("size") or 0), 0.0, _tag(info)) for name, info in found.items()], None
 
     def delete(self, key: str) -> None:

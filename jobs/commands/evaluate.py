@@ -55,7 +55,7 @@ from relabel.manifests.files import Storage
     "--grades",
     type=click.IntRange(2, 10),
     metavar="K",
-    help="Grades on the scale, where neither a run nor distributions say.",
+    help="Grades on the scale, where neither a run nor distributions give them.",
 )
 @grade_map_option
 @click.option(

@@ -303,7 +303,7 @@ class VerifiedRun:
     is_flag=True,
     help="Follow the run while anybody works on it: what each worker has in flight, was answered and refused, its "
     "tokens/s, and when the run should be done. Exit 20: rows are open and nobody works on them. With --output json: "
-    "one check.",
+    "once.",
 )
 @date_option
 @log_option

@@ -319,7 +319,7 @@ def test_the_day_in_a_prompt_is_that_of_the_plan(
     it_is(monkeypatch, "2026-03-01")
     assert "Today Date: 01 Mar 2026" in relabel("ask", "job.yaml", "--dry-run").out
     planned = relabel("plan", "job.yaml")
-    assert "prompts say    2026-03-01, the day of the plan" in planned.out
+    assert "prompts say  2026-03-01, the day of the plan" in planned.out
     it_is(monkeypatch, "2026-04-02")
     assert "Today Date: 01 Mar 2026" in relabel("ask", "job.yaml").out
     assert relabel("plan", "job.yaml", "--output", "json").json["template_day"] == "2026-03-01"
