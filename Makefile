@@ -18,7 +18,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser environments test test-vllm test-optimum contract check format docs faults full faults-long bench shows gpu gpu-day clean
+.PHONY: help demo teach browser environments test test-vllm test-optimum contract check format docs faults full faults-long bench release shows gpu gpu-day clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ full: $(STAMP) ## Tests that are too long for every day and are not among `make 
 
 faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at least 80 % of its schedules (hours)
 	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) $(LONG_TESTS) --timeout 0
+
+release: ## The wheel and the sdist in dist/, each installed in an empty environment and used; the demo runs from the wheel
+	PYTHON=$(PYTHON) .ci/release
 
 bench: $(STAMP) ## Figures of benchmarks/, on this machine
 	$(BIN)/python benchmarks/run_loop.py
