@@ -120,7 +120,7 @@ def test_a_reader_finds_a_word_without_a_request_to_elsewhere_or_a_word_of_compl
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["getting-started", "label-my-pairs", "deploying"])
+@pytest.mark.parametrize("name", ["getting-started", "label-my-pairs", "deploy"])
 def test_axe_finds_no_violation_of_wcag_aa(chromium: Any, site: Path, name: str, scheme: str) -> None:  # noqa: F811
     """Pages that hold all there is between them: tables, lists, links, an image, and blocks of every language."""
     script = Path(pytest.importorskip("axe_playwright_python").__file__).parent / "axe.min.js"

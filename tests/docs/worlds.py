@@ -23,7 +23,6 @@ from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
 from tests.reuse.test_tree_column import treed_rows
 from tests.score.conftest import write_tiny_student
-from tests.teachers.models import write_tiny_decoder
 
 Rows = Callable[..., list[dict[str, Any]]]
 
@@ -112,18 +111,6 @@ def labelled_pairs(folder: Path) -> None:
     """Pairs and a finished run over them."""
     write_pairs(folder)
     finished_run(folder, "my-labels", "pairs.parquet", labeler="r3a")
-
-
-def graded_titles(folder: Path) -> None:
-    """Titles with trusted grades from 0 to 3, a language model of random weights under the name of a real one, and the
-    specs of the page's students.
-    """
-    rows = [pair._asdict() | {"grade": number % 4} for number, pair in enumerate(load_pairs()[:96])]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
-    write_tiny_decoder(folder / "models/Qwen2.5-Coder-1.5B-Instruct")
-    (folder / "docs/students").mkdir(parents=True)
-    for spec in (DOCS / "students").glob("headline*.yaml"):
-        shutil.copy(spec, folder / "docs/students")
 
 
 def cited_answers(folder: Path) -> None:
@@ -219,19 +206,17 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "commands.md": lambda folder, _: write_pairs(folder),
     "compare.md": lambda folder, _: two_prompts(folder),
     "convert.md": lambda folder, _: two_prompts_and_routes(folder),
-    "deploy-it.md": lambda folder, _: real_bundle(folder),
-    "deploying.md": lambda folder, _: served_bundle(folder),
+    "deploy.md": lambda folder, _: served_bundle(folder),
     "evaluate.md": judged,
-    "first-hour.md": lambda folder, _: write_pairs(folder),
+    "getting-started.md": lambda folder, _: write_pairs(folder),
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
     "labelers.md": lambda folder, _: cited_answers(folder),
-    "measured.md": lambda folder, _: graded_titles(folder),
     "pairs.md": lambda folder, _: cited_answers_and_encoder(folder),
     "publish.md": lambda folder, _: sealed_bundle(folder),
     "reuse.md": lambda folder, _: two_days(folder),
     "score.md": lambda folder, _: trained_student(folder),
     "something-broke.md": lambda folder, _: write_pairs(folder),
-    "train-a-student.md": lambda folder, _: labelled_pairs(folder),
+    "distill.md": lambda folder, _: labelled_pairs(folder),
     "writing-a-labeler.md": lambda folder, _: write_pairs(folder),
 }
 """Page → what lies in the working folder before its first command."""
