@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BudgetState:
-    """How much of a budget is spent, by receipts; an invalid limit is none."""
+    """How much of a budget is spent, by receipts; None means no limit."""
 
     max_tokens: int | None
     max_cost: float | None

@@ -28,7 +28,7 @@ from relabel.manifests.gold import (
 )
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.metrics.comparison import BY_IDS, Labelled
-from relabel.manifests.metrics.judged import Judged, RowsAlongside, check_widths, distributions, sample_counts
+from relabel.manifests.metrics.judged import Judged, UnjudgedRows, check_widths, distributions, sample_counts
 from relabel.manifests.plan import PLAN_NAME, Plan, shard_row_ids
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import LEFT_OUT
@@ -609,7 +609,7 @@ class Join:
             sampled_N,
             query_names if has_queries else None,
             rows.columns,
-            None if unjudged is None else RowsAlongside.of(unjudged.query_ids, query_names, unjudged.columns),
+            None if unjudged is None else UnjudgedRows.of(unjudged.query_ids, query_names, unjudged.columns),
         )
 
 

@@ -43,13 +43,13 @@ is one.
 
 
 def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What of an engine's facts (as receipts hold them) decides whether its labels may be alongside others."""
+    """What of an engine's facts (as receipts hold them) decides whether its labels may be mixed with others."""
     found = {name: str(facts.get(name, "")) for name in IDENTITY}
     return found | {"device": found["device"].partition(":")[0]}
 
 
 def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All engines after a set of labels: those that were asked for it, and the identities of others whose labels were
+    """All engines that made a set of labels: those that were asked, and the identities of those whose labels were
     reused.
     """
     found = [dict(facts) for facts in asked if facts]
@@ -109,7 +109,7 @@ class RunManifest:
 
     Args:
         receipts_sha256, receipts_listing_sha256: of the receipts' contents, and of what a listing shows of them.
-        engines: all that are after the labels; `engines_asked` are those that were asked here.
+        engines: all that made the labels; `engines_asked` are those that were asked here.
         provenance: the plan's parts.
         merged_from: of a merged output.
     """
@@ -203,7 +203,7 @@ def write_manifest(store: RunStore, manifest: RunManifest) -> None:
 
 
 # ------------------------------------------------------------------------------
-# What the receipts of a run amount to, all or those of some shards, at one moment.
+# The sums over the receipts of a run, or of some of its shards, at one moment.
 
 
 NAMES_AT_A_TIME = 4096
@@ -242,7 +242,7 @@ class Snapshot(NamedTuple):
         labels: label files of all attempts; together they hold each labelled row once.
         quarantine: quarantine files of each chunk's highest attempt.
         answers: files with answers that rows share.
-        engines: the different engines that were asked here; `all_engines` are those after the labels, reused or
+        engines: the different engines that were asked here; `all_engines` are those that made the labels, reused or
             not.
         reused_from: outputs that rows were reused from, with the rows of each.
         digest: over every receipt's name and its files' digests; it changes with any of them.
@@ -323,7 +323,7 @@ def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]
 
 
 class ReceiptCounts:
-    """What the receipts so far amount to."""
+    """The sums over the receipts so far."""
 
     def __init__(self) -> None:
         self._rows = self._chunks = self._labelled = self._reused = 0

@@ -47,8 +47,8 @@ SETTLED = ("model", "engine", "overlong")
 _NOT_IN_A_LABEL = frozenset({"attempts"})
 """Options that decide how often an unreadable answer is asked again, and never what a readable one says."""
 BY_CONTENT = "by its files"
-"""Represents a path among an engine's options: what lies there is part of the model's digest, and where it lies is no
-part of a label.
+"""Replaces a path among an engine's options in the fingerprint: its content is part of the model's digest, and where
+it lies is no part of a label.
 """
 
 
@@ -131,7 +131,7 @@ class RowIdFile(NamedTuple):
 
 
 class ShardPlan(NamedTuple):
-    """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file alongside
+    """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file next to
     the plan.
 
     `chunks` are row counts in the shard's own order; chunk k covers the rows after those of chunks 0..k-1.
@@ -209,7 +209,7 @@ def facts_of(parts: dict[str, Any]) -> PlanFacts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a worker needs to know also the spec.
+    """All that a worker needs to know apart from the spec.
 
     Args:
         fingerprint: digest of `parts`; every receipt carries it.
@@ -256,7 +256,7 @@ class Plan:
         return sum(len(shard.chunks) for shard in self.shards)
 
 
-def write_plan(store: RunStore, plan: Plan, alongside: Mapping[str, bytes]) -> bool:
+def write_plan(store: RunStore, plan: Plan, plan_files: Mapping[str, bytes]) -> bool:
     """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that
     one).
 
@@ -269,7 +269,7 @@ def write_plan(store: RunStore, plan: Plan, alongside: Mapping[str, bytes]) -> b
             "Name another `output`."
         )
     failpoints.hit("before_plan_rows")
-    for name, data in alongside.items():
+    for name, data in plan_files.items():
         store.put(name, data)
     failpoints.hit("before_plan")
     held = replace(plan, files=[file._replace(path=absolute_path(file.path)) for file in plan.files])
@@ -535,7 +535,7 @@ def differing(was: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, An
 
 
 # ------------------------------------------------------------------------------
-# What the planning's look at the input found, kept next to the plan: while a listing shows every file as it was, no
+# What planning found about the input, kept next to the plan: while a listing shows every file as it was, no
 # footer is read again.
 #
 # A shortcut and nothing more. It is no part of a file's identity nor of the plan, and where anything about it does not

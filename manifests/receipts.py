@@ -71,7 +71,7 @@ class ReusedRows:
     """Rows that a chunk took over from an earlier output: which output, as it was found, and how many.
 
     `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case.
-    `engines` are the identities (`mixing.engine_identity`) of all engines after that output's labels, whichever of
+    `engines` are the identities (`mixing.engine_identity`) of all engines that made that output's labels, whichever of
     them answered for these rows; empty in receipts of an earlier relabel.
     """
 
@@ -207,7 +207,7 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
 
 
 def parse_receipt_name(name: str) -> ChunkId | None:
-    """The chunk that a receipt's name represents; None for an invalid name."""
+    """The chunk that a receipt's name belongs to; None if the name is not a receipt's."""
     folder, _, file = name.rpartition("/")
     stem, *rest = file.removesuffix(".json").split(".")
     if not file.endswith(".json") or not stem.startswith("chunk-") or len(rest) > 1:
@@ -225,7 +225,7 @@ def parse_receipt_name(name: str) -> ChunkId | None:
 
 
 class ChunkFacts(NamedTuple):
-    """What a committer knows about a chunk also its rows."""
+    """What a committer knows about a chunk, apart from its rows."""
 
     fingerprint: str
     id: ChunkId
@@ -259,7 +259,7 @@ def commit_chunk(
     """Write a chunk's data files, then its receipt if nobody else did.
 
     File names carry a digest of their bytes, so that two workers with the same rows write the same file and a loser
-    with other rows harms nobody. What a loser discarded is kept under `lost/`, as the receipt that it would have
+    with other rows harms nobody. What a loser spent is kept under `lost/`, as the receipt that it would have
     been.
 
     Args:
@@ -390,7 +390,7 @@ NOTHING = Fates(0, 0, {})
 
 
 def agree(receipts: Sequence[Receipt], num_planned: int) -> bool:
-    """Whether a chunk's receipts agree with each other and with the plan, by their own words; `prove_chunk` says what
+    """Whether a chunk's receipts agree with each other and with the plan, by their own words; `prove_chunk` checks what
     is wrong.
 
     Args:

@@ -282,7 +282,7 @@ def _spilled(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 # ------------------------------------------------------------------------------
-# A few rows of an input by number or by query, outside of any plan: to be checked.
+# A few rows of an input by number or by query, outside of any plan, to be shown.
 
 
 def pairs_by_number(dataset: Dataset, rows: Sequence[int]) -> Iterator[Pair]:
@@ -320,7 +320,7 @@ def rows_of_queries(dataset: Dataset, query_ids: Collection[str]) -> dict[str, l
 
 
 # ------------------------------------------------------------------------------
-# The input that a run labelled, opened to be read again: by anyone who joins texts to its labels.
+# The input that a run labelled, opened again, to join its texts to labels.
 
 
 def open_run_input(root: str, plan: Plan, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT) -> Dataset:

@@ -144,12 +144,12 @@ class RunFolder:
         yield from self._read_chunks(self.store.etags(f"receipts/shard-{shard:05d}"))
 
     def receipts_by_shard(self) -> Iterator[list[Receipt]]:
-        """As `chunk_receipts`, shard after shard, of the shards that have any: one listing says which."""
+        """As `chunk_receipts`, shard after shard, of the shards that have any; one listing finds them."""
         for shard in sorted(self.attempts_of_all()):
             yield from self.chunk_receipts(shard)
 
     def _read_chunks(self, etags: Mapping[str, str]) -> Iterator[list[Receipt]]:
-        """The receipts after these names, chunk by chunk in order; read several at a time where the store is slow to
+        """The receipts of these names, chunk by chunk in order; read several at a time where the store is slow to
         answer.
         """
         chunks = [
@@ -254,7 +254,7 @@ class RunFolder:
         """Prove that every planned row is there and has exactly one state, from the files that these receipts name.
 
         Args:
-            found: the receipts; commits that came after it are not checked.
+            found: the receipts; commits that came after it are not seen.
             check_bytes: also compare every file's sha256 (`verify`); otherwise only narrow columns are read.
         Raises:
             ManifestError: a chunk has no receipt; or names a receipt, its files, and up to ten row ids that are lost or
@@ -318,7 +318,7 @@ class RunFolder:
 
 
 def _plan_digest(folder: RunFolder) -> str:
-    """sha256 of plan.json, read again and seen to hold the plan that was worked by: a reply that was cut short would be
+    """sha256 of plan.json, read again and checked to be the plan that was used: a reply that was cut short would be
     in the manifest for good.
     """
     where = f"{folder.store.root}/{PLAN_NAME}"
@@ -344,7 +344,7 @@ def build_manifest(
 
     Args:
         found: the receipts, read under the manifest's lock.
-        canaries: what asking labelled rows again amounted to.
+        canaries: the outcome of asking labelled rows again.
         allow_mixed: the user allowed labels of different engines in one output.
     Raises:
         ManifestError: a row is lost or doubled, or a chunk is missing.
@@ -390,7 +390,7 @@ def build_manifest(
 
 
 def own_columns(parts: dict[str, Any]) -> dict[str, str]:
-    """The columns that the labeler for a plan's parts gave its labels, name → kind."""
+    """The columns that a plan's labeler adds to its labels, name → kind."""
     return dict(facts_of(parts).label_columns)
 
 
@@ -406,7 +406,7 @@ def joined_form(plans: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     Args:
         plans: what to call each in an error, and its parts.
     Raises:
-        ManifestError: a plan is of a version whose labels can't be alongside others, or two have a column of one name
+        ManifestError: a plan is of a version whose labels can't be mixed with others, or two have a column of one name
             and two kinds.
     """
     columns: dict[str, str] = {}
@@ -452,7 +452,7 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 # ------------------------------------------------------------------------------
-# The committed labels of a run, as anyone who judges or merges them opens them.
+# The committed labels of a run, as evaluation and merging open them.
 
 
 _ALL_OF_THEM = "no labels but those of the whole run are a fair sample"

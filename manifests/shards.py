@@ -46,7 +46,7 @@ def blocks_of(column: Column, start: int, stop: int, block_rows: int) -> Iterato
 
 @contextlib.contextmanager
 def spilling(what: str) -> Iterator[None]:
-    """What fails while something is written alongside: not what fails while its source is read.
+    """Errors while writing a copy, as opposed to errors while reading its source.
 
     Raises:
         DiskFullError: in place of any OSError.
@@ -443,7 +443,7 @@ def cut_queries(
         shards: how many; with fewer queries than shards some stay empty.
         chunk_rows: most rows a chunk, None for what fits the shard; only a query larger than that is split over chunks.
         whole: not even that one is split; it is a chunk of its own.
-        block_rows: queries that are checked at a time.
+        block_rows: queries that are read at a time.
     """
     starts = _shard_starts(sizes_Q, weights_Q, shards, block_rows)
     place_S = np.searchsorted(starts.shard, np.arange(shards + 1))
@@ -556,7 +556,7 @@ def make_plan(
         block_rows=block_rows,
     )
     group_starts, group_bytes = _groups(dataset)
-    alongside = SpilledFiles()
+    plan_files = SpilledFiles()
     planned = []
     scattered: Iterator[np.ndarray | None] = itertools.repeat(None, len(cut.chunks))
     if found.is_scattered:
@@ -569,7 +569,7 @@ def make_plan(
             touched = np.unique(np.searchsorted(group_starts, rows_S, side="right") - 1)
             if len(rows_S):
                 row_ids, file = row_id_file(number, rows_S)
-                alongside.add(file)
+                plan_files.add(file)
         planned.append(
             ShardPlan(
                 rows=stop - start,
@@ -591,7 +591,7 @@ def make_plan(
         files=list(dataset.files),
         shards=planned,
     )
-    return plan, alongside
+    return plan, plan_files
 
 
 def _groups_of_range(group_starts: np.ndarray, start: int, stop: int) -> np.ndarray:

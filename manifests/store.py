@@ -151,7 +151,7 @@ def map_concurrent(store: Store, function: Callable[[ItemT], ResultT], items: It
 
 
 # ------------------------------------------------------------------------------
-# A store in a local folder. Bytes are synced under a temporary name before the final name exists, and the
+# A store in a local folder. Bytes are synced under a temporary name before the final name exists; and the
 # folder is synced after.
 
 
@@ -316,7 +316,7 @@ class LocalStore:
             return True
 
     def put_file(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
-        """Copy a local file in, in blocks; the name exists whole or not at all, and what had it is replaced.
+        """Copy a local file in, in blocks; readers see the old file or the whole new one.
 
         Args:
             held: the size and digest that the file is known to have.
@@ -638,7 +638,7 @@ class ObjectStore:
         return True
 
     def put_file(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
-        """Upload a local file, in parts if it is big; the name exists whole or not at all.
+        """Upload a local file, in parts if it is big; readers see the whole file or none.
 
         Raises:
             InputError: the local file is no longer what it was.

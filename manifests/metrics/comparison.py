@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.manifests.metrics.evaluation import Difference, Evaluation, evaluate_both
-from relabel.manifests.metrics.judged import Judged, RowsAlongside, sample_counts
+from relabel.manifests.metrics.judged import Judged, UnjudgedRows, sample_counts
 from relabel.manifests.metrics.measures import TINY, accuracy, confusion_by_group, kappa, tau_by_query
 from relabel.manifests.metrics.metric import (
     Formula,
@@ -211,7 +211,7 @@ AGAINST_TEACHER = (
         "tau-b of the expected grades; mean over queries where both vary",
     ),
 )
-"""Metrics of a student alongside its teacher, in the order in which they are shown."""
+"""Metrics of a student against its teacher, in the order in which they are shown."""
 
 
 def _taken(probs_NK: np.ndarray | None, rows: np.ndarray, grades: int) -> np.ndarray:
@@ -319,13 +319,13 @@ def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
 # Two label sets over the same rows, neither of them the truth: agreement, shift of grades, distance of distributions,
 # and how the order of each query's documents changes, all with intervals over queries.
 #
-# Memory grows with queries, not with rows: rows come some whole queries at a time and leave sums after.
+# Memory grows with queries, not with rows: rows come some whole queries at a time, and only sums are kept.
 #
 # Letters: N rows, Q queries of one part, G all queries, K grades.
 
 
 class PairedSums:
-    """What rows leave, query by query, until all have been seen.
+    """Sums per query over the rows seen so far.
 
     Args:
         grades: K.
@@ -509,8 +509,7 @@ PAIRED = (
 
 
 # ------------------------------------------------------------------------------
-# A student against its teacher and gold: the labels of both alongside each other and alongside gold grades, over the
-# same rows.
+# A student against its teacher and gold: their labels compared with each other and with gold grades, row by row.
 #
 # Rows of two label sets are matched by their row of the input where both were made from the same one, else by
 # (query_id, doc_id); what only one set has is counted and left out, so that no figure compares different rows.
@@ -567,13 +566,13 @@ def compare(
         pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
         golds: gold grade of each matched row, or null; None where nobody judges.
         is_known: whether the row has a gold grade at all, null or not.
-        columns: what gold says alongside the grade, of each matched row.
+        columns: gold's other columns, of each matched row.
         lexical: BM25 of each row that has a gold grade.
     """
     query_N, query_names = codes_of(teacher.query_ids.take(pa.array(match.teacher)))
     num_queries = len(query_names)
-    alongside = TeacherStatistics(teacher, student, match, query_N, num_queries, grades)
-    metrics = MetricSet(AGAINST_TEACHER, alongside, num_groups=num_queries)
+    statistics = TeacherStatistics(teacher, student, match, query_N, num_queries, grades)
+    metrics = MetricSet(AGAINST_TEACHER, statistics, num_groups=num_queries)
     intervals = bootstrap(metrics.resampled, num_groups=num_queries, resamples=resamples, seed=seed)
     against_gold = None
     num_judged = num_known = 0
@@ -589,7 +588,7 @@ def compare(
         ours, theirs = (
             replace(
                 _judged(one, rows[judged], match.teacher[judged], teacher, gold_N, grades, wanted),
-                alongside=_alongside(one, rows[~judged], query_N[~judged], query_N[judged], unjudged),
+                unjudged=_unjudged_rows(one, rows[~judged], query_N[~judged], query_N[judged], unjudged),
                 lexical=lexical,
             )
             for one, rows in ((teacher, match.teacher), (student, match.student))
@@ -607,10 +606,10 @@ def compare(
         "unjudged": 0 if golds is None else len(golds) - num_known,
         "gold_null": num_known - num_judged,
     }
-    notes = [*alongside.notes, *match_notes(teacher, student, match)]
+    notes = [*statistics.notes, *match_notes(teacher, student, match)]
     if against_gold is not None:
         notes += dict.fromkeys([*against_gold.teacher.notes, *against_gold.student.notes])
-    confusion = alongside.counts.by_group.sum(0).tolist()
+    confusion = statistics.counts.by_group.sum(0).tolist()
     return StudentComparison(match.how, counts, metrics.with_intervals(intervals), confusion, against_gold, notes)
 
 
@@ -648,13 +647,13 @@ def _judged(
     )
 
 
-def _alongside(
+def _unjudged_rows(
     labels: Labelled, rows: np.ndarray, query_M: np.ndarray, judged_N: np.ndarray, wanted: Mapping[str, pa.Array]
-) -> RowsAlongside:
+) -> UnjudgedRows:
     """Rows of a set without a gold grade, by the numbers that `_judged` gives their queries: in the order of ids.
 
     Args:
         query_M, judged_N: numbers among all matched rows' queries, of these rows and of the judged ones.
     """
     own = {name: column.take(pa.array(rows)) for name, column in labels.columns.items()}
-    return RowsAlongside.of(pa.array(query_M), pa.array(np.unique(judged_N)), {**own, **wanted})
+    return UnjudgedRows.of(pa.array(query_M), pa.array(np.unique(judged_N)), {**own, **wanted})

@@ -316,7 +316,7 @@ def evaluation_of(
     metrics: MetricSet,
     intervals: Mapping[str, Interval],
     calibration: CalibrationTrial | None,
-    alongside: Baselines,
+    baselines: Baselines,
 ) -> Evaluation:
     return Evaluation(
         found.judged.grades,
@@ -327,7 +327,7 @@ def evaluation_of(
         None if found.reliability is None else reliability_table(found.reliability.by_group.sum(0)),
         calibration,
         [*_notes(found), *_left_out(metrics)],
-        alongside,
+        baselines,
     )
 
 
@@ -449,9 +449,9 @@ def evaluate_both(
         low, high, num_undefined = paired.difference.get(name, NOTHING_DRAWN)
         step = theirs.values[name] - ours.values[name]
         differences[name] = Difference(finite(step), finite(low), finite(high), num_undefined)
-    alongside = baselines_of(first)
+    baselines = baselines_of(first)
     judged = [
-        evaluation_of(one, metrics, intervals, None, alongside)
+        evaluation_of(one, metrics, intervals, None, baselines)
         for one, metrics, intervals in zip(found, (ours, theirs), (paired.first, paired.second), strict=True)
     ]
     if alike != both:

@@ -53,7 +53,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """A gate checked against figures.
+    """The outcome of a gate.
 
     Args:
         value, bound: the figure and what it was compared with; None where one is undefined, which never passes.

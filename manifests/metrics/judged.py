@@ -27,13 +27,13 @@ from relabel.manifests.metrics.metric import Order, Sums, mean_of_rows
 from relabel.manifests.schemas import release_unused, texts_of
 
 # ------------------------------------------------------------------------------
-# Labels alongside the grades that judge them: the join, and what it left out.
+# Labels joined with the grades that judge them, and the rows that the join left out.
 #
 # Letters: N judged rows, K grades.
 
 
 @dataclass(frozen=True)
-class RowsAlongside:
+class UnjudgedRows:
     """Rows without a gold grade, of queries that have judged ones.
 
     Args:
@@ -45,7 +45,7 @@ class RowsAlongside:
     columns: Mapping[str, pa.Array]
 
     @classmethod
-    def of(cls, queries: pa.Array, judged: pa.Array, columns: Mapping[str, pa.Array]) -> RowsAlongside:
+    def of(cls, queries: pa.Array, judged: pa.Array, columns: Mapping[str, pa.Array]) -> UnjudgedRows:
         """Those of such rows whose query is among the judged ones, by its place there."""
         number_M = pc.index_in(queries, value_set=judged)
         rows = pa.array(np.flatnonzero(number_M.is_valid().to_numpy(zero_copy_only=False)))
@@ -65,9 +65,9 @@ class Judged:
         probs: float64 [N, K], rows sum to 1, NaN where a row has none; None where no row has one.
         num_correct, num_samples: int64 [N], samples equal to gold and all samples, 0 where a row has none; None where
             no row has some.
-        query_names: the ids after `queries`, where anyone who made this kept them.
+        query_names: the ids that `queries` number, where they were kept.
         columns: further ones of the rows, by name: see `manifests.judging.further_columns`.
-        alongside: of labelled rows of these queries that have no gold grade, what they say of their query.
+        unjudged: of labelled rows of these queries that have no gold grade, what they say of their query.
         lexical: float64 [N], BM25 of query and document; None where their texts are not known.
     """
 
@@ -82,7 +82,7 @@ class Judged:
     num_samples: np.ndarray | None
     query_names: pa.LargeBinaryArray | None = None
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
-    alongside: RowsAlongside | None = None
+    unjudged: UnjudgedRows | None = None
     lexical: np.ndarray | None = None
 
     @property
@@ -299,8 +299,8 @@ def of_queries(judged: Judged, name: str) -> list[Any]:
     assert judged.queries is not None
     found: list[Any] = [None] * judged.num_queries
     held = [(judged.queries, judged.columns[name])]
-    if judged.alongside is not None and name in judged.alongside.columns:
-        held.append((judged.alongside.queries, judged.alongside.columns[name]))
+    if judged.unjudged is not None and name in judged.unjudged.columns:
+        held.append((judged.unjudged.queries, judged.unjudged.columns[name]))
     for query, value in itertools.chain.from_iterable(itertools.starmap(_of_rows, held)):
         if found[query] is None:
             found[query] = value

@@ -490,7 +490,7 @@ _EXTRA, _PURPOSE = "eval", "relabel compare"
 
 
 class PairedTest(NamedTuple):
-    """What a test amounted to.
+    """The result of a test.
 
     Args:
         statistic: χ²; None for an exact test.

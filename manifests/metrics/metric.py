@@ -266,7 +266,7 @@ class Order:
 
 
 def places_of(weight_RG: np.ndarray) -> np.ndarray:
-    """Weights as `Order` reads them: [G + 1, R], the last group weighs nothing; of 16 bits if no block can amount to
+    """Weights as `Order` reads them: [G + 1, R], the last group weighs nothing; of 16 bits if no block can sum to
     more.
     """
     # within a block the relevant times the others below them is at most a quarter of the block's weight, squared
@@ -370,7 +370,7 @@ class Metric:
         title: in text and pages, with the same `{}`.
         direction: which values are better.
         unit: what it is a mean or a count over.
-        measure: of statistics, by what represents `{}` (`""` for a metric without); empty where they hold nothing of
+        measure: of statistics, by what replaces `{}` (`""` for a metric without); empty where they hold nothing of
             it.
         what: the definition, in Markdown.
         aliases: other names that people use in gates.

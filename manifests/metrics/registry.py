@@ -40,14 +40,14 @@ from relabel.manifests.metrics.metric import (
 
 # ------------------------------------------------------------------------------
 # The metrics of labelers that see a query's documents together, in the order in which they are shown: those of
-# `evidence-set` (RES-RAG) and of `review` (R2RAG). `registry.py` lists them after all others.
+# `evidence-set` (RES-RAG) and of `review` (R2RAG). `registry.py` lists them last.
 
 
 Measure = Callable[[JudgedStatistics], Mapping[str, Measured]]
 
 
 def _of_evidence(value: Callable[[EvidenceByQuery], np.ndarray | None], formula: Formula = mean) -> Measure:
-    """Measures the mean over queries of what their chosen evidence amounts to."""
+    """Measures a mean over queries of their chosen evidence."""
 
     def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
         value_G = None if rows.evidence is None else value(rows.evidence)
@@ -183,7 +183,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
 def _of_routing(
     value: Callable[[RoutingByRow], np.ndarray | None], formula: Formula = mean
 ) -> Callable[..., Mapping[str, Measured]]:
-    """Measures the mean over rows of what their actions amount to."""
+    """Measures a mean over rows of their actions."""
 
     def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
         value_N = None if rows.routing is None else value(rows.routing)
@@ -504,7 +504,7 @@ CALIBRATION = tuple(metric for metric in METRICS if metric.name in ("ece", "brie
 
 
 def metric_of(name: str, metrics: Iterable[Metric] = METRICS) -> tuple[Metric, str] | None:
-    """The metric of a name as JSON has it, and what represents its `{}`; None where there is none.
+    """The metric of a name as JSON has it, and what replaces its `{}`; None for an unknown name.
 
     Args:
         name: `f1_macro`, `auc_01/2`.
@@ -520,6 +520,6 @@ def metric_of(name: str, metrics: Iterable[Metric] = METRICS) -> tuple[Metric, s
 
 
 def title_of(name: str, metrics: Iterable[Metric] = METRICS) -> str:
-    """What reports call a metric; an invalid name stays itself."""
+    """What reports call a metric; an unknown name is returned as it is."""
     found = metric_of(name, metrics)
     return name if found is None else found[0].title.format(found[1])
