@@ -173,8 +173,8 @@ def train(
     from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer, grpo_arguments
 
     settings = RolloutTraining(
-        max_steps=steps, batch_size=16 * group, learning_rate=rate, schedule="constant", warmup=0, device="cpu",
-        precision="fp32",
+        max_steps=steps, batch_size=16 * group, accumulation=1, learning_rate=rate, schedule="constant", warmup=0,
+        device="cpu", precision="fp32",
     )  # fmt: skip
     most = setting.dialogues.max_answer_tokens
     args = grpo_arguments(

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from relabel.distill.training.spec import DevSplit, EarlyStop, LoraSpec, TrainedSpec, TrainingSection, as_sources
+from relabel.distill.training.spec import (
+    DevSplit,
+    EarlyStop,
+    LoraSpec,
+    ModelName,
+    OutputText,
+    TrainingSection,
+    as_sources,
+)
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.labels import PhiTable, check_phi
 from relabel.manifests.metrics.gates import Gate, parse_gates
@@ -362,9 +370,11 @@ class SplitSection(DevSplit):
         return self
 
 
-class DistillSpec(TrainedSpec):
+class DistillSpec(Spec):
     """One student."""
 
+    name: ModelName
+    """Name of the student: letters, digits, dot, dash and underscore."""
     labels: tuple[LabelSource, ...]
     """What to learn from: paths, or mappings with a path and a weight. May be empty if there is gold."""
     gold: GoldSource | None = None
@@ -387,6 +397,12 @@ class DistillSpec(TrainedSpec):
     """
     allow_over_limit: bool = False
     """Take label runs over their quarantine limit."""
+    output: OutputText
+    """Local folder that the student owns."""
+    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
+    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
+    written.
+    """
 
     @field_validator("labels", mode="before")
     @classmethod

@@ -11,7 +11,15 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from relabel.distill.students.spec import GoldSource
 from relabel.distill.teachers.watch import WatchSection
-from relabel.distill.training.spec import DevSplit, EarlyStop, LoraSpec, TrainedSpec, TrainingSection, as_sources
+from relabel.distill.training.spec import (
+    DevSplit,
+    EarlyStop,
+    LoraSpec,
+    ModelName,
+    OutputText,
+    TrainingSection,
+    as_sources,
+)
 from relabel.labelers.engines.registry import engine_class, engine_names, engine_schemas
 from relabel.labelers.evidence_set import EVIDENCE_SET
 from relabel.labelers.registry import labeler_class, labeler_names, labeler_schemas
@@ -61,9 +69,11 @@ class TeacherTraining(TrainingSection):
     """Longest example in tokens, prompt and answer. Where it is longer, the document is cut as `relabel run` does."""
 
 
-class TeacherSpec(TrainedSpec):
+class TeacherSpec(Spec):
     """One teacher, whatever the method; each method's spec adds to it."""
 
+    name: ModelName
+    """Name of the teacher: letters, digits, dot, dash and underscore."""
     method: str
     """How it is trained."""
     init: ModelText = Field(min_length=1)
@@ -80,6 +90,12 @@ class TeacherSpec(TrainedSpec):
     """How."""
     lora: LoraSpec | None = None
     """Train low-rank adapters instead of all weights; they are merged into the weights that are written."""
+    output: OutputText
+    """Local folder that the teacher owns."""
+    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
+    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
+    written.
+    """
 
 
 # ------------------------------------------------------------------------------

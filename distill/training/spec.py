@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import is_url
@@ -15,28 +15,20 @@ from relabel.manifests.models import OF_A_CONFIG
 from relabel.manifests.process import require
 from relabel.manifests.specs import PathText, Spec
 
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+"""Letters, digits, dot, dash and underscore."""
 
-class TrainedSpec(Spec):
-    """What every spec of a model to train has."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """Name of the model: letters, digits, dot, dash and underscore."""
-    output: PathText = Field(min_length=1)
-    """Local folder that the model owns."""
-    storage_options: dict[str, dict[str, Any]] = Field(default={}, exclude=True, repr=False)
-    """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
-    written.
-    """
+def _local(path: str) -> str:
+    if is_url(path):
+        raise ValueError(
+            f"removed: training at a URL ({path}). Name a local folder, and upload the finished model, say with "
+            "`aws s3 sync`"
+        )
+    return path
 
-    @field_validator("output")
-    @classmethod
-    def _is_a_folder(cls, value: str) -> str:
-        if is_url(value):
-            raise ValueError(
-                f"removed: training at a URL ({value}). Name a local folder, and upload the finished model, say with "
-                "`aws s3 sync`"
-            )
-        return value
+
+OutputText = Annotated[PathText, Field(min_length=1), AfterValidator(_local)]
 
 
 def as_sources(value: Any) -> Any:

@@ -74,7 +74,7 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
         ({**GRAPH, "data": {"gold": {"subject": "seven"}}}, InputError, r"`seven`: score 7 is off the scale 0 to 4"),
         ({"output": "{pairs}"}, ConfigError, "is a file"),
         ({"output": "{pairs}/x"}, ConfigError, "is a file"),
-        ({"output": "gs://bucket/teacher"}, ConfigError, "local folders and to s3"),
+        ({"output": "gs://bucket/teacher"}, ConfigError, "training at a URL"),
         ({"chat_template_kwargs": {"tokenize": False}}, ConfigError, "chat_template_kwargs.*`tokenize`"),
         ({"train": {"precision": "fp16", "device": "cpu"}}, ConfigError, "fp16 is for GPUs"),
     ],

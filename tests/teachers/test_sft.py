@@ -167,7 +167,7 @@ def undisturbed(base_dir: Path, answers: str, labeler: dict[str, Any], tmp_path_
     """A teacher whose training nothing stopped."""
     spec = {**plain_values(base_dir, tmp_path_factory.mktemp("undisturbed")), "labeler": labeler}
     spec |= {"data": {"runs": answers}, "train": {**spec["train"], **TRAIN}}
-    return train_teacher(read_teacher_spec(spec, where="here"), Storage()).place
+    return train_teacher(read_teacher_spec(spec, where="here"), Storage()).output
 
 
 @pytest.mark.parametrize("place", TRAINING_FAILPOINTS)
@@ -186,8 +186,8 @@ def test_killed_anywhere_a_training_goes_on_to_the_last_bit(
     with pytest.raises(StaleRunError, match="--resume"):
         umbrela(train=TRAIN)
     resumed = umbrela("resume", train=TRAIN)
-    assert same_weights(resumed.place, undisturbed)
-    assert curve(resumed.place) == curve(undisturbed)
+    assert same_weights(resumed.output, undisturbed)
+    assert curve(resumed.output) == curve(undisturbed)
     assert not (out / "checkpoints").exists()
     assert not [path for path in out.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
 
@@ -216,7 +216,7 @@ def test_a_signal_ends_a_training_after_its_step_with_a_checkpoint(
     forget_interruptions()
     (left,) = list_checkpoints(tmp_path / "out" / "checkpoints")
     assert step_of(left) == 2  # an epoch's end would be at 3
-    assert same_weights(umbrela("resume", train={"epochs": 2}).place, undisturbed)
+    assert same_weights(umbrela("resume", train={"epochs": 2}).output, undisturbed)
 
 
 def test_adapters_alone_are_trained_resumed_and_merged(
@@ -227,14 +227,14 @@ def test_adapters_alone_are_trained_resumed_and_merged(
     torch.manual_seed(5)  # adapters are drawn from the spec's seed, wherever the process's own generator is
     alone = umbrela(train=TRAIN, lora=lora, output=str(tmp_path / "alone"))
     changed = {
-        name for name, value in weights(alone.place).items() if not np.array_equal(value, weights(base_dir)[name])
+        name for name, value in weights(alone.output).items() if not np.array_equal(value, weights(base_dir)[name])
     }
     assert changed
     assert all("q_proj.weight" in name or "v_proj.weight" in name for name in changed)
     with killed_at("after_training_step", 5):
         umbrela(train=TRAIN, lora=lora)
     torch.manual_seed(6)
-    assert same_weights(umbrela("resume", train=TRAIN, lora=lora).place, alone.place)
+    assert same_weights(umbrela("resume", train=TRAIN, lora=lora).output, alone.output)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_model_that_is_none_and_a_place_that_is_taken_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match="absent"):
         umbrela(init=str(tmp_path / "absent"))
-    own = umbrela(train={"max_steps": 1}, output=str(tmp_path / "own")).place
+    own = umbrela(train={"max_steps": 1}, output=str(tmp_path / "own")).output
     with pytest.raises(ConfigError, match="`output` and `init` are the same folder"):
         umbrela("restart", init=own, output=own)
     with pytest.raises(ConfigError, match="reads at most 8192 tokens"):
@@ -390,7 +390,7 @@ def test_a_model_that_learned_a_few_answers_by_heart_writes_what_the_reader_acce
     """Without a grammar; before, not one."""
     place = umbrela(
         train={"epochs": 120, "batch_size": 12, "learning_rate": 1e-2, "weight_decay": 0.0, "save_every": 1000}
-    ).place
+    ).output
     assert len(readable(base_dir, labeler, pairs_path)) == 0
     assert len(readable(place, labeler, pairs_path)) >= 11
 

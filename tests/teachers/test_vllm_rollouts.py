@@ -79,7 +79,6 @@ def estimate(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callabl
     [
         ({"mode": "server"}, "mode: server, which needs it"),
         ({"url": "http://node:8000"}, "mode: server, which needs it"),
-        ({"mode": "server", "url": "http://node:8000", "sleep": True}, "give them to it"),
         ({"mode": "server", "url": "node"}, r"rollouts.vllm.url: want an address"),
         ({"mode": "server", "url": "http://me:secret@node:8000"}, r"rollouts.vllm.url: want scheme"),
         ({"mode": "colocated"}, "colocate"),
