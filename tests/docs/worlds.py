@@ -40,6 +40,12 @@ def write_pairs(folder: Path, path: str = "pairs.parquet", first: int = 0, last:
     pq.write_table(pa.Table.from_pylist([pair._asdict() for pair in load_pairs()[first:last]]), folder / path)
 
 
+def first_job(folder: Path) -> None:
+    """Pairs, and the job that `relabel init` writes."""
+    write_pairs(folder)
+    assert call("init", "job.yaml") == 0
+
+
 def finished_run(
     folder: Path, name: str, pairs: str, *, seed: int = 7, labeler: str = "graph-grpo", temperature: float = 0
 ) -> None:
@@ -209,6 +215,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "deploy.md": lambda folder, _: served_bundle(folder),
     "evaluate.md": judged,
     "getting-started.md": lambda folder, _: write_pairs(folder),
+    "jobs.md": lambda folder, _: write_pairs(folder),
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
     "labelers.md": lambda folder, _: cited_answers(folder),
     "pairs.md": lambda folder, _: cited_answers_and_encoder(folder),
@@ -217,6 +224,8 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "score.md": lambda folder, _: trained_student(folder),
     "something-broke.md": lambda folder, _: write_pairs(folder),
     "distill.md": lambda folder, _: labelled_pairs(folder),
+    "storage.md": lambda folder, _: first_job(folder),
+    "workers.md": lambda folder, _: first_job(folder),
     "writing-a-labeler.md": lambda folder, _: write_pairs(folder),
 }
 """Page → what lies in the working folder before its first command."""
