@@ -83,6 +83,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Build a TensorRT engine of a bundle, for this machine.",
     ),
     "bench": ("relabel.jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
+    "conform": (
+        "relabel.jobs.commands.conform:conform",
+        "Compare a running rerank server's scores with a bundle's.",
+    ),
     "pairs": (
         "relabel.jobs.commands.pairs:pairs",
         "Build pairs: from citations; context by BM25; documents cut into chunks.",

@@ -99,7 +99,7 @@ NO_TABLES = {
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),
     "students, bundles and stores": "score student, export student, bench bundle, "
-    "build-engine bundle, "
+    "build-engine bundle, conform bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
     "gold of runs of route, read as that of evaluate": "convert gold",
     "a job file, changed and not run": "templates export job_file",

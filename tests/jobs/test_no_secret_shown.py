@@ -93,6 +93,7 @@ BASES = {
     "export": "student --to made/{n} --pairs absent.parquet --provider cpu",
     "build-engine": "bundle --to made/{n}",
     "bench": "bundle",
+    "conform": "http://127.0.0.1:9 bundle",
     "pairs cited": "pairs.parquet --docs pairs.parquet --to made/{n}.parquet",
     "pairs context": "pairs.parquet --to made/{n}.parquet",
     "pairs chunk": "pairs.parquet --to made/{n}.parquet",

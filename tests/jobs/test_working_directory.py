@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 OURS = ("relabel",)
 FOLDERS = ("jobs", "labelers", "distill", "export", "manifests")
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
-DONE, NOTHING_TO_DO, REFUSED = {0}, {10}, {3, 4}
+DONE, NOTHING_TO_DO, REFUSED, UNREACHED = {0}, {10}, {3, 4}, {20}
 
 CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "init": [("init first.yaml", DONE)],
@@ -54,6 +54,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "export": [("export out/student --to out/bundle --provider cpu --licence MIT", DONE)],
     "bench": [("bench out/bundle --seconds 0.5 --batches 1", DONE)],
     "build-engine": [("build-engine out/bundle --to out/engine", REFUSED)],  # TensorRT is not here
+    "conform": [("conform http://127.0.0.1:9 out/bundle", UNREACHED)],
     "report": [("report out/monday out/student out/bundle --gold monday.parquet --to report.html", DONE)],
     "pairs cited": [("pairs cited answers.parquet --docs docs.parquet --to cited.parquet", DONE)],
     "pairs context": [("pairs context cited.parquet --to with-context.parquet", DONE)],

@@ -1,0 +1,114 @@
+"""Cohere's /rerank over a bundle: python rerank.py DEST [--port 8080]. Needs what load.py needs, and nothing else.
+
+Requests that wait are answered together: one thread computes, and takes all that came meanwhile.
+"""
+
+import argparse
+import importlib.util
+import json
+import queue
+import sys
+import threading
+from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+MOST_DOCUMENTS = 1_000
+MOST_PAIRS = 256  # of requests that are answered together
+MOST_BYTES = 16 << 20
+
+
+def open_student(dest, **options):
+    """The bundle that DEST/current points to, or that DEST is."""
+    folder = Path(dest, "current") if Path(dest, "current").exists() else Path(dest)
+    folder = folder.resolve()  # once: every file comes from one version
+    spec = importlib.util.spec_from_file_location(f"load_{folder.name}", folder / "load.py")
+    load = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(load)
+    return load.Student(folder, **options)
+
+
+class Scorer:
+    """Scores pairs; those of requests that wait together go into one call."""
+
+    def __init__(self, student):
+        self.student, self.waiting = student, queue.Queue(MOST_DOCUMENTS)
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def scores(self, pairs):
+        """A score a pair, from 0 to 1."""
+        done = Future()
+        self.waiting.put((pairs, done))
+        return done.result()
+
+    def _work(self):
+        while True:
+            asked = [self.waiting.get()]
+            while not self.waiting.empty() and sum(len(pairs) for pairs, _ in asked) < MOST_PAIRS:
+                asked.append(self.waiting.get())
+            try:
+                found = self.student.score([pair for pairs, _ in asked for pair in pairs])
+                for pairs, done in asked:
+                    done.set_result(found[: len(pairs)])
+                    found = found[len(pairs) :]
+            except Exception as exc:  # noqa: BLE001 (those who asked get it)
+                for _, done in asked:
+                    done.set_exception(exc)
+
+
+class Rerank(BaseHTTPRequestHandler):
+    """POST /rerank or /v1/rerank {query, documents, top_n}; GET /health."""
+
+    def do_GET(self):
+        self._reply(200, {"version": self.server.scorer.student.version}) if self.path == "/health" else self._reply(
+            404, {"error": "POST /rerank or GET /health"}
+        )
+
+    def do_POST(self):
+        try:
+            size = int(self.headers.get("Content-Length", 0))
+            if size > MOST_BYTES:
+                raise ValueError(f"at most {MOST_BYTES} bytes")
+            asked = json.loads(self.rfile.read(size))
+            query, documents = asked["query"], asked["documents"]
+            if not isinstance(query, str) or not all(isinstance(one, str) for one in documents):
+                raise ValueError("query is a string, documents a list of strings")
+            if len(documents) > MOST_DOCUMENTS:
+                raise ValueError(f"at most {MOST_DOCUMENTS} documents")
+        except (KeyError, TypeError, ValueError) as exc:
+            self._reply(400, {"error": f"want {{query, documents}}: {exc}"})
+            return
+        try:
+            scores = self.server.scorer.scores([(query, document) for document in documents])
+        except Exception as exc:  # noqa: BLE001 (the server goes on)
+            self._reply(500, {"error": f"{type(exc).__name__}: {exc}"[:300]})
+            return
+        order = sorted(range(len(scores)), key=lambda place: -scores[place])[: asked.get("top_n")]
+        self._reply(200, {"results": [{"index": place, "relevance_score": scores[place]} for place in order]})
+
+    def _reply(self, status, body):
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        """Requests are not logged: they hold texts of users."""
+
+
+def serve(student, port):
+    """A server, started by serve_forever()."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), Rerank)
+    server.scorer = Scorer(student)
+    return server
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dest")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--precision")
+    arguments = parser.parse_args()
+    serve(open_student(arguments.dest, precision=arguments.precision), arguments.port).serve_forever()

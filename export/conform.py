@@ -1,0 +1,404 @@
+"""Whether a running server answers as the bundle does, and if not, why.
+
+The server is asked the bundle's reference pairs, each alone, and traps: long, empty and odd texts, the same pair twice,
+a batch of 64 and the same batch reversed. What it should answer is computed from the bundle. Where it answers
+otherwise, the bundle is asked the same pairs with one mistake after another that serving stacks make (`_readings`,
+`_scales`): the mistake whose scores are the server's is the reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from relabel.export.loader import BF16_TOLERANCE, REFERENCE, Student, load_tokenizer
+from relabel.export.rerank_servers import RerankServer
+from relabel.manifests.errors import InputError
+from relabel.manifests.secrets import shortened
+
+# N pairs, T tokens, D hidden, K grades
+
+Verdict = Literal["equal", "monotone", "different"]
+Pair = tuple[str, str]
+TOLERANCE = BF16_TOLERANCE
+"""The largest difference of scores from 0 to 1 that an ordinary change of runtime or precision makes."""
+SAME = 1e-4
+"""Scores that differ by no more are the same, and no mistake is looked for."""
+CLEARLY_BETTER = 3.0
+"""A mistake is the reason where its scores lie this many times nearer to the server's than the right ones do."""
+BATCH = 64
+CUTS = (64, 128, 256, 512)
+"""Lengths in tokens at which servers cut by default."""
+TEXTS = ("", "Füße 鞋 👟\u200d🔥", "שלום привет こんにちは", "kite\n\n\ttent  ")
+"""Empty, emoji, other scripts, blanks."""
+WORST = 5
+POINTS = 7
+MONOTONE_TAU = 0.999
+
+
+class Asked(NamedTuple):
+    """Pairs of one query that go to the server together; `kind` says what they try."""
+
+    kind: str
+    query: str
+    documents: list[str]
+
+
+class Worst(NamedTuple):
+    """A pair and its two scores, from 0 to 1."""
+
+    kind: str
+    query: str
+    document: str
+    expected: float
+    served: float
+
+
+@dataclass(frozen=True)
+class Conformity:
+    """How a server answers.
+
+    Args:
+        verdict: `equal`; `monotone`: the same order on another scale; `different`.
+        api: by which it was asked.
+        scale: what its scores are.
+        reason: of a difference; empty where there is none.
+        pairs: how many were asked; `max_difference` and `tau` are over these.
+        remarks: what it refused, and where a score depends on the batch within tolerance.
+        worst: pairs with the largest differences.
+        scale_points: expected score → served score, where the order is the same on a scale that is not known.
+    """
+
+    verdict: Verdict
+    api: str
+    scale: str
+    reason: str
+    pairs: int
+    max_difference: float
+    tau: float
+    remarks: list[str]
+    worst: list[Worst]
+    scale_points: list[tuple[float, float]]
+
+
+def conform(bundle: Path, server: RerankServer) -> Conformity:
+    """Compare a server's scores with the bundle's.
+
+    Raises:
+        InputError: the bundle has no reference pairs; the server answers none of them.
+        BundleError: the bundle is damaged.
+    """
+    student = Student(bundle, provider="cpu", precision="fp32")
+    others = {one["precision"] for one in student.manifest["models"]} & {"int8", "int8-static"}
+    students = [student, *(Student(bundle, provider="cpu", precision=name) for name in sorted(others))]
+    remarks: list[str] = []
+    asked, served = [], []
+    for one in _questions(bundle, student):
+        try:
+            served.append(server.scores(one.query, one.documents))
+            asked.append(one)
+        except InputError as exc:
+            if one.kind == "pair":
+                raise InputError(f"it does not answer a reference pair ({exc})") from exc
+            remarks.append(f"refuses {one.kind}: {exc}")
+    pairs = [(one.query, document) for one in asked for document in one.documents]
+    kinds = [one.kind for one in asked for _ in one.documents]
+    right = {one.precision: one.probabilities(pairs, batch_tokens=1) for one in students}
+    return _judged(student, pairs, kinds, np.concatenate(served), right, server, remarks)
+
+
+def _questions(bundle: Path, student: Student) -> Iterator[Asked]:
+    """The reference pairs, each alone, then the traps."""
+    path = bundle / REFERENCE
+    if not path.exists():
+        raise InputError(f"{bundle}: holds no reference pairs. Export it with `--set reference_pairs=32`.")
+    sealed: list[Pair] = [(query, document) for query, document in json.loads(path.read_bytes())["pairs"]]
+    for query, document in sealed:
+        yield Asked("pair", query, [document])
+    query, document = max(sealed, key=lambda pair: len(pair[1]))
+    words = " ".join(document for _, document in sealed).split() or ["word"]
+    long = " ".join(itertools.islice(itertools.cycle(words), 2 * student.encoder.max_tokens))
+    tokens = student.encoder._tokenizer.get_added_tokens_decoder().values()
+    control = [f"{document} {token.content} {sealed[0][1]}" for token in tokens if token.special][:4]
+    for kind, documents in (
+        ("a text over the limit", [long]),
+        *((f"the text {text!r}", [text]) for text in TEXTS),
+        *(("a text that spells a control token", [text]) for text in control),
+        ("the same pair twice", [document, document]),
+    ):
+        yield Asked(kind, query, documents)
+    batch = [document for _, document in itertools.islice(itertools.cycle(sealed), BATCH - 1)] + [long]
+    yield Asked(f"a batch of {BATCH}", query, batch)
+    yield Asked("the batch reversed", query, batch[::-1])
+
+
+# ------------------------------------------------------------------------------
+# What it should answer, and what mistakes would make of that.
+
+
+def _expected(probs_NK: np.ndarray) -> np.ndarray:
+    return np.asarray(probs_NK @ np.linspace(0, 1, probs_NK.shape[1]))
+
+
+def _logit(share_N: np.ndarray) -> np.ndarray:
+    share_N = np.clip(share_N, 1e-7, 1 - 1e-7)
+    return np.asarray(np.log(share_N) - np.log1p(-share_N))
+
+
+def _sigmoid(value_N: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-value_N)))
+
+
+class Scale(NamedTuple):
+    """A way to make one number of a distribution.
+
+    Args:
+        scores: of probabilities [N, K].
+        share: of scores, a number from 0 to 1 in the same order, so that differences on all scales compare.
+        is_monotone: it orders as the expected grade does: another scale, and no mistake.
+    """
+
+    name: str
+    scores: Callable[[np.ndarray], np.ndarray]
+    share: Callable[[np.ndarray], np.ndarray] = np.asarray
+    is_monotone: bool = False
+
+
+def _scales(num_grades: int, temperature: float) -> list[Scale]:
+    """Those that serving stacks give, the expected grade from 0 to 1 first."""
+    top = num_grades - 1
+    scales = [
+        Scale("the expected grade from 0 to 1", _expected, is_monotone=True),
+        Scale("the log-odds of the expected grade", lambda p: _logit(_expected(p)), _sigmoid, is_monotone=True),
+        Scale("sigmoid applied twice", lambda p: _sigmoid(_expected(p)), is_monotone=True),
+        Scale("labels in reverse order", lambda p: 1 - _expected(p)),
+        Scale("the most probable grade, not the distribution", lambda p: p.argmax(1) / top),
+        Scale("the highest probability, whatever its grade", lambda p: p.max(1)),
+        Scale("softmax over one logit: 1 for every pair", lambda p: np.ones(len(p))),
+        Scale("0.5 for every pair: a head of zeros", lambda p: np.full(len(p), 0.5)),
+        Scale("softmax applied twice", lambda p: _expected(_softmax(p))),
+    ]
+    if top > 1:
+        scales += [
+            Scale(f"the expected grade from 0 to {top}", lambda p: _expected(p) * top, lambda s: s / top, True),
+            *(
+                Scale(f"the probability of grade {one} alone", partial(np.take, indices=one, axis=1))
+                for one in (0, 1, top)
+            ),
+        ]
+    if abs(temperature - 1) > 1e-3:
+        scales.append(
+            Scale("the calibrating temperature is left out", lambda p: _expected(_softmax(_logs(p) * temperature)))
+        )
+    return scales
+
+
+def _logs(probs_NK: np.ndarray) -> np.ndarray:
+    return np.asarray(np.log(np.maximum(probs_NK, 1e-30)))
+
+
+def _softmax(logits_NK: np.ndarray) -> np.ndarray:
+    grown_NK = np.exp(logits_NK - logits_NK.max(1, keepdims=True))
+    return np.asarray(grown_NK / grown_NK.sum(1, keepdims=True))
+
+
+Rows = list[tuple[list[int], list[int]]]
+
+
+def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np.ndarray]]:
+    """What the bundle answers [N, K] where pairs become tokens by a mistake."""
+    import onnxruntime
+
+    encoder, bundle = student.encoder, student.folder
+    right = encoder.encode(pairs)
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4  # what a graph can't run is passed over
+
+    def answers(rows: Rows) -> np.ndarray:
+        found = [student.session.run(["relevance"], encoder.collate([row]), options)[0] for row in rows]
+        return np.concatenate(found)
+
+    yield "query and document are swapped", answers(encoder.encode([(document, query) for query, document in pairs]))
+    yield "the query is missing", answers(encoder.encode([("", document) for _, document in pairs]))
+    if encoder.inputs.kind == "decoder":
+        before, _, after = encoder.inputs.prompt_ids
+        yield "the instruction before the pair is missing", answers([(ids[len(before) :], []) for ids, _ in right])
+        yield "the template's end is missing", answers([(ids[: len(ids) - len(after)], []) for ids, _ in right])
+        yield "the first token comes twice", answers([(ids[:1] + ids, []) for ids, _ in right])
+        return
+    if encoder.inputs.kind != "encoder":
+        return
+    if "token_type_ids" in encoder.inputs.names and any(any(types) for _, types in right):
+        yield "token types are left out", answers([(ids, [0] * len(ids)) for ids, _ in right])
+    tokenizer = load_tokenizer(bundle / encoder.inputs.tokenizer)
+
+    def encoded(
+        most: int = encoder.max_tokens, side: str = encoder.inputs.truncation_side, *, escapes: bool = True, **how: Any
+    ) -> np.ndarray:
+        tokenizer.encode_special_tokens = escapes
+        tokenizer.enable_truncation(most, strategy="longest_first", direction=side)
+        return answers([(one.ids, one.type_ids) for one in tokenizer.encode_batch(list(pairs), **how)])
+
+    other = "left" if encoder.inputs.truncation_side == "right" else "right"
+    yield f"long texts are cut on the {other}", encoded(side=other)
+    for most in sorted({*CUTS, encoder.max_tokens // 2} - {encoder.max_tokens}):
+        try:
+            yield f"texts are cut at {most} tokens, not at {encoder.max_tokens}", encoded(most)
+        except Exception:  # noqa: BLE001 (of a graph with fewer positions; onnxruntime's errors share no other class)
+            break
+    yield "special tokens are left out", encoded(add_special_tokens=False)
+    yield "control tokens in texts are read as control tokens", encoded(escapes=False)
+    yield from _poolings(student, right)
+
+
+POOLED_BY = {"Div", "ReduceSum", "ReduceMean", "Mul", "Gather", "GatherND", "Slice", "Squeeze", "Reshape", "Cast"}
+
+
+def _poolings(student: Student, rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
+    """What the relevance head [K, D] answers where another vector of the last hidden states [1, T, D] goes into it:
+    the graph names them between the backbone and the head.
+    """
+    import onnx
+    import onnxruntime
+
+    model = onnx.load(student.folder / "model.onnx")
+    makers = {name: node for node in model.graph.node for name in node.output}
+    node = makers["relevance"]
+    while node.op_type not in ("Gemm", "MatMul"):
+        node = makers[node.input[0]]
+    head, weights = node, {one.name: one for one in model.graph.initializer}
+    hidden = head.input[0]
+    while makers[hidden].op_type in POOLED_BY:
+        hidden = makers[hidden].input[0]
+    if head.op_type != "Gemm" or hidden == head.input[0] or not {*head.input[1:]} <= weights.keys():
+        return
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info(hidden))
+    model.graph.output.append(onnx.helper.make_empty_tensor_value_info(head.input[0]))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    weight_KD, bias_K = (onnx.numpy_helper.to_array(weights[name]) for name in head.input[1:])
+    temperature = _temperature(student)
+    found: dict[str, list[np.ndarray]] = {"first": [], "mean": [], "last": [], "max": []}
+    for row in rows:
+        states_1TD, own_1D = session.run([hidden, head.input[0]], student.encoder.collate([row]))
+        made = (states_1TD[:, 0], states_1TD.mean(1), states_1TD[:, -1], states_1TD.max(1))
+        for name, pooled_1D in zip(list(found), made, strict=False):
+            if np.allclose(pooled_1D, own_1D, atol=1e-4):
+                found.pop(name)  # the student's own
+            elif name in found:
+                found[name].append(_softmax((pooled_1D @ weight_KD.T + bias_K) / temperature))
+    for name, probs in found.items():
+        if len(probs) == len(rows):
+            yield f"another pooling: {name} of the tokens", np.concatenate(probs)
+
+
+# ------------------------------------------------------------------------------
+# The verdict.
+
+
+def _judged(
+    student: Student,
+    pairs: list[Pair],
+    kinds: list[str],
+    served_N: np.ndarray,
+    right: dict[str, dict[str, np.ndarray]],
+    server: RerankServer,
+    remarks: list[str],
+) -> Conformity:
+    """
+    Args:
+        right: by precision and head, what the bundle answers.
+    """
+    scales = _scales(student.heads["relevance"], _temperature(student))
+    good = [scale for scale in scales if scale.is_monotone]
+    sealed = json.loads((student.folder / REFERENCE).read_bytes())["models"]
+
+    def apart(probs_NK: np.ndarray, scale: Scale) -> np.ndarray:
+        return np.asarray(np.abs(scale.share(scale.scores(probs_NK)) - scale.share(served_N)))
+
+    _, precision, scale = min(
+        (float(apart(found["relevance"], scale).mean()), precision, scale)
+        for precision, found in right.items()
+        for scale in good
+    )
+    expected_N = _expected(right[precision]["relevance"])
+    apart_N = apart(right[precision]["relevance"], scale)
+    tau = _tau(expected_N, served_N)
+    most = max(TOLERANCE, float(sealed[precision]["tolerance"]))
+    reason, points = "", []
+    if apart_N.max() > SAME:
+        mistakes = [(float(apart(right["fp32"]["relevance"], one).mean()), one.name) for one in scales]
+        mistakes += [
+            (float(apart(probs_NK, scales[0]).mean()), f"another head: {head}")
+            for head, probs_NK in right["fp32"].items()
+            if head != "relevance"
+        ]
+        for name, probs_NK in _readings(student, pairs):
+            mistakes += [(float(apart(probs_NK, one).mean()), name) for one in good]
+        nearest, name = min(mistakes)
+        reason = name if nearest * CLEARLY_BETTER < apart_N.mean() else ""
+    if apart_N.max() > most:
+        reason = _disorder(pairs, served_N) or reason
+    verdict: Verdict = "equal" if scale is scales[0] else "monotone"
+    if reason:
+        verdict = "different"
+    elif apart_N.max() > most and tau >= MONOTONE_TAU:
+        verdict, scale = "monotone", Scale("a scale of its own", _expected)
+        places = np.argsort(expected_N)[np.linspace(0, len(pairs) - 1, POINTS).astype(int)]
+        points = [(float(expected_N[place]), float(served_N[place])) for place in places]
+    elif apart_N.max() > most:
+        verdict, reason = "different", "no mistake that was tried explains it: other weights, or another head"
+    worst = [
+        Worst(
+            kinds[place],
+            shortened(pairs[place][0], 60),
+            shortened(pairs[place][1], 60),
+            float(expected_N[place]),
+            float(served_N[place]),
+        )
+        for place in np.argsort(-apart_N)[:WORST].tolist()
+    ]
+    return Conformity(
+        verdict=verdict,
+        api=server.api,
+        scale=scale.name if verdict != "different" else "not known",
+        reason=reason,
+        pairs=len(pairs),
+        max_difference=float(apart_N.max()),
+        tau=tau,
+        remarks=remarks,
+        worst=worst if verdict == "different" else [],
+        scale_points=points,
+    )
+
+
+def _temperature(student: Student) -> float:
+    return float(student.manifest["temperature"].get("relevance", 1.0))
+
+
+def _disorder(pairs: list[Pair], served_N: np.ndarray) -> str:
+    """What is wrong where one pair has several scores; empty where none has."""
+    first: dict[Pair, float] = {}
+    apart = max(
+        abs(first.setdefault(pair, score) - score) for pair, score in zip(pairs, served_N.tolist(), strict=True)
+    )
+    if apart <= TOLERANCE:
+        return ""
+    forward_N, reversed_N = served_N[-2 * BATCH : -BATCH], served_N[-BATCH:]
+    if np.allclose(forward_N, reversed_N, atol=TOLERANCE) and np.all(np.diff(forward_N) <= TOLERANCE):
+        return "scores come back sorted, and not in the order of the documents"
+    return "a pair's score depends on its batch: padding is not masked"
+
+
+def _tau(expected_N: np.ndarray, served_N: np.ndarray) -> float:
+    """Kendall's tau over pairs that the expected scores hold further apart than the tolerance."""
+    apart_NN = expected_N[:, None] - expected_N
+    counts_NN = np.triu(np.abs(apart_NN) > TOLERANCE, 1)
+    signs_NN = np.sign(apart_NN) * np.sign(served_N[:, None] - served_N)
+    return float(signs_NN[counts_NN].mean()) if counts_NN.any() else 0.0

@@ -1,0 +1,44 @@
+"""The reference server of docs/deploy/serving, in this process, with or without a planted fault."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
+from tests.export.conftest import bundle, decoder, decoder_bundle, graded_file, student  # noqa: F401
+from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
+
+FILE = Path(__file__).parents[2] / "docs" / "deploy" / "serving" / "rerank.py"
+
+
+@pytest.fixture(scope="session")
+def rerank() -> Any:
+    spec = importlib.util.spec_from_file_location("rerank", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def serve(rerank: Any) -> Iterator[Callable[..., str]]:
+    """`serve(student)`: the server's URL. `student` is one of `load.py`, or anything with `score` and `version`."""
+    servers = []
+
+    def start(model: Any) -> str:
+        server = rerank.serve(model, 0)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

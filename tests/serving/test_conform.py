@@ -1,0 +1,221 @@
+"""`relabel conform` says what a server does wrong: 18 faults are planted in the reference server, and each is named; a
+server without a fault is never called different.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relabel.distill.students.model import load_student
+from relabel.export.conform import Conformity, conform
+from relabel.export.loader import Encoder, Student, load_tokenizer, read_manifest
+from relabel.export.rerank_servers import RerankServer
+
+Pairs = Sequence[tuple[str, str]]
+Serve = Callable[[Any], str]
+TOP = 2
+
+
+class Faulty:
+    """A student whose `score` is wrong in one way.
+
+    Args:
+        read: from pairs to token rows; as trained by default.
+        scale: from probabilities [N, K] to scores.
+        together: rows of a batch are padded together, and padding is not masked.
+    """
+
+    version = "faulty"
+
+    def __init__(
+        self,
+        right: Student,
+        read: Callable[[Student, Pairs], list[tuple[list[int], list[int]]]] = lambda one, pairs: one.encoder.encode(
+            pairs
+        ),
+        scale: Callable[[np.ndarray], np.ndarray] = lambda p: p @ np.linspace(0, 1, p.shape[1]),
+        head: str = "relevance",
+        *,
+        is_unmasked: bool = False,
+        is_sorted: bool = False,
+    ) -> None:
+        self._right, self._read, self._scale, self._head = right, read, scale, head
+        self._is_unmasked, self._is_sorted = is_unmasked, is_sorted
+
+    def score(self, pairs: Pairs) -> list[float]:
+        rows = self._read(self._right, pairs)
+        width = max(len(ids) for ids, _ in rows) if self._is_unmasked else None
+        found = []
+        for row in rows:
+            batch = self._right.encoder.collate([row], width=width)
+            if self._is_unmasked:
+                batch["attention_mask"][:] = 1
+            found.append(self._right.session.run([self._head], batch)[0][0])
+        scores: list[float] = self._scale(np.stack(found).astype(float)).tolist()
+        return sorted(scores, reverse=True) if self._is_sorted else scores
+
+
+def tokens(side: str = "right", most: int = 0, *, escapes: bool = True, special: bool = True) -> Any:
+    def read(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
+        tokenizer = load_tokenizer(one.folder / one.encoder.inputs.tokenizer)
+        tokenizer.encode_special_tokens = escapes
+        tokenizer.enable_truncation(most or one.encoder.max_tokens, strategy="longest_first", direction=side)
+        return [
+            (found.ids, found.type_ids) for found in tokenizer.encode_batch(list(pairs), add_special_tokens=special)
+        ]
+
+    return read
+
+
+def no_types(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
+    return [(ids, [0] * len(ids)) for ids, _ in one.encoder.encode(pairs)]
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.exp(x) / np.exp(x).sum(1, keepdims=True))
+
+
+def grade(p: np.ndarray) -> np.ndarray:
+    return np.asarray(p @ np.arange(TOP + 1) / TOP)
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
+    "swapped": (
+        {"read": lambda one, pairs: one.encoder.encode([(document, query) for query, document in pairs])},
+        "query and document are swapped",
+    ),
+    "no query": (
+        {"read": lambda one, pairs: one.encoder.encode([("", text) for _, text in pairs])},
+        "query is missing",
+    ),
+    "cut on the left": ({"read": tokens("left")}, "long texts are cut on the left"),
+    "cut at 16": ({"read": tokens(most=16)}, "texts are cut at 16 tokens, not at 32"),
+    "cut at 64": ({"read": tokens(most=64)}, "texts are cut at 64 tokens, not at 32"),
+    "token types": ({"read": no_types}, "token types are left out"),
+    "no special tokens": ({"read": tokens(special=False)}, "special tokens are left out"),
+    "control tokens": ({"read": tokens(escapes=False)}, "control tokens in texts are read as control tokens"),
+    "softmax of one": ({"scale": lambda p: np.ones(len(p))}, "softmax over one logit"),
+    "softmax twice": ({"scale": lambda p: grade(softmax(p))}, "softmax applied twice"),
+    "reversed labels": ({"scale": lambda p: grade(p[:, ::-1])}, "labels in reverse order"),
+    "one label": ({"scale": lambda p: p[:, TOP]}, f"the probability of grade {TOP} alone"),
+    "padding": ({"is_unmasked": True}, "padding is not masked"),
+    "sorted": ({"is_sorted": True}, "scores come back sorted"),
+    "other head": ({"head": "other"}, "another head"),
+}
+SAME_ORDER: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
+    "0 to the top grade": (lambda p: grade(p) * TOP, f"the expected grade from 0 to {TOP}"),
+    "a logit": (lambda p: np.log(grade(p)) - np.log1p(-grade(p)), "the log-odds of the expected grade"),
+    "sigmoid twice": (lambda p: sigmoid(grade(p)), "sigmoid applied twice"),
+    "its own": (lambda p: grade(p) ** 3 * 7 - 2, "a scale of its own"),
+}
+
+
+def checked(bundle: Path, url: str, api: str = "auto") -> Conformity:
+    return conform(bundle, RerankServer(url, api, "", None, Encoder(bundle, read_manifest(bundle)["inputs"])))
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_planted_fault_is_named(name: str, bundle: Path, serve: Serve) -> None:
+    how, reason = DIFFERENT[name]
+    right = Student(bundle, provider="cpu", precision="fp32")
+    if how.get("head") == "other":
+        how = {"head": next(head for head in right.heads if head != "relevance")}
+    found = checked(bundle, serve(Faulty(right, **how)))
+    assert found.verdict == "different"
+    assert reason in found.reason
+    assert found.worst
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda one: setattr(one.module, "pooling", "cls"), "another pooling: first of the tokens"),
+        (lambda one: one.record.temperature.clear(), "the calibrating temperature is left out"),
+        (lambda one: one.module.heads["relevance"].reset_parameters(), "other weights, or another head"),
+    ],
+    ids=["pooling", "temperature", "random head"],
+)
+def test_a_fault_of_the_served_model_is_named(
+    change: Callable[[Any], Any], reason: str, student: Path, bundle: Path, serve: Serve
+) -> None:
+    model = load_student(student)
+    change(model)
+
+    class Torch:
+        version = "torch"
+
+        def score(self, pairs: Pairs) -> list[float]:
+            scores: list[float] = grade(model.probabilities(pairs, batch_tokens=1)["relevance"].astype(float)).tolist()
+            return scores
+
+    found = checked(bundle, serve(Torch()))
+    assert found.verdict == "different"
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize("name", SAME_ORDER)
+def test_another_scale_is_monotone_and_named(name: str, bundle: Path, serve: Serve) -> None:
+    scale, said = SAME_ORDER[name]
+    found = checked(bundle, serve(Faulty(Student(bundle, provider="cpu", precision="fp32"), scale=scale)))
+    assert (found.verdict, found.scale) == ("monotone", said)
+    assert bool(found.scale_points) == (name == "its own")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-static"])
+def test_a_server_without_a_fault_is_never_different(precision: str, threads: int, bundle: Path, serve: Serve) -> None:
+    url = serve(Student(bundle, provider="cpu", precision=precision, threads=threads))
+    for api in ("auto", "cohere"):
+        found = checked(bundle, url, api)
+        assert found.verdict == "equal", found
+        assert found.reason == ""
+
+
+def test_a_decoder_is_checked_too(decoder_bundle: Path, serve: Serve) -> None:
+    right = Student(decoder_bundle, provider="cpu", precision="fp32")
+    assert checked(decoder_bundle, serve(right)).verdict == "equal"
+    before = len(right.encoder.inputs.prompt_ids[0])
+    bare = Faulty(right, read=lambda one, pairs: [(ids[before:], []) for ids, _ in one.encoder.encode(pairs)])
+    found = checked(decoder_bundle, serve(bare))
+    assert (found.verdict, found.reason) == ("different", "the instruction before the pair is missing")
+
+
+def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serve, relabel: Any) -> None:
+    right = Student(bundle, provider="cpu", precision="fp32")
+    done = relabel("conform", serve(right), str(bundle), "--output", "json")
+    assert done.code == 0
+    assert json.loads(done.out)["verdict"] == "equal"
+    done = relabel("conform", serve(Faulty(right, read=no_types)), str(bundle))
+    assert done.code == 5
+    assert "token types are left out" in done.out
+    assert relabel("conform", "http://127.0.0.1:9", str(bundle)).code == 20
+
+
+def test_a_key_is_sent_and_never_shown(
+    bundle: Path, serve: Serve, relabel: Any, monkeypatch: pytest.MonkeyPatch, rerank: Any
+) -> None:
+    sent: list[str] = []
+    post = rerank.Rerank.do_POST
+
+    def spy(handler: Any) -> None:
+        sent.append(handler.headers["Authorization"])
+        handler._reply(401, {"error": f"no {sent[-1]}"}) if len(sent) > 3 else post(handler)
+
+    monkeypatch.setattr(rerank.Rerank, "do_POST", spy)
+    monkeypatch.setenv("RERANK_KEY", "open-sesame-4711")
+    url = serve(Student(bundle, provider="cpu", precision="fp32"))
+    done = relabel("conform", url, str(bundle), "--api-key-env", "RERANK_KEY")
+    assert sent[0] == "Bearer open-sesame-4711"
+    assert done.code == 3
+    assert "401" in done.err
+    assert "open-sesame" not in done.out + done.err
