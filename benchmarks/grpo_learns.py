@@ -20,7 +20,7 @@ import torch
 
 from relabel.distill.teachers.rewards import GoldRow, each, grade_score, graph_score
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
-from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
+from relabel.distill.teachers.spec import CreditSection, RolloutSection, RolloutTraining
 from relabel.distill.training.locations import TrainingPlace
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.registry import labeler_class
@@ -210,9 +210,9 @@ def main() -> None:
         print(f"format shown in {shown - began:.1f} s")
         options: dict[str, Any] = {}
         if chosen.labeler == "graph-grpo":
-            from relabel.distill.teachers.credit import Credit, CreditPlan
+            from relabel.distill.teachers.credit import Credit
 
-            options["credit"] = CreditPlan(Credit(), tags_earn=chosen.tags == "grade")
+            options["credit"] = Credit(CreditSection(tags=chosen.tags))
         curve = train(setting, chosen.labeler, Path(name), steps=chosen.steps, **options).curve
         print(f"{chosen.steps} steps in {time.perf_counter() - shown:.1f} s")
         names = ("reward", "accuracy", "format_rate")

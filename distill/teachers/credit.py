@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from relabel.distill.teachers.manifest import NODES
 from relabel.distill.teachers.rollouts import NO_PART, AnswerTokens, Rollout, Span, token_parts
+from relabel.distill.teachers.spec import CreditSection
 from relabel.labelers.verdicts import Reader
 
 # ------------------------------------------------------------------------------
@@ -113,19 +113,24 @@ class Credit(nn.Module):  # type: ignore[misc]
     """The edges' logits w [E], 0 at first.
 
     Args:
-        consistency: whether twins share credit; without, the gates' α is 0.
+        section: of the spec; without `consistency` twins share no credit, and the gates' α is 0.
     """
 
-    def __init__(self, *, consistency: bool = True) -> None:
+    def __init__(self, section: CreditSection) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.zeros(len(EDGES)))
-        self._consistency = consistency
+        self.section = section
+        self.logits = nn.Parameter(torch.zeros(len(EDGES)), requires_grad=section.learn)
+
+    @property
+    def is_by_node(self) -> bool:
+        """Whether the loss weighs every node of a rollout alike, or every token."""
+        return self.section.average == "node" or (self.section.average == "auto" and self.section.learn)
 
     def coefficients(self) -> Coefficients:
         """α by edge."""
         count = 2 * NUM_BRANCHES
         branches = self.logits[:count].view(-1, 2).softmax(-1) * 2
-        gates = self.logits[count:].sigmoid() * float(self._consistency)
+        gates = self.logits[count:].sigmoid() * float(self.section.consistency)
         return Coefficients(*torch.cat([branches.flatten(), gates]))
 
     def node_rewards(self, base_3: Tensor) -> Tensor:
@@ -162,29 +167,6 @@ class Credit(nn.Module):  # type: ignore[misc]
     def distance(self) -> Tensor:
         """‖w - w₀‖², 0-d; w₀ is 0."""
         return self.logits.square().sum()
-
-
-@dataclass(frozen=True)
-class CreditPlan:
-    """How credit flows along the graph.
-
-    Args:
-        credit: the coefficients.
-        learning_rate: theirs; None leaves them as they are.
-        decay: λ of ‖w - w₀‖².
-        max_grad_norm: their gradient is clipped to this norm.
-        average: `node` weighs every node of a rollout alike, `token` every token.
-        epsilon: added to the standard deviation of a node's rewards.
-        tags_earn: whether tags take the grade's advantage, or none.
-    """
-
-    credit: Credit
-    learning_rate: float | None = 1e-3
-    decay: float = 0.01
-    max_grad_norm: float = 1.0
-    average: Literal["node", "token"] = "node"
-    epsilon: float = 1e-6
-    tags_earn: bool = False
 
 
 def effective_ratios(alpha: Coefficients) -> dict[str, float]:

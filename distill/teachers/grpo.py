@@ -19,7 +19,7 @@ from relabel.distill.teachers.bases import (
     load_model,
     named_ends,
 )
-from relabel.distill.teachers.credit import Credit, CreditPlan
+from relabel.distill.teachers.credit import Credit
 from relabel.distill.teachers.evidence import (
     EVIDENCE_COLUMNS,
     EvidenceJudge,
@@ -32,7 +32,6 @@ from relabel.distill.teachers.evidence import (
 from relabel.distill.teachers.manifest import TeacherData
 from relabel.distill.teachers.rewards import (
     GoldRows,
-    NodeWorth,
     RolloutLog,
     each,
     grade_score,
@@ -247,17 +246,7 @@ class GrpoTeacher(TeacherTrainer):
         assert isinstance(spec, GrpoSpec)
         if not isinstance(spec, GraphGrpoSpec):
             return {"scored": each(grade_score(spec.near))}
-        section = spec.credit
-        plan = CreditPlan(
-            credit=Credit(consistency=section.consistency),
-            learning_rate=section.learning_rate if section.learn else None,
-            decay=section.decay,
-            max_grad_norm=section.max_grad_norm,
-            average=section.average if section.average != "auto" else "node" if section.learn else "token",
-            epsilon=section.epsilon,
-            tags_earn=section.tags == "grade",
-        )
-        return {"scored": each(graph_score(NodeWorth(section.match, section.miss))), "credit": plan}
+        return {"scored": each(graph_score(spec.credit.match, spec.credit.miss)), "credit": Credit(spec.credit)}
 
 
 def _nothing_learned(curve: Curve) -> list[str]:

@@ -20,7 +20,7 @@ from trl.trainer.utils import RepeatSampler
 from relabel.distill.teachers.credit import (
     ROUNDINGS,
     TEMPLATE,
-    CreditPlan,
+    Credit,
     effective_ratios,
     group_advantages,
     node_average_weights,
@@ -430,12 +430,11 @@ class CreditTrainer(RolloutTrainer):
         credit: how it flows.
     """
 
-    def __init__(self, *, credit: CreditPlan, **kwargs: Any) -> None:
-        self._plan, self._credit = credit, credit.credit
+    def __init__(self, *, credit: Credit, **kwargs: Any) -> None:
+        self._credit = credit
         super().__init__(**kwargs)
         self.rounding = torch.zeros((), device=self.accelerator.device)
         self._credit.to(self.accelerator.device)
-        self._credit.logits.requires_grad_(credit.learning_rate is not None)
         self.add_callback(_CreditSteps(self, credit))
 
     # what travels with the rollouts
@@ -445,7 +444,7 @@ class CreditTrainer(RolloutTrainer):
         batch = super()._with_advantages(batch, inputs)
         completion_ids, group = batch["completion_ids"], self.group
         device = completion_ids.device
-        template = NODES.index("r") if self._plan.tags_earn else TEMPLATE
+        template = NODES.index("r") if self._credit.section.tags == "grade" else TEMPLATE
         segment_BT = torch.full(completion_ids.shape, TEMPLATE, device=device)
         for row, rollout in enumerate(self._rollouts):
             segments = segments_of(rollout, self._dialogues.tokens, template=template)
@@ -465,7 +464,7 @@ class CreditTrainer(RolloutTrainer):
 
     def _node_advantages(self, held: _Credited) -> Tensor:
         """A of each rollout's nodes [B, V], with the gradient of the coefficients."""
-        node_BGV = self._credit.advantages(held.group_rewards, epsilon=self._plan.epsilon)
+        node_BGV = self._credit.advantages(held.group_rewards, epsilon=self._credit.section.epsilon)
         return node_BGV[torch.arange(len(node_BGV)), held.group_index]
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -474,11 +473,12 @@ class CreditTrainer(RolloutTrainer):
         if node_BV.requires_grad:
             node_BV.register_hook(functools.partial(self._note_rounding, self._credit.rounding(held.group_rewards)))
         advantage_BT = token_advantages(node_BV, held.segment_ids)
-        if self._plan.average == "node":
+        if self._credit.is_by_node:
             advantage_BT = advantage_BT * node_average_weights(held.segment_ids, inputs["completion_mask"])
         loss = super()._loss(model, {**inputs, "advantages": advantage_BT})
-        if self._plan.learning_rate is not None:
-            loss = loss + self._plan.decay * self._credit.distance() / self.current_gradient_accumulation_steps
+        if self._credit.section.learn:
+            decay = self._credit.section.decay * self._credit.distance()
+            loss = loss + decay / self.current_gradient_accumulation_steps
         return loss
 
     def _note_rounding(self, rounding_BV: Tensor, gradient_BV: Tensor) -> None:
@@ -489,8 +489,8 @@ class CreditTrainer(RolloutTrainer):
         """Trainer's, with a group of their own for the coefficients."""
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        if is_new and self._plan.learning_rate is not None:
-            rate = self._plan.learning_rate
+        if is_new and self._credit.section.learn:
+            rate = self._credit.section.learning_rate
             optimizer.add_param_group({"params": [self._credit.logits], "lr": rate, "weight_decay": 0.0})
         return optimizer
 
@@ -519,20 +519,20 @@ class _CreditSteps(TrainerCallback):  # type: ignore[misc]  # transformers is no
     would make whole steps of 1e-9.
     """
 
-    def __init__(self, trainer: CreditTrainer, plan: CreditPlan) -> None:
-        self._trainer, self._plan = trainer, plan
+    def __init__(self, trainer: CreditTrainer, credit: Credit) -> None:
+        self._trainer, self._credit = trainer, credit
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        logits = self._plan.credit.logits
+        logits = self._credit.logits
         if logits.grad is not None:
             reduced = self._trainer.accelerator.reduce(logits.grad, reduction="mean")
             floor = ROUNDINGS * self._trainer.accelerator.reduce(self._trainer.rounding, reduction="mean").sqrt()
             is_known = reduced.abs() > floor
             logits.grad = torch.where(is_known, reduced, 0.0) if is_known.any() else None
         if logits.grad is not None:
-            clip_grad_norm_([logits], self._plan.max_grad_norm)
+            clip_grad_norm_([logits], self._credit.section.max_grad_norm)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._plan.credit.logits.grad = None
+        self._credit.logits.grad = None
         self._trainer.rounding.zero_()
         self._trainer.note_edges()

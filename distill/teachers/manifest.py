@@ -3,9 +3,8 @@ Importing it does not load torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -131,28 +130,3 @@ EDGE_SCHEMA = pa.schema(
 
 PARTS = "rollouts"
 """Folder in that of the checkpoints, with all rollouts up to each of them."""
-
-
-class RolloutRow(NamedTuple):
-    """One row of `ROLLOUTS_NAME`, in the order of `ROLLOUT_SCHEMA`, and the columns of the training's method."""
-
-    step: int
-    row_id: int
-    sample: int
-    texts: list[str] | None
-    grade: int | None
-    reward: float | None
-    advantage: float
-    format_ok: bool
-    fault: str | None
-    detail: str | None
-    tokens: int
-    node_rewards: list[float] | None
-    node_advantages: list[float] | None
-    further: Mapping[str, Any]
-
-    @staticmethod
-    def of(values: dict[str, Any]) -> RolloutRow:
-        """Plain values by column."""
-        own = {name: values.pop(name) for name in ROLLOUT_SCHEMA.names}
-        return RolloutRow(**own, further=values)

@@ -50,17 +50,6 @@ NODE_GOLD = ("grade", "subject", "attribute")
 """What gold may say of the three nodes that are rewarded: r, s, a."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeWorth:
-    """Base reward of a node that is right, and of one that is not."""
-
-    match: float = 1.0
-    miss: float = -1.0
-
-
-PAPER_WORTH = NodeWorth()
-
-
 def graded_reward(grade: int | None, gold: int, *, near: float = 0.0) -> float:
     """R = 1[format and verbatim] · r; r is 1 for gold's grade, λ next to it, 0 further off.
 
@@ -74,7 +63,7 @@ def graded_reward(grade: int | None, gold: int, *, near: float = 0.0) -> float:
 
 
 def node_rewards(
-    label: Label | None, gold: dict[str, int | None], worth: NodeWorth = PAPER_WORTH
+    label: Label | None, gold: dict[str, int | None], *, match: float = 1.0, miss: float = -1.0
 ) -> tuple[float, float, float]:
     """b of the nodes r, s, a.
 
@@ -83,13 +72,13 @@ def node_rewards(
 
     Args:
         gold: by `NODE_GOLD`; None or no entry where a row has none.
+        match, miss: reward of a node that is right, and of one that is not.
     """
     said: dict[str, int | None] = {}
     if label is not None:
         said = {"grade": label.grade, **{name: label.columns[name] for name in NODE_GOLD[1:]}}
     r, s, a = (
-        0.0 if (wanted := gold.get(name)) is None else worth.match if said.get(name) == wanted else worth.miss
-        for name in NODE_GOLD
+        0.0 if (wanted := gold.get(name)) is None else match if said.get(name) == wanted else miss for name in NODE_GOLD
     )
     return r, s, a
 
@@ -166,11 +155,11 @@ def grade_score(near: float) -> ScoreOf:
     return score
 
 
-def graph_score(worth: NodeWorth = PAPER_WORTH) -> ScoreOf:
+def graph_score(match: float = 1.0, miss: float = -1.0) -> ScoreOf:
     """Scores by node (Graph-GRPO); the reward as a whole is that of the grade."""
 
     def score(rollout: Rollout, row: GoldRow) -> Score:
-        base = node_rewards(rollout.label, row.gold, worth)
+        base = node_rewards(rollout.label, row.gold, match=match, miss=miss)
         named = {f"reward_{node}": value for node, value in zip("rsa", base, strict=True)}
         return Score(base[0], base, {**_parts(rollout, row), **named})
 

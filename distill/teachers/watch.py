@@ -1,19 +1,18 @@
 """Detection of reward hacking: figures that move when a reward is earned without the work. A warning is logged, and
 ends the training where evaluations on held-out rows decide which step to keep.
 
-All follows from the curve alone, so a training that goes on from a checkpoint ends as an undisturbed one; a point is
-read once, as long as it is the same curve that grows. The held-out
-reward is the same reward and can be hacked as well, so a step under a warning is not taken for the best.
+All follows from the curve alone, so a training that is resumed ends as an undisturbed one. The held-out reward is the
+same reward and can be hacked as well, so a step under a warning is not taken for the best.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pydantic import Field
 
-from relabel.distill.training.curves import Curve, Point
+from relabel.distill.training.curves import Curve
 from relabel.manifests.specs import Spec
 
 
@@ -45,7 +44,7 @@ WATCHED = {
     "no_evidence": ("no_evidence_rate", "Read answers that quote nothing: the reward may not ask for evidence."),
     "one_grade": (
         "top_grade_share",
-        "Hold grades against the trusted ones: one may pay whatever the row.",
+        "Compare grades with the trusted ones: one grade may pay whatever the row.",
     ),
     "format": (
         "format_rate",
@@ -88,14 +87,11 @@ class RewardWatch:
 
     def __init__(self, section: WatchSection, *, gold_share: float) -> None:
         self._section, self._gold_share = section, gold_share
-        self._points: list[Point] = []
-        self._num_read = 0
-        self._figures: dict[str, _Figure] = {}
 
     def episodes(self, curve: Curve) -> list[Episode]:
         """All of them, figure by figure."""
-        self._read_on(curve.points)
-        return [one for figure in self._figures.values() for one in figure.episodes]
+        watched = [(key, figure) for key, (figure, _) in WATCHED.items() if getattr(self._section, key) is not None]
+        return [one for key, figure in watched for one in self._of_figure(key, curve.series("train", figure))]
 
     def begun(self, curve: Curve, step: int) -> list[Episode]:
         """Those that begin with a step."""
@@ -127,59 +123,30 @@ class RewardWatch:
             return []
         return [one for one in self.episodes(curve) if not one.is_first]
 
-    def _read_on(self, points: list[Point]) -> None:
-        """Read the points that are new; all of them where this is another curve, as after a resume."""
-        if points is not self._points:
-            self._points, self._num_read = points, 0
-            self._figures = {
-                figure: _Figure(key, self._section, self._gold_share)
-                for key, (figure, _) in WATCHED.items()
-                if getattr(self._section, key) is not None
-            }
-        for step, split, name, value in points[self._num_read :]:
-            if split == "train" and name in self._figures:
-                self._figures[name].add(step, value)
-        self._num_read = len(points)
+    def _of_figure(self, key: str, points: list[tuple[int, float]]) -> list[Episode]:
+        """One figure's episodes: the mean of its last window is judged, from the first whole one on."""
+        size = self._section.window
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        means = [sum(values[end - size : end]) / size for end in range(size, len(values) + 1)]
+        found: list[Episode] = []
+        num_fine = 0
+        for step, mean, highest in zip(steps[size - 1 :], means, accumulate(means, max), strict=True):
+            limit, is_beyond = self._judged(key, mean, first=means[0], highest=highest)
+            num_fine = 0 if is_beyond else num_fine + 1
+            is_open = bool(found) and found[-1].end is None
+            if is_beyond and not is_open:
+                found.append(Episode(key, step, mean, limit, is_first=step == steps[size - 1]))
+            elif is_open and num_fine >= size:
+                found[-1].end = step
+        return found
 
-
-class _Figure:
-    """One figure, judged by the mean of its last window from the first whole one on; and its episodes."""
-
-    def __init__(self, key: str, section: WatchSection, gold_share: float) -> None:
-        self.episodes: list[Episode] = []
-        self._key, self._threshold, self._gold_share = key, getattr(section, key), gold_share
-        self._size = section.window
-        self._window: deque[float] = deque(maxlen=self._size)
-        self._first: float | None = None
-        self._highest = 0.0
-        self._num_fine = self._size
-
-    def add(self, step: int, value: float) -> None:
-        """Judge a step's value."""
-        window = self._window
-        window.append(value)
-        if len(window) < self._size:
-            return
-        mean = sum(window) / self._size
-        is_first = self._first is None
-        if self._first is None:
-            self._first = self._highest = mean
-        self._highest = max(self._highest, mean)
-        limit, is_beyond = self._judged(mean, self._first)
-        self._num_fine = 0 if is_beyond else self._num_fine + 1
-        is_open = bool(self.episodes) and self.episodes[-1].end is None
-        if is_beyond and not is_open:
-            self.episodes.append(Episode(self._key, step, mean, limit, is_first=is_first))
-        elif is_open and self._num_fine >= self._size:
-            self.episodes[-1].end = step
-
-    def _judged(self, mean: float, first: float) -> tuple[float, bool]:
+    def _judged(self, key: str, mean: float, *, first: float, highest: float) -> tuple[float, bool]:
         """A mean's limit, and whether it is beyond."""
-        threshold = self._threshold
-        if self._key == "length":
+        threshold = getattr(self._section, key)
+        if key == "length":
             limit = first * threshold if mean > first else first / threshold
             return limit, mean >= first * threshold or mean <= first / threshold
-        if self._key == "format":
-            return self._highest * threshold, mean < self._highest * threshold
-        limit = max(threshold, (1 + self._gold_share) / 2) if self._key == "one_grade" else threshold
+        if key == "format":
+            return highest * threshold, mean < highest * threshold
+        limit = max(threshold, (1 + self._gold_share) / 2) if key == "one_grade" else threshold
         return limit, mean >= limit

@@ -7,13 +7,14 @@ import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.distill.students.manifest import StudentManifest
-from relabel.distill.teachers.manifest import NODES, RolloutRow
+from relabel.distill.teachers.manifest import NODES, ROLLOUT_SCHEMA
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from relabel.export.bench.records import BenchFacts, measurements_of
@@ -206,38 +207,39 @@ def _chosen(rewards: np.ndarray) -> list[tuple[str, int]]:
     ]
 
 
-def _rows(files: Iterable[pq.ParquetFile], places: Collection[int]) -> dict[int, RolloutRow]:
+def _rows(files: Iterable[pq.ParquetFile], places: Collection[int]) -> dict[int, dict[str, Any]]:
     """Whole rows by their place, read in one pass of small batches: files may hold more texts than memory does."""
     found, start = {}, 0
     for batch in itertools.chain.from_iterable(file.iter_batches(batch_size=BATCH_ROWS) for file in files):
         for place in places:
             if start <= place < start + len(batch):
-                found[place] = RolloutRow.of(batch.slice(place - start, 1).to_pylist()[0])
+                found[place] = batch.slice(place - start, 1).to_pylist()[0]
         start += len(batch)
     return found
 
 
-def _rollout(title: str, row: RolloutRow, *, has_texts: bool) -> Fold:
+def _rollout(title: str, row: dict[str, Any], *, has_texts: bool) -> Fold:
     facts: list[tuple[str, Cell]] = [
-        ("advantage", row.advantage),
-        ("format", "right" if row.format_ok else f"wrong: {row.fault or 'unknown'}"),
-        ("tokens", row.tokens),
+        ("advantage", row["advantage"]),
+        ("format", "right" if row["format_ok"] else f"wrong: {row['fault'] or 'unknown'}"),
+        ("tokens", row["tokens"]),
     ]
     # a method's own columns: numbers always, texts where texts are shown
-    for name, value in {"detail": row.detail, **row.further}.items():
+    own = [name for name in row if name not in ROLLOUT_SCHEMA.names]
+    for name, value in ((name, row[name]) for name in ("detail", *own)):
         if isinstance(value, int | float):
             facts.append((name.replace("_", " "), value))
         elif value is not None and has_texts:
             facts.append((name.replace("_", " "), shortened(str(value), TEXT_CHARS // 8)))
     blocks: list[Block] = [Facts("", facts)]
-    if row.node_advantages is not None:
-        nodes = itertools.zip_longest(NODES, row.node_rewards or (), row.node_advantages)
+    if row["node_advantages"] is not None:
+        nodes = itertools.zip_longest(NODES, row["node_rewards"] or (), row["node_advantages"])
         blocks.append(Table("By node of the graph", ("node", "reward", "advantage"), list(nodes)))
-    for number, text in enumerate(row.texts or () if has_texts else (), start=1):
+    for number, text in enumerate(row["texts"] or () if has_texts else (), start=1):
         blocks.append(Code(f"turn {number}", shortened(text, TEXT_CHARS) or "(empty)"))
-    grade = "no grade" if row.grade is None else f"grade {row.grade}"
-    where = f"step {row.step:,}, row {row.row_id:,}, sample {row.sample:,}"
-    return Fold(f"{title}: reward {row.reward:.3f}, {grade}, {where}", blocks)
+    grade = "no grade" if row["grade"] is None else f"grade {row['grade']}"
+    where = f"step {row['step']:,}, row {row['row_id']:,}, sample {row['sample']:,}"
+    return Fold(f"{title}: reward {row['reward']:.3f}, {grade}, {where}", blocks)
 
 
 # ------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from relabel.distill.teachers.credit import (
     node_average_weights,
     token_advantages,
 )
+from relabel.distill.teachers.spec import CreditSection
 
 V = len(NODES)
 GOLDEN_BASE = [(1.0, 1.0, 1.0), (1.0, -1.0, 1.0), (-1.0, -1.0, 1.0)]
@@ -63,7 +64,7 @@ def graph_advantages(credit: Credit, base: list[tuple[float, float, float]]) -> 
 
 
 def double_credit(logits: list[float] | None = None, **options: bool) -> Credit:
-    credit = Credit(**options).double()
+    credit = Credit(CreditSection(**options)).double()
     if logits is not None:
         credit.logits.data = torch.tensor(logits, dtype=torch.float64)
     return credit
@@ -218,7 +219,7 @@ def test_what_rounding_leaves_of_a_gradient_that_is_0_lies_below_its_bound(size:
     """Also where the score's reward undoes the grade's in every rollout, so that deviations are tiny."""
     rng = np.random.default_rng(7)
     for trial in range(40):
-        credit = Credit()
+        credit = Credit(CreditSection())
         credit.logits.data = torch.tensor(rng.normal(size=len(EDGES)) * size, dtype=torch.float32)
         base = torch.tensor(rng.choice([-1.0, 1.0], size=(1, 3, 3)), dtype=torch.float32)
         if trial % 2:

@@ -22,7 +22,6 @@ from relabel.distill.teachers.credit import (
     EDGES,
     TEMPLATE,
     Credit,
-    CreditPlan,
     group_advantages,
 )
 from relabel.distill.teachers.grpo_trainer import (
@@ -42,6 +41,7 @@ from relabel.distill.teachers.rollouts import (
     vllm_arguments,
 )
 from relabel.distill.teachers.spec import (
+    CreditSection,
     RolloutSection,
     RolloutTraining,
     VllmSection,
@@ -126,7 +126,7 @@ def test_a_graph_cut_to_its_grade_is_grpo_bit_for_bit(fresh: Any, tokenizer: Any
         reward = score_by_tokens(rollout, row).reward
         return Score(reward, (reward, 0.0, 0.0))
 
-    graph = CreditPlan(Credit(), learning_rate=None, average="token", epsilon=0.0)
+    graph = Credit(CreditSection(learn=False, epsilon=0.0))
     plain = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path)
     # a random model's answers are unreadable, so that every token of every rollout is the grade's
     cut = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path, score_of=by_node, credit=graph)
@@ -263,7 +263,7 @@ def graph_options(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, An
         r, s, a = (1.0 if sum(ids) % prime else -1.0 for prime in (2, 3, 5))
         return Score(r, (r, s, a))
 
-    plan = CreditPlan(Credit(), learning_rate=1e-2)
+    plan = Credit(CreditSection(learning_rate=1e-2))
     return {"score_of": by_tokens, "credit": plan, "log": RolloutLog(folder)}
 
 
@@ -273,7 +273,7 @@ def test_coefficients_learn_from_the_second_update_on(
     options = graph_options(monkeypatch, tmp_path)
     trainer = make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options)
     trainer.train()
-    logits = options["credit"].credit.logits
+    logits = options["credit"].logits
     assert logits.grad is None
     assert logits.detach().abs().max() > 1e-3
     options["log"].write(tmp_path, step=4)
@@ -294,11 +294,11 @@ def test_coefficients_learn_from_the_second_update_on(
     assert trainer.curve.series("train", "reward") == trainer.curve.series("train", "node_reward_r")
 
 
-@pytest.mark.parametrize(("average", "tags_earn"), [("node", False), ("token", True)])
+@pytest.mark.parametrize(("average", "tags"), [("node", "none"), ("token", "grade")])
 def test_tokens_take_their_nodes_advantage_by_the_average_and_the_tags_that_the_spec_names(
-    average: Any, tags_earn: bool, fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    average: Any, tags: Any, fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = CreditPlan(Credit(), average=average, tags_earn=tags_earn)
+    plan = Credit(CreditSection(average=average, tags=tags))
     trainer = make_trainer(
         copy.deepcopy(fresh), tokenizer, tmp_path, **graph_options(monkeypatch, tmp_path) | {"credit": plan}
     )
@@ -322,8 +322,8 @@ def test_tokens_take_their_nodes_advantage_by_the_average_and_the_tags_that_the_
     base = [(1.0, 1.0, 1.0), (1.0, -1.0, 1.0), (-1.0, -1.0, 1.0), (1.0, 1.0, 1.0)]
     monkeypatch.setattr(trainer, "_scored", lambda rollouts, rows: [Score(one[0], one) for one in base])
     trainer._compute_loss(trainer.model, trainer._generate_and_score_completions([{"prompt": 0}] * 4))
-    assert named == [NODES.index("r") if tags_earn else TEMPLATE] * 4
-    node_GV = plan.credit.advantages(torch.tensor([base]))[0].tolist()
+    assert named == [NODES.index("r") if tags == "grade" else TEMPLATE] * 4
+    node_GV = plan.advantages(torch.tensor([base]))[0].tolist()
     for row, ids in enumerate(segments):
         # a mean within nodes, then over seven of them, of four tokens
         weights = [4 / (7 * ids.count(one)) if average == "node" else 1 for one in ids]
@@ -338,15 +338,15 @@ def test_coefficients_are_pulled_back_by_a_rate_and_a_norm_of_their_own(
     norm: float, left: float, fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all rollouts earn alike, nothing is left but λ‖w - w₀‖²: its slope at w = 1 is 2λ on each of ten edges."""
-    plan = CreditPlan(Credit(), learning_rate=0.1, decay=0.25, max_grad_norm=norm)
-    torch.nn.init.ones_(plan.credit.logits)
+    plan = Credit(CreditSection(learning_rate=0.1, decay=0.25, max_grad_norm=norm))
+    torch.nn.init.ones_(plan.logits)
     options = graph_options(monkeypatch, tmp_path) | {
         "credit": plan,
         "score_of": lambda rollout, row: Score(1.0, (1.0, 1.0, 1.0)),
         "args": arguments(tmp_path, steps=1, optim="sgd"),
     }
     make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options).train()
-    assert plan.credit.logits.tolist() == pytest.approx([left] * len(EDGES), abs=1e-6)
+    assert plan.logits.tolist() == pytest.approx([left] * len(EDGES), abs=1e-6)
 
 
 def test_trl_gets_what_the_spec_says(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_what_was_stopped_goes_on_bit_for_bit_over_an_epochs_end(
         trainer = make_trainer(copy.deepcopy(fresh), tokenizer, folder, args=args, **options)
         run_to_end(trainer, resume_from=resume_from)
         options["log"].write(folder, step=8)
-        return trainer, options["credit"].credit.logits.detach()
+        return trainer, options["credit"].logits.detach()
 
     whole, logits = train(tmp_path / "whole", resume_from=None)
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
