@@ -272,4 +272,4 @@ def test_a_plan_says_one_size_where_all_shards_have_it(
     relabel: Callable[..., Any], write_pairs: Callable[..., Any], write_job: Callable[..., str], shards: int, said: str
 ) -> None:
     write_pairs()
-    assert f"  shards         {said}" in relabel("plan", write_job({"shards": shards})).out
+    assert f"  shards       {said}" in relabel("plan", write_job({"shards": shards})).out

@@ -27,12 +27,12 @@ from tests.jobs.test_no_secret_shown import LEVEL, World, commands, made, world
 __all__ = ["made", "world"]
 LINES = {
     "ask job_file": ("ask {job} --random 1000000 --dry-run", "{rows} row"),
-    "plan job_file": ("plan {job}", "rows           {rows} in {files} file"),
+    "plan job_file": ("plan {job}", "rows         {rows} in {files} file"),
     "run job_file": ("run {job}", "labelled     {rows}"),
     "retry job_file": ("retry {job}", "no plan there yet"),
     "rounds job_file": ("rounds {search}", "{files} of {files} questions"),
     "doctor spec_file": ("doctor {job}", "{rows} rows in {files} file"),
-    "convert sources": ("convert {folder} {out}.jsonl --from parquet", "Wrote {rows} rows"),
+    "convert source": ("convert {folder} {out}.jsonl --from parquet", "Wrote {rows} rows"),
     "evaluate qrels": ("evaluate out/ecom --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "compare qrels": ("compare out/ecom out/other --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "report gold": ("report out/ecom --gold {folder} --to {out}.html", "a folder, and a file is wanted"),
@@ -47,7 +47,7 @@ LINES = {
     "pairs context pairs_file": ("pairs context {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs chunk pairs_file": ("pairs chunk {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs tree pairs_file": ("pairs tree {folder} --to {out}.parquet", "Wrote {rows} pairs"),
-    "pairs context corpus": ("pairs context pairs.parquet --corpus {folder} --to {out}.parquet", "{rows} distinct"),
+    "pairs context corpus": ("pairs context pairs.parquet --corpus {folder} --to {out}.parquet", "  {rows}\n"),
 }
 LATER = {
     "score input": ("score student --input {folder} --to {out} --limit 1000", "{rows}"),
@@ -94,15 +94,16 @@ NO_PATHS |= {
 NO_TABLES = {
     "what is written": "init path, templates export folder, demo folder, run metrics, retry metrics, compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
-    "pairs chunk to, pairs tree to, pairs similar to, convert target, pull script",
+    "pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),
     "students, bundles and stores": "score student, export student, bench bundle, "
     "build-engine bundle, conform bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
-    "gold of runs of route, read as that of evaluate": "convert gold",
     "a job file, changed and not run": "templates export job_file",
+    "running servers": "conform url",
+    "what workers share": "run part_of, retry part_of, run ledger, retry ledger",
     "prompt templates": "ask edited",
     "keys": "publish sign_key, pull keys, channel set sign_key, rollback sign_key",
 }

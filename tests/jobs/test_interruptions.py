@@ -94,7 +94,7 @@ def test_the_next_command_begins_again(tmp_path: Path, number: int) -> None:
 
 
 def drain(number: int, *, times: int, done: list[str]) -> None:
-    with says_how_to_continue("out", None, is_first=False), draining():
+    with says_how_to_continue("out", is_first=False), draining():
         for _ in range(times):
             os.kill(os.getpid(), number)
         assert is_stop_wished()
@@ -102,7 +102,7 @@ def drain(number: int, *, times: int, done: list[str]) -> None:
 
 
 def tidy(number: int, *, done: list[str]) -> None:
-    with says_how_to_continue("out", None, is_first=False):
+    with says_how_to_continue("out", is_first=False):
         try:
             os.kill(os.getpid(), number)
         finally:

@@ -76,7 +76,7 @@ def work_through(
         return True
 
     options = LabelerOptions(name="probed")
-    found = labeler or Probed()
+    found = labeler or Probed(options)
     RunLoop(found, options, engine, commit, seed=7, progress=Progress(), stop=Stop(), journal=journal, **more).run(
         iter(works)
     )
@@ -115,7 +115,8 @@ def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never(
 def test_an_isolated_row_takes_its_query_along_where_all_its_rows_would_be_asked_the_very_same() -> None:
     works = chunks_of(6, 6, queries=4)
     engine = Scripted(good)
-    (whole, found) = work_through(engine, works, Notes([[2], [4]], {1: "it did it twice"}), labeler=OncePerQuery())
+    notes = Notes([[2], [4]], {1: "it did it twice"})
+    (whole, found) = work_through(engine, works, notes, labeler=OncePerQuery(None))
     assert [row.status for row in whole.rows if row is not None] == ["ok"] * 6
     assert [row.status for row in found.rows if row is not None] == ["engine"] * 3 + ["ok"] * 3
     assert {row.reason for row in found.rows if isinstance(row, QuarantineRow)} == {"it did it twice"}
