@@ -101,7 +101,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("relabel.jobs.commands.bundles:list_bundles", "List the bundles at a place."),
     "show": (
         "relabel.jobs.commands.bundles:show",
-        "Show a bundle's versions and channels, one version, or the active version in a folder.",
+        "Show a bundle's versions and channels, one version, or the active version of a folder.",
     ),
     "gc": ("relabel.jobs.commands.bundles:gc", "Remove versions and files that nothing points to."),
     "schema": ("relabel.jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
@@ -181,14 +181,14 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _with_home(argument: str) -> str:
-    """A path in a home folder, where a shell leaves it as it is: quoted, or after `--option=`."""
+    """A path with its home folder filled in, which a shell does not do in quotes or after `--option=`."""
     option, path = re.fullmatch(r"(--[a-z-]+=)?(.*)", argument, re.DOTALL).groups("")  # type: ignore[union-attr]
     # a user that there is not leaves the name as it is, which no file will have
     return option + os.path.expanduser(path) if re.match(r"~[\w.-]*/", path) else argument  # noqa: PTH111
 
 
 def _flush_output(code: int, arguments: list[str], sink: Sink | None) -> int:
-    """The exit code, once what was said is out; where a disk was too full for it, that is reported on stderr."""
+    """Flush stdout and return the exit code; a full disk is reported on stderr."""
     sys.stdout.flush()
     if sink is None or sink.lost is None:
         return code
@@ -263,8 +263,7 @@ def _refuse_odd_arguments(arguments: list[str]) -> None:
 
 
 def _is_there(argument: str) -> bool:
-    """Whether an argument is the name of something on this machine, which anyone who reads it may well be able to
-    read."""
+    """Whether an argument names an existing file of this machine, and so is no secret."""
     try:
         return os.path.lexists(argument)
     except ValueError:  # a NUL

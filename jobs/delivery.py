@@ -155,7 +155,7 @@ class ChannelWatch:
 
     Args:
         pulls: pulls that were begun.
-        switches: versions that served.
+        switches: versions that became active.
         refused: pulls that ended in an error.
         last_error: how the last pull that ended did; None where it went well.
         stopped_by: the signal, once there was one.

@@ -247,9 +247,9 @@ def load_job(
     try:
         job = build_job(settings.values, where=path, cache_dir=environment.get(CACHE_VARIABLE), places=settings.places)
     except ConfigError as exc:
-        if not settings.alongside:
+        if not settings.overrides:
             raise
-        raise ConfigError(f"{exc} (set alongside the file: {', '.join(settings.alongside)})") from exc
+        raise ConfigError(f"{exc} (set outside the file: {', '.join(settings.overrides)})") from exc
     return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
 
 
@@ -372,7 +372,7 @@ class OpenRun:
 
 
 def other_rounds(job: Job) -> Iterator[RunFolder]:
-    """The rounds of a search alongside the one whose job this is, as far as they were planned; none for other jobs."""
+    """The other rounds of the search that this job is a round of, as far as they are planned; none for other jobs."""
     if job.ledger is None:
         return
     for name in map("round-{}".format, count(1)):
@@ -393,7 +393,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
 
     Args:
         may_plan: make a plan where there is none.
-        may_write: write that plan down; off for a check of what would be done.
+        may_write: write that plan; off for a dry run.
     Raises:
         ConfigError: the job is a search in several rounds, each of which is a run of its own.
         StaleRunError: the output has a plan for another job or other inputs, or belongs to something that is not a run.
@@ -432,19 +432,19 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         if may_write:
             # a store that can't keep commits single is refused before anything is read or written
             store.check_conditional_writes()
-        plan, alongside = make_plan(
+        plan, more_files = make_plan(
             dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
         )
-        alongside.add(known_file(dataset, plan, job.spec.input, job.reads))
+        more_files.add(known_file(dataset, plan, job.spec.input, job.reads))
         templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
-        alongside.add({template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)})
+        more_files.add({template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)})
         if may_write:
             for folder in ("", "plan"):
                 store.sweep(folder)
-            was_planned_now = write_plan(store, plan, alongside)
+            was_planned_now = write_plan(store, plan, more_files)
             plan = load_plan(store) or plan
             if not was_planned_now and plan.parts != parts:
-                # the table or the day moved on between this worker's check and that of the one who planned
+                # the table or the day changed between this worker's reading of it and the planner's
                 return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
     check_plan(
         plan,

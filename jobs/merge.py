@@ -329,7 +329,7 @@ def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
 
 
 class Merged(NamedTuple):
-    """What a merge amounted to: the manifest, and whether it was written now."""
+    """The result of a merge: the manifest, and whether it was written now."""
 
     manifest: RunManifest
     was_written_now: bool

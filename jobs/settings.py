@@ -44,7 +44,7 @@ from relabel.manifests.specs import (
 )
 
 # ------------------------------------------------------------------------------
-# What a spec's relative paths count from: in the file, the folder of the file; next to it (`--set`, `RELABEL_*`), the
+# What a spec's relative paths count from: in the file, the folder of the file; in `--set` and `RELABEL_*`, the
 # working directory.
 #
 # Which keys are paths, the models say themselves (`PathText`, `PatternText`, `ModelText` in `manifests/specs.py`). What
@@ -200,7 +200,7 @@ def mark_of(info: FieldInfo) -> PathMark | None:
 # recorded.
 #
 # `${date}` is the UTC day (`2026-11-20`), the same on every node whatever its zone; `${date:%Y/%m/%d}` formats it.
-# `--date` or `RELABEL_DATE` name another day. `$${` represents a literal `${`.
+# `--date` or `RELABEL_DATE` name another day. `$${` is a literal `${`.
 
 
 DATE_VARIABLE = "RELABEL_DATE"
@@ -344,8 +344,8 @@ def schemas() -> dict[str, Callable[[], Schema]]:
 
 @functools.cache
 def plain_keys() -> frozenset[str]:
-    """All keys of spec files, but for those that say where a secret is: what is there is none, whatever the key
-    sounds like (`max_tokens_field`).
+    """All keys of spec files, but for those that hold a secret or name its place; so that a key such as
+    `max_tokens_field` is not masked.
     """
     options = (engine_class(name).Args for name in engine_names())
     secret = {option for args in options for option in getattr(args, "secret_variables", ())}
@@ -389,13 +389,13 @@ class Settings(NamedTuple):
     """A spec file's plain values, unchecked.
 
     Args:
-        alongside: which variables and flags set some of them.
+        overrides: which variables and flags set some of them.
         variables: what the values' variables (`date`, `env.REGION`) were resolved to.
         places: what relative paths among them count from.
     """
 
     values: dict[str, Any]
-    alongside: list[str]
+    overrides: list[str]
     variables: dict[str, str]
     places: Places
 
@@ -434,13 +434,13 @@ def read_settings(
         path, values = spec, read_spec_file(spec, beginning=kind.beginning, keys=kind.fields)
     else:
         path, values = f"the {kind.name}'s spec", copy.deepcopy(dict(spec))
-    alongside = []
+    laid_over = []
     outside = {tuple(override.partition("=")[0].split(".")) for override in overrides}
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in kind.fields:
             _set(values, keys, text, where=f"variable {name}")
-            alongside.append(f"variable {name}")
+            laid_over.append(f"variable {name}")
             outside.add(tuple(keys))
         elif name.startswith(ENVIRONMENT_PREFIX):
             # only what looks like a key with a slip in it: a cluster may set names of its own (RELABEL_SERVICE_HOST,
@@ -452,7 +452,7 @@ def read_settings(
                     f"{ENVIRONMENT_PREFIX}{meant[0].upper()}?"
                 )
     lay_over(values, overrides, example=kind.example)
-    alongside += map(_shown, overrides)
+    laid_over += map(_shown, overrides)
     variables = spec_variables(environment, day)
     storage = values.pop(STORAGE_KEY, None)
     plain = variables.resolved(values, where=path)
@@ -462,7 +462,7 @@ def read_settings(
     if day is not None and not any(name.partition(":")[0] == "date" for name in variables.used):
         raise UsageError(f"--date {day}: {path} does not use ${{date}}, so that no day changes what it does.")
     return Settings(
-        plain, alongside, variables.used, places_of(path, environment=environment, outside=frozenset(outside))
+        plain, laid_over, variables.used, places_of(path, environment=environment, outside=frozenset(outside))
     )
 
 
@@ -479,8 +479,8 @@ def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str =
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise UsageError(
-                f"--set {override}: want KEY=VALUE, for instance --set {example}. A value with > or < is in "
-                "quotes, else the shell takes it for the name of a file: --set 'require.kappa=>=0.4'."
+                f"--set {override}: want KEY=VALUE, for instance --set {example}. Quote values that contain > or <, "
+                "which the shell takes for a redirection: --set 'require.kappa=>=0.4'."
             )
         _set(values, key.split("."), text, where=_shown(override))
     return values

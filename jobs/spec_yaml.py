@@ -253,7 +253,7 @@ _SPEC_EDITS_PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
 def with_key(text: str, section: str, key: str, value: str) -> str | None:
-    """The text of a spec in which `section.key` is `value`; None where it can't be put in without a check of the file.
+    """The text of a spec in which `section.key` is `value`; None where it only a person can put it in.
 
     Args:
         section: a mapping at the top of the spec.

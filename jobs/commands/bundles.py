@@ -183,7 +183,7 @@ def _bundle_at(text: str) -> tuple[Store, str]:
 
 
 # ------------------------------------------------------------------------------
-# `list` and `show`: what a bundle store holds, and the active version in a folder.
+# `list` and `show`: what a bundle store holds, and the active version of a folder.
 
 
 VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100

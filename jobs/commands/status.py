@@ -187,13 +187,13 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True)
 class LiveStatus:
-    """One check of a run; the fields of the JSON of `status --live` in their order.
+    """The state of a run at one moment; the fields of the JSON of `status --live` in their order.
 
     Args:
         chunks_done: committed.
         rows_done: of them.
         is_held: a worker is at a shard, whether it has said anything yet or not.
-        left_s: seconds until all rows are done, at the workers' rate: low, middle, high; None while nothing says.
+        left_s: seconds until all rows are done, at the workers' rate: low, middle, high; None until the rate is known.
     """
 
     name: str
@@ -242,7 +242,7 @@ def look(folder: RunFolder) -> LiveStatus:
 
 
 def live_text(found: LiveStatus) -> str:
-    """A check, for people."""
+    """The same as text."""
     if found.is_done:
         state = "every chunk is committed"
     elif found.is_held:
@@ -271,7 +271,7 @@ def live_text(found: LiveStatus) -> str:
 
 
 def follow(folder: RunFolder, show: Callable[[LiveStatus], None]) -> LiveStatus:
-    """Look again and again, until nobody is at the run any more; returns the last check."""
+    """Show the state again and again until no worker is left; returns the last one."""
     every_s = LOOK_EVERY_S if sys.stdout.isatty() else LINE_EVERY_S
     while (found := look(folder)).goes_on:
         show(found)
@@ -405,8 +405,8 @@ def _follow(folder: RunFolder, output: str) -> Exit:
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:
-    """Raise if a row of a label file is not a label: no grade, off the scale, probabilities that are not valid; a grade
-    of a labeler that gives none.
+    """Raise if a row of a label file is not a label: no grade, off the scale, invalid probabilities; a grade of a
+    labeler that gives none.
     """
     import numpy as np
 

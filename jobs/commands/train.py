@@ -75,7 +75,7 @@ def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: Spe
     from relabel.jobs.settings import placed, read_settings
 
     settings = read_settings(spec, overrides=overrides, kind=kind)
-    where = settings.places.where + (f" with {', '.join(settings.alongside)}" if settings.alongside else "")
+    where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
     cache = os.environ.get(CACHE_VARIABLE)
     cache_dir = Path(placed(cache, settings.places.here)) if cache else None
     return TrainingSpec(settings, where, cache_dir, storage_of(settings.values, where=where))

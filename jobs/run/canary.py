@@ -38,7 +38,7 @@ _Z95 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """What asking again amounted to.
+    """The result of asking labelled rows again.
 
     Args:
         engine: identity of the engine that was asked now.
@@ -76,7 +76,7 @@ class Drawn(NamedTuple):
 
 
 class CanarySample(NamedTuple):
-    """What a check over a session's rows found.
+    """What a pass over a session's rows found.
 
     Args:
         rows: drawn, in reading order.
@@ -186,7 +186,7 @@ def ask_canary(
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in sample.rows])
     with ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
-        # nobody else watches: no row is reported to be in flight
+        # without a progress display of its own: no row is shown as in flight
         is_done = loop.run(iter([work]))
     if not is_done or not asked:
         return None
@@ -228,7 +228,7 @@ def compare(
 
 
 def keep_result(store: RunStore, result: CanaryResult) -> None:
-    """Write a canary's result alongside the labels, in place of an earlier one of the same engine."""
+    """Write a canary's result next to the labels; it replaces an earlier one of the same engine."""
     store.put(f"{FOLDER}/{digest_of(result.engine)[:16]}.json", sealed_json(asdict(result)))
 
 

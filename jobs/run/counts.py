@@ -62,18 +62,18 @@ class Progress:
         self.rows_of_others += len(work.pairs)
 
     def kept(self, name: str) -> int:
-        """One of the counts without what was discarded."""
+        """One of the counts without the discarded ones."""
         found: int = getattr(self, name) - self.lost[name]
         return max(0, found)
 
     @property
     def kept_statuses(self) -> Counter[str]:
-        """Pairs by status, without those that were discarded."""
+        """Pairs by status, without the discarded ones."""
         return self.statuses - self.lost_statuses
 
     def settle(self, receipts: Iterable[Receipt]) -> None:
         """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given
-        up at a stop or cut off by a kill, was without effect.
+        up at a stop or cut off by a kill, counts as discarded.
         """
         done, statuses, reused, chunks = Counter[str](), Counter[str](), 0, 0
         for receipt in receipts:
@@ -92,7 +92,7 @@ class Progress:
         self.chunks_committed = chunks
 
     def in_vain(self) -> dict[str, int]:
-        """What was discarded."""
+        """What was asked and not committed."""
         return {name: self.lost[name] for name in ASKED}
 
 

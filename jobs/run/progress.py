@@ -210,7 +210,7 @@ WITHOUT_COMMIT = "relabel_exits_without_commit"
 
 
 class Sample(NamedTuple):
-    """One value of a metric, with the labels it has alongside `job` and `shard`."""
+    """One value of a metric, with its labels besides `job` and `shard`."""
 
     value: float
     labels: Mapping[str, str] = {}
@@ -218,7 +218,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A metric with its samples. All are gauges: they are counted again by each execution."""
+    """A metric with its samples. All are gauges: each execution counts from zero."""
 
     name: str
     help: str
@@ -254,7 +254,7 @@ class MetricsFile:
             self.write()
 
     def write(self, code: int | None = None, reason: str = "") -> None:
-        """Write the file again.
+        """Replace the file.
 
         Args:
             code: the exit code, at the end of the run.
@@ -267,13 +267,13 @@ class MetricsFile:
             is_idle = code == Exit.PARTIAL and not (self.progress and self.progress.chunks_committed)
             self._without_commit = self._without_commit + 1 if is_idle else 0.0
         # a path without a name (`.`, `/`) fails at the renaming
-        alongside = self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}.tmp"
+        part = self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}.tmp"
         try:
             text = rendered(self._metrics(code, reason), {"job": self.job, "shard": self._shard})
-            alongside.write_text(text, encoding="utf-8", errors="replace")  # a file's name need not be text
-            alongside.replace(self._path)
+            part.write_text(text, encoding="utf-8", errors="replace")  # a file's name need not be text
+            part.replace(self._path)
         except OSError as exc:
-            alongside.unlink(missing_ok=True) if alongside.parent.is_dir() else None
+            part.unlink(missing_ok=True) if part.parent.is_dir() else None
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning("--metrics %s: can't be written (%s); going on without", self._path, exc.strerror)
@@ -348,11 +348,11 @@ def _of_progress(progress: Progress) -> list[Gauge]:
         Gauge("relabel_run_requests", "Requests that the engine answered.", [Sample(progress.kept("requests"))]),
         Gauge(
             "relabel_run_in_vain_rows",
-            "Rows discarded: another was first, or the end came.",
+            "Rows asked and discarded: another worker committed first, or the run ended.",
             [Sample(progress.lost["pairs"])],
         ),
-        Gauge("relabel_run_in_vain_requests", "Requests discarded.", [Sample(progress.lost["requests"])]),
-        Gauge("relabel_run_in_vain_tokens", "Tokens discarded.", _by("kind", lost_tokens)),
+        Gauge("relabel_run_in_vain_requests", "Requests asked and discarded.", [Sample(progress.lost["requests"])]),
+        Gauge("relabel_run_in_vain_tokens", "Tokens asked and discarded.", _by("kind", lost_tokens)),
         Gauge("relabel_run_engine_starts", "How often an engine was started.", [Sample(progress.engine_starts)]),
     ]
 

@@ -95,11 +95,10 @@ class AskedInVain:
 
 @dataclass(slots=True)
 class ThisExecution:
-    """Counts of one execution alone: what it committed, and what it asked `in_vain` alongside.
+    """Counts of one execution alone: what it committed, and `in_vain`: what it asked and discarded.
 
     Args:
-        costs: of an engine that is paid for; canary: what asking labelled rows again amounted to. Left out of JSON
-        where
+        costs: of an engine that is paid for; canary: the result of asking labelled rows again. Left out of JSON where
             there is none.
     """
 
@@ -128,7 +127,7 @@ class RunReport:
     Args:
         chunks: in the plan; left: what was begun here and not done, and what became of all answers.
         shards, busy_shards: the shards asked for, and those of them that other processes held.
-        tally: the whole run as it is, all workers together.
+        tally: the whole run, all workers together.
         rows: rows in the plan.
         settled: quarantined rows that no retry asks, since their queries have labels; 0 until every chunk is in, and
             where a run had nothing to do.
@@ -234,8 +233,8 @@ def conclude(session: Session) -> RunReport:
 def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> tuple[Snapshot, bool]:
     """Write the manifest unless it says already what the receipts say.
 
-    Under a lock, and from receipts read under that lock: anyone who commits last also concludes last, so the manifest
-    ends up true.
+    Under a lock, and from receipts read under that lock: the worker that commits last also concludes last, so the
+    manifest is right in the end.
     """
     limit = opened.job.spec.run.max_failed_fraction
 
@@ -319,7 +318,7 @@ def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_n
 
 
 # ------------------------------------------------------------------------------
-# What an execution amounted to, for people and as JSON.
+# The result of an execution as text and as JSON.
 
 
 ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
@@ -425,7 +424,7 @@ def _open_rows(report: RunReport) -> list[tuple[str, str]]:
 
 
 def in_vain_rows(lost: AskedInVain) -> list[tuple[str, str]]:
-    """A line of the end table about what was discarded; none where nothing was."""
+    """The line of the end table for discarded work; none where nothing was discarded."""
     if not lost.requests and not lost.pairs:
         return []
     cost = f", {lost.cost:,.4f} in money" if lost.cost is not None else ""

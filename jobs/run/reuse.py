@@ -123,7 +123,7 @@ class Reuse:
         """Where the label of each row lies; None for one that is to be asked.
 
         Rows of a query that take their labels from one answer are reused all together, from the one file that an
-        attempt left, or not at all: labels of another answer would amount to be next to them.
+        attempt left, or not at all: else labels of two different answers would lie side by side.
         """
         places = self.labels.find(keys)
         if not self.job.reads.siblings:
@@ -142,8 +142,8 @@ class Reuse:
         return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items())]
 
     def _carry(self, work: ChunkWork, indexes: list[int]) -> None:
-        """Keep the shared answers after rows that are reused, so that the next output has them though nobody asked
-        for them here.
+        """Keep the shared answers that reused rows were labelled by, so that a run that reuses this
+        output has them too.
         """
         seen: set[tuple[Any, ...]] = set()
         for index in indexes:

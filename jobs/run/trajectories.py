@@ -216,7 +216,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) -> None:
-    """Every value has a column in the label files that holds it; None represents a value that there is not.
+    """Every value has a column in the label files that holds it; None is a missing value.
 
     Args:
         declared: the columns that the labeler declares, name → kind.

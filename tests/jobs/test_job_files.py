@@ -241,7 +241,7 @@ def test_variables_that_set_nothing_of_a_job_are_left_alone(write_job: Callable[
 def test_typo_below_a_known_section_is_an_error_that_names_the_variable(write_job: Callable[..., str]) -> None:
     message = refusal_of(write_job(), environment={"RELABEL_ENGINE__SEDE": "3", "RELABEL_SHARD_COUNT": "2"})
     assert "unknown key `sede`: did you mean `seed`?" in message
-    assert "(set alongside the file: variable RELABEL_ENGINE__SEDE)" in message
+    assert "(set outside the file: variable RELABEL_ENGINE__SEDE)" in message
 
 
 def test_wrong_value_from_outside_names_the_flag_and_variable(write_job: Callable[..., str]) -> None:
