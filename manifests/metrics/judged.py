@@ -23,7 +23,7 @@ from relabel.manifests.metrics.measures import (
     rank_queries,
     reliability_by_group,
 )
-from relabel.manifests.metrics.metric import Order, Sums, mean_of_rows
+from relabel.manifests.metrics.metric import Largest, Order, Statistic, Sums, mean_of_queries, mean_of_rows
 from relabel.manifests.schemas import release_unused, texts_of
 
 # ------------------------------------------------------------------------------
@@ -170,51 +170,17 @@ BATCH_ROWS = 1 << 16
 SHOWN_CHARS = 60
 
 
-@dataclass(frozen=True)
-class EvidenceByQuery:
-    """Of each query, float64 [G], NaN where it has none; None where there is no such column of gold.
-
-    Args:
-        chunks: different chunks chosen.
-        tokens: of them, as `selected_tokens` counts.
-        over_budget: mean φ of its rows, by what was written: a chunk named twice counts twice.
-        f1: mean over its rows of the F1 of chosen and gold chunks.
-        exact_match, hit_at_1: of its answers.
-    """
-
-    chunks: np.ndarray
-    tokens: np.ndarray
-    over_budget: np.ndarray
-    f1: np.ndarray | None
-    exact_match: np.ndarray | None
-    hit_at_1: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class ReviewByQuery:
-    """Useful documents and sufficiency.
-
-    Args:
-        precision: of the documents named useful, the share that is, float64 [G]; NaN where none is named.
-        recall: of the useful documents, the share that is named; NaN where none is useful.
-        sufficiency: queries by P(yes), relevant where gold says that the documents suffice, of those that have both;
-            None where gold says nothing of it.
-    """
-
-    precision: np.ndarray
-    recall: np.ndarray
-    sufficiency: Order | None
-
-
-def evidence_by_query(judged: Judged) -> EvidenceByQuery | None:
-    """None where the labels choose no chunks.
+def evidence_statistics(judged: Judged) -> dict[str, Statistic]:
+    """What the metrics of `evidence-set` are computed from, by metric: of different chunks chosen, their tokens, mean φ
+    by what was written (a chunk named twice counts twice), F1 against gold chunks, and answers; without those that gold
+    has no column for. Empty where the labels choose no chunks.
 
     Raises:
         InputError: rows of a query have different answers.
     """
     selected = judged.columns.get("selected")
     if selected is None or judged.queries is None:
-        return None
+        return {}
     has_N = selected.is_valid().to_numpy(zero_copy_only=False)
     query_N = judged.queries[has_N]
     rows_G = np.bincount(query_N, minlength=judged.num_queries).astype(np.float64)
@@ -224,15 +190,22 @@ def evidence_by_query(judged: Judged) -> EvidenceByQuery | None:
         """A query's sum of what its rows have; NaN for a query without rows."""
         return np.asarray(np.bincount(query_N, value_N[has_N], minlength=judged.num_queries) + 0 * rows_G)
 
-    answered = _answers(judged)
-    return EvidenceByQuery(
-        total(_sizes(selected)),
-        total(_numbers(judged.columns["selected_tokens"])),
-        total(_numbers(judged.columns["over_budget"])) / rows_G,
-        _f1_by_query(judged, selected),
-        _of_answers(exact_match, answered),
-        _of_answers(hit_at_1, answered),
-    )
+    chunks_G, tokens_G = total(_sizes(selected)), total(_numbers(judged.columns["selected_tokens"]))
+    found: dict[str, Statistic] = {
+        "chunks_mean": mean_of_queries(chunks_G),
+        "chunks_max": Largest(chunks_G),
+        "tokens_mean": mean_of_queries(tokens_G),
+        "tokens_max": Largest(tokens_G),
+        "over_budget": mean_of_queries(total(_numbers(judged.columns["over_budget"])) / rows_G),
+    }
+    if "gold_chunks" in judged.columns:
+        found["evidence_f1"] = mean_of_queries(_f1_by_query(judged.queries, judged, selected))
+    if {"answers", "gold_answers"} <= judged.columns.keys():
+        answered = list(zip(of_queries(judged, "answers"), of_queries(judged, "gold_answers"), strict=True))
+        for name, score in (("exact_match", exact_match), ("hit@1", hit_at_1)):
+            scores = [score(given, gold) if given is not None and gold else np.nan for given, gold in answered]
+            found[name] = mean_of_queries(np.array(scores))
+    return found
 
 
 def _sizes(lists: pa.ListArray) -> np.ndarray:
@@ -246,47 +219,25 @@ def _numbers(column: pa.Array) -> np.ndarray:
     return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
 
 
-def _f1_by_query(judged: Judged, selected: pa.ListArray) -> np.ndarray | None:
-    gold = judged.columns.get("gold_chunks")
-    if gold is None or judged.queries is None:
-        return None
+def _f1_by_query(queries: np.ndarray, judged: Judged, selected: pa.ListArray) -> np.ndarray:
+    """The mean over a query's rows of the F1 of chosen and gold chunks: float64 [G], NaN where it has none."""
+    gold = judged.columns["gold_chunks"]
     has_N = pc.and_(selected.is_valid(), gold.is_valid()).to_numpy(zero_copy_only=False)
-    rows = pa.array(np.flatnonzero(has_N))
-    chosen, wanted = selected.take(rows), gold.take(rows)
-    f1_N = np.fromiter(itertools.starmap(set_f1, _pairs(chosen, wanted)), np.float64, len(rows))
-    query_N = judged.queries[has_N]
-    total_G = np.bincount(query_N, f1_N, minlength=judged.num_queries)
+    query_N, f1_N = queries[has_N], _scored(selected, gold, has_N, set_f1)
     count_G = np.bincount(query_N, minlength=judged.num_queries)
+    total_G = np.bincount(query_N, f1_N, minlength=judged.num_queries)
     return np.asarray(total_G / np.where(count_G > 0, count_G, np.nan))
 
 
-def _pairs(first: pa.Array, second: pa.Array) -> itertools.chain[tuple[Any, Any]]:
-    """Values of two columns side by side."""
-    starts = range(0, len(first), BATCH_ROWS)
-    return itertools.chain.from_iterable(
+def _scored(first: pa.Array, second: pa.Array, has_N: np.ndarray, score: Callable[[Any, Any], float]) -> np.ndarray:
+    """The score of two columns' values in some rows: float64 [rows]."""
+    rows = pa.array(np.flatnonzero(has_N))
+    first, second = first.take(rows), second.take(rows)
+    pairs = itertools.chain.from_iterable(
         zip(first[at : at + BATCH_ROWS].to_pylist(), second[at : at + BATCH_ROWS].to_pylist(), strict=True)
-        for at in starts
+        for at in range(0, len(rows), BATCH_ROWS)
     )
-
-
-_Answered = list[tuple[Sequence[str], Sequence[str]] | None]
-"""Answers and gold answers of each query that has both, [G]."""
-
-
-def _answers(judged: Judged) -> _Answered | None:
-    """None where there are no such columns; a query without any gold answer has none."""
-    if not {"answers", "gold_answers"} <= judged.columns.keys():
-        return None
-    given, wanted = (of_queries(judged, name) for name in ("answers", "gold_answers"))
-    return [
-        None if answers is None or not gold else (answers, gold) for answers, gold in zip(given, wanted, strict=True)
-    ]
-
-
-def _of_answers(
-    score: Callable[[Sequence[str], Sequence[str]], float], answered: _Answered | None
-) -> np.ndarray | None:
-    return None if answered is None else np.array([np.nan if one is None else score(*one) for one in answered])
+    return np.fromiter(itertools.starmap(score, pairs), np.float64, len(rows))
 
 
 def of_queries(judged: Judged, name: str) -> list[Any]:
@@ -320,35 +271,34 @@ def _of_rows(query_N: np.ndarray, column: pa.Array) -> zip[tuple[int, Any]]:
     return zip(query_N[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True)
 
 
-def review_by_query(judged: Judged) -> ReviewByQuery | None:
-    """None where the labels are no reviews.
+def review_statistics(judged: Judged) -> dict[str, Statistic]:
+    """What the metrics of `review` are computed from, by metric: of the documents named useful and of those that are,
+    and of queries by P(yes), where gold says whether the documents suffice. Empty where the labels are no reviews.
 
     Raises:
         InputError: rows of a query differ in whether its documents suffice.
     """
     if "sufficient_probs" not in judged.columns or judged.queries is None:
-        return None
+        return {}
     is_named_N, is_useful_N = judged.labels > 0, judged.gold > 0
     both_G, named_G, useful_G = (
         np.bincount(judged.queries, is_one_N, minlength=judged.num_queries)
         for is_one_N in (is_named_N & is_useful_N, is_named_N, is_useful_N)
     )
-    return ReviewByQuery(
-        both_G / np.where(named_G > 0, named_G, np.nan),
-        both_G / np.where(useful_G > 0, useful_G, np.nan),
-        _sufficiency(judged) if "gold_sufficient" in judged.columns else None,
-    )
-
-
-def _sufficiency(judged: Judged) -> Order:
-    probs, golds = (of_queries(judged, name) for name in ("sufficient_probs", "gold_sufficient"))
-    both = [
-        (query, pair[1], gold)
-        for query, (pair, gold) in enumerate(zip(probs, golds, strict=True))
-        if pair is not None and gold is not None
-    ]
-    held = np.array(both, dtype=[("query", np.int64), ("prob", np.float64), ("is_enough", np.bool_)])
-    return Order(held["prob"], held["is_enough"], held["query"], num_groups=judged.num_queries)
+    found: dict[str, Statistic] = {
+        "useful_precision": mean_of_queries(both_G / np.where(named_G > 0, named_G, np.nan)),
+        "useful_recall": mean_of_queries(both_G / np.where(useful_G > 0, useful_G, np.nan)),
+    }
+    if "gold_sufficient" in judged.columns:
+        probs, golds = (of_queries(judged, name) for name in ("sufficient_probs", "gold_sufficient"))
+        both = [
+            (query, pair[1], gold)
+            for query, (pair, gold) in enumerate(zip(probs, golds, strict=True))
+            if pair is not None and gold is not None
+        ]
+        held = np.array(both, dtype=[("query", np.int64), ("prob", np.float64), ("is_enough", np.bool_)])
+        found["sufficient_auc"] = Order(held["prob"], held["is_enough"], held["query"], num_groups=judged.num_queries)
+    return found
 
 
 # ------------------------------------------------------------------------------
@@ -356,77 +306,41 @@ def _sufficiency(judged: Judged) -> Order:
 # were no legal action. Source: RDR2 (papers); what it leaves open is ours.
 
 
-@dataclass(frozen=True)
-class RoutingByRow:
-    """Of each row, float64 [N], NaN where it has none; None where there is no such column of gold.
+def routing_values(judged: Judged) -> dict[str, np.ndarray]:
+    """What the metrics of `route` are means of, by metric: float64 [N], NaN where a row has no value; without those
+    that gold has no column for. Empty where the labels are no routes.
 
-    Args:
-        answer_f1: of the ids that answer and those of gold, where gold has any.
-        expand_precision: of the headings to unfold, the share that gold has too, where gold has any; 0 where none was
-            to be unfolded.
-        refusal: 1 without an id, 0 with one, where gold has neither.
-        expelled: lines meant as an action that were not legal.
-        collapsed: 1 where no line was an action, 0 else.
+    `answer_f1` is of ids that answer, `expand_precision` the share of the headings to unfold that gold has too (0 where
+    none was to be unfolded), both over rows where gold has any. `refusal_accuracy` is 1 without an id and 0 with one,
+    where gold has neither; `expelled_mean` counts lines meant as an action that were not legal; `collapse_rate` is 1
+    where no line was an action.
     """
-
-    answer_f1: np.ndarray | None
-    expand_precision: np.ndarray | None
-    refusal: np.ndarray | None
-    expelled: np.ndarray
-    collapsed: np.ndarray
-
-
-def routing_by_row(judged: Judged) -> RoutingByRow | None:
-    """None where the labels are no routes."""
     held = judged.columns
     if "answer_ids" not in held:
-        return None
-    expelled_N = np.asarray(held["expelled"].cast(pa.float64()).to_numpy(zero_copy_only=False))
-    num_ids_N = _routing_sizes(held["answer_ids"]) + _routing_sizes(
-        held["expand_ids"]
-    )  # NaN in rows of another labeler
-    refused_N = held["refused"].fill_null(False).to_numpy(zero_copy_only=False)
+        return {}
+    num_ids_N = _lengths(held["answer_ids"]) + _lengths(held["expand_ids"])  # NaN in rows of another labeler
+    expelled_N, refused_N = _numbers(held["expelled"]), held["refused"].fill_null(False).to_numpy(zero_copy_only=False)
     says_nothing_N = (num_ids_N == 0) & ~refused_N & (expelled_N == 0)
-    return RoutingByRow(
-        _scores(judged, "answer_ids", "gold_answer_ids", set_f1),
-        _scores(judged, "expand_ids", "gold_expand_ids", _precision),
-        _refusals(judged, num_ids_N),
-        expelled_N,
-        np.where(np.isnan(num_ids_N), np.nan, says_nothing_N),
-    )
+    found = {"expelled_mean": expelled_N, "collapse_rate": np.where(np.isnan(num_ids_N), np.nan, says_nothing_N)}
+    for name, ids, score in (("answer_f1", "answer_ids", set_f1), ("expand_precision", "expand_ids", _precision)):
+        if f"gold_{ids}" in held:
+            has_N = ~np.isnan(_lengths(held[ids])) & (_lengths(held[f"gold_{ids}"]) > 0)
+            found[name] = np.full(len(has_N), np.nan)
+            found[name][has_N] = _scored(held[ids], held[f"gold_{ids}"], has_N, score)
+    if {"gold_answer_ids", "gold_expand_ids"} <= held.keys():
+        num_gold_N = _lengths(held["gold_answer_ids"]) + _lengths(held["gold_expand_ids"])
+        found["refusal_accuracy"] = np.where((num_gold_N == 0) & ~np.isnan(num_ids_N), num_ids_N == 0, np.nan)
+    return found
 
 
-def _routing_sizes(lists: pa.Array) -> np.ndarray:
-    """How many numbers each list holds, NaN where it is null."""
-    return np.asarray(pc.list_value_length(lists).cast(pa.float64()).to_numpy(zero_copy_only=False))
-
-
-def _scores(
-    judged: Judged, chosen: str, wanted: str, score: Callable[[list[int], list[int]], float]
-) -> np.ndarray | None:
-    """The score of each row whose label has ids and whose gold has at least one."""
-    if wanted not in judged.columns:
-        return None
-    has_N = ~np.isnan(_routing_sizes(judged.columns[chosen])) & (_routing_sizes(judged.columns[wanted]) > 0)
-    score_N = np.full(len(has_N), np.nan)
-    rows = np.flatnonzero(has_N)
-    for start in range(0, len(rows), BATCH_ROWS):
-        some = rows[start : start + BATCH_ROWS]
-        lists = (judged.columns[name].take(pa.array(some)).to_pylist() for name in (chosen, wanted))
-        score_N[some] = [score(*pair) for pair in zip(*lists, strict=True)]
-    return score_N
+def _lengths(lists: pa.Array) -> np.ndarray:
+    """How many numbers each list holds: float64 [N], NaN where it is null."""
+    return _numbers(pc.list_value_length(lists))
 
 
 def _precision(chosen: list[int], wanted: list[int]) -> float:
     found = set(chosen)
     return len(found & set(wanted)) / len(found) if found else 0.0
-
-
-def _refusals(judged: Judged, num_ids_N: np.ndarray) -> np.ndarray | None:
-    if not {"gold_answer_ids", "gold_expand_ids"} <= judged.columns.keys():
-        return None
-    num_gold_N = _routing_sizes(judged.columns["gold_answer_ids"]) + _routing_sizes(judged.columns["gold_expand_ids"])
-    return np.where((num_gold_N == 0) & ~np.isnan(num_ids_N), num_ids_N == 0, np.nan)
 
 
 # ------------------------------------------------------------------------------
@@ -501,19 +415,10 @@ class JudgedStatistics:
         return rank_queries(self.group_N, one.docs, np.round(one.scores, 6), one.gold, num_queries=self.num_groups)
 
     @cached_property
-    def evidence(self) -> EvidenceByQuery | None:
-        """Chunks chosen, of each query; None where labels choose none."""
-        return evidence_by_query(self.judged)
-
-    @cached_property
-    def review(self) -> ReviewByQuery | None:
-        """Useful documents and sufficiency, of each query; None where labels are no reviews."""
-        return review_by_query(self.judged)
-
-    @cached_property
-    def routing(self) -> RoutingByRow | None:
-        """Actions on a document's tree, of each row; None where labels are no routes."""
-        return routing_by_row(self.judged)
+    def of_labeler(self) -> dict[str, Statistic]:
+        """What the metrics of one labeler alone (`evidence-set`, `review`, `route`) are computed from, by metric."""
+        routing = {name: self.mean_of_rows(value_N) for name, value_N in routing_values(self.judged).items()}
+        return {**evidence_statistics(self.judged), **review_statistics(self.judged), **routing}
 
     @cached_property
     def passes(self) -> dict[str, Sums]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relabel.manifests.metrics.judged import EvidenceByQuery, JudgedStatistics, ReviewByQuery, RoutingByRow
+from relabel.manifests.metrics.judged import JudgedStatistics
 from relabel.manifests.metrics.measures import (
     DEPTH,
     QueryRanking,
@@ -28,7 +28,6 @@ from relabel.manifests.metrics.measures import (
 )
 from relabel.manifests.metrics.metric import (
     Formula,
-    Largest,
     Measured,
     Metric,
     Order,
@@ -46,29 +45,9 @@ from relabel.manifests.metrics.metric import (
 Measure = Callable[[JudgedStatistics], Mapping[str, Measured]]
 
 
-def _of_evidence(value: Callable[[EvidenceByQuery], np.ndarray | None], formula: Formula = mean) -> Measure:
-    """Measures a mean over queries of their chosen evidence."""
-
-    def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
-        value_G = None if rows.evidence is None else value(rows.evidence)
-        return {} if value_G is None else {"": Measured(mean_of_queries(value_G), formula)}
-
-    return measure
-
-
-def _most_of_evidence(value: Callable[[EvidenceByQuery], np.ndarray]) -> Measure:
-    return lambda rows: (
-        {} if rows.evidence is None else {"": Measured(Largest(value(rows.evidence)), lambda most: most)}
-    )
-
-
-def _of_review(value: Callable[[ReviewByQuery], np.ndarray]) -> Measure:
-    return lambda rows: {} if rows.review is None else {"": Measured(mean_of_queries(value(rows.review)), share)}
-
-
-def _sufficiency(rows: JudgedStatistics) -> Mapping[str, Measured]:
-    order = None if rows.review is None else rows.review.sufficiency
-    return {} if order is None else {"": Measured(order, Order.area)}
+def _of_labeler(name: str, formula: Formula = mean) -> Measure:
+    """Measures what one labeler's labels alone have, see `JudgedStatistics.of_labeler`."""
+    return lambda rows: {"": Measured(rows.of_labeler[name], formula)} if name in rows.of_labeler else {}
 
 
 QUERY_METRICS: tuple[Metric, ...] = (
@@ -77,7 +56,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "chunks a query, mean",
         "lower",
         "queries",
-        _of_evidence(lambda found: found.chunks),
+        _of_labeler("chunks_mean"),
         "`evidence-set`: different chunks chosen",
     ),
     Metric(
@@ -85,7 +64,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "chunks a query, most",
         "lower",
         "queries",
-        _most_of_evidence(lambda found: found.chunks),
+        _of_labeler("chunks_max", lambda most: most),
         "of one query; its interval ends at it, since no resample holds more",
     ),
     Metric(
@@ -93,7 +72,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "tokens a query, mean",
         "lower",
         "queries",
-        _of_evidence(lambda found: found.tokens),
+        _of_labeler("tokens_mean"),
         "of the chunks chosen, each once",
     ),
     Metric(
@@ -101,7 +80,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "tokens a query, most",
         "lower",
         "queries",
-        _most_of_evidence(lambda found: found.tokens),
+        _of_labeler("tokens_max", lambda most: most),
         "of one query, as `chunks_max`",
     ),
     Metric(
@@ -109,7 +88,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "over budget, φ",
         "lower",
         "queries",
-        _of_evidence(lambda found: found.over_budget),
+        _of_labeler("over_budget"),
         "per query, mean φ of its documents (RES-RAG, equation 8)",
         is_drawn=True,
     ),
@@ -118,7 +97,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "evidence F1",
         "higher",
         "queries",
-        _of_evidence(lambda found: found.f1),
+        _of_labeler("evidence_f1"),
         (
             "F1_ret (equation 13): per query, mean over its documents of 2·both / (chosen + gold chunks); both empty "
             "1, one empty 0"
@@ -131,7 +110,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "exact match",
         "higher",
         "queries",
-        _of_evidence(lambda found: found.exact_match, share),
+        _of_labeler("exact_match", share),
         "share of queries with every gold answer among the `answers`",
         aliases=("em",),
         is_drawn=True,
@@ -141,7 +120,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "Hit@1",
         "higher",
         "queries",
-        _of_evidence(lambda found: found.hit_at_1, share),
+        _of_labeler("hit@1", share),
         "share of queries whose first answer is any gold answer",
         is_drawn=True,
     ),
@@ -150,7 +129,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "AUC, sufficient",
         "higher",
         "queries",
-        _sufficiency,
+        _of_labeler("sufficient_auc", Order.area),
         "`review`: ROC area of P(yes) against `gold_sufficient`, a query once",
         aliases=("auc_sufficient",),
         is_drawn=True,
@@ -160,7 +139,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "useful: precision",
         "higher",
         "queries",
-        _of_review(lambda found: found.precision),
+        _of_labeler("useful_precision", share),
         "per query, of the documents named useful, the share with g > 0; mean over queries where one is named",
         is_drawn=True,
     ),
@@ -169,7 +148,7 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "useful: recall",
         "higher",
         "queries",
-        _of_review(lambda found: found.recall),
+        _of_labeler("useful_recall", share),
         "per query, of the documents with g > 0, the share that is named; mean over queries that have one",
         is_drawn=True,
     ),
@@ -180,25 +159,13 @@ QUERY_METRICS: tuple[Metric, ...] = (
 # The metrics of `route` (RDR2), in the order in which they are shown; `registry.py` lists them last.
 
 
-def _of_routing(
-    value: Callable[[RoutingByRow], np.ndarray | None], formula: Formula = mean
-) -> Callable[..., Mapping[str, Measured]]:
-    """Measures a mean over rows of their actions."""
-
-    def measure(rows: JudgedStatistics) -> Mapping[str, Measured]:
-        value_N = None if rows.routing is None else value(rows.routing)
-        return {} if value_N is None else {"": Measured(rows.mean_of_rows(value_N), formula)}
-
-    return measure
-
-
 ROUTING_METRICS: tuple[Metric, ...] = (
     Metric(
         "answer_f1",
         "answers: F1",
         "higher",
         "rows",
-        _of_routing(lambda found: found.answer_f1),
+        _of_labeler("answer_f1"),
         "`route`: of `answer_ids` and `gold_answer_ids`, over rows where gold has any; 0 where the label has none",
         aliases=("ans_f1",),
         is_drawn=True,
@@ -208,7 +175,7 @@ ROUTING_METRICS: tuple[Metric, ...] = (
         "headings: precision",
         "higher",
         "rows",
-        _of_routing(lambda found: found.expand_precision, share),
+        _of_labeler("expand_precision", share),
         "share of `expand_ids` in `gold_expand_ids`, over rows where gold has any; 0 where the label has none",
         aliases=("exp_pre",),
         is_drawn=True,
@@ -218,7 +185,7 @@ ROUTING_METRICS: tuple[Metric, ...] = (
         "refusals: accuracy",
         "higher",
         "rows",
-        _of_routing(lambda found: found.refusal, share),
+        _of_labeler("refusal_accuracy", share),
         "of rows where gold has neither, the share whose label has neither",
         aliases=("ref_acc",),
         is_drawn=True,
@@ -228,7 +195,7 @@ ROUTING_METRICS: tuple[Metric, ...] = (
         "expelled actions, mean",
         "lower",
         "rows",
-        _of_routing(lambda found: found.expelled),
+        _of_labeler("expelled_mean"),
         "lines a row that were meant as an action and not legal, where `expelled: keep` keeps them",
         aliases=("xpl",),
     ),
@@ -237,7 +204,7 @@ ROUTING_METRICS: tuple[Metric, ...] = (
         "collapse rate",
         "lower",
         "rows",
-        _of_routing(lambda found: found.collapsed, share),
+        _of_labeler("collapse_rate", share),
         "share of rows without any line that is an action, legal or not",
         aliases=("col",),
         is_drawn=True,
