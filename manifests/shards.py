@@ -8,7 +8,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -259,35 +259,12 @@ def hashes_of(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 # Shape legend: R rows, D distinct ids of one batch, S shards
 
 
-class _Ids(NamedTuple):
-    """Distinct ids of batches: two hashes, the first row, how many rows and their estimated tokens."""
-
-    key: np.ndarray
-    check: np.ndarray
-    first: np.ndarray
-    rows: np.ndarray
-    tokens: np.ndarray
-
-
-class _Sizes(NamedTuple):
-    """Queries, by their first row."""
-
-    first: np.ndarray
-    rows: np.ndarray
-    tokens: np.ndarray
-
-
-class _Places(NamedTuple):
-    """The first row of an id in a batch, or a row, and its query's first row."""
-
-    first: np.ndarray
-    query: np.ndarray
-
-
-_ColumnsT = TypeVar("_ColumnsT", _Ids, _Sizes, _Places)
-_ID = np.dtype(list(zip(_Ids._fields, ("<i8", "<i8", "<i8", "<i4", "<f8"), strict=True)))
-_SIZE = np.dtype(list(zip(_Sizes._fields, ("<i8", "<i8", "<f8"), strict=True)))
-_PLACE = np.dtype(list(zip(_Places._fields, ("<i8", "<i8"), strict=True)))
+_ID = np.dtype([("key", "<i8"), ("check", "<i8"), ("first", "<i8"), ("rows", "<i4"), ("tokens", "<f8")])
+"""A distinct id of a batch: two hashes, its first row, how many rows it has and their estimated tokens."""
+_SIZE = np.dtype([("first", "<i8"), ("rows", "<i8"), ("tokens", "<f8")])
+"""A query, by its first row."""
+_PLACE = np.dtype([("first", "<i8"), ("query", "<i8")])
+"""The first row of an id in a batch, or a row, and its query's first row."""
 
 
 class Queries(NamedTuple):
@@ -322,35 +299,27 @@ def scan_queries(dataset: Dataset, *, block_rows: int) -> Queries:
     ids, num_runs = _ids_by_key(dataset, parts, block_rows)
     by_first, places = (Parted(dtype, parts, block_rows=block_rows) for dtype in (_SIZE, _PLACE))
     for part in ids.parts():
-        found = _columns(_Ids, part)
-        order = np.lexsort((found.check, found.key))
-        found = _Ids(*(column[order] for column in found))
-        is_new = np.ones(len(part), bool)
-        is_new[1:] = (found.key[1:] != found.key[:-1]) | (found.check[1:] != found.check[:-1])
+        found = part[np.lexsort((part["check"], part["key"]))]
+        is_new = np.ones(len(found), bool)
+        is_new[1:] = (found["key"][1:] != found["key"][:-1]) | (found["check"][1:] != found["check"][:-1])
         starts, query_of = np.flatnonzero(is_new), np.cumsum(is_new) - 1
-        first_Q = found.first[starts]
-        rows_Q, tokens_Q = (np.bincount(query_of, column, len(starts)) for column in (found.rows, found.tokens))
-        by_first.append(first_Q // block_rows, _packed(_Sizes(first_Q, rows_Q, tokens_Q), _SIZE))
-        places.append(found.first // block_rows, _packed(_Places(found.first, first_Q[query_of]), _PLACE))
+        first_Q = found["first"][starts]
+        rows_Q, tokens_Q = (np.bincount(query_of, found[name], len(starts)) for name in ("rows", "tokens"))
+        by_first.append(first_Q // block_rows, _records(_SIZE, first_Q, rows_Q, tokens_Q))
+        places.append(found["first"] // block_rows, _records(_PLACE, found["first"], first_Q[query_of]))
     firsts, sizes, weights, of_ids = (Spilled(kind, block_rows=block_rows) for kind in ("<i8", "<i8", "<f8", "<i8"))
-    for size_part, place_part in zip(by_first.parts(), places.parts(), strict=True):
-        queries, place = _columns(_Sizes, size_part), _columns(_Places, place_part)
-        order_Q = np.argsort(queries.first)
-        for column, values in zip((firsts, sizes, weights), queries, strict=True):
-            column.append(values[order_Q])
-        of_ids.append(place.query[np.argsort(place.first)])
+    for queries, place in zip(by_first.parts(), places.parts(), strict=True):
+        order_Q = np.argsort(queries["first"])
+        for column, name in ((firsts, "first"), (sizes, "rows"), (weights, "tokens")):
+            column.append(queries[name][order_Q])
+        of_ids.append(place["query"][np.argsort(place["first"])])
     return Queries(firsts, sizes, weights, of_ids, num_runs)
 
 
-def _columns(kind: type[_ColumnsT], records: np.ndarray) -> _ColumnsT:
-    """The columns of records."""
-    return kind(*(records[name] for name in kind._fields))
-
-
-def _packed(columns: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """Records of columns."""
+def _records(dtype: np.dtype, *columns: np.ndarray) -> np.ndarray:
+    """Records of columns, in the order of their fields."""
     records = np.empty(len(columns[0]), dtype)
-    for name, column in zip(dtype.fields or (), columns, strict=True):
+    for name, column in zip(dtype.names or (), columns, strict=True):
         records[name] = column
     return records
 
@@ -363,7 +332,7 @@ def _ids_by_key(dataset: Dataset, parts: int, block_rows: int) -> tuple[Parted, 
         key, check = hashes_of(values)
         first = first_row + np.flatnonzero(np.diff(np.maximum.accumulate(codes_R), prepend=-1))
         rows = np.bincount(codes_R)
-        ids.append(key.view(np.uint64) % parts, _packed(_Ids(key, check, first, rows, rows * weight), _ID))
+        ids.append(key.view(np.uint64) % parts, _records(_ID, key, check, first, rows, rows * weight))
         num_runs += int(np.count_nonzero(np.diff(codes_R))) + int(values[codes_R[0]] != last)
         first_row, last = first_row + len(codes_R), values[codes_R[-1]]
     return ids, num_runs
@@ -391,12 +360,11 @@ def rows_of_shards(
         query_D = queries.of_ids[done : done + len(values)]
         part_D = part_S[used_S[np.searchsorted(first_S, query_D, side="right") - 1]]
         row_R = first_row + np.arange(len(codes_R))
-        rows.append(part_D[codes_R], _packed(_Places(row_R, query_D[codes_R]), _PLACE))
+        rows.append(part_D[codes_R], _records(_PLACE, row_R, query_D[codes_R]))
         done, first_row = done + len(values), first_row + len(codes_R)
     shards = iter(itertools.pairwise(bounds))
     for part, num_shards in zip(rows.parts(), np.bincount(part_S, minlength=parts).tolist(), strict=True):
-        found, taken = _columns(_Places, part), 0
-        in_order = found.first[np.argsort(found.query, kind="stable")]
+        in_order, taken = part["first"][np.argsort(part["query"], kind="stable")], 0
         for start, stop in itertools.islice(shards, num_shards):
             yield in_order[taken : taken + stop - start]
             taken += stop - start
