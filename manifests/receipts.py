@@ -224,24 +224,6 @@ def parse_receipt_name(name: str) -> ChunkId | None:
 # The commit of a chunk: its files, then its receipt, created if absent.
 
 
-class ChunkFacts(NamedTuple):
-    """What a committer knows about a chunk, apart from its rows."""
-
-    fingerprint: str
-    id: ChunkId
-    stages: dict[str, dict[str, int]]
-    seconds: float
-    engine: dict[str, Any]
-    worker: str
-    epoch: int
-    started: str
-    committed: str
-    answers: Sequence[AnswerRow] = ()
-    reused: Sequence[ReusedRows] = ()
-    reused_answers: int = 0
-    execution: str = ""
-
-
 def _redacted(row: QuarantineRow) -> QuarantineRow:
     """A row whose reasons, which may hold what a server wrote, show no secret. What the model wrote stays."""
     tries = [{**one, "reason": redacted(one["reason"])} for one in row.tries]
@@ -250,11 +232,23 @@ def _redacted(row: QuarantineRow) -> QuarantineRow:
 
 def commit_chunk(
     store: RunStore,
-    facts: ChunkFacts,
+    chunk: ChunkId,
     labels: list[LabelRow],
     quarantine: list[QuarantineRow],
     *,
     schema: pa.Schema = LABELS,
+    answers: Sequence[AnswerRow] = (),
+    fingerprint: str,
+    stages: dict[str, dict[str, int]],
+    seconds: float,
+    engine: dict[str, Any],
+    worker: str,
+    epoch: int,
+    started: str,
+    committed: str,
+    reused: Sequence[ReusedRows] = (),
+    reused_answers: int = 0,
+    execution: str = "",
 ) -> Receipt | None:
     """Write a chunk's data files, then its receipt if nobody else did.
 
@@ -264,44 +258,47 @@ def commit_chunk(
 
     Args:
         schema: of the output's label files.
+        answers: those that rows of a query share.
+        fingerprint, stages, seconds, engine, worker, epoch, started, committed, reused, reused_answers, execution: see
+            `Receipt`.
     Returns:
         The receipt, or None if another worker committed this chunk first.
     """
     quarantine = [_redacted(row) for row in quarantine]
     failpoints.hit("before_labels")
-    label_file = _put_rows(store, "labels", facts.id, labels, schema)
+    label_file = _put_rows(store, "labels", chunk, labels, schema)
     failpoints.hit("after_labels")
-    quarantine_file = _put_rows(store, "quarantine", facts.id, quarantine, QUARANTINE)
+    quarantine_file = _put_rows(store, "quarantine", chunk, quarantine, QUARANTINE)
     failpoints.hit("after_quarantine")
-    answer_file = _put_rows(store, "answers", facts.id, list(facts.answers), ANSWERS)
+    answer_file = _put_rows(store, "answers", chunk, list(answers), ANSWERS)
     failpoints.hit("after_answers")
     statuses: dict[str, int] = {"ok": len(labels)} if labels else {}
     for row in quarantine:
         statuses[row.status] = statuses.get(row.status, 0) + 1
     receipt = Receipt(
-        fingerprint=facts.fingerprint,
-        shard=facts.id.shard,
-        chunk=facts.id.chunk,
-        attempt=facts.id.attempt,
+        fingerprint=fingerprint,
+        shard=chunk.shard,
+        chunk=chunk.chunk,
+        attempt=chunk.attempt,
         rows=len(labels) + len(quarantine),
         labels=label_file,
         quarantine=quarantine_file,
         statuses=statuses,
-        stages=facts.stages,
-        seconds=round(facts.seconds, 3),
-        engine=facts.engine,
-        worker=facts.worker,
-        epoch=facts.epoch,
-        started=facts.started,
-        committed=facts.committed,
+        stages=stages,
+        seconds=round(seconds, 3),
+        engine=engine,
+        worker=worker,
+        epoch=epoch,
+        started=started,
+        committed=committed,
         answers=answer_file,
-        reused=list(facts.reused),
-        reused_answers=facts.reused_answers,
+        reused=list(reused),
+        reused_answers=reused_answers,
         write_id=secrets.token_hex(8),
-        execution=facts.execution,
+        execution=execution,
     )
     failpoints.hit("before_receipt")
-    was_first = store.create(facts.id.receipt_name, sealed_json(asdict(receipt)))
+    was_first = store.create(chunk.receipt_name, sealed_json(asdict(receipt)))
     failpoints.hit("after_receipt")
     if was_first:
         return receipt

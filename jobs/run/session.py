@@ -40,7 +40,7 @@ from relabel.manifests.files import HERE
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import Snapshot
 from relabel.manifests.plan import Plan, shard_row_ids
-from relabel.manifests.receipts import ChunkFacts, ChunkId, Receipt, commit_chunk
+from relabel.manifests.receipts import ChunkId, Receipt, commit_chunk
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.run import Attempts, file_schema
 from relabel.manifests.schemas import LabelRow, QuarantineRow
@@ -339,9 +339,13 @@ class Session:
         """Make a finished chunk durable. Runs in a committer thread."""
         labels = [row for row in work.rows if isinstance(row, LabelRow)]
         quarantine = [row for row in work.rows if isinstance(row, QuarantineRow)]
-        facts = ChunkFacts(
+        receipt = commit_chunk(
+            self.opened.store,
+            work.id,
+            labels,
+            quarantine,
+            schema=self._schema,
             fingerprint=self.opened.plan.fingerprint,
-            id=work.id,
             stages=work.stage_counts(),
             seconds=time.perf_counter() - work.started_s,
             engine=asdict(self.facts) if self.facts and work.asked else {},
@@ -354,7 +358,6 @@ class Session:
             reused_answers=work.reused_answers,
             execution=self.execution,
         )
-        receipt = commit_chunk(self.opened.store, facts, labels, quarantine, schema=self._schema)
         shard, chunk = work.id.shard, work.id.chunk
         self.journal.commits(work)
         if receipt is None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.plan import write_plan
-from relabel.manifests.receipts import ChunkFacts, ChunkId, Receipt, ReusedRows, commit_chunk
+from relabel.manifests.receipts import ChunkId, Receipt, ReusedRows, commit_chunk
 from relabel.manifests.run import RunFolder
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.shards import make_plan
@@ -62,11 +62,20 @@ def commit(
     attempt: int = 1,
     reused: Sequence[int] = (),
 ) -> Receipt | None:
-    times = "2026-11-20T08:00:00.000+00:00", "2026-11-20T08:00:01.000+00:00"
     sources = [ReusedRows("earlier", "f" * 64, None, "0" * 64, len(reused))] if reused else []
-    engine = {"family": "fake"}
-    facts = ChunkFacts(
-        folder.plan.fingerprint, ChunkId(0, chunk, attempt), {}, 0.1, engine, "w", 0, *times, reused=sources
-    )
     rows = sorted([label(row) for row in labels] + [label(row, reused=True) for row in reused])
-    return commit_chunk(folder.store, facts, rows, [failure(row) for row in failed])
+    return commit_chunk(
+        folder.store,
+        ChunkId(0, chunk, attempt),
+        rows,
+        [failure(row) for row in failed],
+        fingerprint=folder.plan.fingerprint,
+        stages={},
+        seconds=0.1,
+        engine={"family": "fake"},
+        worker="w",
+        epoch=0,
+        started="2026-11-20T08:00:00.000+00:00",
+        committed="2026-11-20T08:00:01.000+00:00",
+        reused=sources,
+    )

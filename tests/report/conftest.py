@@ -22,7 +22,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.manifest import write_manifest
 from relabel.manifests.plan import fingerprint_parts, shard_row_ids, write_plan
-from relabel.manifests.receipts import ChunkFacts, ChunkId, commit_chunk
+from relabel.manifests.receipts import ChunkId, commit_chunk
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.run import RunFolder, build_manifest, file_schema
 from relabel.manifests.schemas import LabelRow, QuarantineRow
@@ -162,12 +162,16 @@ def forge_run(
             "cached_tokens": 60 * len(found),
             "output_tokens": 9 * len(found),
         }
-        facts = ChunkFacts(
-            plan.fingerprint,
+        commit_chunk(
+            store,
             ChunkId(0, chunk),
-            {"verdict": tokens},
-            seconds,
-            {
+            labels,
+            quarantine,
+            schema=file_schema(plan.parts),
+            fingerprint=plan.fingerprint,
+            stages={"verdict": tokens},
+            seconds=seconds,
+            engine={
                 "family": "fake",
                 "version": "1",
                 "model": model,
@@ -175,12 +179,11 @@ def forge_run(
                 "device": "cpu",
                 "dtype": "float32",
             },
-            workers[chunk * len(workers) // count],
-            0,
-            begun.isoformat(),
-            (begun + timedelta(seconds=seconds)).isoformat(),
+            worker=workers[chunk * len(workers) // count],
+            epoch=0,
+            started=begun.isoformat(),
+            committed=(begun + timedelta(seconds=seconds)).isoformat(),
         )
-        commit_chunk(store, facts, labels, quarantine, schema=file_schema(plan.parts))
     if is_finished:
         held = {
             "name": name,
