@@ -5,8 +5,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
-OPTIMUM_VENV ?= .venv-optimum
-OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
 GPU_VENV ?= .venv-train-gpu
 GPU_STAMP := $(GPU_VENV)/.installed
 
@@ -18,7 +16,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser environments test test-vllm test-optimum contract check format docs faults full faults-long bench release shows gpu gpu-day clean
+.PHONY: help demo teach browser environments test test-vllm contract check format docs faults full faults-long bench release shows gpu gpu-day clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -60,15 +58,7 @@ $(VLLM_STAMP): pyproject.toml
 test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-vllm
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm -n 2 --dist loadfile
 
-# optimum-onnx wants transformers 4.57, which goes with nothing else here.
-$(OPTIMUM_STAMP): pyproject.toml
-	PYTHON=$(PYTHON) .ci/install $(OPTIMUM_VENV) 'torch==2.13.0' -e '.[optimum]' pytest pytest-timeout hypothesis
-	touch $@
-
-environments: $(STAMP) $(VLLM_STAMP) $(OPTIMUM_STAMP) ## The three environments of the tests; side by side with -j3
-
-test-optimum: $(OPTIMUM_STAMP) ## Tests of the optimum exporter, in .venv-optimum
-	$(OPTIMUM_VENV)/bin/python -m pytest tests/optimum
+environments: $(STAMP) $(VLLM_STAMP) ## Both environments of the tests; side by side with -j2
 
 check: $(STAMP) ## Lint, format, types, floors, and the budget of statements by room
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """A student becomes a deployable bundle: ONNX export, parity, latency, publishing, channels and pull.
 
-Works with transformers 4.57 and 5, since the optimum exporter has an environment of its own. Start with `exporting.py`,
+Start with `exporting.py`,
 then `loader.py`, which every bundle carries as `load.py`; `bench/` measures latency, `publishing.py` publishes.
 `puller.py` and `loader.py` are single files without dependencies on this package.
 """

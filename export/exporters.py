@@ -1,5 +1,5 @@
-"""Registries of ONNX exporters and of further bundle formats, and the input contract that every exported model keeps:
-the bundle's tokenizer and its loader."""
+"""The registry of further bundle formats, and the input contract that every exported model keeps: the bundle's
+tokenizer and its loader."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import ModelError
 from relabel.manifests.specs import Registry
 
-EXPORTERS = {"torch": "relabel.export.onnx_graphs:export_torch", "optimum": "relabel.export.onnx_graphs:export_optimum"}
-"""An exporter is a function `(student, path, spec) -> facts`: it writes one ONNX file with dynamic batch and sequence,
-whose inputs are `input_names(student)` and whose outputs are the heads by name (calibrated probabilities, then
-`<head>_logits` where asked for), and returns what made it. Third parties use the entry point group.
-"""
 FORMATS = {"tensorrt": "relabel.export.tensorrt_engines:ENGINES"}
 """Forms of a model that a bundle may hold next to its ONNX files, with the methods of `EngineFormat`."""
 ONNX = "onnx"
@@ -35,17 +30,7 @@ IMPORTED = {
     "from relabel.distill.students.query_counts import query_counts": query_counts,
 }
 """What the loader imports of this package, and the module whose text replaces it in `load.py`."""
-_REGISTRY = Registry("exporter", "relabel.exporters", EXPORTERS)
-_FORMAT_REGISTRY = Registry("format", "relabel.bundle_formats", FORMATS, built_in=(ONNX,))
-
-
-def load_exporter(name: str) -> Any:
-    """The exporter of a name: a function `(student, path, spec)`.
-
-    Raises:
-        ConfigError: no such exporter; names the nearest.
-    """
-    return _REGISTRY.load(name)
+_REGISTRY = Registry("format", "relabel.bundle_formats", FORMATS, built_in=(ONNX,))
 
 
 def load_format(name: str) -> Any:
@@ -54,7 +39,7 @@ def load_format(name: str) -> Any:
     Raises:
         ConfigError: no such form; names the nearest.
     """
-    return _FORMAT_REGISTRY.load(name)
+    return _REGISTRY.load(name)
 
 
 def input_names(student: StudentModel) -> list[str]:

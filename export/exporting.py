@@ -15,8 +15,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from relabel.distill.students.manifest import StudentFiles, read_student
 from relabel.distill.students.model import StudentModel, load_student, make_texts, student_digest, student_files
 from relabel.distill.students.spec import KINDS
@@ -44,38 +42,35 @@ from relabel.export.exporters import (
     ONNX,
     check_tokens,
     input_contract,
-    load_exporter,
     load_format,
     write_loader,
     write_tokenizer,
 )
 from relabel.export.loader import Encoder
+from relabel.export.onnx_graphs import export_onnx
 from relabel.export.parity import (
     PairSet,
     PairsFile,
     answers,
-    draw_pairs,
+    choose_rows,
     draw_queries,
     file_pairs,
     lineage_pairs,
     measure,
+    model_runner,
+    provider_here,
+    write_reference,
 )
-from relabel.export.quantization import CALIBRATION_BATCH, drop_notes, write_fp16, write_int8, write_int8_static
-from relabel.export.reference_answers import choose_rows, model_runner, provider_here, write_reference
+from relabel.export.quantization import drop_notes, write_fp16, write_int8
 from relabel.export.specs import ExportSpec
-from relabel.manifests.errors import GateError, InputError, ManifestError, StaleRunError
+from relabel.manifests.errors import GateError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import installed_versions
 from relabel.manifests.records import checked, digest_of, fault_of, plain, readable_json
 
-FILES = {
-    "fp32": "model.onnx",
-    "fp16": "model.fp16.onnx",
-    "int8": "model.int8.onnx",
-    "int8-static": "model.int8-static.onnx",
-}
+FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
 PARITY_NAME = "parity.json"
-LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "optimum-onnx", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
 """What a bundle's lineage copies from its student's manifest."""
 TRITON_BATCH = 128
@@ -124,12 +119,10 @@ def export_bundle(
     for form in further.values():
         form.check()
     manifest = student_manifest(path)
-    whole = training = None
-    if pairs is None or "int8-static" in spec.precisions:
-        whole, training = lineage_pairs(manifest, storage, grades=record.grades)
-    if pairs is not None:
+    if pairs is None:
+        whole = lineage_pairs(manifest, storage, grades=record.grades)
+    else:
         whole = file_pairs(pairs, record.columns, storage, grades=record.grades)
-    assert whole is not None
     compared = draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed)
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
@@ -137,7 +130,7 @@ def export_bundle(
     with new_folder_for(target) as folder:
         write_tokenizer(student, folder)
         write_loader(folder)
-        made = _write_models(student, folder, spec, training, say)
+        made = _write_models(student, folder, spec, say)
         contract = input_contract(student)
         encoder = Encoder(folder, plain(contract))
         rows = encoder.encode(compared.pairs)
@@ -240,23 +233,17 @@ def _there(target: Path, recipe: str, *, is_replacing: bool) -> Bundle | None:
     )
 
 
-def _write_models(
-    student: StudentModel, folder: Path, spec: ExportSpec, training: PairSet | None, say: Say
-) -> dict[str, Any]:
+def _write_models(student: StudentModel, folder: Path, spec: ExportSpec, say: Say) -> dict[str, Any]:
     """Write every ONNX file of a bundle: the graph as it is exported, and what is made of it in fewer bits.
 
-    Args:
-        folder: holds the tokenizer already.
-        training: pairs to calibrate on, where a static int8 is asked for.
     Returns:
-        What made each: exporter and versions, fusions that were found, operators quantized.
+        What made each: versions, fusions that were found, operators quantized.
     Raises:
         ModelError: a step can't be done with this model.
-        InputError: there is nothing to calibrate on.
     """
     full = folder / FILES["fp32"]
-    say(f"fp32: exporting with {spec.exporter}")
-    made: dict[str, Any] = {"fp32": load_exporter(spec.exporter)(student, full, spec)}
+    say("fp32: exporting")
+    made: dict[str, Any] = {"fp32": export_onnx(student, full, spec)}
     for precision in spec.onnx_precisions[1:]:
         target = folder / FILES[precision]
         say(f"{precision}: writing {target.name}")
@@ -264,29 +251,11 @@ def _write_models(
             config = student.module.inner.config
             heads, width = config.num_attention_heads, config.hidden_size
             made[precision] = write_fp16(full, target, num_heads=heads, hidden_size=width)
-        elif precision == "int8":
-            made[precision] = write_int8(full, target, narrowing=KINDS[student.record.kind].int8_narrows)
         else:
-            assert training is not None
-            made[precision] = write_int8_static(full, target, _calibration(student, folder, spec, training))
+            made[precision] = write_int8(full, target, narrowing=KINDS[student.record.kind].int8_narrows)
     for precision in spec.onnx_precisions:  # last: fp16 is made by the notes of fp32
         drop_notes(folder / FILES[precision])
     return made
-
-
-def _calibration(
-    student: StudentModel, folder: Path, spec: ExportSpec, training: PairSet
-) -> list[dict[str, np.ndarray]]:
-    """Batches of training pairs of like length."""
-    pairs = draw_pairs(training, spec.calibration_pairs, seed=spec.parity.seed)
-    if not pairs:
-        raise InputError(
-            "int8-static: the student's training split is empty, there is nothing to calibrate on. Take int8."
-        )
-    encoder = Encoder(folder, plain(input_contract(student)))
-    rows = sorted(encoder.encode(pairs), key=lambda row: len(row[0]))
-    starts = range(0, len(rows), CALIBRATION_BATCH)
-    return [encoder.collate(rows[start : start + CALIBRATION_BATCH]) for start in starts]
 
 
 def _list_models(folder: Path, spec: ExportSpec) -> list[ModelFile]:

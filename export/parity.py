@@ -22,13 +22,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, TRAIN, load_examples
+from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, load_examples
 from relabel.distill.students.labels import read_pairs
 from relabel.distill.students.spec import DistillSpec
+from relabel.export import loader
 from relabel.export.bundle_facts import F1Loss, ModelParity, NdcgLoss, OrderCounts, ParityCheck, SizeFigures, WorstRow
-from relabel.export.loader import Encoder
+from relabel.export.loader import OPENVINO, BundleError, Encoder, choose_provider, open_session
 from relabel.export.specs import ParitySpec
-from relabel.manifests.errors import ConfigError, InputError, ManifestError, RelabelError
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, MissingExtraError, RelabelError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale, grades_seen, load_gold_by_row, mapped
 from relabel.manifests.inputs import open_dataset
@@ -41,7 +42,8 @@ from relabel.manifests.metrics.metric import (
     paired_bootstrap,
     share_bounds,
 )
-from relabel.manifests.records import digest_of
+from relabel.manifests.process import require
+from relabel.manifests.records import digest_of, readable_json
 from relabel.manifests.schemas import codes_of, ids_of
 from relabel.manifests.specs import Columns, InputSpec, validate_spec
 from relabel.manifests.tables import read_grades
@@ -99,14 +101,12 @@ class PairsFile:
     gold_map: dict[int, int] | None = None
 
 
-def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int) -> tuple[PairSet, PairSet]:
-    """The pairs that a student was tested and trained on, read again from where its labels and gold lie.
+def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int) -> PairSet:
+    """The pairs that a student was tested on, read again from where its labels and gold lie.
 
     Args:
         manifest: the student's.
         grades: K of its relevance head.
-    Returns:
-        Test split, training split.
     Raises:
         InputError: the student's manifest names none, or they can't be read any more.
         ManifestError: they are no longer what they were.
@@ -131,13 +131,10 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
     grade_N = examples.gold if is_gold else examples.teacher
     judge: Judge | None = "gold" if is_gold else "teacher" if bool((grade_N != NO_GRADE).any()) else None
     check_scale(set(grade_N[grade_N != NO_GRADE].tolist()), grades, where="the student's labels", option="gold.map")
-    about = {"from": "lineage", "split_sha256": split_digest}
+    about = {"from": "lineage", "split_sha256": split_digest, "side": SIDES[TEST]}
     _, query_N = np.unique(examples.queries, return_inverse=True)
     whole = PairSet(examples.texts, examples.names, query_N, grade_N, judge, about)
-    test, train = (
-        replace(whole.take(examples.rows_of(side)), about={**about, "side": SIDES[side]}) for side in (TEST, TRAIN)
-    )
-    return test, train
+    return whole.take(examples.rows_of(TEST))
 
 
 def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, *, grades: int) -> PairSet:
@@ -322,7 +319,7 @@ def _mean(value_G: np.ndarray) -> float | None:
 # N pairs, K grades of a head, G queries
 
 HEAD = "relevance"
-FAMILY = {"fp32": "fp32", "fp16": "fp16", "bf16": "fp16", "int8": "int8", "int8-static": "int8"}
+FAMILY = {"fp32": "fp32", "fp16": "fp16", "bf16": "fp16", "int8": "int8"}
 """Which gate a precision passes."""
 LEAST_OUTCOMES = 30
 """See `doubts_of`."""
@@ -511,3 +508,101 @@ def _figures(
 def _capped(value: float) -> float:
     """A difference of probabilities is at most 1; no number at all counts as that."""
     return float(min(value, 1.0))
+
+
+# ------------------------------------------------------------------------------
+# The onnxruntime sessions that answer on this machine, and the reference answers that a bundle carries.
+
+
+def provider_here(wish: str, *, option: str = "--provider", purpose: str = "An export") -> str:
+    """The provider that a wish means on this machine: `cpu` or `cuda` for `auto`; `openvino` only where it is named.
+
+    Args:
+        option, purpose: for messages: where the wish comes from, and what the runtime is needed for.
+    Raises:
+        MissingExtraError: the runtime, or the provider in it, is absent.
+    """
+    if wish == OPENVINO:
+        require(OPENVINO, extra=OPENVINO, purpose=f"{option} {OPENVINO}")
+        return wish
+    require("onnxruntime", extra="cpu", purpose=purpose)
+    try:
+        return choose_provider(wish)
+    except BundleError as exc:
+        raise MissingExtraError(f"{option} {wish}: {exc}") from exc
+
+
+def model_runner(path: Path, provider: str, heads: Sequence[str]) -> Run:
+    """One exported model on one provider, and on no other.
+
+    Args:
+        heads: names of the outputs to ask for.
+    Raises:
+        MissingExtraError: this machine can't open it there, or, of what is returned, can't run it.
+    """
+    try:
+        session = open_session(path, provider)
+    except BundleError as exc:
+        raise MissingExtraError(
+            f"{exc} A model that can't be tried here can't be vouched for: leave its precision out, or export where it "
+            "runs."
+        ) from exc
+
+    def run(batch: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        try:
+            return dict(zip(heads, session.run(heads, batch), strict=True))
+        except Exception as exc:  # onnxruntime's errors share no other class
+            raise MissingExtraError(
+                f"{path}: this machine's onnxruntime loads it and can't run it ({str(exc)[:300]})."
+            ) from exc
+
+    return run
+
+
+LONGEST_CHARACTERS = 20_000
+"""Longer pairs are not sealed: what a model reads of them is far less."""
+
+
+def choose_rows(pairs: PairSet, number: int) -> list[int]:
+    """Places of pairs to seal, spread evenly over those that were compared, so that many queries are among them."""
+    short = [place for place, texts in enumerate(pairs.pairs) if sum(map(len, texts)) <= LONGEST_CHARACTERS]
+    if len(short) <= number:
+        return short
+    return [short[place] for place in np.linspace(0, len(short) - 1, number).round().astype(int).tolist()]
+
+
+def tolerance(model: ModelParity, spec: ParitySpec) -> float:
+    """How far another machine's answers may lie from these: fp32's bound, or where a smaller precision moved them
+    further from the student's at export, as far as that.
+    """
+    least = spec.fp32_max_abs
+    return least if model.precision == "fp32" else max(least, *(one.max_abs for one in model.figures))
+
+
+def write_reference(
+    folder: Path,
+    pairs: Sequence[tuple[str, str]],
+    answered: Mapping[str, Mapping[str, np.ndarray]],
+    models: Sequence[ModelParity],
+    spec: ParitySpec,
+) -> None:
+    """Write `reference.json`: pairs, each model's probabilities of them, and how far another machine's may differ.
+    `load.py --check` and `relabel pull --check-parity` ask them again where the bundle serves. No file without pairs.
+
+    Args:
+        answered: by precision and head, [B, K].
+    """
+    if not pairs:
+        return
+    held = {
+        "format": loader.REFERENCE_FORMAT,
+        "pairs": [list(pair) for pair in pairs],
+        "models": {
+            model.precision: {
+                "tolerance": tolerance(model, spec),
+                "answers": {name: values_BK.tolist() for name, values_BK in answered[model.precision].items()},
+            }
+            for model in models
+        },
+    }
+    (folder / loader.REFERENCE).write_bytes(readable_json(held))

@@ -1,4 +1,4 @@
-"""Smaller precisions of an ONNX graph: fp16 by onnxruntime's transformers optimizer, dynamic and static int8 by its
+"""Smaller precisions of an ONNX graph: fp16 by onnxruntime's transformers optimizer, dynamic int8 by its
 quantization, and int8 embedding tables with a scale for each row.
 
 The fp32 file stays as it was exported, free of onnxruntime's own operators, since TensorRT builds from it (onnxruntime
@@ -13,7 +13,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +194,6 @@ def _gathered(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:
     ]
 
 
-CALIBRATION_BATCH = 8
-
-
 def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]:
     """Dynamic int8: activations are scaled in every batch, over all of its rows.
 
@@ -210,103 +207,44 @@ def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]
         ModelError: the graph can't be quantized.
     """
     quantization = require("onnxruntime.quantization", extra="cpu", purpose="int8")
-    with tempfile.TemporaryDirectory(dir=target.parent) as work, _translate_errors(source):
-        bare = _without_shapes(source, Path(work) / "bare.onnx")
-        quantization.quantize_dynamic(
-            bare,
-            target,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_exclude=[*_heads(bare), *([] if narrowing else _narrowing(bare))],
-            per_channel=True,
-            weight_type=quantization.QuantType.QInt8,
-            use_external_data_format=is_big(source),
-            extra_options={"MatMulConstBOnly": True},
-        )
-    matrices = _count(target, "MatMulInteger", "DynamicQuantizeMatMul")
+    onnx = require("onnx", extra="cpu", purpose="int8")
+    model = onnx.load(str(source))
+    # `quantize_dynamic` infers shapes, and trips over those that torch wrote for symbols (a 384 against a 3)
+    del model.graph.value_info[:]
+    left_out = _nodes_left_out(model.graph, narrowing=narrowing)
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        bare = Path(work) / "bare.onnx"
+        onnx.save_model(model, str(bare), save_as_external_data=is_big(source), location=bare.name + ".data")
+        del model  # the library loads it again
+        try:
+            with quiet():
+                quantization.quantize_dynamic(
+                    bare,
+                    target,
+                    op_types_to_quantize=["MatMul"],
+                    nodes_to_exclude=left_out,
+                    per_channel=True,
+                    weight_type=quantization.QuantType.QInt8,
+                    use_external_data_format=is_big(source),
+                    extra_options={"MatMulConstBOnly": True},
+                )
+        except (ValueError, RuntimeError, KeyError, AttributeError) as exc:
+            raise ModelError(f"{source}: onnxruntime can't quantize this graph ({type(exc).__name__}: {exc}).") from exc
+    nodes = onnx.load(str(target), load_external_data=False).graph.node
+    matrices = sum(node.op_type in ("MatMulInteger", "DynamicQuantizeMatMul") for node in nodes)
     return {"kind": "dynamic", "quantized": matrices, "tables": quantize_embeddings(target, is_big=is_big(source))}
 
 
-def write_int8_static(source: Path, target: Path, batches: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
-    """Static int8 as QuantizeLinear and DequantizeLinear around the matrix products, scales from real batches.
-
-    Matrices that narrow stay float: what goes into the second of a feed-forward layer has a few values far outside the
-    others, and one scale for all of them leaves the others no digits. MiniLM on 2,023 real pairs: 9.4 % of grades
-    flipped with them, 3.0 % without (2026-11-20). A dynamic scale, of one batch, suffers less.
-
-    Args:
-        batches: what the model is fed to see its activations.
-    Raises:
-        ModelError: the graph can't be quantized.
+def _nodes_left_out(graph: Any, *, narrowing: bool) -> list[str]:
+    """The heads (the library first turns a Gemm into a MatMul of another name); unless `narrowing`, also the products
+    with a constant of more rows than columns.
     """
-    quantization: Any = require("onnxruntime.quantization", extra="cpu", purpose="int8-static")
-    left = iter(batches)
-
-    class Batches(quantization.CalibrationDataReader):  # type: ignore[misc]
-        """Hands out one batch after the other."""
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            return next(left, None)
-
-    with tempfile.TemporaryDirectory(dir=target.parent) as work, _translate_errors(source):
-        bare = _without_shapes(source, Path(work) / "bare.onnx")
-        quantization.quantize_static(
-            bare,
-            target,
-            Batches(),
-            quant_format=quantization.QuantFormat.QDQ,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_exclude=[*_heads(bare), *_narrowing(bare)],
-            per_channel=True,
-            weight_type=quantization.QuantType.QInt8,
-            activation_type=quantization.QuantType.QUInt8,
-            use_external_data_format=is_big(source),
-            extra_options={"MatMulConstBOnly": True},
-        )
-    found = {"quantized": _count(target, "QuantizeLinear"), "calibration_batches": len(batches)}
-    return {"kind": "static", **found, "tables": quantize_embeddings(target, is_big=is_big(source))}
-
-
-def _without_shapes(source: Path, target: Path) -> Path:
-    """A copy without the graph's own shape notes: `quantize_dynamic` infers them, and trips over those that torch wrote
-    for shapes that are symbols (a 384 against a 3).
-    """
-    onnx = require("onnx", extra="cpu", purpose="int8")
-    model = onnx.load(str(source))
-    del model.graph.value_info[:]
-    onnx.save_model(model, str(target), save_as_external_data=is_big(source), location=target.name + ".data")
-    return target
-
-
-def _heads(path: Path) -> list[str]:
-    """The heads' nodes; the library first turns a Gemm into a MatMul of another name."""
-    onnx = require("onnx", extra="cpu", purpose="int8")
-    nodes = onnx.load(str(path), load_external_data=False).graph.node
-    return [name for node in nodes if node.op_type == "Gemm" for name in (node.name, node.name + "_MatMul")]
-
-
-def _narrowing(path: Path) -> list[str]:
-    """Matrix products with a constant of more rows than columns."""
-    onnx = require("onnx", extra="cpu", purpose="int8")
-    graph = onnx.load(str(path), load_external_data=False).graph
     shapes = {constant.name: list(constant.dims) for constant in graph.initializer}
-    matrices = ((node.name, shapes.get(node.input[1], [])) for node in graph.node if node.op_type == "MatMul")
-    return [name for name, shape in matrices if len(shape) == 2 and shape[0] > shape[1]]
-
-
-def _count(path: Path, *operators: str) -> int:
-    onnx = require("onnx", extra="cpu", purpose="int8")
-    return sum(node.op_type in operators for node in onnx.load(str(path), load_external_data=False).graph.node)
-
-
-@contextlib.contextmanager
-def _translate_errors(source: Path) -> Iterator[None]:
-    """Quiets the library's advice, and turns its errors into ours.
-
-    Raises:
-        ModelError: the library gave up.
-    """
-    try:
-        with quiet():
-            yield
-    except (ValueError, RuntimeError, KeyError, AttributeError) as exc:
-        raise ModelError(f"{source}: onnxruntime can't quantize this graph ({type(exc).__name__}: {exc}).") from exc
+    found = []
+    for node in graph.node:
+        shape = shapes.get(node.input[1], []) if node.op_type == "MatMul" else []
+        if node.op_type == "Gemm":
+            found += [node.name, node.name + "_MatMul"]
+        elif not narrowing and len(shape) == 2 and shape[0] > shape[1]:
+            found.append(node.name)
+    return found

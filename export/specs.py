@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from relabel.manifests.specs import DRAFT, Fraction, ObjectSchema, PathText, Schema, Spec
 
-Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-static"]
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 class ParitySpec(Spec):
@@ -60,11 +60,7 @@ class ExportSpec(Spec):
     formats: tuple[str, ...] = ("onnx",)
     """Registered ones, see `export.bundle_formats`; `onnx` always comes along."""
     precisions: tuple[Precision, ...] = ("fp32",)
-    """int8 is dynamic; int8-static is calibrated on pairs of the training split. fp32 is always exported: all others
-    are made of it.
-    """
-    exporter: str = "torch"
-    """`torch`, or `optimum` in an environment of its own."""
+    """fp32 is always exported: all others are made of it."""
     logits: bool = False
     """Also raw logits, as outputs `<head>_logits`."""
     opset: int = Field(20, ge=18, le=24)
@@ -73,8 +69,6 @@ class ExportSpec(Spec):
     """Also a Triton model repository."""
     licence: str | None = None
     """SPDX expression of what may be done with the bundle."""
-    calibration_pairs: int = Field(256, ge=1)
-    """Pairs of the training split that int8-static is calibrated on."""
     reference_pairs: int = Field(32, ge=0, le=1000)
     """Pairs of those compared that are sealed into the bundle, with their texts and each model's answers, for
     `load.py --check`; 0 seals none.

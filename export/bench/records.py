@@ -22,7 +22,7 @@ from relabel.manifests.store import LocalRunStore
 LATENCY_FORMAT = 1
 FACTS_NAME = "latency.json"
 MEASUREMENTS = "measurements"
-UNMEASURED = {"cpu": ("int8", "int8-static", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8-static", "int8")}
+UNMEASURED = {"cpu": ("int8", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8")}
 """Precisions by provider, fastest first, where a bundle has no measurement: int8 takes 0.4 of fp32's time on a CPU, and
 up to nine times as long on a GPU, where onnxruntime has few kernels for it.
 """

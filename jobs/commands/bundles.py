@@ -195,7 +195,7 @@ VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100
 @output_option
 def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels point."""
-    from relabel.export.catalog import bundles_in
+    from relabel.export.store import bundles_in
     from relabel.manifests.store import open_bundle_store
 
     bundle_store = open_bundle_store(url, Storage())
@@ -222,8 +222,7 @@ def show(bundle: str, output: str) -> int:
     if is_destination(bundle):
         return show_destination(Path(bundle), output)
     from relabel.export.bundles import MANIFEST_NAME
-    from relabel.export.catalog import bundle_in, version_in
-    from relabel.export.store import parse_address
+    from relabel.export.store import bundle_in, parse_address, version_in
     from relabel.manifests.store import open_bundle_store
 
     if (Path(bundle) / MANIFEST_NAME).is_file():

@@ -37,7 +37,6 @@ EXTRAS: dict[str, str] = {
     "ray": "the Ray backend",
     "s3": "object storage",
     "openvino": "bundles in OpenVINO on a CPU",
-    "optimum": "relabel export --exporter optimum, in an environment of its own",
 }
 """Extra → what it is for; what belongs to it, the installed package says."""
 

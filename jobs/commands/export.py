@@ -33,12 +33,7 @@ if TYPE_CHECKING:
     help="hf: a folder for transformers and sentence-transformers instead of a bundle.",
 )
 @click.option("--formats", default="onnx", show_default=True, metavar="LIST", help="onnx, and tensorrt where a GPU is.")
-@click.option(
-    "--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8, int8-static."
-)
-@click.option(
-    "--exporter", default="torch", show_default=True, metavar="NAME", help="torch, or optimum in its own environment."
-)
+@click.option("--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8.")
 @click.option(
     "--provider",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -189,7 +184,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
 
 
 def _reported(bundle: Bundle, student: Path) -> Bundle:
-    """The bundle with its report; where nothing can draw here (optimum's environment may lack matplotlib), as it is."""
+    """The bundle with its report; where nothing can draw here (without matplotlib), as it is."""
     from relabel.jobs.report.build import put_report
 
     try:

@@ -32,7 +32,7 @@ from relabel.export.loader import (
     cpu_flags,
     read_manifest,
 )
-from relabel.export.reference_answers import provider_here
+from relabel.export.parity import provider_here
 from relabel.jobs.downloads import fetch_folder
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message

@@ -23,7 +23,6 @@ GOLDEN = ROOT / "tests" / "golden" / "public_names.txt"
 PORTS = (
     "relabel.labelers.registry.Labeler",
     "relabel.manifests.asks.Engine",
-    "relabel.export.onnx_graphs.export_torch",
     "relabel.export.tensorrt_engines.EngineFormat",
 )
 """What an object for an entry point answers to."""

@@ -44,7 +44,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 def test_the_folder_is_sealed_and_says_what_it_is(bundle: Path, student: Path) -> None:
     held = open_bundle(bundle)
     names = {file.path for file in held.files}
-    assert {"model.onnx", "model.fp16.onnx", "model.int8.onnx", "model.int8-static.onnx"} <= names
+    assert {"model.onnx", "model.fp16.onnx", "model.int8.onnx"} <= names
     assert {"load.py", "tokenizer.json", "README.md"} <= names
     facts = held.facts
     assert facts["heads"] == {"relevance": 3, "subject": 5, "attribute": 5}
@@ -56,7 +56,6 @@ def test_the_folder_is_sealed_and_says_what_it_is(bundle: Path, student: Path) -
     assert facts["licence"]["bundle"] == "Apache-2.0"
     assert [model["precision"] for model in facts["models"]] == list(FILES)
     assert facts["made_by"]["models"]["int8"]["quantized"] == 12  # two layers of six matrices; the heads stay float
-    assert facts["made_by"]["models"]["int8-static"]["calibration_batches"] > 0
     written, text = (bundle / "load.py").read_text(), Path(loader.__file__).read_text()
     places = [text.index(line) for line in IMPORTED]
     assert places == sorted(places)
@@ -144,23 +143,6 @@ def test_a_deployed_loader_gives_rows_for_nothing_and_mends_half_a_surrogate(bun
     assert ours.probabilities([])["subject"].shape == (0, 5)
     assert np.isfinite(ours.probabilities([("red \ud800", "shoe \udfff")])["relevance"]).all()
     assert ours.grades(HOSTILE).shape == (len(HOSTILE),)
-
-
-def test_static_int8_leaves_matrices_that_narrow_and_heads_in_float(bundle: Path) -> None:
-    """What goes into the second matrix of a feed-forward layer has outliers; one fixed scale for it would cost most of
-    the grades.
-    """
-    import onnx
-
-    graph = onnx.load(bundle / "model.int8-static.onnx").graph
-    floats = {one.name: tuple(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT}
-    left = [
-        floats[node.input[1]] for node in graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in floats
-    ]
-    products = sum(node.op_type in ("MatMul", "Gemm") for node in graph.node)
-    assert sorted(shape for shape in left if shape[0] == 48) == [(48, 32)] * 2
-    assert all(shape[0] == 48 or min(shape) <= 5 for shape in left), "but for those and the heads, all are int8"
-    assert products - len(left) >= 10
 
 
 def test_dynamic_int8_of_a_decoder_leaves_matrices_that_narrow_in_float(decoder_bundle: Path) -> None:
@@ -304,7 +286,7 @@ def test_tritons_view_parses_as_tritons_own_config_and_holds_the_models(bundle: 
 
     model_config_pb2 = triton_config_module()
     views = sorted(path.name for path in (bundle / "triton").iterdir())
-    assert views == ["tiny-fp16", "tiny-fp32", "tiny-int8", "tiny-int8-static"]
+    assert views == ["tiny-fp16", "tiny-fp32", "tiny-int8"]
     for view in views:
         folder = bundle / "triton" / view
         config = text_format.Parse((folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())

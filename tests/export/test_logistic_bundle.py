@@ -20,7 +20,6 @@ from relabel.export.bench.plans import blank_row, fixed_batch
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student
 from relabel.export.specs import ExportSpec
-from relabel.manifests.errors import ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.manifest import MANIFEST_NAME
 from tests.distill.test_logistic import query_rows, write_queries
@@ -56,7 +55,7 @@ def logistic(tmp_path_factory: pytest.TempPathFactory, encoder_dir: Callable[...
 def logistic_bundle(tmp_path_factory: pytest.TempPathFactory, logistic: Path) -> Path:
     target = tmp_path_factory.mktemp("bundle") / "complexity"
     bounds = {"int8_max_f1_loss": 100, "fp16_max_flips": 0.2, "fp16_min_tau": 0.0, "fp16_max_ndcg_loss": 1.0}
-    spec = ExportSpec(precisions="fp32,fp16,int8,int8-static", logits=True, triton=True, parity=bounds)  # type: ignore[arg-type]
+    spec = ExportSpec(precisions="fp32,fp16,int8", logits=True, triton=True, parity=bounds)  # type: ignore[arg-type]
     export_bundle(logistic, target, spec, Storage(), provider="cpu")
     return target
 
@@ -83,7 +82,7 @@ def test_the_loader_alone_answers_as_the_student_to_1e_5(
     np.testing.assert_allclose(found, load_student(logistic).probabilities(HOSTILE)["relevance"], atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-static"])
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_fewer_bits_keep_the_counts_and_the_head(logistic: Path, logistic_bundle: Path, precision: str) -> None:
     pairs = [(row["query"], "") for row in query_rows()]
     ours = Student(logistic_bundle, provider="cpu", precision=precision)
@@ -112,19 +111,6 @@ def test_scores_are_the_students_own(
     wanted = load_student(logistic).probabilities([(row["query"], "") for row in rows])["relevance"]
     np.testing.assert_allclose([labels[row]["probs"] for row in range(len(rows))], wanted, atol=1e-5)
     assert relabel("verify", "scores").code == 0
-
-
-def test_an_engine_and_another_exporter_are_refused(logistic: Path, tmp_path: Path) -> None:
-    from relabel.export.onnx_graphs import _fit_inputs
-
-    class Value:
-        name = "input_ids"
-
-    class Graph:
-        input = (Value(), type("Mask", (), {"name": "attention_mask"})())
-
-    with pytest.raises(ModelError, match="takes no counts"):
-        _fit_inputs(None, Graph(), ["input_ids", "attention_mask", "counts"], logistic)
 
 
 def test_a_tensorrt_engine_of_its_counts_is_refused_and_its_onnx_stays(

@@ -39,7 +39,7 @@ NOT_PLACES = {
     "JobSpec": {"name", "storage_options"},
     "LabelerOptions": {"name"},
     "EngineSpec": {"name", "chat_template_kwargs"},
-    "ExportSpec": {"formats", "exporter", "licence"},
+    "ExportSpec": {"formats", "licence"},
     "BenchSpec": {"precisions"},
     "BenchFile": {"require"},
     "StudentArgs": {"device"},

@@ -103,7 +103,7 @@ def test_where_it_is_absent_the_extra_is_named(
     def absent(module: str, *, extra: str, purpose: str) -> None:
         raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`.")
 
-    monkeypatch.setattr("relabel.export.reference_answers.require", absent)
+    monkeypatch.setattr("relabel.export.parity.require", absent)
     write_pairs()
     line = ("--device", "openvino", "--precision", "fp32")
     score(*line, student=bundle).refused(4, "--device openvino needs the package openvino", "relabel-ir[openvino]")

@@ -172,7 +172,7 @@ def test_another_scale_is_monotone_and_named(name: str, bundle: Path, serve: Ser
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-static"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_a_server_without_a_fault_is_never_different(precision: str, threads: int, bundle: Path, serve: Serve) -> None:
     url = serve(Student(bundle, provider="cpu", precision=precision, threads=threads))
     for api in ("auto", "cohere"):
