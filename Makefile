@@ -75,12 +75,12 @@ docs: $(STAMP) ## The pages of docs/ as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html (its search needs a server: python -m http.server --directory build/site)"
 
-FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_mutations.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/jobs/test_working_directory.py tests/jobs/test_folder_entries.py tests/publish/test_repairs.py tests/publish/test_going_back.py tests/publish/test_kill.py tests/publish/test_puller.py tests/export/test_long_texts.py
+FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_mutations.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/jobs/test_working_directory.py tests/jobs/test_folder_entries.py tests/publish/test_repairs.py tests/publish/test_going_back.py tests/publish/test_puller.py tests/export/test_long_texts.py
 
 # Sweeps that take minutes each and kill nothing.
-LONG_TESTS := tests/jobs/test_folder_entries.py tests/jobs/test_odd_paths.py tests/manifests/test_input_types.py tests/pairs/test_page_reading.py
+LONG_TESTS := tests/jobs/test_folder_entries.py tests/manifests/test_input_types.py tests/pairs/test_page_reading.py
 
-faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes); figures in out/faults.json
+faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes)
 	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) --timeout 600
 
 full: $(STAMP) ## Tests that are too long for every day and are not among `make faults` (10 minutes)

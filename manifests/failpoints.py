@@ -44,7 +44,7 @@ PUBLISH_FAILPOINTS = (
     "after_channel",
 )
 PULL_FAILPOINTS = ("during_download",)
-"""Places of `relabel publish` and `relabel pull`; tests/publish loops over them."""
+"""Places of `relabel publish` and `relabel pull`; tests/faults/test_publishing.py loops over them."""
 
 TRAINING_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpoint", "before_model")
 """Places of `relabel distill` and `relabel train`; tests/distill and tests/teachers loop over them."""

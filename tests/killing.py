@@ -1,11 +1,12 @@
-"""Kills: one that the process of the tests outlives, and one before any change of the disk."""
+"""Kills: one that the process of the tests outlives, and one before any change of the disk, also in a fork."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,3 +50,18 @@ def die_before_change(number: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
+
+
+def killed(work: Callable[[], object], *, before_change: int) -> bool:
+    """Do the work in a fork that is killed before a change of the disk; whether it was, or ended first."""
+    child = os.fork()
+    if child == 0:
+        die_before_change(before_change)
+        code = 1
+        with contextlib.suppress(BaseException):
+            work()
+            code = 0
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL), "the work failed before it was killed"
+    return code != 0

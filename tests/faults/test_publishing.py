@@ -1,8 +1,7 @@
 """Publish, pull and rollback, killed, raced and failed anywhere: each channel points to whole versions, the active
 version is whole, no move is lost or doubled, and the same commands end the work.
 
-Each command is a fork of a warm parent (`forks.py`) over a store of its own, on a local disk and on S3. tests/publish
-tests each such case by itself; here they are swept.
+Each command is a fork of a warm parent (`forks.py`) over a store of its own, on a local disk and on S3.
 """
 
 from __future__ import annotations
@@ -99,6 +98,8 @@ class Shelf:
         assert channel is not None
         if channel.head.version != open_bundle(self.bundles[text], check_bytes=False).version or self.served() != text:
             return f"the channel points to {channel.head.version}, {self.served()} serves, and it should be {text}"
+        if left := {path.name for path in self.dest.iterdir()} - {"current", ".versions", ".locks", ".pull.json"}:
+            return f"killed pulls left {left}"
         if moves is not None and channel.head.sequence != moves:
             return f"{channel.head.sequence} moves, and there were {moves}"
         return self.fault()
@@ -153,8 +154,8 @@ STEPS = {
     "rollback": (("before_channel", "after_channel"), 0, ["publish one", "publish two", "pull"]),
     "restore": ((), 5, ["publish one", "pull", "publish two", "pull"]),
 }
-"""What is killed where (failpoints, and before how many of its changes of the disk), and what went before; publish also
-with nothing before.
+"""What is killed where (failpoints, and before how many of its changes of the disk), and what went before; publish and
+pull also with nothing before.
 """
 
 
@@ -170,15 +171,16 @@ def test_killed_at_every_failpoint_channels_point_to_whole_versions_and_the_same
         for is_first in ([False, True] if line == "publish two" else [False])
     ]
     schedules += [
-        (line, f"change:{number}", False)
+        (line, f"change:{number}", is_first)
         for line, (_, changes, _) in STEPS.items()
-        for number in range(1, changes + 1, 1 if IS_FULL else 4)
+        for is_first in ([False, True] if line == "pull" else [False])
+        for number in range(1, changes + 1, 1 if IS_FULL else 13)
     ]
 
     def attempt(schedule: tuple[str, str, bool]) -> str | None:
         line, place, is_first = schedule
         shelf = new_shelf()
-        before = [] if is_first else STEPS[line][2]
+        before = {"publish two": [], "pull": ["publish two"]}[line] if is_first else STEPS[line][2]
         if before and set(shelf.call(*before).codes) != {0}:
             return "what went before failed"
         killed = shelf.call(line, setup=armed(place))
@@ -187,7 +189,7 @@ def test_killed_at_every_failpoint_channels_point_to_whole_versions_and_the_same
             return f"not killed: {killed}"
         if wrong := shelf.fault():
             return wrong
-        if line == "publish two" and is_first:
+        if is_first:
             return shelf.finish("two", moves=1)
         if line == "restore":  # a pull leaves a folder that was rolled back as it is
             again = shelf.call("restore").codes if shelf.served() == "two" else [0]
@@ -198,7 +200,7 @@ def test_killed_at_every_failpoint_channels_point_to_whole_versions_and_the_same
             )
         return shelf.finish("two", moves=None if line == "rollback" else 2)
 
-    sweep(some(schedules, short=6 if where == "local" else 1), attempt, share=0.05)
+    sweep(some(schedules, short=len(schedules) if where == "local" else 2), attempt, share=0.05)
 
 
 def test_killed_at_a_random_instant_channels_point_to_whole_versions_and_the_same_command_ends_the_work(
@@ -225,7 +227,7 @@ def test_killed_at_a_random_instant_channels_point_to_whole_versions_and_the_sam
             return f"it ended by itself: {ended}"
         return shelf.fault() or shelf.finish("two", moves=2)
 
-    sweep(instants(count(full=120, short=2 if where == "local" else 1), seed=21), attempt, share=0.06)
+    sweep(instants(count(full=120, short=4 if where == "local" else 1), seed=21), attempt, share=0.06)
 
 
 def test_publishers_that_race_for_one_channel_lose_and_double_no_move_though_some_are_killed(
@@ -304,7 +306,7 @@ REQUESTS_FAIL = ("refuse", "drop", "503", "500", "cut")
 @pytest.mark.parametrize("line", ["publish two", "pull", "rollback"])
 def test_every_request_may_fail_and_the_command_ends_whole(
     line: str,
-    server: seaweed.Server,
+    s3_server: seaweed.Server,
     s3_variables: dict[str, str],
     tmp_path: Path,
     bundles: dict[str, Path],
@@ -320,7 +322,7 @@ def test_every_request_may_fail_and_the_command_ends_whole(
         before = shelf.call(*STEPS[line][2])
         assert set(before.codes) == {0}, before
         seen = itertools.count(1)
-        with seaweed.proxying(server, lambda _: how if next(seen) == nth else "pass") as proxy:
+        with seaweed.proxying(s3_server, lambda _: how if next(seen) == nth else "pass") as proxy:
             ended = shelf.call(line, variables=proxy.environment)
             return shelf, ended, len(proxy.seen)
 

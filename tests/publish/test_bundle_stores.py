@@ -16,7 +16,6 @@ from relabel.manifests.files import Storage
 from relabel.manifests.store import S3_BLOCK_BYTES as BLOCK_BYTES
 from relabel.manifests.store import Held, LocalStore, Store, open_bundle_store
 from tests import seaweed
-from tests.publish.conftest import lead_to
 
 
 def quiet(_count: int) -> None:
@@ -124,30 +123,10 @@ def test_a_pipe_or_a_giant_among_the_files_of_a_folder_stops_nobody(tmp_path: Pa
 
 
 @pytest.mark.s3
-def test_a_listing_of_many_pages_is_whole(
-    s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lead_to(s3_server.environment, monkeypatch)
-    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
-    names = {f"a/{number}" for number in range(7)}
-    for name in names:
-        bundle_store.create(name, b"x")
-    asked, page = [0], bundle_store._objects._list
-
-    async def small_pages(wanted: dict[str, Any]) -> Any:
-        asked[0] += 1
-        return await page({**wanted, "MaxKeys": 3})
-
-    monkeypatch.setattr(bundle_store._objects, "_list", small_pages)
-    assert {entry.name for entry in bundle_store.entries("a")} == names
-    assert asked[0] == 3
-
-
-@pytest.mark.s3
 def test_a_sweep_ends_the_uploads_of_every_page(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lead_to(s3_server.environment, monkeypatch)
+    seaweed.lead_to(s3_server.environment, monkeypatch)
     bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     for number in range(5):
         for _ in range(2):  # two uploads of one name fall on different pages
@@ -170,10 +149,10 @@ def test_a_sweep_ends_the_uploads_of_every_page(
 def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_reported(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead_to(s3_server.environment, monkeypatch)
+    seaweed.lead_to(s3_server.environment, monkeypatch)
     with pytest.raises(StoreError, match="no bucket"):
         list(open_bundle_store("s3://not-there-at-all/x", Storage()).entries("a"))
-    lead_to(seaweed.environment(s3_server.url, secret="wrong"), monkeypatch)
+    seaweed.lead_to(seaweed.environment(s3_server.url, secret="wrong"), monkeypatch)
     with pytest.raises(StoreError, match="secret key") as caught:
         open_bundle_store(f"s3://{seaweed.BUCKET}/x", Storage()).create("a", b"x")
     assert "wrong" not in str(caught.value)

@@ -20,7 +20,7 @@ from relabel.export.store import object_name
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_bundle_store
 from tests import seaweed
-from tests.publish.conftest import lead_to, publish_to, pull_from, served_text, write_bundle
+from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
 
 Relabel = Callable[..., Any]
 
@@ -107,7 +107,7 @@ def test_every_command_finds_its_store_by_the_usual_variables_or_a_profile(
     monkeypatch: pytest.MonkeyPatch,
     by: str,
 ) -> None:
-    lead_to(s3_server.environment, monkeypatch)
+    seaweed.lead_to(s3_server.environment, monkeypatch)
     if by == "variables":
         monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
@@ -401,29 +401,6 @@ def test_a_pull_with_nothing_to_do_loads_no_heavy_library_and_ends_within_two_se
         "cryptography",
     }
     assert seconds < 5, "2 s on a machine that has nothing else to do"
-
-
-@pytest.mark.s3
-def test_requests_that_hang_are_given_up_and_asked_again(
-    s3_server: seaweed.Server, tmp_path: Path, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hung: list[str] = []
-
-    def hang(exchange: seaweed.Exchange) -> str:
-        if len(hung) < 4 and re.search(r"/(objects|versions|channels)/", exchange.path):
-            hung.append(exchange.method)
-            time.sleep(2.5)
-            return "refuse"
-        return "pass"
-
-    with seaweed.proxying(s3_server, hang) as proxy:
-        lead_to(proxy.environment, monkeypatch)
-        storage = Storage.of({"s3": {"config_kwargs": {"read_timeout": 1}}})
-        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", storage)
-        publish_to(bundle_store, bundle("one"))
-        pull_from(bundle_store, tmp_path / "dest")
-    assert len(hung) == 4
-    assert served_text(tmp_path / "dest") == "one"
 
 
 def test_show_is_eight_lines_for_a_person_however_much_there_is(

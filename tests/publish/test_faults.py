@@ -7,149 +7,25 @@ ends the work.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 
 from relabel.export.store import check_whole, load_channel, load_version
-from relabel.manifests.errors import InputError, RelabelError, StoreUnreachableError
+from relabel.manifests.errors import RelabelError, StoreUnreachableError
 from relabel.manifests.files import Storage
-from relabel.manifests.objects import Entry
-from relabel.manifests.store import Held, OnProgress, Store, Tagged, open_bundle_store
+from relabel.manifests.store import open_bundle_store
 from tests import seaweed
-from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
-
-Fault = Literal["before", "after", "short"]
-
-
-class FaultyBundleStore:
-    """A store whose call number `at` goes wrong."""
-
-    def __init__(self, bundle_store: Store, fault: Fault, at: int) -> None:
-        self._bundle_store, self._fault, self._left = bundle_store, fault, at
-        self.was_hit = False
-
-    @property
-    def url(self) -> str:
-        return self._bundle_store.url
-
-    def read_tagged(self, name: str) -> Tagged:
-        found: Tagged = self._call(self._bundle_store.read_tagged, name)
-        return Tagged(found.data[: len(found.data) // 2], found.tag) if self._is_short() else found
-
-    def create(self, name: str, data: bytes) -> bool:
-        return bool(self._call(self._bundle_store.create, name, data))
-
-    def replace(self, name: str, data: bytes, tag: str) -> bool:
-        return bool(self._call(self._bundle_store.replace, name, data, tag))
-
-    def remove(self, name: str) -> None:
-        self._call(self._bundle_store.remove, name)
-
-    def size(self, name: str) -> int | None:
-        found: int | None = self._call(self._bundle_store.size, name)
-        return found
-
-    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        return {name: self.size(name) for name in names}
-
-    def put_file(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
-        self._call(self._bundle_store.put_file, name, source, held, on_progress)
-
-    def digest(self, name: str, on_progress: OnProgress) -> Held:
-        found: Held = self._call(self._bundle_store.digest, name, on_progress)
-        return found
-
-    def blocks(self, name: str, start: int) -> Iterator[bytes]:
-        blocks = list(self._call(lambda *arguments: list(self._bundle_store.blocks(*arguments)), name, start))
-        yield from ([block[: len(block) // 2] for block in blocks] if self._is_short() else blocks)
-
-    def entries(self, folder: str) -> Iterator[Entry]:
-        yield from self._call(lambda inner: list(self._bundle_store.entries(inner)), folder)
-
-    def now_s(self) -> float:
-        return self._bundle_store.now_s()
-
-    def sweep_uploads(self, older_s: float) -> int:
-        return self._bundle_store.sweep_uploads(older_s)
-
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        self._left -= 1
-        if self._left == 0:
-            self.was_hit = True
-            if self._fault == "before":
-                raise StoreUnreachableError("by the test, before it acted")
-            if self._fault == "after":
-                function(*arguments)
-                raise StoreUnreachableError("by the test, after it acted")
-        return function(*arguments)
-
-    def _is_short(self) -> bool:
-        return self._fault == "short" and self._left == 0
-
-
-def check_channel(bundle_store: Store, *allowed: str | None) -> None:
-    try:
-        head = load_channel(bundle_store, "ecom", "stable").head
-    except InputError:
-        assert None in allowed
-        return
-    assert head.version in allowed
-    check_whole(bundle_store, load_version(bundle_store, "ecom", head.version))
-
-
-@pytest.mark.parametrize("fault", ["before", "after", "short"])
-def test_every_call_of_a_publish_may_fail(tmp_path: Path, bundle: Callable[..., Path], fault: Fault) -> None:
-    for at in itertools.count(1):
-        bundle_store = open_bundle_store(str(tmp_path / f"store-{at}"), Storage())
-        one = publish_to(bundle_store, bundle("one")).version.version
-        faulty = FaultyBundleStore(bundle_store, fault, at)
-        with contextlib.suppress(RelabelError):
-            publish_to(faulty, bundle("two"))
-        check_channel(bundle_store, one, bundle_version(bundle("two")))
-        publish_to(bundle_store, bundle("two"))
-        check_channel(bundle_store, bundle_version(bundle("two")))
-        assert len(load_channel(bundle_store, "ecom", "stable").moves) == 2, "no move is lost or doubled"
-        if not faulty.was_hit:
-            assert at > 15
-            return
-
-
-@pytest.mark.parametrize("fault", ["before", "after", "short"])
-def test_every_call_of_a_pull_may_fail(tmp_path: Path, bundle: Callable[..., Path], fault: Fault) -> None:
-    bundle_store = open_bundle_store(str(tmp_path / "store"), Storage())
-    for at in itertools.count(1):
-        target = tmp_path / f"dest-{at}"
-        publish_to(bundle_store, bundle("one"))
-        pull_from(bundle_store, target)
-        publish_to(bundle_store, bundle("two"))
-        faulty = FaultyBundleStore(bundle_store, fault, at)
-        try:
-            pull_from(faulty, target)
-        except RelabelError:
-            assert served_text(target) == "one"
-        pull_from(bundle_store, target)
-        assert served_text(target) == "two"
-        if not faulty.was_hit:
-            assert at > 4
-            return
-
-
-def bundle_version(folder: Path) -> str:
-    from relabel.export.bundles import open_bundle
-
-    return open_bundle(folder).version
+from tests.publish.conftest import publish_to, pull_from, served_text
 
 
 @pytest.fixture
 def wire(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[seaweed.Proxy]:
     """A proxy in front of S3; this process's variables lead to it."""
     with seaweed.proxying(s3_server) as proxy:
-        lead_to(proxy.environment, monkeypatch)
+        seaweed.lead_to(proxy.environment, monkeypatch)
         yield proxy
 
 

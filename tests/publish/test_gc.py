@@ -24,7 +24,8 @@ from relabel.export.store import check_whole, find_version, load_channel, load_v
 from relabel.manifests.errors import GateError, InputError, LockHeldError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import LocalStore, Store, open_bundle_store
-from tests.publish.conftest import lead_to, publish_to, pull_from, served_text
+from tests import seaweed
+from tests.publish.conftest import publish_to, pull_from, served_text
 
 DAY_S = 86400.0
 GRACE_S = 7 * DAY_S
@@ -239,7 +240,7 @@ def test_gc_on_s3_goes_by_the_stores_clock_and_ends_abandoned_uploads(
 ) -> None:
     from relabel.manifests.store import ObjectStore
 
-    lead_to(s3_server.environment, monkeypatch)
+    seaweed.lead_to(s3_server.environment, monkeypatch)
     bundle_store = open_bundle_store(f"s3://labels/{tmp_path.name}", Storage())
     assert isinstance(bundle_store, ObjectStore)
     kept = publish_to(bundle_store, bundle("one")).version
@@ -254,7 +255,7 @@ def test_gc_on_s3_goes_by_the_stores_clock_and_ends_abandoned_uploads(
             gc(bundle_store)
     assert find_version(bundle_store, "ecom", gone.version) is None
     monkeypatch.undo()
-    lead_to(s3_server.environment, monkeypatch)
+    seaweed.lead_to(s3_server.environment, monkeypatch)
     assert bundle_store.sweep_uploads(-3600.0) == 0
     check_whole(bundle_store, kept)
 

@@ -156,22 +156,6 @@ def test_no_rollback_goes_to_what_a_channel_left_by_a_rollback(bundles: dict[str
     )
 
 
-def test_after_a_rollback_of_the_channel_a_server_goes_further_back_and_not_to_the_bad_one(
-    relabel: Relabel, bundles: dict[str, Path], tmp_path: Path
-) -> None:
-    """As docs/publish.md says."""
-    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
-    for text in ("one", "two", "three"):
-        publish_to(bundle_store, bundles[text])
-        pull_from(bundle_store, dest)
-    roll_back(bundle_store, "ecom", "stable", None)
-    pull_from(bundle_store, dest)
-    assert served_text(dest) == "two"
-    assert relabel("show", str(dest)).out.count("stable left it by a rollback") == 1
-    assert relabel("pull", "--rollback", str(dest)).code == 0
-    assert served_text(dest) == "one"
-
-
 def test_where_only_the_bad_one_is_kept_the_rollback_is_refused_and_names_it(
     relabel: Relabel, bundles: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -211,24 +195,4 @@ def test_what_a_pointer_forgot_the_destination_remembers(
         roll_back_in(dest)
         assert served_text(dest) == text
     with pytest.raises(ManifestError, match=rf"{bad} \(stable left it by a rollback\)"):
-        roll_back_in(dest)
-
-
-def test_a_destination_of_an_earlier_relabel_learns_of_a_rollback_at_its_next_pull(
-    bundles: dict[str, Path], tmp_path: Path
-) -> None:
-    """Its state names no versions that were left, and the channel has not moved since."""
-    import json
-
-    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
-    for text in ("one", "two"):
-        publish_to(bundle_store, bundles[text])
-        pull_from(bundle_store, dest)
-    roll_back(bundle_store, "ecom", "stable", None)
-    pull_from(bundle_store, dest)
-    state = json.loads((dest / ".pull.json").read_text())
-    del state["left"]
-    (dest / ".pull.json").write_text(json.dumps(state))
-    assert not pull_from(bundle_store, dest).has_switched
-    with pytest.raises(ManifestError, match="left it by a rollback"):
         roll_back_in(dest)

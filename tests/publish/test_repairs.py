@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +19,12 @@ from relabel.export import puller
 from relabel.export.bundles import seal_bundle
 from relabel.export.publishing import roll_back
 from relabel.export.store import version_name
-from relabel.manifests.errors import DiskFullError, ManifestError
+from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import LocalStore, open_bundle_store
 from tests.faults.conftest import IS_FULL
+from tests.killing import killed
 from tests.publish.conftest import publish_to, pull_from, roll_back_in, served_text, write_bundle
-from tests.publish.test_kill import killed
 
 Relabel = Callable[..., Any]
 FILES = (
@@ -215,31 +214,6 @@ def test_a_link_or_folder_that_is_not_what_a_pull_made_is_repaired(
     assert len(list((dest / ".versions").iterdir())) == 1
 
 
-@pytest.mark.parametrize("harm", ["folder mode 000", "version mode 000", "file mode 000"])
-def test_what_its_owner_may_not_read_is_repaired_for_who_is_not_root(source: Path, harm: str) -> None:
-    """Root reads whatever its mode; so this process is nobody meanwhile."""
-    root, was = Path(tempfile.mkdtemp(prefix="relabel-nobody-")), os.geteuid()
-    try:
-        shutil.copytree(source, root / "bundle")
-        root.chmod(0o777)
-        if was == 0:
-            os.seteuid(65534)
-        bundle_store, dest = open_bundle_store(str(root / "store"), Storage()), root / "dest"
-        publish_to(bundle_store, root / "bundle")
-        pull_from(bundle_store, dest)
-        if harm == "file mode 000":
-            ((dest / "current").resolve() / "model.onnx").chmod(0)
-        else:
-            links_and_folders()[harm](dest)
-        assert pull_from(bundle_store, dest).repaired
-        assert digests(dest / "current") == digests(root / "bundle")
-        assert not pull_from(bundle_store, dest).has_switched
-        assert len(list((dest / ".versions").iterdir())) == 1
-    finally:
-        os.seteuid(was)
-        shutil.rmtree(root)
-
-
 def test_a_process_reads_a_file_again_only_after_a_change(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,48 +319,3 @@ def test_a_repair_killed_before_any_change_is_ended_by_the_next_pull(
             assert number > 20
             return
     raise AssertionError("it never ended")
-
-
-def test_a_disk_that_fills_while_a_version_is_repaired_leaves_it_for_the_next_pull(
-    store: LocalStore, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dest = tmp_path / "dest"
-    pull_from(store, dest)
-    flip((dest / "current").resolve() / "README.md")
-    serving = (dest / "current").readlink()
-
-    def full(*_arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    for place in ("shutil.copyfile", "os.fsync"):
-        with monkeypatch.context() as patched:
-            patched.setattr(place, full)
-            with pytest.raises(DiskFullError):
-                pull_from(store, dest)
-        assert (dest / "current").readlink() == serving
-    assert pull_from(store, dest).repaired
-    assert digests(dest / "current") == digests(source)
-
-
-def test_pulls_that_repair_at_once_end_with_one_whole_version(store: LocalStore, source: Path, tmp_path: Path) -> None:
-    dest = tmp_path / "dest"
-    pull_from(store, dest)
-    for _ in range(5):
-        flip((dest / "current").resolve() / "load.py")
-        pids = []
-        for _ in range(3):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    pull_from(store, dest)
-                    code = 0
-                except Exception as exc:  # noqa: BLE001 (a fork must not go on as pytest)
-                    code = 75 if type(exc).__name__ == "LockHeldError" else 1
-                finally:
-                    os._exit(code)
-            pids.append(pid)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        assert set(codes) <= {0, 75}
-        assert 0 in codes
-        assert digests(dest / "current") == digests(source)
