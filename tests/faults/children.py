@@ -244,37 +244,3 @@ def race(folder: str) -> None:
             return NoLock() if name.startswith("shard") else locks(self, name, what)
 
         kind.lock = lock  # type: ignore[method-assign, assignment]
-
-
-def fill_up(folder: str, quota_bytes: int) -> None:
-    """Files below a folder may take so many bytes together; what would be more fails as on a full disk."""
-    taken = [0]
-    real = io.open
-    top = os.path.realpath(folder)
-
-    def opened(path: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
-        file = real(path, mode, *more, **options)
-        if str(path).startswith(top) and "x" in mode:
-            write = file.write
-
-            class Full:
-                def __enter__(self) -> Any:
-                    return self
-
-                def __exit__(self, *_: Any) -> None:
-                    file.close()
-
-                def write(self, data: bytes) -> int:
-                    taken[0] += len(data)
-                    if taken[0] > quota_bytes:
-                        write(data[: len(data) // 2])
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-                    return int(write(data))
-
-                def __getattr__(self, name: str) -> Any:
-                    return getattr(file, name)
-
-            return Full()
-        return file
-
-    io.open = opened  # type: ignore[assignment]

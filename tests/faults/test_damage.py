@@ -221,27 +221,6 @@ def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_o
     sweep(places, attempt, at_a_time=1)
 
 
-def test_receipts_of_an_earlier_relabel_have_no_digest_and_are_read_and_refused_where_a_count_is_missing(
-    local_place: Places,
-) -> None:
-    place = local_place()
-    place.write(run={"max_tokens": 10_000_000})
-    assert place.call("run").codes == [0]
-    records = list(Path(place.output, "receipts").rglob("*.json"))
-    for path in [*records, Path(place.output, "manifest.json")]:
-        held = json.loads(path.read_bytes())
-        del held["sha256"]
-        path.write_text(json.dumps(held))
-    assert [inside(verb, place.job)[0] for verb in ("verify", "status", "run")] == [0, 0, 10]
-    victim = sorted(Path(place.output, "receipts").rglob("*.json"))[1]
-    victim.write_text(victim.read_text().replace('"prompt_tokens"', '"prompu_tokens"'))
-    page = f"report --to {place.root}/report.html"
-    for verb in ("verify", "status", "run", page):
-        code, said = inside(*verb.split(), place.job if verb != page else Path(place.output))
-        assert code == 3, (verb, said)
-        assert victim.name in said, (verb, said)
-
-
 def hangs(_number: int, _frame: Any) -> None:
     pytest.fail("it waits for anyone who writes into the pipe")
 

@@ -102,23 +102,6 @@ def test_a_full_disk_ends_the_run_with_exit_code_20_and_room_lets_it_go_on(
     sweep(limits, attempt, at_a_time=1)
 
 
-def test_a_quota_that_is_reached_in_the_middle_of_a_file_ends_the_run_with_exit_code_20(
-    local_place: Places, sweep: Sweep
-) -> None:
-    expected = undisturbed(local_place())
-
-    def attempt(quota_bytes: int) -> str | None:
-        place = local_place()
-        place.write()
-        ended = place.call(setup=Setup("tests.faults.children", "fill_up", (place.output, quota_bytes)))
-        if ended.codes not in ([20], [0]):
-            return str(ended)
-        return place.finish(expected)
-
-    rng = random.Random(10)
-    sweep(sorted(rng.randrange(100, 150_000) for _ in range(count(full=40, short=3))), attempt)
-
-
 def test_an_output_that_turns_read_only_ends_the_run_with_exit_code_3_and_loses_nothing(
     local_place: Places, disk: Callable[[str], Path]
 ) -> None:

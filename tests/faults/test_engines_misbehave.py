@@ -12,7 +12,6 @@ from collections import Counter
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 
 from tests.faults.conftest import Places, Sweep, count, some
 from tests.faults.forks import Setup
@@ -80,44 +79,3 @@ def test_whatever_one_answer_is_the_run_ends_whole_or_says_why_and_the_next_one_
     rng = random.Random(16)
     schedules = [(rng.randrange(2, num_asks), how) for how, _ in itertools.product(HOWS, range(per_way))]
     sweep(some(schedules, short=len(HOWS)), attempt)
-
-
-@pytest.mark.parametrize(
-    ("args", "statuses"),
-    [
-        ({"p_garbage": 1.0}, {"format"}),
-        ({"p_truncated": 1.0}, {"truncated", "format"}),
-        ({"p_refused": 1.0}, {"refused"}),
-    ],
-)
-def test_an_engine_that_never_answers_well_quarantines_every_row_and_the_run_ends_with_30(
-    local_place: Places, args: dict[str, float], statuses: set[str]
-) -> None:
-    place = local_place()
-    place.write(args=args, run={"max_failed_fraction": 0.05})
-    ended = place.call("run", "verify", "run")
-    assert ended.codes == [30, 0, 30], ended
-    assert place.row_ids() == Counter(range(ROWS))
-    found = rows(place)
-    assert {row["status"] for row in found.values()} <= statuses
-    assert all("grade" not in row for row in found.values())
-
-
-def test_an_engine_that_crashes_again_and_again_gets_every_row_done_over_many_runs(local_place: Places) -> None:
-    place, whole = local_place(), local_place()
-    whole.write()
-    assert whole.call().codes == [0]
-    codes = []
-    for p_crash in (
-        0.5,
-        0.2,
-        0.1,
-        *[0.03] * 57,
-    ):
-        # one that goes down for certain, two that may commit something first, then on to the end
-        place.write(args={**FAULTY, "p_crash": p_crash, "capacity": 8, "batch": 2})
-        codes.append(place.call().code)
-        if codes[-1] != 20:
-            break
-    assert codes[0] == 20, "no crash at all: the test tests nothing"
-    assert place.finish(whole.committed()) is None

@@ -479,13 +479,6 @@ def committed(tree: Mapping[str, bytes]) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture(autouse=True)
-def tried(record_property: Callable[[str, Any], None]) -> None:
-    """For the figures: sequences, not tests."""
-    for name in ("schedules", "planned"):
-        record_property(name, NUM_SEQUENCES)
-
-
 def machine(dialect: str) -> Any:
     """The test case of one dialect."""
     kind = type(f"Merges{dialect.title()}", (Merges,), {"dialect": dialect})

@@ -180,7 +180,7 @@ READ_TIMEOUT_S = 2
 
 @pytest.mark.s3
 def test_every_request_to_a_real_server_may_fail_and_the_run_ends_whole(
-    server: seaweed.Server, s3_variables: dict[str, str], tmp_path: Path, sweep: Sweep
+    s3_server: seaweed.Server, s3_variables: dict[str, str], tmp_path: Path, sweep: Sweep
 ) -> None:
     """Connections refused, or dropped after the act, 503 and 500, bodies cut short, and a server that is silent beyond
     the time-out.
@@ -212,7 +212,7 @@ def test_every_request_to_a_real_server_may_fail_and_the_run_ends_whole(
         spec = yaml.safe_load(place.job.read_text())
         spec["storage_options"] = {"s3": {"config_kwargs": {"read_timeout": READ_TIMEOUT_S}}}
         place.job.write_text(yaml.safe_dump(spec))
-        with seaweed.proxying(server, decide) as proxy:
+        with seaweed.proxying(s3_server, decide) as proxy:
             ended = place.call(variables=proxy.environment)
             if len(proxy.seen) < nth:
                 return None  # the run needed fewer requests
@@ -220,35 +220,10 @@ def test_every_request_to_a_real_server_may_fail_and_the_run_ends_whole(
             return f"{how} at request {nth}: {ended}"
         return place.finish(expected)
 
-    with seaweed.proxying(server) as counting:
+    with seaweed.proxying(s3_server) as counting:
         place = new_place()
         place.write()
         assert place.call(variables=counting.environment).codes == [0]
         num_requests = len(counting.seen)
     schedules = [(nth, PROXY_HOWS[nth % len(PROXY_HOWS)]) for nth in range(1, num_requests + 1)]
     sweep(some(schedules, short=3), attempt, share=0.08)
-
-
-@pytest.mark.s3
-@pytest.mark.full
-def test_a_store_that_never_answers_ends_the_run_with_exit_code_20_within_the_stated_limit(
-    server: seaweed.Server, s3_variables: dict[str, str], tmp_path: Path
-) -> None:
-    place = Place(tmp_path, f"s3://{seaweed.BUCKET}/silent", s3_variables)
-    expected = undisturbed(Place(tmp_path / "whole", f"s3://{seaweed.BUCKET}/silent-whole", s3_variables))
-    seen = itertools.count()
-
-    def decide(exchange: seaweed.Exchange) -> str:
-        if next(seen) > 40:
-            time.sleep(READ_TIMEOUT_S)
-            return "refuse"
-        return "pass"
-
-    place.write(run={"store_retry_s": 3.0})
-    spec = yaml.safe_load(place.job.read_text())
-    spec["storage_options"] = {"s3": {"config_kwargs": {"read_timeout": 1}}}
-    place.job.write_text(yaml.safe_dump(spec))
-    with seaweed.proxying(server, decide) as proxy:
-        ended = place.call(variables=proxy.environment)
-    assert ended.codes == [20], ended
-    assert place.finish(expected) is None

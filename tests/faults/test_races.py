@@ -53,21 +53,6 @@ def test_two_workers_that_race_for_every_chunk_commit_each_once(
 
 
 @pytest.mark.full("s3")
-def test_four_workers_at_once_lose_and_double_nothing(
-    new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
-) -> None:
-    def attempt(_: int) -> str | None:
-        place = new_place()
-        place.write(args=SLOW)
-        ended = [worker.wait() for worker in [place.start() for _ in range(4)]]
-        if any(worker.code not in (0, 10, 20, 75) for worker in ended):
-            return "\n".join(map(str, ended))
-        return place.finish(expected)
-
-    sweep(range(count(full=6, short=1)), attempt, at_a_time=1)
-
-
-@pytest.mark.full("s3")
 def test_a_worker_that_sleeps_past_its_lease_and_wakes_changes_nothing(
     new_place: Places, where: str, expected: dict[str, str], sweep: Sweep
 ) -> None:

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from relabel.manifests.files import Storage
 from relabel.manifests.objects import Entry
-from relabel.manifests.store import open_bundle_store
 from tests import seaweed
 from tests.faults import forks
-from tests.faults.conftest import Sweep, count, instants, seconds_of_a_run, some, undisturbed
-from tests.faults.places import SLOW, Place
+from tests.faults.conftest import Sweep, count, instants, some, undisturbed
+from tests.faults.places import Place
 from tests.faults.test_objects_fail import held, inside, memory  # noqa: F401
 from tests.manifests.memory_objects import MemoryObjects
 from tests.publish.conftest import served_text, write_bundle
@@ -44,13 +42,9 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Server]
 @pytest.fixture
 def led(mortal: seaweed.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """This process's variables lead to it."""
-    import fsspec
-
-    for name, value in mortal.environment.items():
-        monkeypatch.setenv(name, value)
-    fsspec.filesystem("s3").clear_instance_cache()
+    seaweed.lead_to(mortal.environment, monkeypatch)
     yield mortal.environment
-    fsspec.filesystem("s3").clear_instance_cache()
+    seaweed.forget_connections()
 
 
 @pytest.fixture(scope="module")
@@ -94,31 +88,6 @@ def test_a_run_goes_on_when_its_server_is_away_for_a_while(
         return str(ended) if ended.codes != [0, 0] else place.differs(expected)
 
     sweep(some(range(5, 125, 10), short=1), attempt, share=0.02)
-
-
-@pytest.mark.full
-def test_a_run_goes_on_when_its_server_was_killed_and_started_again(
-    mortal: seaweed.Server, led: dict[str, str], tmp_path: Path, expected: dict[str, str], sweep: Sweep
-) -> None:
-    def new_place() -> Place:
-        number = next(_numbers)
-        return Place(tmp_path / f"place-{number}", f"s3://{seaweed.BUCKET}/mortal-{number}", led)
-
-    run_s = seconds_of_a_run(new_place)
-
-    def attempt(instant: float) -> str | None:
-        place = new_place()
-        place.write(args=SLOW)
-        worker = place.start()
-        time.sleep(instant * run_s)
-        killed_and_started(mortal)
-        ended = worker.wait()
-        if ended.codes not in ([0], [20]):
-            return str(ended)
-        place.write()
-        return place.finish(expected)
-
-    sweep(instants(count(full=12, short=1), seed=31), attempt, at_a_time=1, share=0.06)
 
 
 @pytest.mark.full
@@ -174,34 +143,6 @@ def test_a_full_bucket_ends_a_run_with_exit_code_20_and_room_lets_it_go_on(
         return place.finish(expected)
 
     sweep(some([0, 1, 5, 9, 14, 20, 27, 33, 40, 52], short=1), attempt, share=0.02)
-
-
-@pytest.mark.full
-def test_a_full_bucket_ends_a_publish_with_exit_code_20_and_room_lets_it_go_on(
-    mortal: seaweed.Server, led: dict[str, str], tmp_path: Path, sweep: Sweep
-) -> None:
-    bundle = write_bundle(tmp_path / "bundle", "one")
-
-    def attempt(room: int) -> str | None:
-        puts, url = itertools.count(1), f"s3://{seaweed.BUCKET}/full-{next(_numbers)}"
-        line = ["publish", bundle, url, "--channel", "stable"]
-
-        def decide(exchange: seaweed.Exchange) -> str:
-            return "507" if exchange.method in ("PUT", "POST") and next(puts) > room else "pass"
-
-        with seaweed.proxying(mortal, decide) as proxy:
-            ended = forks.call(line, variables=proxy.environment)
-        if ended.codes == [20] and "no space left in the bucket" not in ended.text:
-            return f"exit code 20, and not a word of the bucket: {ended}"
-        again = forks.call(line, variables=led)
-        is_well = ended.codes in ([0], [20]) and again.codes == ([10] if ended.codes == [0] else [0])
-        return (
-            None
-            if is_well and list(open_bundle_store(url, Storage()).folders()) == ["ecom", "objects"]
-            else f"{ended}\n{again}"
-        )
-
-    sweep(range(12), attempt, share=0.02)
 
 
 class Lagging(MemoryObjects):

