@@ -4,7 +4,6 @@ what is reported of it.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from relabel.jobs.run.stop import DRAIN_S, END_S
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Request
 from relabel.manifests.labels import Pair
-from relabel.manifests.records import unsealed
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.store import LocalRunStore
 from tests.reuse.conftest import Days, Row, rows_of
@@ -96,13 +94,6 @@ def test_nothing_to_compare_with_is_said(days: Days) -> None:
     assert "canary" not in result["this_run"]
 
 
-def test_nothing_to_ask_needs_no_canary_and_no_engine(days: Days, no_engine: Any) -> None:
-    rows = rows_of(2, 3)
-    days.run("monday", rows)
-    no_engine()
-    days.run("tuesday", rows, reuse=["monday"], canary=20)
-
-
 def test_a_resumed_run_is_compared_with_its_own_labels(days: Days, request: pytest.FixtureRequest) -> None:
     rows = rows_of(8, 5)
     job = days.job("monday", rows, canary=10)
@@ -174,17 +165,6 @@ def test_a_canary_that_was_smaller_than_today_s_is_no_pass(days: Days) -> None:
     assert (code, second["this_run"]["canary"]["rows"]) == (0, 20)
 
 
-def test_a_result_of_which_nobody_knows_what_was_asked_for_is_no_pass(days: Days) -> None:
-    rows = rows_of(8, 5)
-    days.run("monday", rows)
-    job = days.job("tuesday", changed(rows, 3, 35), reuse=["monday"], canary=10)
-    assert days.call("run", job, "--shard", "0/2")[0] == 0
-    (kept,) = (days.out("tuesday") / "canary").iterdir()
-    kept.write_text(json.dumps({key: value for key, value in unsealed(kept.read_bytes()).items() if key != "wanted"}))
-    code, second = days.call("run", job, "--shard", "1/2")
-    assert (code, second["this_run"]["canary"]["rows"]) == (0, 10)
-
-
 def test_the_result_of_a_workers_canary_is_part_of_the_result(days: Days) -> None:
     rows = rows_of(8, 5)
     days.run("monday", rows)
@@ -243,13 +223,6 @@ def test_labels_of_another_engine_are_not_taken_over_in_silence(
     assert str(days.out("monday")) in remark
     assert "version: " in remark
     assert advice in remark
-
-
-def test_labels_of_the_same_engine_need_no_remark(days: Days) -> None:
-    rows = rows_of(8, 5)
-    days.run("monday", rows)
-    result = days.run("tuesday", changed(rows, 3), reuse=["monday"])
-    assert not [one for one in result["remarks"] if "another engine" in one]
 
 
 def test_the_same_rows_are_drawn_each_time(days: Days) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from typing import Any
 
@@ -14,9 +13,7 @@ from hypothesis import strategies as st
 from relabel.labelers.variants import Variants
 from relabel.manifests.asks import Ask, Message
 from relabel.manifests.labels import Pair, Reads
-from relabel.manifests.records import digest_of, unsealed
 from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query
-from tests.reuse.conftest import Days, rows_of
 from tests.strategies import pairs, texts
 
 PARTS: dict[str, Any] = {
@@ -120,22 +117,3 @@ def test_an_index_keeps_24_bytes_a_row_and_sorts_in_less_than_100() -> None:
         tracemalloc.stop()
     assert index.size_bytes == 24 * rows
     assert (peak + keys.nbytes + values.nbytes) / rows < 100
-
-
-def test_an_output_of_an_earlier_schema_gives_no_label_and_is_reported(days: Days) -> None:
-    rows = rows_of(2, 3)
-    days.run("monday", rows)
-    path = days.out("monday") / "plan.json"
-    held = json.loads(path.read_bytes())
-    held["parts"]["schema"] = 1
-    del held["parts"]["stages"]
-    old, held["fingerprint"] = held["fingerprint"], digest_of(held["parts"])
-    path.write_text(json.dumps(held))
-    for other in days.out("monday").rglob("*.json"):  # its receipts and manifest name the same plan
-        other.write_text(json.dumps(unsealed(other.read_bytes())).replace(old, held["fingerprint"]))
-    code, result = days.call("plan", days.job("tuesday", rows, reuse=["monday"]))
-    assert code == 0
-    assert "schema (was 1, is 3)" in result["estimate"]["reuse"][0]
-    assert result["estimate"]["rows_reused"] == [0, 0, 0]
-    days.run("tuesday", rows, reuse=["monday"])
-    assert days.manifest("tuesday")["rows"]["reused"] == 0

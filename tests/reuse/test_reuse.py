@@ -216,19 +216,6 @@ def test_the_own_output_is_known_however_it_is_spelled(days: Days, spelling: str
     assert (code, "own output" in message) == (3, True)
 
 
-def test_a_manifest_that_lacks_a_part_is_not_believed_and_ends_in_no_traceback(days: Days) -> None:
-    job = days.job("monday", rows_of(2, 3))
-    assert days.call("run", job)[0] == 0
-    whole = days.manifest("monday")
-    del whole["sha256"]  # of all parts
-    for part in ("worker_seconds", "stages", "answers", "reused_from"):
-        (days.out("monday") / "manifest.json").write_text(
-            json.dumps({key: value for key, value in whole.items() if key != part})
-        )
-        assert days.call("run", job)[0] == 10, part
-        assert days.call("status", job)[1]["labelled"] == 6, part
-
-
 def test_reuse_is_no_part_of_the_fingerprint(days: Days) -> None:
     rows = rows_of(2, 3)
     days.run("monday", rows)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.reuse.conftest import Days, Row, rows_of, said
@@ -32,18 +31,6 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_sibling_asks_its_query_again_and_nothing_else_does(days: Days, change: str) -> None:
-    rows = rows_of(6, 4)
-    days.run("mon", rows, labeler=REVIEW)
-    assert days.asks("mon") == {"review": 6}
-    alter, again = CHANGES[change]
-    days.run("tue", alter(rows), labeler=REVIEW, reuse=["mon"])
-    is_shown = change != "an id"  # a changed id is no other prompt: the kept answer is read again, with the new id
-    assert days.asks("tue") == ({"review": len(again)} if again and is_shown else {})
-    assert {row["query_id"] for row in days.labels("tue") if not row["reused"]} == again
-
-
 @pytest.mark.parametrize("is_scattered", [False, True])
 def test_a_query_larger_than_a_chunk_is_asked_once_and_its_rows_agree(days: Days, is_scattered: bool) -> None:
     rows = [*rows_of(3, 4), *[{**row, "query_id": "big"} for row in rows_of(1, 37)], *rows_of(6, 4)[12:]]
@@ -57,20 +44,6 @@ def test_a_query_larger_than_a_chunk_is_asked_once_and_its_rows_agree(days: Days
         found = [row for row in labels if row["query_id"] == query_id]
         assert len({repr((row["useful"], row["summary"], row["new_query"])) for row in found}) == 1
         assert {row["doc_id"] for row in found if row["grade"]} == set(found[0]["useful"])
-
-
-def test_retried_rows_see_all_their_siblings_and_share_one_answer(days: Days, spoil: Callable[..., None]) -> None:
-    rows = rows_of(4, 3)
-    job = days.job("mon", rows, labeler={**REVIEW, "attempts": 1}, run={"max_failed_fraction": 1.0})
-    spoil("blue wool socks 2")
-    assert days.call("run", job)[0] == 0
-    assert len(pq.read_table(days.out("mon") / days.manifest("mon")["quarantine"][0]["path"])) == 3
-    before = days.asks("mon")["review"]
-    spoil()
-    code, result = days.call("retry", job)
-    assert code == 0, result
-    assert days.asks("mon")["review"] == before + 1
-    assert len(days.labels("mon")) == 12
 
 
 def test_answers_of_an_earlier_run_are_taken_for_rows_that_had_no_label(days: Days) -> None:
