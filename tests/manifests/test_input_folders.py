@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -89,10 +88,6 @@ def dangling(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
-def to_itself(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
 def pipe(path: Path) -> None:
     os.mkfifo(path)
 
@@ -103,38 +98,6 @@ def bound_socket(path: Path) -> None:
 
 def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
-
-
-def empty_folder(path: Path) -> None:
-    (path / "_temporary").mkdir(parents=True)
-    write(f"{path}/_temporary/0.parquet")
-
-
-KINDS: list[tuple[Callable[[Path], None], str]] = [
-    (dangling, "a link to nowhere, which is not there"),
-    (to_itself, "can't be read: Too many levels of symbolic links"),
-    (pipe, "a pipe, and a file is wanted"),
-    (bound_socket, "a socket, and a file is wanted"),
-    (device, "a device, and a file is wanted"),
-    (empty_folder, "a folder that is named like a data file and holds none"),
-]
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize(("make", "said"), KINDS, ids=[make.__name__ for make, _ in KINDS])
-@pytest.mark.parametrize("pattern", ["in", "in/sub/x.parquet", "in/*/*.parquet", "in/**/x.parquet"])
-def test_what_looks_like_data_and_is_none_is_refused_by_name(
-    folder: Path, make: Callable[[Path], None], said: str, pattern: str
-) -> None:
-    """Opening a pipe would wait for a writer, and `/dev/zero` never ends: both have to be seen before."""
-    Path("in/sub").mkdir()
-    make(folder / "in/sub/x.parquet")
-    if make is empty_folder and pattern != "in":
-        return  # a folder that is named by itself represents what it holds: nothing here, which `open_dataset` says
-    with pytest.raises(InputError, match=r"^(\S*/)?in/sub/x\.parquet: ") as raised:
-        listed(pattern)
-    if make is not dangling:
-        assert said in str(raised.value)
 
 
 def test_a_dangling_link_that_may_have_led_to_a_folder_is_refused(folder: Path) -> None:

@@ -81,10 +81,10 @@ def planned(tmp_path: Path) -> Planned:
 def test_files_that_are_as_they_were_give_the_same_dataset_without_a_look(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(path: str, storage: Storage) -> Any:
+    def opens(path: str, storage: Storage) -> Any:
         raise AssertionError(f"{path} was opened")
 
-    monkeypatch.setattr(dataset_module, "_look", look)
+    monkeypatch.setattr(dataset_module, "_open_footer", opens)
     known = load_known(planned.store, planned.plan)
     assert known is not None
     found = open_dataset(
@@ -134,14 +134,6 @@ def test_another_file_or_place_or_wish_is_looked_at_again(planned: Planned, tmp_
 def test_a_plan_without_the_shortcut_is_read(planned: Planned) -> None:
     planned.store.path(KNOWN_NAME).unlink()
     assert load_known(planned.store, planned.plan) is None
-
-
-def test_a_shortcut_whose_stamps_have_their_old_name_is_believed(planned: Planned) -> None:
-    known = json.loads(planned.store.read(KNOWN_NAME))["known"]
-    known["marks"] = known.pop("stamps")
-    held = {"version": 1, "sha256": digest_of(known), "known": known}
-    planned.store.put(KNOWN_NAME, json.dumps(held).encode())
-    assert planned.shortcut() == planned.first
 
 
 def test_a_shortcut_that_is_damaged_is_never_believed(planned: Planned) -> None:

@@ -107,17 +107,6 @@ def check_chunks(layout: tuple, keep: int, reads: Reads = QUERY_AND_DOCUMENT) ->
         assert len(seen) == len(set(seen))
 
 
-def test_text_that_is_not_utf8_is_read_with_replacement_characters(tmp_path: Path) -> None:
-    bad = pa.array([b"fine", b"caf\xe9"], pa.binary())
-    text = pa.Array.from_buffers(pa.string(), 2, bad.buffers())
-    table = pa.table({"query_id": ["a", "a"], "query": ["q", "q"], "doc_id": ["1", "2"], "document": text})
-    pq.write_table(table, tmp_path / "a.parquet")
-    dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage())
-    plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
-    (chunk,) = read_chunks(dataset, plan.shards[0], None, [0])
-    assert [pair.document for pair in chunk.pairs] == ["fine", "caf�"]
-
-
 def test_context_documents_are_read_when_asked_for_and_capped_at_four(tmp_path: Path) -> None:
     table = pa.table(
         {

@@ -42,31 +42,6 @@ def test_rows_in_equal_labelled_plus_quarantined(folder: RunFolder) -> None:
     assert load_manifest(folder.store) == found
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([4, 5, 6], r"1 rows lost \(row ids \[7\]\)"),
-        ([4, 5, 6, 6], r"1 rows lost \(row ids \[7\]\), 1 doubled or foreign \(\[6\]\)"),
-        ([4, 5, 6, 7, 7], r"0 rows lost .* 1 doubled or foreign \(\[7\]\)"),
-        ([4, 5, 6, 0], r"row ids \[7\]\), 1 doubled or foreign \(\[0\]\)"),
-    ],
-)
-def test_a_lost_or_doubled_row_is_found_even_when_counts_agree(
-    folder: RunFolder, rows: list[int], message: str
-) -> None:
-    commit(folder, 0, [0, 1, 2, 3])
-    commit(folder, 1, rows)
-    with pytest.raises(ManifestError, match=message):
-        manifest(folder)
-
-
-def test_a_missing_chunk_is_named(folder: RunFolder) -> None:
-    commit(folder, 1, [4, 5, 6, 7])
-    assert folder.pending(0) == [0]
-    with pytest.raises(ManifestError, match=r"1 of 2 chunks have no receipt \(the first is 0\)"):
-        manifest(folder)
-
-
 def test_first_commit_wins_and_the_loser_harms_nobody(folder: RunFolder) -> None:
     assert commit(folder, 0, [0, 1, 2, 3]) is not None
     assert commit(folder, 0, [0, 1, 2], [3]) is None
@@ -87,35 +62,6 @@ def test_a_row_has_the_state_of_its_highest_attempt(folder: RunFolder) -> None:
     commit(folder, 0, [3], attempt=3)
     assert manifest(folder).rows.quarantined == 0
     assert proved(folder) == Fates(8, 0, {})
-
-
-def test_a_retry_of_a_labelled_row_is_refused(folder: RunFolder) -> None:
-    commit(folder, 0, [0, 1, 2], [3])
-    commit(folder, 1, [4, 5, 6, 7])
-    commit(folder, 0, [2, 3], attempt=2)
-    with pytest.raises(ManifestError, match=r"not in quarantine: \[2\]"):
-        manifest(folder)
-
-
-def test_a_missing_attempt_is_found(folder: RunFolder) -> None:
-    commit(folder, 0, [0, 1, 2], [3])
-    commit(folder, 1, [4, 5, 6, 7])
-    commit(folder, 0, [3], attempt=3)
-    with pytest.raises(ManifestError, match=r"attempts \[1, 3\]"):
-        manifest(folder)
-
-
-def test_a_flipped_bit_in_a_label_file_is_found(folder: RunFolder) -> None:
-    receipt = commit(folder, 0, [0, 1, 2, 3])
-    commit(folder, 1, [4, 5, 6, 7])
-    assert receipt is not None
-    assert receipt.labels is not None
-    path = folder.store.path(receipt.labels.path)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ManifestError, match="sha256 is not the one committed"):
-        proved(folder)
 
 
 def test_a_missing_label_file_is_found(folder: RunFolder) -> None:
@@ -173,15 +119,6 @@ def test_the_same_rows_give_the_same_bytes_and_read_back_equal() -> None:
 def test_a_lone_surrogate_is_stored_as_a_question_mark_and_stops_nothing() -> None:
     rows = [label(0)._replace(intent="bad \ud800 end"), label(1)]
     assert pq.read_table(pa.BufferReader(parquet_bytes(rows, LABELS)))["intent"].to_pylist() == ["bad ? end", None]
-
-
-def test_a_retry_of_some_of_the_quarantined_rows_is_refused(folder: RunFolder) -> None:
-    """Else its quarantine would represent the chunk's, and the rows that it did not ask would be nowhere."""
-    commit(folder, 0, [0], [1, 2, 3])
-    commit(folder, 1, [4, 5, 6, 7])
-    commit(folder, 0, [2], attempt=2)
-    with pytest.raises(ManifestError, match=r"chunk-000000\.2\.json: 2 rows lost \(row ids \[1, 3\]\)"):
-        folder.snapshot()
 
 
 @pytest.mark.parametrize("count", [0, 1, NAMES_AT_A_TIME, 2 * NAMES_AT_A_TIME + 1])
