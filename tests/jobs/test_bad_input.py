@@ -5,11 +5,8 @@ labelled row for row.
 from __future__ import annotations
 
 import ctypes
-import errno
 import importlib.util
-import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -44,10 +41,6 @@ needs_transformers = pytest.mark.skipif(
 
 def receipts(output: Path) -> dict[str, bytes]:
     return {str(path.relative_to(output)): path.read_bytes() for path in output.glob("receipts/*/*.json")}
-
-
-def leftovers(output: Path) -> list[Path]:
-    return [path for path in output.rglob("*") if path.name.startswith(".tmp-")]
 
 
 def label_all(relabel: Cli, job: str, rows: int) -> None:
@@ -170,34 +163,6 @@ def test_middle_cut_out_of_a_file_is_found_when_it_is_read(
     relabel("run", write_job()).refused(3, "pairs.parquet: ")
 
 
-def test_flipped_byte_ends_the_run_and_keeps_what_was_committed(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, committed: Committed
-) -> None:
-    """One shard a query; the flip is in the last, the other workers' chunks are there before it is met."""
-    path = write_pairs(
-        row_group_size=4, compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
-    )
-    whole = path.read_bytes()
-    place = whole.index(b"of kind 21")
-    job = write_job({"shards": 6})
-    path.write_bytes(whole[:place] + b"0" + whole[place + 1 :])
-    assert relabel("run", job, "--shard", "0/2").code == 0
-    before = receipts(folder / "out/ecom")
-    assert len(before) == 3
-    done = relabel("run", job, "--output", "json")
-    assert done.code == 3
-    assert done.json["error"] == "InputError"
-    assert "pairs.parquet: " in done.json["message"]
-    assert "checksum" in done.json["message"].lower()
-    after = receipts(folder / "out/ecom")
-    assert before.items() <= after.items()
-    assert not any("shard-00005" in name for name in after)
-    path.write_bytes(whole)
-    assert relabel("run", job).code == 0
-    assert len(committed()) == 24
-    assert relabel("verify", job).code == 0
-
-
 def test_files_that_disagree_are_reported_with_both_types(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
 ) -> None:
@@ -217,19 +182,6 @@ def test_file_without_a_column_of_the_others_is_named(
     relabel("plan", write_job({"input": {"path": "in"}})).refused(3, "in/b.parquet: no column `body`")
 
 
-def test_text_stored_in_different_ways_agrees(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed
-) -> None:
-    table = pa.Table.from_pylist(pairs)
-    large = table.set_column(4, "body", table["body"].cast(pa.large_string()))
-    coded = table.set_column(4, "body", table["body"].dictionary_encode())
-    blank = table.set_column(4, "body", pa.nulls(len(table)))
-    for name, held in (("a", table), ("b", large), ("c", coded), ("d", blank)):
-        write_pairs(held, path=f"in/{name}.parquet")
-    label_all(relabel, write_job({"input": {"path": "in"}}), 96)
-    assert committed()[24]["doc_id"] == "d0-0"
-
-
 def test_null_query_id_is_refused_with_its_row(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
 ) -> None:
@@ -240,13 +192,6 @@ def test_null_query_id_is_refused_with_its_row(
         3, "in/b.parquet: `query_id` is null in row 17 of the file", "Every row needs a query id"
     )
     assert relabel("plan", write_job({"input": {"path": "in", "limit": 41}})).code == 0  # the row is not read
-
-
-def test_unreadable_data_is_distinguished_from_absent_data(
-    relabel: Cli, write_pairs: WritePairs, folder: Path, write_job: WriteJob
-) -> None:
-    (folder / "pairs.parquet").symlink_to("nowhere.parquet")
-    relabel("plan", write_job()).refused(3, "pairs.parquet: no such file")
 
 
 def test_folder_that_a_glob_matches_represents_the_files_in_it(
@@ -262,17 +207,6 @@ def test_file_named_twice_is_refused(relabel: Cli, write_pairs: WritePairs, writ
     write_pairs(path="a.parquet")
     relabel("plan", write_job({"input": {"path": ["a.parquet", "*.parquet"]}})).refused(
         3, "names a.parquet twice", "Name it once"
-    )
-
-
-@pytest.mark.parametrize("link", [os.link, os.symlink])
-def test_one_file_under_two_names_is_refused(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, link: Callable[..., None]
-) -> None:
-    write_pairs(path="in/a.parquet")
-    link(folder / "in/a.parquet", folder / "in/b.parquet")
-    relabel("plan", write_job({"input": {"path": "in"}})).refused(
-        3, "in/a.parquet and in/b.parquet are one file", "Name it once"
     )
 
 
@@ -343,24 +277,6 @@ def test_output_that_can_not_be_written_is_reported(
     assert "can't write it (Permission denied). Check the path and its permissions." in done.stderr
 
 
-def test_output_that_became_read_only_is_reported(
-    as_anybody: Callable[..., subprocess.CompletedProcess[str]],
-    relabel: Cli,
-    write_pairs: WritePairs,
-    write_job: WriteJob,
-    folder: Path,
-) -> None:
-    write_pairs()
-    job = write_job()
-    assert relabel("plan", job).code == 0
-    (folder / "out/ecom").chmod(0o555)
-    done = as_anybody("run", job)
-    assert done.returncode == 3, done
-    assert "Traceback" not in done.stderr
-    assert "Permission denied" in done.stderr
-    assert "out/ecom/leases" in done.stderr
-
-
 def test_output_that_is_a_file_is_reported(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
 ) -> None:
@@ -386,57 +302,6 @@ def test_names_with_odd_letters_are_names(
     assert relabel("run", write_job({"input": {"path": name}, "output": f"out/{name}"})).code == 10
 
 
-@pytest.mark.parametrize("pattern", ["in", "./in", "in/", "."])
-def test_hidden_and_underscored_files_of_a_folder_are_passed_over(
-    write_pairs: WritePairs, folder: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
-    """Spark leaves half-written files in `_temporary`, and metadata without rows alongside the data."""
-    for name in ("b", "a", "sub/c", "_metadata", "_temporary/0/d", ".hidden", "sub/.e"):
-        write_pairs(path=f"in/{name}.parquet")
-    if pattern == ".":
-        monkeypatch.chdir(folder / "in")
-    assert [file.path.removeprefix("in/") for file in list_files(pattern, Storage())] == [
-        "a.parquet",
-        "b.parquet",
-        "sub/c.parquet",
-    ]
-
-
-def test_plan_counts_what_rules_leave_out_of_the_input(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
-) -> None:
-    write_pairs(path="in/a.parquet")
-    for name in ("_SUCCESS", ".a.crc", "x.csv", "y.csv"):
-        (folder / "in" / name).touch()
-    job = write_job({"input": {"path": "in"}})
-    for _ in range(2):  # planned now, and planned earlier
-        found = relabel("plan", job)
-        assert re.search(r"left out +2 \*\.csv, 1 (_|\.)\*, 1 (_|\.)\*\n", found.out), found
-        assert relabel("plan", job, "--output", "json").json["left_out"] == {"*.csv": 2, "_*": 1, ".*": 1}
-    assert "left out" not in relabel("plan", write_job({"input": {"path": "in/a.parquet"}, "output": "out/2"})).out
-
-
-def test_rows_after_a_linked_folder_are_labelled(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, folder: Path
-) -> None:
-    write_pairs(pairs[:12], path="in/a.parquet")
-    write_pairs(pairs[12:], path="elsewhere/b.parquet")
-    (folder / "in/more").symlink_to("../elsewhere")
-    label_all(relabel, write_job({"input": {"path": "in"}}), 24)
-
-
-@pytest.mark.parametrize("command", ["plan", "run"])
-def test_dangling_link_among_the_data_is_refused_by_name(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, command: str
-) -> None:
-    write_pairs(path="in/a.parquet")
-    (folder / "in/b.parquet").symlink_to("../gone/b.parquet")
-    relabel(command, write_job({"input": {"path": "in"}})).refused(
-        3, "in/b.parquet: a link to ../gone/b.parquet, which is not there"
-    )
-    assert not (folder / "out").exists()
-
-
 def test_underscored_folder_that_is_named_itself_is_read(write_pairs: WritePairs) -> None:
     write_pairs(path="_in/a.parquet")
     assert [file.path for file in list_files("_in", Storage())] == ["_in/a.parquet"]
@@ -454,14 +319,6 @@ def test_output_inside_the_input_is_refused_since_its_labels_would_be_input(
     job = write_job({"input": {"path": path}, "output": output})
     relabel("run", job).refused(3, f"job.yaml: `output` {output} is inside input.path", "Give an output elsewhere")
     assert not list(folder.rglob("plan.json"))
-
-
-def test_output_inside_the_input_is_refused_by_url_too(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
-) -> None:
-    write_pairs(path="data/pairs.parquet")
-    job = write_job({"input": {"path": "data"}, "output": f"file://{folder}/data/out"})
-    relabel("run", job).refused(3, "is inside input.path", "Give an output elsewhere")
 
 
 def test_output_next_to_the_input_or_passed_over_by_it_is_fine(
@@ -502,16 +359,6 @@ def test_second_job_on_an_output_is_refused_with_every_difference(
     )
 
 
-def test_other_labeler_on_an_output_is_reported_by_name(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
-) -> None:
-    write_pairs()
-    assert relabel("plan", write_job()).code == 0
-    relabel("plan", write_job({"labeler": {"name": "direct"}})).refused(
-        3, 'labeler.name: was "graph-grpo", is "direct"'
-    )
-
-
 def test_settings_that_change_no_label_do_not_make_another_job(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
@@ -535,38 +382,6 @@ def three_files(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pair
     return job
 
 
-def test_edited_file_is_named_with_its_rows(
-    relabel: Cli, three_files: str, write_pairs: WritePairs, pairs: Rows
-) -> None:
-    write_pairs(pairs[:5], path="in/b.parquet")
-    done = relabel("run", three_files)
-    done.refused(
-        3,
-        "the inputs are not those that were planned",
-        "in/b.parquet: changed since the plan (8 rows in",
-        "now 5 rows in",
-    )
-    done.refused(3, "Restore the files, or label the new ones into another output")
-    assert "in/a.parquet" not in done.err
-    assert "in/c.parquet" not in done.err
-
-
-def test_missing_file_is_the_only_one_named(relabel: Cli, three_files: str, folder: Path) -> None:
-    (folder / "in/a.parquet").unlink()
-    done = relabel("run", three_files)
-    done.refused(3, "in/a.parquet: planned, now missing")
-    assert "in/b.parquet" not in done.err
-    assert "in/c.parquet" not in done.err
-
-
-def test_new_file_is_the_only_one_named(relabel: Cli, three_files: str, write_pairs: WritePairs) -> None:
-    write_pairs(path="in/aa.parquet")
-    done = relabel("run", three_files)
-    done.refused(3, "in/aa.parquet: new since the plan", "an output never grows")
-    assert "in/b.parquet" not in done.err
-    assert "in/c.parquet" not in done.err
-
-
 def test_all_changes_are_listed(relabel: Cli, three_files: str, write_pairs: WritePairs, folder: Path) -> None:
     (folder / "in/a.parquet").unlink()
     write_pairs(path="in/b.parquet")
@@ -575,11 +390,6 @@ def test_all_changes_are_listed(relabel: Cli, three_files: str, write_pairs: Wri
     relabel("run", three_files).refused(
         3, "in/a.parquet: planned, now missing", "in/b.parquet: changed", "in/d.parquet: new since the plan"
     )
-
-
-def test_files_that_swapped_names_are_reported(relabel: Cli, three_files: str, folder: Path) -> None:
-    (folder / "in/a.parquet").rename(folder / "in/z.parquet")
-    relabel("run", three_files).refused(3, "in/a.parquet: planned, now missing", "in/z.parquet: new since the plan")
 
 
 def test_data_that_moved_whole_is_the_same_data(
@@ -665,91 +475,6 @@ def test_model_for_an_engine_that_takes_none_is_reported(
 
 
 # Full disks
-
-
-@pytest.mark.parametrize("calls_that_work", range(0, 24, 2))
-def test_disk_that_fills_up_leaves_nothing_half_written_and_the_same_command_goes_on(
-    relabel: Cli,
-    write_pairs: WritePairs,
-    write_job: WriteJob,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    committed: Committed,
-    calls_that_work: int,
-) -> None:
-    """Wherever the space ends: in the plan, in a chunk's labels, in its receipt, in the manifest."""
-    write_pairs()
-    job = write_job({"shards": 2})
-    sync, left = os.fsync, [calls_that_work]
-
-    def full(descriptor: int) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        sync(descriptor)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        done = relabel("run", job, "--output", "json")
-    assert done.code == 20, done
-    assert done.json["error"] == "DiskFullError"
-    assert "no space left to write it" in done.json["message"]
-    assert "out/ecom/" in done.json["message"]
-    assert "free some space and run the same command again" in done.json["message"]
-    assert "Traceback" not in done.err
-    assert leftovers(folder / "out") == []
-    kept = receipts(folder / "out/ecom")
-    for text in kept.values():
-        file = json.loads(text)["labels"]
-        assert pq.read_table(folder / "out/ecom" / file["path"]).num_rows == file["rows"]
-    assert relabel("run", job).code in (0, 10)
-    assert kept.items() <= receipts(folder / "out/ecom").items()
-    assert len(committed()) == 24
-    assert relabel("verify", job).code == 0
-
-
-@pytest.fixture
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A real file system of one megabyte."""
-    disk = folder / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small disk")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-@pytest.mark.skipif(os.sysconf("SC_PAGE_SIZE") != 4096, reason="counts on pages of 4 KiB")
-@pytest.mark.parametrize(
-    "free_kib",
-    [
-        0,
-        8,
-        16,
-        20,
-        28,
-        48,
-    ],
-)
-def test_disk_that_is_really_full_ends_with_20_and_the_same_command_goes_on(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, small_disk: Path, free_kib: int
-) -> None:
-    write_pairs()
-    job = write_job({"output": str(small_disk / "out"), "shards": 2, "run": {"chunk_rows": 1}})
-    assert relabel("plan", job).code == 0
-    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
-    (small_disk / "filler").write_bytes(b"x" * (free - free_kib * 1024))
-    done = relabel("run", job)
-    done.refused(20, str(small_disk / "out"), "no space left")
-    assert leftovers(small_disk) == []
-    (small_disk / "filler").unlink()
-    assert relabel("run", job).code == 0
-    assert relabel("verify", job).code == 0
 
 
 def test_log_that_can_not_be_written_does_not_end_the_run(
@@ -868,32 +593,6 @@ def test_duplicate_rows_are_legal_and_all_kept(
     assert Counter(label["doc_id"] for label in committed().values()) == Counter(row["doc_id"] for row in rows)
 
 
-@pytest.mark.parametrize(
-    "kind", [pa.int64(), pa.int8(), pa.uint64(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str
-)
-@pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
-def test_ids_of_any_kind_come_through_as_text(
-    relabel: Cli,
-    write_pairs: WritePairs,
-    write_job: WriteJob,
-    pairs: Rows,
-    committed: Committed,
-    kind: pa.DataType,
-    scattered: bool,
-) -> None:
-    order = [*range(0, 24, 2), *range(1, 24, 2)] if scattered else list(range(24))
-    biggest = 2**64 - 1 if kind == pa.uint64() else 127
-    ids = [biggest - number // 4 if pa.types.is_integer(kind) else f"q{number // 4}" for number in order]
-    table = pa.Table.from_pylist([pairs[number] for number in order]).set_column(
-        0, "query_id", pa.array(ids, kind if pa.types.is_integer(kind) else pa.string()).cast(kind)
-    )
-    write_pairs(table.set_column(2, "doc_id", table["query_id"]))
-    label_all(relabel, write_job(), 24)
-    found = committed()
-    assert [found[row_id]["query_id"] for row_id in range(24)] == [str(value) for value in ids]
-    assert [found[row_id]["doc_id"] for row_id in range(24)] == [str(value) for value in ids]
-
-
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
 @pytest.mark.parametrize("column", ["query", "title", "body", "doc_id"])
 def test_bytes_that_are_no_utf8_are_labelled_with_replacement_letters(
@@ -988,30 +687,6 @@ def test_more_shards_than_queries_leaves_some_empty_and_no_row_out(
     assert relabel("verify", job).code == 0
 
 
-def test_chunks_of_one_row_commit_each_by_itself(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, committed: Committed
-) -> None:
-    write_pairs()
-    label_all(relabel, write_job({"run": {"chunk_rows": 1}}), 24)
-    assert len(receipts(folder / "out/ecom")) == 24
-    assert len(committed()) == 24
-
-
 def test_one_row_is_a_run(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows) -> None:
     write_pairs(pairs[:1])
     label_all(relabel, write_job({"shards": 1}), 1)
-
-
-@pytest.mark.parametrize("shard", ["4/4", "x", "1/0"])
-def test_wrong_shard_is_reported_before_anything_is_written(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, shard: str
-) -> None:
-    write_pairs()
-    relabel("run", write_job(), "--shard", shard).refused(2, f"--shard {shard}: ")
-    assert not (folder / "out").exists()
-
-
-def test_wrong_job_is_reported_before_the_input_is_looked_at(relabel: Cli, write_job: WriteJob, folder: Path) -> None:
-    relabel("run", write_job({"engine": {"sede": 3}})).refused(3, "unknown key `sede`: did you mean `seed`?")
-    relabel("run", write_job({"labeler": {"name": "r3"}})).refused(3, "Did you mean r3a?")
-    assert not (folder / "out").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pickle
 import shutil
@@ -537,31 +536,6 @@ def test_result_goes_to_stdout_and_all_else_to_stderr(
     assert "labelled" not in done.err
 
 
-def test_precedence_holds_from_the_command_line_down(
-    relabel: Callable[..., Any],
-    write_pairs: Callable[..., Path],
-    write_job: Callable[..., str],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def seed_of(*flags: str) -> int:
-        done = relabel(
-            "plan", "job.yaml", *flags, "--set", f"output=out/{len(list(folder.glob('out/*')))}", "--output", "json"
-        )
-        assert done.code == 0, done
-        plan = json.loads((folder / done.json["output"] / "plan.json").read_text())
-        return int(plan["parts"]["engine"]["seed"])
-
-    write_pairs()
-    write_job({"engine": {"seed": None}})
-    assert seed_of() == 0
-    write_job({"engine": {"seed": 1}})
-    assert seed_of() == 1
-    monkeypatch.setenv("RELABEL_ENGINE__SEED", "2")
-    assert seed_of() == 2
-    assert seed_of("--set", "engine.seed=3") == 3
-
-
 def test_status_and_verify_look_where_the_variable_sent_the_run(
     relabel: Callable[..., Any],
     write_pairs: Callable[..., Path],
@@ -576,32 +550,6 @@ def test_status_and_verify_look_where_the_variable_sent_the_run(
     assert relabel("verify", "job.yaml", "--output", "json").json["output"] == "out/elsewhere"
 
 
-def test_job_file_without_yaml_in_its_name_is_still_a_job_file(
-    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
-) -> None:
-    write_pairs()
-    write_job(path="ecom.job")
-    assert relabel("run", "ecom.job").code == 0
-    assert relabel("status", "ecom.job").code == 0
-
-
-def test_a_variable_with_a_slip_in_it_is_reported_and_a_strange_one_left_alone(
-    relabel: Callable[..., Any],
-    write_pairs: Callable[..., Path],
-    write_job: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_pairs()
-    write_job()
-    monkeypatch.setenv("RELABEL_SERVICE_HOST", "10.0.0.1")
-    assert relabel("plan", "job.yaml").code == 0
-    monkeypatch.setenv("RELABEL_SHRADS", "3")
-    relabel("plan", "job.yaml").refused(3, "variable RELABEL_SHRADS", "did you mean RELABEL_SHARDS?")
-    monkeypatch.delenv("RELABEL_SHRADS")
-    monkeypatch.setenv("RELABEL_ENGINE__SEDE", "3")
-    relabel("plan", "job.yaml").refused(3, "unknown key `sede`: did you mean `seed`?", "variable RELABEL_ENGINE__SEDE")
-
-
 def test_init_writes_a_job_that_loads_and_keeps_what_is_there(relabel: Callable[..., Any], folder: Path) -> None:
     done = relabel("init", "new/job.yaml")
     assert done.code == 0
@@ -612,11 +560,6 @@ def test_init_writes_a_job_that_loads_and_keeps_what_is_there(relabel: Callable[
     assert (folder / "new/job.yaml").read_text() == "mine"
     assert relabel("init", "new/job.yaml", "--force").code == 0
     assert load_job("new/job.yaml", environment={}).spec.name == "my-labels"
-
-
-def test_init_where_nothing_can_be_written_says_so(relabel: Callable[..., Any], folder: Path) -> None:
-    (folder / "file").write_text("")
-    relabel("init", "file/job.yaml").refused(3, "file/job.yaml: can't write it")
 
 
 @pytest.mark.parametrize("name", ["pairs.parquet", "job.yaml"])

@@ -16,30 +16,6 @@ def chunk(number: int) -> ChunkWork:
     return ChunkWork(ChunkId(0, number), [])
 
 
-def test_of_commits_that_end_together_those_next_to_a_failed_one_are_counted() -> None:
-    progress, ended = Progress(), threading.Semaphore(0)
-
-    def commit(work: ChunkWork) -> bool:
-        ended.release()
-        if work.id.chunk == 1:
-            raise OSError("disk")
-        return work.id.chunk != 3
-
-    commits = CommitThreads(commit, progress, threads=4)
-
-    def settle() -> None:
-        with commits:
-            for number in range(5):
-                commits.add(chunk(number))
-            for _ in range(5):
-                assert ended.acquire(timeout=20)
-            commits.settle(wait_for_all=True)
-
-    with pytest.raises(OSError, match="disk"):
-        settle()
-    assert (progress.chunks_committed, progress.chunks_lost, len(commits)) == (3, 1, 0)
-
-
 def test_commits_that_end_after_a_failed_one_are_counted_too() -> None:
     progress, has_failed = Progress(), threading.Event()
 

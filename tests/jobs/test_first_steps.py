@@ -134,23 +134,6 @@ def test_bash_completes_files_where_a_file_is_wanted(shell: Callable[..., list[s
     )
 
 
-@pytest.mark.parametrize(("line", "found"), LINES)
-def test_zsh_is_reported_what_there_is(shell: Callable[..., list[str]], line: str, found: list[str]) -> None:
-    """Three lines for each: its kind, the word, and what it is."""
-    words = shlex.split(line)
-    lines = shell("sh", f"_RELABEL_COMPLETE=zsh_complete COMP_WORDS='{line}' COMP_CWORD={len(words) - 1} relabel")
-    kinds = [tuple(lines[at : at + 2]) for at in range(0, len(lines), 3)]
-    assert [word for kind, word in kinds if kind == "plain"] == found
-    assert [kind for kind, _ in kinds] == (["plain"] * len(found) or ["file"])
-
-
-def test_zsh_takes_the_script(shell: Callable[..., list[str]]) -> None:
-    script = (
-        'autoload -U compinit && compinit -u\neval "$(_RELABEL_COMPLETE=zsh_source relabel)"\nprint ${_comps[relabel]}'
-    )
-    assert shell("zsh", script) == ["_relabel_completion"]
-
-
 def test_every_extra_that_a_user_may_install_is_looked_for_with_all_that_is_in_it() -> None:
     said = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(EXTRAS) == set(said) - {"docs", "dev"}
@@ -245,12 +228,6 @@ def test_an_output_that_is_a_file_is_named(
     assert found.json["job"]["output"].endswith("afile: a file, where the output wants a folder. Name another.")
 
 
-def test_a_chunk_of_the_job_that_init_writes_is_a_part_of_its_shard(relabel: Callable[..., Any], folder: Path) -> None:
-    """A stop keeps whole chunks: with one chunk a shard it would keep nothing of a first run that is slow."""
-    relabel("init")
-    assert yaml.safe_load(Path("job.yaml").read_text())["run"].get("chunk_rows") is None
-
-
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(("off_s", "said"), [(90.0, "90 s later"), (-3600.0, "3,600 s earlier"), (1.0, "agrees")])
 def test_a_clock_that_is_off_is_reported(
@@ -265,11 +242,3 @@ def test_a_clock_that_is_off_is_reported(
     monkeypatch.setattr("relabel.jobs.commands.spec_checks.time.time", lambda: 1_700_000_000.0)
     monkeypatch.setattr("relabel.jobs.commands.spec_checks._written_now", lambda *_: 1_700_000_000.0 + off_s)
     assert said in relabel("doctor", write_job(), "--output", "json").json["job"]["clock"]
-
-
-@pytest.mark.parametrize(("shards", "said"), [(2, "2 of 12 rows\n"), (4, "4 of 4 to 8 rows\n")])
-def test_a_plan_says_one_size_where_all_shards_have_it(
-    relabel: Callable[..., Any], write_pairs: Callable[..., Any], write_job: Callable[..., str], shards: int, said: str
-) -> None:
-    write_pairs()
-    assert f"  shards       {said}" in relabel("plan", write_job({"shards": shards})).out

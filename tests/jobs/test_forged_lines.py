@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from relabel.manifests.secrets import counted
 
 MARK = "FORGED"
 FORGED = f"q\n{MARK} all rows are done\r{MARK}\x1b[2J\u2028{MARK}"
@@ -54,21 +51,6 @@ def test_no_text_of_the_data_begins_a_line(world: None, relabel: Callable[..., A
     for said in (done.out, done.err):
         assert not any(line.startswith(MARK) for line in said.splitlines()), said
         assert "\x1b[2J" not in said, said
-
-
-def test_no_message_says_row_in_brackets_s() -> None:
-    """Numbers of things are said by `counted`."""
-    root = Path(__file__).parents[2]
-    folders = ("jobs", "manifests", "labelers", "distill", "export")
-    found = [
-        f"{path.relative_to(root)}:{number}"
-        for folder in folders
-        for path in (root / folder).rglob("*.py")
-        for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if re.search(r"\} [a-zA-Z]{2,}\(s\)", line)
-    ]
-    assert found == []
-    assert (counted(1, "row"), counted(2000, "row")) == ("1 row", "2,000 rows")
 
 
 def test_an_error_keeps_the_lines_of_its_list(relabel: Callable[..., Any], world: None) -> None:

@@ -46,17 +46,6 @@ def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(
     assert len(listed) <= 6, listed
 
 
-def test_a_run_with_nothing_to_do_lists_once_and_reads_one_manifest(
-    write_pairs: Callable[..., Any], write_job: Callable[..., Path], relabel: Callable[..., Any], listed: list[str]
-) -> None:
-    write_pairs()
-    job = write_job({"shards": 24})
-    assert relabel("run", job).code == 0
-    listed.clear()
-    assert relabel("run", job).code == 10
-    assert listed == ["receipts"]
-
-
 def test_a_run_that_lists_once_still_sees_a_receipt_that_went_and_one_that_came(
     write_pairs: Callable[..., Any], write_job: Callable[..., Path], relabel: Callable[..., Any], folder: Path
 ) -> None:

@@ -4,7 +4,6 @@ accepted.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run.chunks import FIRST_ANSWERS, SHOWN_CHARS, Live, RefusedAnswer
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.progress import Display
-from relabel.manifests.records import checked, plain
 
 
 def refused(number: int, text: str = "No idea.", status: str = "format") -> RefusedAnswer:
@@ -53,15 +51,6 @@ def test_the_answers_of_a_run_are_those_of_its_asks(
     assert found["this_run"]["in_vain"]["requests"] == 0
 
 
-def test_several_workers_add_up_and_survive_the_pipe() -> None:
-    one, other = Live(2, 1, Counter(format=1), refused(1)), Live(1, 4)
-    both = Live()
-    both.add(one)
-    both.add(checked(Live, json.loads(json.dumps(plain(other)))))
-    assert both == Live(3, 5, Counter(format=1), refused(1))
-    assert checked(Live, json.loads(json.dumps(plain(both)))) == both
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -96,14 +85,6 @@ def test_a_run_whose_every_answer_is_refused_says_so_once_and_shows_one(
     assert done.code == 30
     assert done.err.count("warning: none of the first 16 answers was accepted (") == 1
     assert "The last one: row " in done.err
-
-
-def test_a_run_with_accepted_answers_says_nothing_of_the_kind(
-    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path]
-) -> None:
-    write_pairs()
-    done = relabel("run", write_job({"engine": {"args": {"p_garbage": 0.3}}, "labeler": {"name": "r3a"}}))
-    assert "none of the first" not in done.err
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -150,11 +150,3 @@ def test_what_others_print_becomes_objects_and_threads_do_not_mix(capsys: pytest
         assert [text for text in messages if text.startswith(name)] == [f"{name} says {n}" for n in range(200)]
     assert {"from click", "no line end"} <= set(messages)
     assert not logs.is_json()
-
-
-def test_letters_of_any_script_stay_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) -> None:
-    with logs.json_lines():
-        logs.say("Grüße \u2028 \U0001f600 \ud800", path=Path("x"))
-    text = capsys.readouterr().err
-    assert text.isascii()
-    assert lines_of(text)[0]["message"] == "Grüße \u2028 \U0001f600 \ud800"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import stat
 import time
 from collections import Counter
@@ -112,23 +111,6 @@ def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
     )
 
 
-@pytest.mark.parametrize("name", [".", "/", "folder"])
-def test_a_folder_for_a_file_is_warned_of_and_leaves_nothing(
-    folder: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    (folder / "folder").mkdir()
-    before = sorted(path.name for path in folder.iterdir())
-    with caplog.at_level(logging.WARNING):
-        MetricsFile(name, job="j", shard="all").write(0)
-    assert f"--metrics {name}: can't be written" in caplog.text
-    assert sorted(path.name for path in folder.iterdir()) == before
-
-
-def test_a_job_file_whose_name_is_no_text_has_metrics_too(tmp_path: Path) -> None:
-    MetricsFile(str(tmp_path / "m.prom"), job=os.fsdecode(b"nightly-\xff"), shard="all").write(3)
-    assert read(tmp_path / "m.prom")["relabel_exit_code"] == {(("reason", "bad_input"),): 3}
-
-
 def test_a_write_that_fails_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,12 +149,6 @@ def test_the_file_is_written_on_the_way_but_not_at_every_update(
     assert found["relabel_run_rows"] == {(("status", "ok"),): 2, (("status", "format"),): 1}
     assert found["relabel_run_seconds"] == {(): 16}
     assert "relabel_exit_code" not in found
-
-
-def test_a_name_with_quotes_and_line_ends_is_one_label(tmp_path: Path) -> None:
-    MetricsFile(str(tmp_path / "m.prom"), job='a"b\\c\nd', shard="all").write(0)
-    (family, *_) = text_string_to_metric_families((tmp_path / "m.prom").read_text())
-    assert family.samples[0].labels["job"] == 'a"b\\c\nd'
 
 
 def test_exits_with_20_that_committed_nothing_are_counted_until_one_commits(tmp_path: Path) -> None:

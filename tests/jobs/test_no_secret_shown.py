@@ -30,11 +30,9 @@ from relabel.distill.students.spec import DistillSpec
 from relabel.distill.teachers.spec import SftSpec
 from relabel.jobs.cli import main
 from relabel.jobs.cli import relabel as root
-from relabel.jobs.environment import keep_arguments, refuse_secret_arguments
 from relabel.labelers.engines.registry import ENGINES
 from relabel.labelers.registry import LABELERS
 from relabel.manifests.records import unsealed
-from relabel.manifests.secrets import forget_secrets
 from relabel.manifests.specs import JobSpec
 from tests.jobs.conftest import JOB
 from tests.jobs.test_cli import SEARCH, STUDENT, TEACHER
@@ -298,21 +296,6 @@ def probes_of(words: str, *, few: int = 16) -> Iterator[tuple[int, str, str]]:
             yield 16 * index + list(FORMS).index(form), name, form
 
 
-@pytest.mark.parametrize("form", ["password", "slash", "blank", "token", "jwt", "query", "chain", "named"])
-def test_a_url_with_a_secret_is_refused_before_a_command_sees_it(world: World, form: str) -> None:
-    for words, name in [
-        ("publish", "url"),
-        ("list", "url"),
-        ("convert", "sources"),
-        ("compare", "a"),
-        ("run", "metrics"),
-        ("init", "path"),
-    ]:
-        shown = world.call(*line_with(words, name, FORMS[form], 9999))
-        assert shown.code == 3
-        assert "holds a password, token or signature" in shown.text
-
-
 def keys_of(model: type[BaseModel], before: str = "") -> Iterator[str]:
     """Every key of a spec that a text may be at, through models and mappings."""
     for name, field in model.model_fields.items():
@@ -403,37 +386,6 @@ def test_a_secret_at_any_key_of_a_spec_is_shown_and_recorded_nowhere(world: Worl
 
 
 NUMBER = "10000000"
-
-
-def numeric_keys(model: type[BaseModel], before: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        parts = _parts(field.annotation)
-        if int in parts or float in parts:
-            yield f"{before}.{name}"
-        for inner in parts:
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                yield from numeric_keys(inner, f"{before}.{name}")
-
-
-def numeric_places() -> Iterator[str]:
-    """Every key of a spec, and every option, that a number belongs at."""
-    models: list[type[BaseModel]] = [JobSpec, DistillSpec, SftSpec]
-    for registry in (LABELERS, ENGINES):
-        models += [_options_model(registry, name) for name in registry]
-    for model in models:
-        yield from numeric_keys(model, "x")
-    numbers = (click.IntRange, click.FloatRange, click.types.IntParamType, click.types.FloatParamType)
-    yield from (p.opts[0] for _, command in commands() for p in command.params if isinstance(p.type, numbers))
-
-
-def test_a_number_is_no_secret_at_any_place_where_one_belongs() -> None:
-    places = sorted(set(numeric_places()))
-    assert {"x.engine.max_prompt_tokens", "x.train.tokens_per_batch", "--batch-tokens"} <= set(places)
-    for place in places:
-        line = [place, NUMBER] if place.startswith("-") else ["--set", f"{place}={NUMBER}"]
-        forget_secrets()
-        keep_arguments(line)
-        refuse_secret_arguments(line)
 
 
 def test_a_number_next_to_the_name_of_a_secret_is_refused_by_the_key_and_not_shown(world: World) -> None:

@@ -94,13 +94,6 @@ def test_a_run_labels_every_row_and_says_so(tmp_path: Path, labeler: str) -> Non
     assert call("run", path, "--done-ok")[0] == 0
 
 
-def test_intents_are_asked_once_per_query_and_verdicts_once_per_row(tmp_path: Path) -> None:
-    path = job(tmp_path, labeler={"name": "r3a"})
-    _, result = call("run", path)
-    assert {stage: counts["asks"] for stage, counts in result["stages"].items()} == {"intent": 8, "verdict": 40}
-    assert len({row["intent"] for row in labels_of(tmp_path / "out") if row["query_id"] == "q3"}) == 1
-
-
 def test_a_shard_does_its_own_share_and_the_last_one_finishes_the_run(tmp_path: Path) -> None:
     path = job(tmp_path)
     for shard in range(4):
@@ -110,12 +103,6 @@ def test_a_shard_does_its_own_share_and_the_last_one_finishes_the_run(tmp_path: 
     assert (tmp_path / "out" / "manifest.json").exists()
     assert call("run", path, "--shard", "2/4")[0] == 10
     assert call("verify", path)[0] == 0
-
-
-def test_more_workers_than_shards_leaves_some_with_nothing_to_do(tmp_path: Path) -> None:
-    path = job(tmp_path)
-    assert call("run", path, "--shard", "7/64")[0] == 10
-    assert call("run", path, "--shard", "3/64")[0] == 0
 
 
 def test_a_locked_shard_ends_in_75_and_a_free_one_is_done_meanwhile(tmp_path: Path) -> None:
@@ -191,25 +178,6 @@ def test_rows_of_queries_that_have_labels_are_not_offered_to_a_retry(tmp_path: P
     assert call("retry", path)[0] == 10
 
 
-def test_rows_that_a_retry_asks_are_offered_to_it(tmp_path: Path) -> None:
-    path = job(
-        tmp_path,
-        labeler={"name": "direct", "attempts": 1},
-        args={"p_garbage": 1.0},
-        run={"chunk_rows": 5, "max_failed_fraction": 1.0},
-    )
-    ended = CliRunner().invoke(relabel, ["run", str(path)])
-    assert "40 rows in" in ended.output
-    assert "ask them again with: relabel retry" in ended.output
-    assert "not asked again" not in ended.output
-
-
-def test_retry_before_any_run_says_to_run_first(tmp_path: Path) -> None:
-    code, message = call("retry", job(tmp_path))
-    assert code == 3
-    assert "Run the job first" in message
-
-
 def test_quarantined_rows_keep_their_text_and_reason(tmp_path: Path) -> None:
     path = job(tmp_path, labeler={"name": "r3a", "attempts": 2}, args={"p_truncated": 0.5, "p_refused": 0.2})
     call("run", path)
@@ -281,13 +249,6 @@ def test_logs_say_what_happened_to_each_shard(tmp_path: Path) -> None:
     assert text.count("start: ") == 4
     assert text.count(" done\n") == 4
     assert "quarantined as format" in text
-
-
-def test_a_dry_run_asks_nothing(tmp_path: Path) -> None:
-    path = job(tmp_path)
-    code, result = call("run", path, "--dry-run")
-    assert (code, result["rows_to_ask"]) == (0, 40)
-    assert not (tmp_path / "out" / "receipts").exists()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA} (set RELABEL_TEST_DATA)")
@@ -368,21 +329,6 @@ def test_retry_of_a_run_that_is_not_finished_says_partial(tmp_path: Path) -> Non
     code, result = call("retry", path)
     assert (code, result["rows_open"]) == (20, 30)
     assert call("retry", path, "--shard", "0/4")[0] == 10
-
-
-def test_done_ok_says_the_code_that_it_exits_with(tmp_path: Path) -> None:
-    path = job(tmp_path)
-    call("run", path)
-    code, result = call("run", path, "--done-ok")
-    assert code == result["exit_code"] == 0
-
-
-def test_an_output_on_a_filesystem_that_nobody_knows_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    path = job(tmp_path)
-    code, message = call("run", path, "--set", "output=quux://bucket/labels")
-    assert code == 3
-    assert "no filesystem is called quux" in message
-    assert not Path("quux:").exists()
 
 
 def test_a_row_whose_context_was_cut_says_so(tmp_path: Path) -> None:

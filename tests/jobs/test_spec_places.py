@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -236,24 +235,6 @@ def test_a_deployment_that_is_reached_through_a_link_keeps_its_name(
     assert places_of(f"{named}/x.yaml", environment={}).folder == named
     for wrong in ("", "current", str(folder), "/not/there"):
         assert places_of("x.yaml", environment={"PWD": wrong}).folder == str((folder / "releases/1").resolve())
-
-
-def test_a_working_directory_that_is_gone_is_reported(elsewhere: Callable[..., Path], relabel: Any) -> None:
-    job = elsewhere()
-    Path.cwd().rmdir()
-    relabel("plan", str(job)).refused(3, "the working directory is gone")
-    os.chdir("/")
-
-
-def test_a_spec_from_a_pipe_counts_from_the_working_directory(elsewhere: Callable[..., Path]) -> None:
-    text = elsewhere().read_bytes()
-    reader, writer = os.pipe()
-    thread = threading.Thread(target=lambda: (os.write(writer, text), os.close(writer)))
-    thread.start()
-    spec = load_job(f"/dev/fd/{reader}", environment={}).spec
-    thread.join()
-    os.close(reader)
-    assert absolute(spec).output == str(Path.cwd().parent / "out" / "ecom")
 
 
 def test_a_home_on_the_command_line_is_found_where_no_shell_expands_it(

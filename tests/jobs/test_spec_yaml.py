@@ -139,45 +139,6 @@ def test_a_key_that_takes_anything_refuses_words_that_are_read_in_two_ways() -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("true", True),
-        ("FALSE", False),
-        ("~", None),
-        ("", None),
-        ("Null", None),
-        ("0x1F", 31),
-        ("0o17", 15),
-        ("-0", 0),
-        ("!!int '8'", 8),
-        ("12e03", 12000.0),
-        ("-2E+05", -200000.0),
-        ("0.", 0.0),
-        (".5", 0.5),
-        ("+.inf", float("inf")),
-        ("-.Inf", float("-inf")),
-        ("'010'", "010"),
-        ('"no"', "no"),
-        ("!!str 010", "010"),
-        ("!!float 8", 8.0),
-        ("y", "y"),
-        ("N", "N"),
-        ("0x", "0x"),
-        ("1e", "1e"),
-        ("- -", [[None]]),
-        ("|\n  no", "no"),
-        (">-\n  010", "010"),
-        ("\ufeff8", 8),
-        ("'<<'", "<<"),
-        ("2001-12-14t21:59:43.10-05:00", "2001-12-14t21:59:43.10-05:00"),
-    ],
-)
-def test_plain_words_are_those_of_yaml_1_2(text: str, value: object) -> None:
-    got = parse_yaml(text)
-    assert (got, type(got)) == (value, type(value))
-
-
-@pytest.mark.parametrize(
     "text", ["yes", "NO", "off", "010", "-08", "00.5", "1_000", "1_0.5", "1:30", "190:20:30.15", "0b1", "-0x10", "0x_1"]
 )
 def test_words_that_two_versions_read_differently_are_known(text: str) -> None:
@@ -209,32 +170,6 @@ def test_a_bomb_of_aliases_is_refused_before_it_is_built(folder: Path, text: str
 
 def test_an_override_that_refers_to_itself_is_refused(write_job: Callable[..., str]) -> None:
     assert "*a is used inside its own value" in refusal_of(write_job(), overrides=["engine.args=&a {x: *a}"])
-
-
-def test_of_equal_keys_the_nearest_wins_a_mappings_own_before_its_sources_in_their_order() -> None:
-    text = "one: &one {a: 1, b: 1}\ntwo: &two {<<: *one, a: 2, c: 2}\nthree: {c: 3, <<: [*two, *one], d: 3}\n"
-    assert parse_yaml(text) == {
-        "one": {"a": 1, "b": 1},
-        "two": {"a": 2, "b": 1, "c": 2},
-        "three": {"a": 2, "b": 1, "c": 3, "d": 3},
-    }
-
-
-@pytest.mark.parametrize("source", ["3", "[{a: 1}, 3]", "x"])
-def test_what_is_merged_has_to_be_a_mapping(folder: Path, source: str) -> None:
-    (folder / "job.yaml").write_text(f"name: x\nengine: {{<<: {source}}}\n")
-    assert "`<<` takes a mapping or a list of mappings" in refusal_of("job.yaml")
-
-
-def test_aliases_of_an_ordinary_spec_are_taken_in_any_order_of_use(folder: Path) -> None:
-    text = "b: &b {a: 1, c: 3}\nx: {y: &m {<<: *b, a: 2}}\ntop: {<<: *m, d: *b}\nlist: [*m, *m]\n"
-    merged = {"a": 2, "c": 3}
-    assert parse_yaml(text) == {
-        "b": {"a": 1, "c": 3},
-        "x": {"y": merged},
-        "top": {**merged, "d": {"a": 1, "c": 3}},
-        "list": [merged, merged],
-    }
 
 
 @pytest.mark.parametrize(

@@ -101,16 +101,6 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
     assert list(folder.glob("out/ecom/live/*")) == []
 
 
-def test_a_dead_worker_whose_clock_was_ahead_is_stale(
-    planned: str, relabel: Callable[..., Any], store: LocalRunStore
-) -> None:
-    ahead = replace(state_of("gone-1", "e", Progress()), written="2999-01-01T00:00:00+00:00")
-    store.put("live/gone-1.json", readable_json(plain(ahead)))
-    done = relabel("status", "out/ecom", "--live")
-    assert done.code == 20
-    assert "no worker" in done.out
-
-
 def test_the_state_as_json_is_one_object(planned: str, relabel: Callable[..., Any], store: LocalRunStore) -> None:
     store.put("live/here-1.json", readable_json(plain(state_of("here-1", "e", Progress()))))
     found = relabel("status", "out/ecom", "--live", "--output", "json").json

@@ -15,14 +15,10 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.execution import label
-from relabel.jobs.run.loop import RunLoop
 from relabel.jobs.run.stop import DRAIN_S, END_S, Deadline, Pace, StartStopped, Stop, num_fitting, stopping
-from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Request
-from relabel.manifests.specs import LabelerOptions
-from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good
+from tests.jobs.test_loop import Scripted, chunks_of, good, loop_of
 
 
 def after(seconds: float) -> Deadline:
@@ -39,19 +35,6 @@ class Clocked(Scripted):
     def poll(self) -> list[Answer]:
         time.sleep(self.poll_s)
         return super().poll()
-
-
-def loop_of(engine: Scripted, stop: Stop, committed: list[Any]) -> RunLoop:
-    labeler: Labeler = TwoStage(None)  # type: ignore[assignment]
-    return RunLoop(
-        labeler,
-        LabelerOptions(name="two-stage"),
-        engine,
-        lambda work: not committed.append(work),  # type: ignore[func-returns-value]
-        seed=7,
-        progress=Progress(),
-        stop=stop,
-    )
 
 
 def test_a_drain_keeps_the_chunks_that_fit_and_asks_nothing_more_for_the_others(
@@ -83,7 +66,7 @@ def test_a_drain_keeps_the_chunks_that_fit_and_asks_nothing_more_for_the_others(
             return found
 
     engine = Watching(answer, 0.01, capacity=40, batch=1)
-    loop = loop_of(engine, stop, committed)
+    loop = loop_of(engine, committed, stop=stop)
     started = time.perf_counter()
     assert loop.run(iter(chunks_of(150, 600, 600, 600, queries=1))) is False
     assert [work.id.chunk for work in committed] == [0]
@@ -104,7 +87,7 @@ def test_a_shared_answer_is_still_asked_for_if_a_kept_chunk_waits_for_it(monkeyp
     monkeypatch.setattr("relabel.jobs.run.loop.num_fitting", lambda lefts, *_: 1)
     engine = Scripted(answer, capacity=4, batch=1)
     works = chunks_of(5, 2, 5, queries=1)
-    loop_of(engine, stop, committed).run(iter(works))
+    loop_of(engine, committed, stop=stop).run(iter(works))
     assert [work.id.chunk for work in committed] == [1]
     assert [request.ask.stage for request in engine.seen].count("intent") == 1
     assert [request.ask.stage for request in engine.seen].count("verdict") == 2
@@ -113,7 +96,7 @@ def test_a_shared_answer_is_still_asked_for_if_a_kept_chunk_waits_for_it(monkeyp
 def test_a_run_without_time_to_drain_asks_nothing() -> None:
     stop, committed = Stop(after(DRAIN_S)), []
     engine = Scripted(good)
-    assert loop_of(engine, stop, committed).run(iter(chunks_of(5, 5))) is False
+    assert loop_of(engine, committed, stop=stop).run(iter(chunks_of(5, 5))) is False
     assert engine.seen == []
     assert stop.reason == "--for a while"
 
@@ -124,7 +107,7 @@ def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeyp
     monkeypatch.setattr("relabel.jobs.run.loop.MAX_OPEN_PAIRS", 40)
     stop, committed = Stop(after(3.0)), []
     engine = Clocked(good, 0.01, capacity=20, batch=2)
-    assert loop_of(engine, stop, committed).run(iter(chunks_of(*[10] * 100, queries=100))) is False
+    assert loop_of(engine, committed, stop=stop).run(iter(chunks_of(*[10] * 100, queries=100))) is False
     assert stop.deadline is not None
     assert stop.deadline.left_s() > 0, "the deadline has passed"
     assert stop.deadline.left_s() < 2.5, "nothing like the time was used"

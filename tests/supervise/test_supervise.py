@@ -81,15 +81,6 @@ def test_a_small_job_on_more_workers_than_it_has_shards_counts_each_row_once_eve
     assert f'relabel_run_in_vain_rows{{job="pool",shard="all"}} {did["in_vain"]["pairs"]:.1f}' in metrics
 
 
-@pytest.mark.full
-def test_fewer_shards_than_workers_and_a_chosen_shard_are_fine(tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    job = write_job(tmp_path)
-    assert relabel(job, "--workers", "2", "--shard", "1/3")[0] == 0
-    assert {path.parent.name for path in (tmp_path / "out" / "receipts").rglob("*.json")} == {"shard-00001"}
-    assert relabel(job, "--workers", "4")[0] == 0
-    assert files(job) == undisturbed
-
-
 @pytest.mark.parametrize("crash", ["exit", pytest.param("memory", marks=pytest.mark.full)])  # the other ways come below
 def test_two_poisonous_rows_of_one_chunk_are_set_aside_and_every_other_row_gets_its_label(
     tmp_path: Path, undisturbed: dict[str, str], crash: str
@@ -130,22 +121,6 @@ def test_an_engine_that_hangs_at_whatever_it_is_asked_is_given_up_and_no_row_is_
     assert not (tmp_path / "out" / "quarantine").exists()
 
 
-@pytest.mark.full
-def test_a_poisonous_row_in_a_retry_is_set_aside_again_and_the_round_is_the_one_that_was_begun(tmp_path: Path) -> None:
-    job = write_job(tmp_path, rows=24, poison=(9,), p_garbage=0.6, crash="kill")
-    assert relabel(job, "--workers", "1")[0] == 0
-    before = set(rows(job, "quarantine"))
-    assert len(before) > 1
-    code, report, said = relabel(job, "--workers", "2", verb="retry")
-    assert code == 0, said
-    assert set(rows(job, "quarantine")) <= before
-    assert rows(job, "quarantine")[9]["status"] == "engine"
-    assert report["quarantined_by_status"]["engine"] == 1
-    attempts = {path.name.partition(".")[2] for path in (tmp_path / "out" / "receipts").rglob("*.json")}
-    assert attempts == {"json", "2.json"}, "a worker that came late or again must not begin a further round"
-    assert verified(job)
-
-
 def test_three_crashes_at_the_start_fail_the_run_with_the_last_words_and_the_log(tmp_path: Path) -> None:
     job = write_job(tmp_path, crash="start")
     code, report, _ = relabel(job, "--workers", "1")
@@ -182,19 +157,6 @@ def test_an_engine_that_fails_at_anything_blames_no_row(tmp_path: Path) -> None:
     assert said.count("the engine crashed") == 3
     assert "quarantine as `engine`" not in said
     assert not (tmp_path / "out" / "quarantine").exists()
-
-
-@pytest.mark.full
-def test_crashes_at_random_set_no_row_aside_while_commits_come_between(
-    tmp_path: Path, undisturbed: dict[str, str]
-) -> None:
-    # three in a row without a commit, which fail a run, come once in a thousand runs
-    job = write_job(tmp_path, p_crash=0.005, capacity=6)
-    code, report, said = relabel(job, "--workers", "2")
-    assert code == 0, said
-    assert report["quarantined"] == 0
-    assert files(job) == undisturbed
-    assert verified(job)
 
 
 @pytest.mark.parametrize("failpoint", ["after_labels:3", pytest.param("after_receipt:1", marks=pytest.mark.full)])
@@ -283,24 +245,6 @@ def test_a_supervisor_killed_by_kill_9_leaves_no_process(
     assert files(job) == undisturbed
 
 
-@pytest.mark.full
-def test_a_worker_that_is_killed_by_hand_is_started_again(tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    job = write_job(tmp_path, p_slow=1.0, slow_s=0.3, capacity=4)
-    process = subprocess.Popen(
-        command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    for count in (1, 4):
-        wait_for(lambda count=count: len(list((tmp_path / "out" / "receipts").rglob("*.json"))) >= count)
-        workers = [child for child in psutil.Process(process.pid).children() if is_worker(child)]
-        workers[0].kill()
-    out, _ = process.communicate(timeout=60)
-    report = json.loads(out)
-    assert (process.returncode, report["quarantined"]) == (0, 0)
-    assert report["engine_restarts"] >= 2
-    assert files(job) == undisturbed
-    assert verified(job)
-
-
 def test_one_process_alone_ends_in_20_at_a_crash_and_keeps_what_it_committed(tmp_path: Path) -> None:
     for crash in ("raise", "memory", "silence"):
         job = write_job(tmp_path / crash, poison=(40,), crash=crash, capacity=4, run={"ask_timeout_s": 1.0})
@@ -315,13 +259,6 @@ def test_one_process_alone_whose_engine_never_comes_back_ends_in_20(tmp_path: Pa
     assert (done.returncode, done.stdout) == (20, ""), done.stderr
     assert "has not come back from its work" in done.stderr
     assert list((tmp_path / "out" / "receipts").rglob("*.json"))
-
-
-def test_options_that_do_not_go_together_are_usage_errors(tmp_path: Path) -> None:
-    job = write_job(tmp_path)
-    for options in (("--gpus", "all", "--workers", "2"), ("--gpus", "0", "--backend", "ray"), ("--address", "auto")):
-        assert relabel(job, *options)[0] == 2
-    assert not (tmp_path / "out").exists()
 
 
 def test_gpus_where_there_are_none_is_a_missing_device_and_says_what_to_do(tmp_path: Path) -> None:

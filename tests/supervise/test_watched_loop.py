@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.loop import RunLoop
-from relabel.jobs.run.stop import Stop
 from relabel.manifests.asks import Answer, Ask, Message, Request
 from relabel.manifests.errors import EngineCrashError
 from relabel.manifests.schemas import QuarantineRow
-from relabel.manifests.specs import LabelerOptions
-from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good
+from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good, work_through
 
 
 class Probed(TwoStage):
@@ -64,30 +60,17 @@ class OncePerQuery(Probed):
     uses_siblings = True
 
 
-def work_through(
+def watched(
     engine: Scripted, works: list[ChunkWork], journal: Any = None, labeler: Any = None, **more: Any
 ) -> list[ChunkWork]:
-    committed: list[ChunkWork] = []
-
-    def commit(work: ChunkWork) -> bool:
-        committed.append(work)
-        if journal is not None:
-            journal.seen.append(("commits", work.id.chunk))
-        return True
-
-    options = LabelerOptions(name="probed")
-    found = labeler or Probed(options)
-    RunLoop(found, options, engine, commit, seed=7, progress=Progress(), stop=Stop(), journal=journal, **more).run(
-        iter(works)
-    )
-    return committed
+    return work_through(engine, works, journal=journal, labeler=labeler or Probed(None), **more)
 
 
 def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never() -> None:
     works = chunks_of(6, 6, 6, queries=9)
     notes = Notes([[1, 2], [4]], {0: "it did it twice"})
     engine = Polled(notes, capacity=8, batch=3)
-    committed = work_through(engine, works, notes)
+    committed = watched(engine, works, notes)
     assert sorted(work.id.chunk for work in committed) == [0, 1, 2]
     assert [note for note in notes.seen if note[0] == "tries"] == [("tries", [7, 8]), ("tries", [10])]
     tried = [notes.seen.index(note) for note in notes.seen if note[0] == "tries"]
@@ -115,8 +98,7 @@ def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never(
 def test_an_isolated_row_takes_its_query_along_where_all_its_rows_would_be_asked_the_very_same() -> None:
     works = chunks_of(6, 6, queries=4)
     engine = Scripted(good)
-    notes = Notes([[2], [4]], {1: "it did it twice"})
-    (whole, found) = work_through(engine, works, notes, labeler=OncePerQuery(None))
+    (whole, found) = watched(engine, works, Notes([[2], [4]], {1: "it did it twice"}), labeler=OncePerQuery(None))
     assert [row.status for row in whole.rows if row is not None] == ["ok"] * 6
     assert [row.status for row in found.rows if row is not None] == ["engine"] * 3 + ["ok"] * 3
     assert {row.reason for row in found.rows if isinstance(row, QuarantineRow)} == {"it did it twice"}
@@ -126,7 +108,7 @@ def test_an_isolated_row_takes_its_query_along_where_all_its_rows_would_be_asked
 def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_before_a_suspect() -> None:
     works = chunks_of(3, 3)[1:]
     engine = Scripted(good)
-    work_through(engine, works, Notes([[0]], {}))
+    watched(engine, works, Notes([[0]], {}))
     assert engine.seen[0].ask.messages[0].parts == ("made up",)
 
     def goes_down(request: Request) -> Answer:
@@ -134,7 +116,7 @@ def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_befo
 
     notes = Notes([[0]], {})
     with pytest.raises(EngineCrashError):
-        work_through(Scripted(goes_down), chunks_of(3, 3)[1:], notes)
+        watched(Scripted(goes_down), chunks_of(3, 3)[1:], notes)
     assert not [note for note in notes.seen if note[0] == "tries"], "no row was at stake when it crashed"
 
 
@@ -163,11 +145,11 @@ def test_a_request_that_others_overtake_for_too_long_is_a_crash() -> None:
     with pytest.raises(
         EngineCrashError, match=r"not answered a request of stage 'verdict' for .*ask_timeout_s is 0\.2"
     ):
-        work_through(engine, chunks_of(200, queries=40), ask_timeout_s=0.2)
+        watched(engine, chunks_of(200, queries=40), ask_timeout_s=0.2)
 
 
 def test_a_slow_engine_that_answers_each_request_in_time_is_none() -> None:
-    assert len(work_through(Slow(good, poll_s=0.05, capacity=2), chunks_of(20), ask_timeout_s=0.4)) == 1
+    assert len(watched(Slow(good, poll_s=0.05, capacity=2), chunks_of(20), ask_timeout_s=0.4)) == 1
 
 
 def test_time_that_the_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,4 +162,4 @@ def test_time_that_the_process_was_stopped_is_no_silence(monkeypatch: pytest.Mon
             clock[0] += 3600.0 if len(self.seen) == 9 else 0.5
             return super().poll()
 
-    assert len(work_through(Paused(good), chunks_of(20), ask_timeout_s=60.0)) == 1
+    assert len(watched(Paused(good), chunks_of(20), ask_timeout_s=60.0)) == 1
