@@ -71,7 +71,8 @@ format: $(STAMP) ## Fix what the formatter and linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP) ## The pages of docs/ as a site, in build/site
+docs: $(STAMP) ## The pages of docs/ and a reference made of the code, as a site in build/site
+	$(BIN)/python .ci/reference.py docs build/pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html (its search needs a server: python -m http.server --directory build/site)"
 

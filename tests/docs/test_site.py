@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from relabel.jobs.cli import COMMANDS
 from tests.docs.pages import DOCS, ROOT
 from tests.report.conftest import chromium  # noqa: F401
 
@@ -25,10 +26,8 @@ FETCHED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "sour
 
 
 def build(docs: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """mkdocs, strict (not --quiet, which stops it from counting warnings), over a copy of the configuration that reads
-    this folder.
-    """
-    config = (ROOT / "mkdocs.yml").read_text().replace("docs_dir: docs", f"docs_dir: {docs}")
+    """mkdocs, strict (not --quiet, which stops it from counting warnings), configured to read this folder."""
+    config = (ROOT / "mkdocs.yml").read_text().replace("docs_dir: build/pages", f"docs_dir: {docs}")
     (site.parent / "mkdocs.yml").write_text(config)
     arguments = ["--strict", "--config-file", str(site.parent / "mkdocs.yml"), "--site-dir", str(site)]
     return subprocess.run(
@@ -38,9 +37,17 @@ def build(docs: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("docs") / "site"
-    done = build(DOCS, folder)
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages of docs/ with the reference."""
+    folder = tmp_path_factory.mktemp("docs") / "pages"
+    subprocess.run([sys.executable, ROOT / ".ci/reference.py", DOCS, folder], check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(pages: Path) -> Path:
+    folder = pages.parent / "site"
+    done = build(pages, folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -60,14 +67,24 @@ class Addresses(HTMLParser):
 
 
 def test_make_docs_builds_what_these_tests_build() -> None:
-    line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "mkdocs build" in line)
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    assert "\t$(BIN)/python .ci/reference.py docs build/pages" in lines
+    line = next(line for line in lines if "mkdocs build" in line)
     assert line.split()[-2:] == ["build", "--strict"], "--quiet would let dead links pass"
 
 
-def test_the_site_builds_and_has_a_page_for_each_page(site: Path) -> None:
-    pages = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
-    assert len(pages) > 20
-    assert all((site / page).is_file() for page in pages)
+def test_the_site_builds_and_has_a_page_for_each_page(pages: Path, site: Path) -> None:
+    names = {path.relative_to(pages).with_suffix(".html") for path in pages.rglob("*.md")}
+    assert len(names) > 30
+    assert all((site / name).is_file() for name in names)
+
+
+def test_the_reference_has_every_command_and_the_keys_of_every_spec(pages: Path) -> None:
+    reference = {path.stem: path.read_text(encoding="utf-8") for path in (pages / "reference").glob("*.md")}
+    assert all(f"## relabel {name}\n" in reference["options"] for name in COMMANDS)
+    assert "- **`args.tensor_parallel_size`** (integer; default `1`): GPUs" in reference["job"]
+    assert "- **`learning_rate`** (number; default `5e-07`): Peak" in reference["teacher"]
+    assert "| accuracy | `accuracy` | share of rows" in reference["metrics"]
 
 
 def test_a_page_of_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
@@ -120,7 +137,7 @@ def test_a_reader_finds_a_word_without_a_request_to_elsewhere_or_a_word_of_compl
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["getting-started", "label-my-pairs", "deploy"])
+@pytest.mark.parametrize("name", ["getting-started", "label-my-pairs", "deploy", "reference/job"])
 def test_axe_finds_no_violation_of_wcag_aa(chromium: Any, site: Path, name: str, scheme: str) -> None:  # noqa: F811
     """Pages that hold all there is between them: tables, lists, links, an image, and blocks of every language."""
     script = Path(pytest.importorskip("axe_playwright_python").__file__).parent / "axe.min.js"
@@ -146,10 +163,10 @@ def test_axe_finds_no_violation_of_wcag_aa(chromium: Any, site: Path, name: str,
     ],
     ids=["page", "anchor", "folder", "image", "menu"],
 )
-def test_what_leads_nowhere_fails_the_build(tmp_path: Path, fault: str | None, message: str) -> None:
+def test_what_leads_nowhere_fails_the_build(pages: Path, tmp_path: Path, fault: str | None, message: str) -> None:
     """The last: a page that is in no menu."""
     docs = tmp_path / "docs"
-    shutil.copytree(DOCS, docs)
+    shutil.copytree(pages, docs)
     target = docs / ("stray.md" if fault is None else "index.md")
     with target.open("a", encoding="utf-8") as page:
         page.write(f"\n{fault or 'A page.'}\n")
