@@ -3,6 +3,7 @@ and the interface of a student's trainer."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,10 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
             "Set student.kind to what it is, or name another model."
         )
     load_inner = load_backbone if kind == "encoder" else load_lm
-    load_inner(path, f"model {reference!r}", device="meta")  # shapes alone: what is missing would start from noise
+    # shapes alone: what is missing would start from noise
+    inner = load_inner(path, f"model {reference!r}", device="meta")
+    if not _reads_types(inner):
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if spec.student.lora is not None:
         check_targets(config, spec.student.lora, key="student.lora", reference=reference)
     limit = _limit(config, tokenizer)
@@ -101,6 +105,12 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
             f"train.max_tokens is {spec.train.max_tokens}; model {reference!r} reads at most {limit} tokens. Lower it."
         )
     return Base(resolved, config, tokenizer, limit)
+
+
+def _reads_types(backbone: Any) -> bool:
+    """Whether a model knows more than one token type. A tokenizer may give two to a model that knows one or none."""
+    takes = "token_type_ids" in inspect.signature(backbone.forward).parameters
+    return takes and getattr(backbone.config, "type_vocab_size", 2) > 1
 
 
 def kind_of(config: Any) -> BaseKind | None:
