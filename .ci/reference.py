@@ -78,9 +78,7 @@ def spec_page(name: str) -> str:
     tops = schema.get("oneOf", [schema])
     parts = [(top.get("title", name), top) for top in tops] + list(schema.get("$defs", {}).items())
     sections = [f"## {title}\n\n{part.get('description', '')}\n\n" + "\n".join(keys(part)) for title, part in parts]
-    return f"# Keys of a {name} file\n\nA {name} file {purpose}. From `relabel schema {name}`.\n\n" + "\n\n".join(
-        sections
-    )
+    return f"# Keys of a {name}\n\nAs `relabel schema {name}` prints them.\n\n" + "\n\n".join(sections)
 
 
 def metrics_page() -> str:
