@@ -87,10 +87,8 @@ def written(tmp_path: Path, code: int) -> dict[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_the_rules_of_the_page_are_those_of_the_file_and_name_metrics_that_a_run_writes(tmp_path: Path) -> None:
-    text = RULES.read_text()
-    assert text in (DOCS / "scheduling.md").read_text(), "docs/scheduling.md shows other rules"
-    (group,) = yaml.safe_load(text)["groups"]
+def test_the_rules_name_metrics_that_a_run_writes(tmp_path: Path) -> None:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
     assert {key for rule in group["rules"] for key in rule} == {"alert", "expr", "for", "annotations"}
     assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) == 4
     known = written(tmp_path, 0)
