@@ -42,7 +42,7 @@ Cell: TypeAlias = str | int | float | Shade | Badge | None
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph; `tone` as a badge's."""
 
     text: str
@@ -132,7 +132,7 @@ class Fold:
     kind: ClassVar[str] = "fold"
 
 
-Block: TypeAlias = Text | Facts | Table | Plot | Code | Remarks | Fold
+Block: TypeAlias = Paragraph | Facts | Table | Plot | Code | Remarks | Fold
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def cell_text(value: Cell) -> str:
 def as_text(blocks: Iterable[Block]) -> str:
     """Blocks for a terminal."""
     found: list[str] = []
-    for is_paragraph, group in itertools.groupby(blocks, lambda block: isinstance(block, Text)):
+    for is_paragraph, group in itertools.groupby(blocks, lambda block: isinstance(block, Paragraph)):
         texts = [text for block in group if (text := _block_text(block))]
         found += ["\n".join(texts)] if is_paragraph else texts
     return "\n\n".join(filter(None, found))
@@ -187,7 +187,7 @@ def as_text(blocks: Iterable[Block]) -> str:
 
 def _block_text(block: Block) -> str:
     match block:
-        case Text(text=text):
+        case Paragraph(text=text):
             return one_line(text)
         case Facts(title=title, rows=rows):
             lines = _aligned([[name, cell_text(value)] for name, value in rows], [False, False])

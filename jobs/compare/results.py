@@ -21,12 +21,12 @@ from relabel.jobs.sections import (
     Cell,
     Facts,
     Fold,
+    Paragraph,
     Plot,
     Remarks,
     Section,
     Series,
     Table,
-    Text,
     cell_text,
     confusion_table,
 )
@@ -195,7 +195,7 @@ def _flips(found: dict[str, Any]) -> list[Block]:
             facts += [] if reasoning is None else [(f"{letter.upper()}: reasoning", reasoning)]
         folds.append(Fold(f"row {row}, {change}: {texts[0]}", [Facts("", facts)]))
     text = f"flips: {found['rows']:,} rows changed their grade, {found['up']:,} up, {found['down']:,} down"
-    return [Text(text), *([Table("the largest flips", head, rows)] if rows else []), *folds]
+    return [Paragraph(text), *([Table("the largest flips", head, rows)] if rows else []), *folds]
 
 
 def _queries(found: dict[str, Any]) -> list[Block]:
@@ -215,4 +215,4 @@ def _queries(found: dict[str, Any]) -> list[Block]:
         ]
         for one in found["moved_most"]
     ]
-    return [Text(text), *([Table("queries that moved furthest", head, rows)] if rows else [])]
+    return [Paragraph(text), *([Table("queries that moved furthest", head, rows)] if rows else [])]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relabel.jobs.evaluate.sides import SideCut
-from relabel.jobs.sections import Badge, Block, Cell, Facts, Plot, Remarks, Series, Table, Text, confusion_table
+from relabel.jobs.sections import Badge, Block, Cell, Facts, Paragraph, Plot, Remarks, Series, Table, confusion_table
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER, BothByGold, StudentComparison
 from relabel.manifests.metrics.evaluation import Baselines, Difference, Evaluation
 from relabel.manifests.metrics.gates import GateVerdict
@@ -297,9 +297,9 @@ def _sides(found: BothByGold) -> tuple[Evaluation, Evaluation]:
     return found.teacher, found.student
 
 
-def top_texts(verdicts: Sequence[str], side: SideCut) -> list[Text]:
+def top_texts(verdicts: Sequence[str], side: SideCut) -> list[Paragraph]:
     """What comes first: verdicts, a sentence each, and which rows are judged."""
-    return [*(Text(line) for line in verdicts if line), *(Text(line, "warn") for line in side.lines())]
+    return [*(Paragraph(line) for line in verdicts if line), *(Paragraph(line, "warn") for line in side.lines())]
 
 
 def closing_blocks(notes: Sequence[str], gates: Sequence[GateVerdict], names: Sequence[str] = ()) -> list[Block]:

@@ -64,7 +64,7 @@ from relabel.jobs.report.run_sections import (
     run_facts,
 )
 from relabel.jobs.report.tallies import LabelTally, read_labelled, read_quarantined, tally_labels, texts_of
-from relabel.jobs.sections import Block, Code, Facts, Fold, Section, Text
+from relabel.jobs.sections import Block, Code, Facts, Fold, Paragraph, Section
 from relabel.manifests.errors import InputError, MissingExtraError, RelabelError
 from relabel.manifests.files import Storage, is_url, place_of, scheme_of, translate_errors
 from relabel.manifests.labels import Pair
@@ -174,7 +174,7 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
         has_places: show paths, and a bundle's version.
     """
     cards: list[Facts] = []
-    notes: list[Text] = []
+    notes: list[Paragraph] = []
     specs: list[Block] = []
     for one in artifacts:
         spec: Any = None
@@ -183,7 +183,7 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
             spec = one.spec
         elif isinstance(one, TeacherArtifact):
             cards.append(teacher_facts(one))
-            notes += [Text(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
+            notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
             spec = one.manifest.spec
         elif isinstance(one, TrainingArtifact):
             cards.append(training_facts(one))
@@ -203,13 +203,13 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
 
 def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice: JudgingOptions) -> Browser:
     """The rows that were chosen, with their texts and gold grades."""
-    notes: list[Text] = []
+    notes: list[Paragraph] = []
     rows: list[dict[str, Any]] = []
     for number, (run, tally) in enumerate(zip(runs, tallies, strict=True)):
         if tally.num_chosen < tally.num_rows:
             sample = "a seeded sample that keeps every status (the same rows each time)"
             counts = f"{tally.num_chosen:,} of {tally.num_rows:,} rows"
-            notes.append(Text(f"{run.name}: {counts}, {sample}. All other sections are over all rows.", "warn"))
+            notes.append(Paragraph(f"{run.name}: {counts}, {sample}. All other sections are over all rows.", "warn"))
         found: list[LabelRow | QuarantineRow] = [*read_labelled(run, tally), *read_quarantined(run, tally)]
         texts: dict[int, Pair] = {}
         golds: list[int | None] = [None] * len(found)
@@ -217,7 +217,7 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
             texts = texts_of(run, [row.row_id for row in found])
         except (RelabelError, OSError) as exc:
             text = f"{run.name}: its rows are shown without their texts, which can't be read again: {exc}"
-            notes.append(Text(text, "warn"))
+            notes.append(Paragraph(text, "warn"))
         options = gold_options(choice, run)
         if isinstance(options, JudgingOptions):
             try:

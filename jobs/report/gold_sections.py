@@ -23,7 +23,7 @@ from relabel.jobs.evaluate.results import (
 from relabel.jobs.evaluate.sides import EmptySideError, JudgingOptions
 from relabel.jobs.report.artifacts import RunArtifact
 from relabel.jobs.report.run_sections import title_over
-from relabel.jobs.sections import Block, Cell, Fold, Plot, Section, Series, Table, Text
+from relabel.jobs.sections import Block, Cell, Fold, Paragraph, Plot, Section, Series, Table
 from relabel.manifests.errors import InputError, ManifestError, MissingExtraError, UsageError
 from relabel.manifests.gold import own_input
 from relabel.manifests.metrics.judged import Judged
@@ -115,7 +115,7 @@ def judge_runs(runs: Sequence[RunArtifact], choice: JudgingOptions) -> tuple[lis
 
 def gold_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
     """Every run by gold grades, and the queries that it ranks worst."""
-    blocks: list[Block] = [Text(note, "warn") for note in notes]
+    blocks: list[Block] = [Paragraph(note, "warn") for note in notes]
     queries = [one.queries for one in judged if one.queries]
     if judged:
         figures = {one.name: one.result.figures for one in judged}
@@ -167,7 +167,7 @@ def compared_sections(runs: Sequence[RunArtifact], choice: JudgingOptions) -> li
         try:
             found = _compare(teacher, other, choice)
         except CANT as exc:
-            blocks.append(Text(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
+            blocks.append(Paragraph(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
             continue
         one = found.comparisons[0]
         blocks += top_texts(verdicts_of(one), found.side)

@@ -17,7 +17,7 @@ from relabel.jobs.report.artifacts import (
     TeacherArtifact,
     base_name,
 )
-from relabel.jobs.sections import Badge, Section, Table, Text
+from relabel.jobs.sections import Badge, Paragraph, Section, Table
 from relabel.manifests.records import digest_of, sha256_bytes
 
 
@@ -188,7 +188,7 @@ def lineage_section(graph: Graph) -> Section:
     }
     rows = [(str(graph.nodes[one.source]), str(graph.nodes[one.target]), known[one.is_same]) for one in graph.edges]
     table = Table("From data to here", ("from", "to", "known"), rows)
-    texts = [Text(sentence, "warn") for sentence in changes(graph)]
+    texts = [Paragraph(sentence, "warn") for sentence in changes(graph)]
     return Section("lineage", "Lineage", [*texts, table] if rows else [])
 
 

@@ -21,7 +21,20 @@ from relabel.export.bench.records import BenchFacts, measurements_of
 from relabel.export.bundle_facts import Parity, compared_on, parity_rows, undecided_lines
 from relabel.jobs.evaluate.results import baseline_text
 from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact, TrainingArtifact
-from relabel.jobs.sections import Badge, Block, Cell, Code, Facts, Fold, Plot, Remarks, Section, Series, Table, Text
+from relabel.jobs.sections import (
+    Badge,
+    Block,
+    Cell,
+    Code,
+    Facts,
+    Fold,
+    Paragraph,
+    Plot,
+    Remarks,
+    Section,
+    Series,
+    Table,
+)
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import is_url
 from relabel.manifests.metrics.registry import title_of
@@ -43,9 +56,9 @@ def training_facts(one: TrainingArtifact) -> Facts:
     return Facts(f"Training {one.name}", [*rows, ("path", one.path)])
 
 
-def training_note(one: TrainingArtifact) -> Text:
+def training_note(one: TrainingArtifact) -> Paragraph:
     """What it means for the page that a training is not finished."""
-    return Text(
+    return Paragraph(
         f"{one.name}: This training is not finished: it is running, or was stopped. Curves and rollouts are those of "
         f"its last whole checkpoint ({one.when}); later ones are not shown. --resume continues one that was stopped.",
         "warn",
@@ -188,7 +201,7 @@ def rollouts_section(teachers: Sequence[TeacherArtifact | TrainingArtifact], *, 
         if not len(known):
             continue
         mean = f"{len(rewards):,} answers, mean reward {rewards[known].mean():.3f}"
-        blocks.append(Text(f"{one.name}: {mean}. A row is its number in the gold file."))
+        blocks.append(Paragraph(f"{one.name}: {mean}. A row is its number in the gold file."))
         chosen = [(title, int(known[place])) for title, place in _chosen(rewards[known])]
         rows = _rows(one.rollouts(), [place for _, place in chosen])
         blocks += [_rollout(title, rows[place], has_texts=has_texts) for title, place in chosen]
@@ -260,7 +273,7 @@ def student_section(students: Sequence[StudentArtifact]) -> Section:
             blocks += _student_tables(student.name, student.manifest)
     if blocks:
         hint = "for intervals, score pairs that have gold grades, and give label run, scores and --gold together."
-        blocks.append(Text(f"A student's own manifest holds no intervals; {hint}"))
+        blocks.append(Paragraph(f"A student's own manifest holds no intervals; {hint}"))
     return Section("student", "Student", blocks)
 
 
@@ -306,15 +319,15 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
             text = (
                 f"The manifest of {bundle.name} holds no parity: how near its models are to the student is not known."
             )
-            blocks.append(Text(text, "warn"))
+            blocks.append(Paragraph(text, "warn"))
             continue
         head, *rows = parity_rows(parity)
         shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], _TONES.get(row[-1], "warn"))] for row in rows]
         weak = " Fewer than the gate wants: a weak result." if parity.models[0].is_weak else ""
         blocks += [
-            Text(f"{compared_on(parity)} The worst batch size of each.{weak}"),
+            Paragraph(f"{compared_on(parity)} The worst batch size of each.{weak}"),
             Table(f"Parity of {bundle.name}", head, shown),
-            *(Text(sentence, "warn") for sentence in undecided_lines(parity)),
+            *(Paragraph(sentence, "warn") for sentence in undecided_lines(parity)),
             Fold("The rows that differ most", [_worst(parity)]),
         ]
     return Section("parity", "Parity", blocks)

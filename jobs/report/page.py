@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from relabel.jobs.report.plots import draw
-from relabel.jobs.sections import Section, Text, cell_text
+from relabel.jobs.sections import Paragraph, Section, cell_text
 from relabel.manifests.labels import Pair, Span
 from relabel.manifests.schemas import LabelRow, QuarantineRow, Try
 from relabel.manifests.secrets import redacted
@@ -41,7 +41,7 @@ class Browser:
 
     runs: Sequence[str]
     rows: Sequence[dict[str, Any]]
-    notes: Sequence[Text]
+    notes: Sequence[Paragraph]
 
 
 def render_page(

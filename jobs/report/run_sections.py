@@ -18,12 +18,12 @@ from relabel.jobs.sections import (
     Code,
     Facts,
     Fold,
+    Paragraph,
     Plot,
     Section,
     Series,
     Shade,
     Table,
-    Text,
 )
 from relabel.labelers.route_steps import RouteStep, Subtree, one_line, read_step
 from relabel.manifests.errors import InputError, RelabelError
@@ -109,13 +109,13 @@ def conservation_section(runs: Sequence[TalliedRun], *, quotes: bool) -> Section
         rows.append([run.name, run.plan.rows, tally.labelled, tally.reused, tally.num_quarantined, verdict])
     head = ("run", "rows in", "labelled", "reused", "quarantined", "verdict")
     blocks: list[Block] = [
-        Text("Row ids in and out are compared when a run ends; relabel verify proves it again."),
+        Paragraph("Row ids in and out are compared when a run ends; relabel verify proves it again."),
         Table("Rows in and out", head, rows),
     ]
     for one in runs:
         blocks += _quarantine(one, quotes=quotes)
     if not quotes and any(one.run.found.tally.num_quarantined for one in runs):
-        blocks.append(Text("This page shows no rows, so quoted text is left out of the reasons (…)."))
+        blocks.append(Paragraph("This page shows no rows, so quoted text is left out of the reasons (…)."))
     return Section("conservation", "Conservation", blocks if runs else [])
 
 
@@ -175,7 +175,7 @@ def labels_section(runs: Sequence[TalliedRun]) -> Section:
     blocks += _histograms("Entropy of the distributions", "entropy, nats", runs, lambda one: one.entropy)
     blocks += _histograms("Mass outside the grades", "outside mass", runs, lambda one: one.outside)
     if runs and not any(one.tally.entropy.rows for one in runs):
-        blocks.append(Text("These labels hold no distributions, so no entropy and no outside mass can be shown."))
+        blocks.append(Paragraph("These labels hold no distributions, so no entropy and no outside mass can be shown."))
     flags: list[list[Cell]] = [
         [one.run.name, flag, count] for one in runs for flag, count in one.tally.flags.most_common()
     ]
@@ -219,7 +219,7 @@ def noise_section(runs: Sequence[TalliedRun]) -> Section:
         for run, _, _ in runs
         for one in load_results(run.store)
     ]
-    text = Text("A canary asks labelled rows once more. Compare any difference between labels with the flip rate.")
+    text = Paragraph("A canary asks labelled rows once more. Compare any difference between labels with the flip rate.")
     head = ("run", "engine", "asked again", "flips", "no label now", "flip rate", "95 % interval", "mean KL, nats")
     table = Table("Canaries", (*head, "limit", "verdict"), rows)
     return Section("noise", "Noise floor", [text, table] if rows else [])
@@ -245,7 +245,7 @@ def routes_section(runs: Sequence[TalliedRun]) -> Section:
     for run, tally, _ in runs:
         if _COLUMNS.items() <= own_columns(run.plan.parts).items() and tally.chosen["labels"]:
             blocks += _documents(run, dict(tally.chosen["labels"][:DOCUMENTS]))
-    text = Text(
+    text = Paragraph(
         "Each step shows all headings, and the text that is lit: a retrieved passage, or an unfolded heading's."
     )
     return Section("routes", "Routes", [text, *blocks] if blocks else [])
@@ -256,7 +256,7 @@ def _documents(run: RunArtifact, chosen: Mapping[int, Any]) -> Iterator[Block]:
     try:
         pairs = texts_of(run, list(chosen), reads=_READS)
     except (RelabelError, OSError) as exc:
-        yield Text(f"{run.name}: its documents' trees can't be read again: {exc}", "warn")
+        yield Paragraph(f"{run.name}: its documents' trees can't be read again: {exc}", "warn")
         return
     for row_id, file in chosen.items():
         columns = ["row_id", "query_id", "doc_id", *_COLUMNS]
@@ -270,12 +270,12 @@ def _documents(run: RunArtifact, chosen: Mapping[int, Any]) -> Iterator[Block]:
 
 def walk(written: Sequence[str], pair: Pair) -> Iterator[Block]:
     """The steps of one label, as its column holds them, one tree each."""
-    yield Text(f"Query: {shortened(pair.query, TEXT_CHARS)}")
+    yield Paragraph(f"Query: {shortened(pair.query, TEXT_CHARS)}")
     try:
         tree = read_tree(pair.columns[COLUMN], pair.document)
         steps = [read_step(text) for text in written]
     except (InputError, ValueError) as exc:
-        yield Text(f"Its steps can't be shown on its tree: {shortened(str(exc), TEXT_CHARS)}", "warn")
+        yield Paragraph(f"Its steps can't be shown on its tree: {shortened(str(exc), TEXT_CHARS)}", "warn")
         return
     for number, step in enumerate(steps[:STEPS], start=1):
         is_there = step.expanded is not None and 0 <= step.expanded < len(tree.nodes)
@@ -289,7 +289,7 @@ def walk(written: Sequence[str], pair: Pair) -> Iterator[Block]:
         title = f"Step {number}, {shown}: {', '.join(found) or 'no action'}"
         yield Code(title, "\n".join([title, *tree_lines(tree, step)]))
     if len(steps) > STEPS:
-        yield Text(f"… and {len(steps) - STEPS} more steps.")
+        yield Paragraph(f"… and {len(steps) - STEPS} more steps.")
 
 
 def tree_lines(tree: Tree, step: RouteStep) -> Iterator[str]:

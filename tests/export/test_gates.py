@@ -33,7 +33,7 @@ from relabel.export.parity import measure as measure_parity
 from relabel.export.specs import ExportSpec, ParitySpec
 from relabel.jobs.report.artifacts import BundleArtifact
 from relabel.jobs.report.model_sections import parity_section
-from relabel.jobs.sections import Badge, Table, Text
+from relabel.jobs.sections import Badge, Paragraph, Table
 from relabel.manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import checked, plain
@@ -277,7 +277,9 @@ def test_an_undecided_int8_is_so_on_the_card_and_on_the_page(bundle: Path) -> No
     assert badges["int8"] == Badge("undecided: could lose 12.3", "warn")
     assert badges["fp32"] == Badge("passed", "good")
     assert any(
-        isinstance(block, Text) and block.tone == "warn" and "12.3 points" in block.text for block in section.blocks
+        isinstance(block, Paragraph) and block.tone == "warn" and "12.3 points" in block.text
+        for block in section.blocks
+        for block in section.blocks
     )
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.report.run_sections import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, tree_lines, walk
-from relabel.jobs.sections import Text
+from relabel.jobs.sections import Paragraph
 from relabel.labelers.route import Route
 from relabel.labelers.route_steps import RouteStep
 from relabel.manifests.labels import Pair
@@ -122,9 +122,9 @@ def pair_of(document: str, tree: Tree) -> Pair:
 def test_steps_that_are_none_are_said_and_not_shown(step: str) -> None:
     document, tree = page_tree(["one", "two"])
     shown = list(walk([step], pair_of(document, tree)))
-    assert [type(block) for block in shown] == [Text, Text]
+    assert [type(block) for block in shown] == [Paragraph, Paragraph]
     other = list(walk([], pair_of(document + "x", tree)._replace(document="y")))
-    assert isinstance(other[1], Text)
+    assert isinstance(other[1], Paragraph)
     assert other[1].tone == "warn"
 
 
