@@ -432,16 +432,8 @@ def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> lis
 
 def _by_key(planned: list[InputFile], found: list[InputFile]) -> tuple[dict[Any, InputFile], dict[Any, InputFile]]:
     """Files that are to be compared under one key: their path, their name where the data moved, else their position."""
-    for key in _changed_files_path, _name:
-        before, after = {key(file): file for file in planned}, {key(file): file for file in found}
+    for key in absolute_path, (lambda path: path.rpartition("/")[2]):
+        before, after = {key(file.path): file for file in planned}, {key(file.path): file for file in found}
         if before.keys() & after.keys() and len(before) == len(planned) and len(after) == len(found):
             return before, after
     return dict(enumerate(planned)), dict(enumerate(found))
-
-
-def _changed_files_path(file: InputFile) -> str:
-    return absolute_path(file.path)
-
-
-def _name(file: InputFile) -> str:
-    return file.path.rpartition("/")[2]

@@ -113,27 +113,6 @@ def _concatenated(held: Sequence[pa.Array | None], sizes: Sequence[int]) -> pa.A
     )
 
 
-def run_part(
-    row_id: pa.Array,
-    query_id: pa.Array,
-    doc_id: pa.Array,
-    grade: pa.Array,
-    probs: pa.Array,
-    samples: pa.Array,
-    **further: pa.Array,
-) -> LabelPart:
-    """The columns of a run's label files that judging needs; `further` ones are of its labeler."""
-    return LabelPart(
-        row_id,
-        grade.cast(pa.int64()),
-        query_id.cast(pa.large_binary()),
-        doc_id.cast(pa.large_binary()),
-        _kept(probs.cast(pa.large_list(pa.float32()))),
-        _kept(_grades_of(samples)),
-        further,
-    )
-
-
 def _kept(lists: pa.LargeListArray) -> pa.LargeListArray | None:
     """Lists, or None where no row has one."""
     return lists if lists.null_count < len(lists) else None
@@ -326,9 +305,17 @@ def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) 
     for number, file in enumerate(files, start=1):
         held.append(folder.table(file, schema, names))
         if number == len(files) or sum(table.num_rows for table in held) >= PART_ROWS:
-            columns = {name: pa.concat_tables(held)[name].combine_chunks() for name in names}
-            held = []
-            yield run_part(**columns)
+            table, held = pa.concat_tables(held), []
+            column = {name: table[name].combine_chunks() for name in names}
+            yield LabelPart(
+                column["row_id"],
+                column["grade"].cast(pa.int64()),
+                column["query_id"].cast(pa.large_binary()),
+                column["doc_id"].cast(pa.large_binary()),
+                _kept(column["probs"].cast(pa.large_list(pa.float32()))),
+                _kept(_grades_of(column["samples"])),
+                {name: column[name] for name in further},
+            )
 
 
 def open_label_file(

@@ -171,8 +171,6 @@ def load_manifest(store: RunStore) -> RunManifest | None:
         version = version_of(held)
         if version != MANIFEST_VERSION:
             raise ManifestError(f"{where}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
-        if "receipts_mark" in held:  # its name until 2026-11-22
-            held["receipts_listing_sha256"] = held.pop("receipts_mark")
         manifest = checked(RunManifest, held)
         _check_sums(manifest)
     except ValueError as exc:
@@ -350,33 +348,24 @@ class ReceiptCounts:
         self._quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
         self._quarantine += [latest.quarantine] if latest.quarantine else []
         for receipt in receipts:
-            self._add_files(receipt)
-            self._add_sources(receipt)
-            self._add_work(receipt)
-
-    def _add_files(self, receipt: Receipt) -> None:
-        if receipt.labels:
-            self._labels.append(receipt.labels)
-            self._labelled += receipt.labels.rows - receipt.rows_reused
-        self._answers += [receipt.answers] if receipt.answers else []
-        files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
-        files += [receipt.answers.sha256] if receipt.answers else []
-        self._digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
-
-    def _add_sources(self, receipt: Receipt) -> None:
-        self._reused += receipt.rows_reused
-        for source in receipt.reused:
-            key = json.dumps(asdict(replace(source, rows=0)))
-            known = self._sources[key].rows if key in self._sources else 0
-            self._sources[key] = replace(source, rows=source.rows + known)
-
-    def _add_work(self, receipt: Receipt) -> None:
-        first, last = self._spans.get(receipt.worker, (receipt.started, receipt.committed))
-        self._spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
-        if receipt.engine:
-            self._engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
-        for stage, counts in receipt.stages.items():
-            self._stages.setdefault(stage, Counter()).update(counts)
+            if receipt.labels:
+                self._labels.append(receipt.labels)
+                self._labelled += receipt.labels.rows - receipt.rows_reused
+            self._answers += [receipt.answers] if receipt.answers else []
+            files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
+            files += [receipt.answers.sha256] if receipt.answers else []
+            self._digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
+            self._reused += receipt.rows_reused
+            for source in receipt.reused:
+                key = json.dumps(asdict(replace(source, rows=0)))
+                known = self._sources[key].rows if key in self._sources else 0
+                self._sources[key] = replace(source, rows=source.rows + known)
+            first, last = self._spans.get(receipt.worker, (receipt.started, receipt.committed))
+            self._spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
+            if receipt.engine:
+                self._engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
+            for stage, counts in receipt.stages.items():
+                self._stages.setdefault(stage, Counter()).update(counts)
 
     def snapshot(self, listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
         """All that was counted, as found under these names and etags."""

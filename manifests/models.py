@@ -199,7 +199,7 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
     A file's stamp is part of the cache's key, not of the digest.
     """
     index_file = cache_dir / "digests" / (hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32] + ".json")
-    known = _read_index(index_file)
+    known = _read_json(index_file)
     fresh: dict[str, list[Any]] = {}
     for name, file in _model_files(path):
         stamp, entry = file_stamp(file.stat()), known.get(name)
@@ -304,14 +304,6 @@ def _not_fetched(reference: str, slot: Path) -> ModelError:
 def _model_files(path: Path) -> Iterator[tuple[str, Path]]:
     files = ((file.relative_to(path), file) for file in path.rglob("*") if file.is_file())
     return ((name.as_posix(), file) for name, file in files if not any(part.startswith(".") for part in name.parts))
-
-
-def _read_index(file: Path) -> dict[str, list[Any]]:
-    try:
-        loaded = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}  # a cache: what can't be read is made again
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def write_json(file: Path, value: object) -> None:
@@ -537,7 +529,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # the reader that needs the file reports what is wrong with it
+        return {}  # of a cache it is made again; of a model its reader reports what is wrong with it
     return loaded if isinstance(loaded, dict) else {}
 
 

@@ -374,24 +374,19 @@ def row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, byt
     """The file of a scattered shard's row ids, int64, that must lie next to its plan: what the plan says of it, and its
     bytes by name.
     """
-    data = _row_id_bytes(rows)
-    digest = sha256_bytes(data)
-    path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
-    return RowIdFile(path, len(rows), digest), {path: data}
-
-
-def _row_id_bytes(rows: np.ndarray) -> bytes:
     sink = io.BytesIO()
-    table = pa.table({"row_id": pa.array(rows, pa.int64())})
     pq.write_table(
-        table,
+        pa.table({"row_id": pa.array(rows, pa.int64())}),
         sink,
         compression="zstd",
         use_dictionary=False,
         column_encoding="DELTA_BINARY_PACKED",
         write_statistics=False,
     )
-    return sink.getvalue()
+    data = sink.getvalue()
+    digest = sha256_bytes(data)
+    path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
+    return RowIdFile(path, len(rows), digest), {path: data}
 
 
 # ------------------------------------------------------------------------------
@@ -448,11 +443,6 @@ def fingerprint_parts(
     return held
 
 
-def is_plan_of(plan: Plan, parts: dict[str, Any]) -> bool:
-    """Whether a plan is that of the job whose parts these are."""
-    return plan.parts == parts_as_of(parts, plan.parts)
-
-
 def template_name(digest: str) -> str:
     """Where the template with this sha256 is kept, in the output: so that its text can be shown when it changed."""
     return f"plan/template-{digest[:16]}.j2"
@@ -473,10 +463,11 @@ def check_plan(
     Raises:
         StaleRunError: names every file that changed, or every setting that differs.
     """
-    if is_plan_of(plan, parts):
+    now = parts_as_of(parts, plan.parts)
+    if plan.parts == now:
         return
     changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
-    changes = list(_changes(plan.parts, parts_as_of(parts, plan.parts), template))
+    changes = list(_changes(plan.parts, now, template))
     if changed:
         listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
         raise StaleRunError(
@@ -603,8 +594,6 @@ def load_known(store: RunStore, plan: Plan) -> KnownInputs | None:
         found = held.known
         if held.version != KNOWN_VERSION or held.sha256 != digest_of(found):
             return None
-        if "marks" in found:  # what stamps were called until 2026-11-22
-            found["stamps"] = found.pop("marks")
         known = checked(KnownInputs, found)
     except (FileNotFoundError, StoreError, ValueError):
         return None

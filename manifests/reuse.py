@@ -394,28 +394,18 @@ def _key_columns(earlier: EarlierOutput) -> Iterable[np.ndarray]:
 # Answers of earlier outputs that rows of a query share, found by their key.
 
 
-class KnownAnswers:
+def shared_answers(outputs: Sequence[EarlierOutput]) -> dict[bytes, AnswerRow]:
     """Answers that rows shared in earlier outputs, by key."""
-
-    def __init__(self, outputs: Sequence[EarlierOutput]) -> None:
-        self._rows: dict[bytes, AnswerRow] = {}
-        for earlier in outputs:
-            if not earlier.is_readable:
-                continue
-            read = functools.partial(earlier.folder.table, schema=ANSWERS)
-            for table in map_concurrent(earlier.folder.store, read, earlier.found.answers):
-                for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                    row = AnswerRow(*values)
-                    self._rows.setdefault(row.key, row if row.origin else row._replace(origin=earlier.plan.fingerprint))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._rows
-
-    def find(self, key: bytes) -> AnswerRow | None:
-        return self._rows.get(key)
+    found: dict[bytes, AnswerRow] = {}
+    for earlier in outputs:
+        if not earlier.is_readable:
+            continue
+        read = functools.partial(earlier.folder.table, schema=ANSWERS)
+        for table in map_concurrent(earlier.folder.store, read, earlier.found.answers):
+            for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                row = AnswerRow(*values)
+                found.setdefault(row.key, row if row.origin else row._replace(origin=earlier.plan.fingerprint))
+    return found
 
 
 def answer_of(row: AnswerRow) -> Answer:

@@ -143,11 +143,6 @@ class RunFolder:
         """
         yield from self._read_chunks(self.store.etags(f"receipts/shard-{shard:05d}"))
 
-    def receipts_by_shard(self) -> Iterator[list[Receipt]]:
-        """As `chunk_receipts`, shard after shard, of the shards that have any; one listing finds them."""
-        for shard in sorted(self.attempts_of_all()):
-            yield from self.chunk_receipts(shard)
-
     def _read_chunks(self, etags: Mapping[str, str]) -> Iterator[list[Receipt]]:
         """The receipts of these names, chunk by chunk in order; read several at a time where the store is slow to
         answer.

@@ -195,7 +195,7 @@ shards and to estimate.
 """
 
 
-def coded_batches(dataset: Dataset) -> Iterator[tuple[list[Any], np.ndarray, float]]:
+def coded_batches(dataset: Dataset) -> Iterator[tuple[list[str], np.ndarray, float]]:
     """For each run of rows within a row group: its distinct ids by first appearance, the place of each row's among
     them, and the estimated tokens a row.
     """
@@ -238,14 +238,12 @@ def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float, str]]:
                     done += len(column)
 
 
-def hashes_of(values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+def hashes_of(values: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Two hashes of each id, int64. Python's own, of texts: with 128 bits of a keyed hash, a billion ids are mistaken
     for each other once in 10^20 plans.
     """
-    texts = values if isinstance(values[0], str) else list(map(str, values))
-    again = (text + "\0" for text in texts)
-    count = len(texts)
-    return np.fromiter(map(hash, texts), np.int64, count), np.fromiter(map(hash, again), np.int64, count)
+    again, count = (text + "\0" for text in values), len(values)
+    return np.fromiter(map(hash, values), np.int64, count), np.fromiter(map(hash, again), np.int64, count)
 
 
 # ------------------------------------------------------------------------------

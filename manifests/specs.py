@@ -26,6 +26,7 @@ from typing import (
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializeAsAny,
@@ -62,6 +63,10 @@ class PathMark(Enum):
 PathText = Annotated[str, PathMark.PATH]
 PatternText = Annotated[str, PathMark.PATTERN]
 ModelText = Annotated[str, PathMark.MODEL]
+
+
+OneOrMany = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+"""A single text is taken for a list of one."""
 
 
 class DisputedText(str):
@@ -116,7 +121,7 @@ class Columns(Spec):
     """Column with the query's text."""
     doc_id: str = "doc_id"
     """Column that names the document; carried through, need not be unique."""
-    document: tuple[str, ...] = ()
+    document: Annotated[tuple[str, ...], OneOrMany] = ()
     """Columns whose non-empty texts, joined by a blank line, make the document. Default: `document`, else `title` and
     `body` as present.
     """
@@ -126,16 +131,11 @@ class Columns(Spec):
     gold: str | None = None
     """Column with a trusted grade, carried for later judging; never shown to a teacher."""
 
-    @field_validator("document", mode="before")
-    @classmethod
-    def _one_name_is_a_list(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
 
 class InputSpec(Spec):
     """The dataset of query-document pairs."""
 
-    path: tuple[PatternText, ...]
+    path: Annotated[tuple[PatternText, ...], OneOrMany]
     """File, folder, glob or a list of them, local or a URL. Folders and globs are read in name order; the order decides
     row ids.
     """
@@ -154,11 +154,6 @@ class InputSpec(Spec):
     """Take the first rows only; for trying things out."""
     overlong: Literal["truncate", "quarantine"] = "truncate"
     """A prompt over `engine.max_prompt_tokens`: cut the document and flag the label, or quarantine the row."""
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _one_path_is_a_list(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("path")
     @classmethod
@@ -328,7 +323,7 @@ class JobSpec(Spec):
     """Units that cron or a scheduler hands out."""
     run: RunSpec = RunSpec()
     """Chunking and limits."""
-    reuse: tuple[PathText, ...] = ()
+    reuse: Annotated[tuple[PathText, ...], OneOrMany] = ()
     """Outputs of earlier runs, finished or not, whose labels are reused where labeler, model and texts are the
     same. The first that has a row's label wins. No part of the job's fingerprint.
     """
@@ -348,11 +343,6 @@ class JobSpec(Spec):
     """For each URL scheme, options of its fsspec filesystem (`{s3: {profile: prod, endpoint_url: …}}`), for all paths
     of the job. Taken for secrets: never written anywhere. Better left out where variables and profiles will do.
     """
-
-    @field_validator("reuse", mode="before")
-    @classmethod
-    def _one_output_is_a_list(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
 
 @functools.cache
@@ -410,11 +400,6 @@ def gpus_of(args: EngineArgs) -> int:
     return getattr(args, "tensor_parallel_size", 1)
 
 
-def is_batched(args: EngineArgs) -> bool:
-    """Whether asks are handed over as batches."""
-    return args.sends_batches
-
-
 def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int) -> float | None:
     """What tokens cost, in batches where those are asked for; None where no price is named."""
     if not isinstance(args, PaidByToken):
@@ -422,7 +407,7 @@ def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int) -> float 
     prices = args.price_per_million_input, args.price_per_million_output
     if prices == (None, None):
         return None
-    part = BATCH_PRICE if is_batched(args) else 1.0
+    part = BATCH_PRICE if args.sends_batches else 1.0
     return part * ((prices[0] or 0.0) * prompt_tokens + (prices[1] or 0.0) * output_tokens) / 1e6
 
 

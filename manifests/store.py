@@ -609,9 +609,8 @@ class ObjectStore:
         self.check_conditional_writes()
         self._retried(self._objects.put, name, "writing it", data)
 
-    def jot(self, name: str, data: bytes) -> None:
-        """As `put`: an object store has no other way."""
-        self.put(name, data)
+    jot = put
+    """An object store has no other way."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object if there is none of that name; of callers with different bytes exactly one gets True.
@@ -860,13 +859,14 @@ LocalRunStore = LocalStore
 ObjectRunStore = ObjectStore
 
 
-def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = False) -> Store:
+def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = False, probe: str = PROBE_NAME) -> Store:
     """The store at a path or URL. Touches nothing yet.
 
     Args:
         url: local path, `s3://bucket/prefix` or another URL that fsspec knows.
         single_writer: the user vouches that only one process writes, so that a store without conditional writes will
             do.
+        probe: name of the object that is written to see whether the store heeds conditions.
     Raises:
         MissingExtraError, StoreError: no way to that kind of storage from here.
     """
@@ -876,7 +876,7 @@ def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = F
     if not is_url(text):
         return LocalStore(text)
     objects, path = objects_of(text, storage)
-    return ObjectStore(objects, path, storage, root=text.rstrip("/"), single_writer=single_writer)
+    return ObjectStore(objects, path, storage, root=text.rstrip("/"), single_writer=single_writer, probe=probe)
 
 
 def open_bundle_store(url: str, storage: Storage) -> Store:
@@ -886,15 +886,11 @@ def open_bundle_store(url: str, storage: Storage) -> Store:
         UsageError: neither.
         MissingExtraError: S3 needs a package that is not here.
     """
-    text = url.removeprefix("file://")
-    if not is_url(text):
-        return LocalStore(Path(text))
-    if scheme_of(text) != "s3":
+    if is_url(url) and scheme_of(url) not in ("s3", "file", "local"):
         raise UsageError(
-            f"{text}: bundles are published to local paths and to s3:// alone, where a pointer can be moved safely."
+            f"{url}: bundles are published to local paths and to s3:// alone, where a pointer can be moved safely."
         )
-    objects, path = objects_of(text, storage)
-    return ObjectStore(objects, path, storage, root=text.rstrip("/"), probe=f"{LOCKS}/probe")
+    return open_run_store(url, storage, probe=f"{LOCKS}/probe")
 
 
 def shard_lock(store: Store, shard: int) -> Lock:
@@ -973,10 +969,6 @@ class UrlFile(io.RawIOBase):
         if start >= kept_from:
             return self._tail[start - kept_from : end - kept_from]
         return self._fetch(start, end) if start < end else b""
-
-    def readall(self) -> bytes:
-        """All that is left."""
-        return self.read(-1)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's buffer type has no name before 3.12
         """Fill a buffer with the next bytes; returns how many."""

@@ -27,7 +27,6 @@ from relabel.manifests.reuse import RowPlace
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.run import read_labels
 from relabel.manifests.schemas import LabelRow, QuarantineRow, label_rows
-from relabel.manifests.specs import is_batched
 from relabel.manifests.store import RunStore
 
 FOLDER = "canary"
@@ -181,7 +180,7 @@ def ask_canary(
         stop=session.stop,
         on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
-        is_late=is_batched(job.spec.engine.args),
+        is_late=job.spec.engine.args.sends_batches,
         allowance=session.allowance,
     )
     work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in sample.rows])

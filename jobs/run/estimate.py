@@ -29,7 +29,7 @@ from relabel.manifests.plan import Plan, chunk_row_ids, shard_row_ids, stages_ch
 from relabel.manifests.reuse import EarlierOutput, why_nothing
 from relabel.manifests.rows import pairs_by_number, read_chunks
 from relabel.manifests.secrets import counted
-from relabel.manifests.specs import JobSpec, gpus_of, is_batched, price_of
+from relabel.manifests.specs import JobSpec, gpus_of, price_of
 from relabel.manifests.table_snapshots import TableSnapshot
 
 CHEAP_BYTES = 256 << 20
@@ -284,7 +284,7 @@ def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
         UsageError: the engine hands asks over as batches.
         InputError, ModelError, MissingExtraError, EngineCrashError: as a run does.
     """
-    if is_batched(opened.job.spec.engine.args):
+    if opened.job.spec.engine.args.sends_batches:
         raise UsageError("--probe: batches (engine.args.batch) are answered hours later. Leave one of the two out.")
     pairs = list(itertools.chain.from_iterable(_sampled(opened, PROBE_PLACES, PROBE_ROWS)))
     job = with_options_begun_with(opened.job, opened.store)

@@ -26,7 +26,6 @@ from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import engines_differ
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.reuse import why_nothing
-from relabel.manifests.specs import is_batched
 from relabel.manifests.store import Lock
 
 LOCK_RETRY_S = 0.5
@@ -148,7 +147,7 @@ def _start(session: Session) -> tuple[Engine, list[str]]:
         engine, remarks = start_engine(
             with_auto_resolved(opened.job, opened.store, lambda: opened.folder.snapshot().engines)
         )
-    if is_batched(opened.job.spec.engine.args):
+    if opened.job.spec.engine.args.sends_batches:
         engine.use_records(StoredBatches(opened.store))
     return engine, remarks
 
@@ -324,7 +323,7 @@ def _drive(
         stop=session.stop,
         on_progress=turned,
         ask_timeout_s=job.spec.run.ask_timeout_s,
-        is_late=is_batched(job.spec.engine.args),
+        is_late=job.spec.engine.args.sends_batches,
         journal=session.journal,
         answer_cache=session.answer_cache,
         allowance=session.allowance,

@@ -23,7 +23,7 @@ from relabel.manifests.manifest import engine_identity
 from relabel.manifests.models import DAY, default_cache_dir, write_json
 from relabel.manifests.process import device_names
 from relabel.manifests.records import checked, digest_of, fault_of, read_record, sealed_json
-from relabel.manifests.specs import EngineSpec, KeepsModels, PaidByToken, is_batched
+from relabel.manifests.specs import EngineSpec, KeepsModels, PaidByToken
 from relabel.manifests.store import RunStore
 
 # A fleet's CPUs differ, and labels in bfloat16 and in float32 are those of two teachers. So the first worker of an
@@ -185,7 +185,7 @@ def keep_rates(opened: OpenRun, rates: Rates | None) -> None:
 def load_rates(opened: OpenRun) -> tuple[Rates | None, str]:
     """The rates of this job's model, labeler and device, and their source; where there are none, why, in words."""
     engine, key = opened.job.spec.engine, _key(opened)
-    if is_batched(engine.args):
+    if engine.args.sends_batches:
         return None, "batches are answered hours later, at no rate of their own"
     folder = _folder(engine)
     if folder is None:
@@ -205,7 +205,7 @@ def load_rates(opened: OpenRun) -> tuple[Rates | None, str]:
 
 def _folder(engine: EngineSpec) -> Path | None:
     """None where there is no model whose rates would be worth keeping, or where answers come hours later."""
-    if not isinstance(engine.args, KeepsModels) or is_batched(engine.args):
+    if not isinstance(engine.args, KeepsModels) or engine.args.sends_batches:
         return None
     return (Path(engine.args.cache_dir) if engine.args.cache_dir else default_cache_dir()) / "rates"
 

@@ -26,12 +26,12 @@ from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.reuse import (
     AnswerKeys,
     EarlierOutput,
-    KnownAnswers,
     KnownLabels,
     LabelKeys,
     RowPlace,
     answer_of,
     open_earlier,
+    shared_answers,
 )
 from relabel.manifests.run import RunFolder, own_columns
 from relabel.manifests.schemas import AnswerRow, LabelRow
@@ -69,7 +69,7 @@ class AnswerCache:
 
     def __init__(self, plan: Plan, outputs: list[EarlierOutput]) -> None:
         self._keys = AnswerKeys(plan.parts)
-        self.known = KnownAnswers(outputs)
+        self.known = shared_answers(outputs)
 
     def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
         """What equal asks have in common: see `manifests.runs.label_keys`."""
@@ -77,11 +77,11 @@ class AnswerCache:
 
     def find(self, key: bytes) -> AnswerRow | None:
         """The answer of that key as it was kept; None if it is not known."""
-        return self.known.find(key)
+        return self.known.get(key)
 
     def answer(self, key: bytes) -> Answer | None:
         """A known answer as an engine would give it."""
-        row = self.known.find(key)
+        row = self.known.get(key)
         return None if row is None else answer_of(row)
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from relabel.labelers.engines.registry import engine_class, engine_names
 from relabel.manifests.failpoints import BATCH_FAILPOINTS
-from relabel.manifests.specs import is_batched
 
 from .batch_server import BatchServer, Fate
 from .scripted_server import Call, Json, ScriptedServer
@@ -199,5 +198,5 @@ def test_batches_are_chat(write_job: Any, serve: Any, capsys: Any) -> None:
 def test_only_what_is_asked_for_as_a_batch_is_one(name: str) -> None:
     """Another engine's `batch` is a size."""
     args = engine_class(name).Args
-    assert not is_batched(args.model_construct())
-    assert is_batched(args.model_construct(batch=True)) is (name == "openai")
+    assert not args.model_construct().sends_batches
+    assert args.model_construct(batch=True).sends_batches is (name == "openai")

@@ -262,9 +262,9 @@ def test_auc_without_distributions_is_by_the_written_grade_and_says_so(
     given = write_rows(rows)
     whole = relabel("evaluate", given, "--qrels", given, "--label", "label", "--output", "json").json["figures"]
     assert not any(figure["is_by_grade"] for figure in whole.values())
-    alongside = ("evaluate", f"teacher={given}", f"student={bare}", "--qrels", given, "--label", "label")
-    assert "AUC 0/12 by written grade of student" in relabel(*alongside).out
-    both = relabel(*alongside, "--output", "json").json["comparisons"][0]
+    compared = ("evaluate", f"teacher={given}", f"student={bare}", "--qrels", given, "--label", "label")
+    assert "AUC 0/12 by written grade of student" in relabel(*compared).out
+    both = relabel(*compared, "--output", "json").json["comparisons"][0]
     assert "auc_0/12" not in both["against_gold"]["difference"]
     assert "accuracy" in both["against_gold"]["difference"]
     assert any("not subtracted" in note for note in both["notes"])

@@ -67,7 +67,7 @@ def test_without_grades_nodes_tell_them_and_a_row_that_does_not_tell_is_left_out
     assert found["figures"]["refusal_accuracy"]["over"] == 1
 
 
-def test_gold_of_headings_alone_says_no_grade(
+def test_gold_of_headings_alone_gives_no_grade(
     folder: Path, relabel: Callable[..., Any], write_job: Callable[..., str]
 ) -> None:
     _routed(folder, relabel, write_job, [{"gold_expand_ids": [4]}] * 6)

@@ -172,7 +172,7 @@ def figures_by_hand(labels: Labelled, golds: list[int], rows: list[int], queries
 
 
 def test_the_paired_bootstrap_is_the_one_made_by_hand() -> None:
-    """25 draws of six queries, their rows written out as often as drawn, both sides judged again by libraries,
+    """25 draws of six queries, their rows written out as often as drawn, both sides judged by other libraries,
     subtracted, percentiles.
     """
     teacher, student, golds = world()
@@ -251,7 +251,7 @@ def test_rows_of_one_input_are_matched_by_row_and_others_by_ids() -> None:
     assert [ours.pairs(3)[row] for row in by_ids.teacher] == [theirs.pairs(3)[row] for row in by_ids.student] == same
 
 
-def test_a_pair_that_is_twice_is_matched_in_order_and_never_doubled() -> None:
+def test_a_pair_that_occurs_twice_is_matched_in_order_and_never_doubled() -> None:
     ours = gather(
         [part([0, 1, 2, 3], [("q", "a"), ("q", "a"), ("q", "a"), ("q", "b")], [0, 1, 2, 0])], grades=3, where="ours"
     )

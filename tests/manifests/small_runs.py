@@ -49,8 +49,8 @@ def planned_run(folder: Path) -> RunFolder:
     pq.write_table(pa.table(table), folder / "in.parquet")
     dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), Storage())
     store = LocalRunStore(folder / "out")
-    plan, alongside = make_plan(dataset, PARTS, name="job", shards=1, chunk_rows=4)
-    write_plan(store, plan, alongside)
+    plan, plan_files = make_plan(dataset, PARTS, name="job", shards=1, chunk_rows=4)
+    write_plan(store, plan, plan_files)
     return RunFolder(store, plan)
 
 

@@ -1,4 +1,4 @@
-"""A machine's devices by name, reported without torch."""
+"""A machine's devices by name, found without torch."""
 
 from __future__ import annotations
 

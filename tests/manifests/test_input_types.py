@@ -149,8 +149,8 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
     """
     dataset = open_dataset(InputSpec(path=(str(folder),), columns=Columns(document=("document",))), Storage())
     store = LocalRunStore(folder / "_out")
-    plan, alongside = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
-    write_plan(store, plan, alongside)
+    plan, plan_files = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
+    write_plan(store, plan, plan_files)
     found = {}
     for shard in plan.shards:
         row_ids = None if shard.row_ids is None else shard_row_ids(store, shard)
@@ -184,7 +184,7 @@ def differs(folder: Path, tables: list[pa.Table], names: set[str]) -> str | None
             if ".parquet: " in str(exc) and any(f"`{name}`" in str(exc) for name in names)
             else f"refused without its place: {exc}"
         )
-    except Exception as exc:  # noqa: BLE001 (what is searched for)
+    except Exception as exc:  # noqa: BLE001 (what the test searches for)
         return f"{type(exc).__name__}: {exc}"
     return None if found == expected(tables) else f"other rows: {found}"
 
@@ -265,9 +265,9 @@ def test_a_column_with_dots_in_its_name_next_to_a_struct_is_itself(tmp_path: Pat
         pq.write_table(pa.table({at: held[at] for at in order}), tmp_path / "a.parquet", row_group_size=5)
         spec = InputSpec(path=(str(tmp_path / "a.parquet"),), columns=Columns(query_id=name, document=("document",)))
         dataset = open_dataset(spec, Storage())
-        plan, alongside = make_plan(dataset, {}, name="job", shards=1, chunk_rows=ROWS)
+        plan, plan_files = make_plan(dataset, {}, name="job", shards=1, chunk_rows=ROWS)
         store = LocalRunStore(tmp_path / f"out{order[0]}")
-        write_plan(store, plan, alongside)
+        write_plan(store, plan, plan_files)
         row_ids = shard_row_ids(store, plan.shards[0]) if plan.is_scattered else None
         (chunk,) = read_chunks(dataset, plan.shards[0], row_ids, [0])
         assert {pair.row_id: pair.query_id for pair in chunk.pairs} == dict(enumerate(table["query_id"].to_pylist()))

@@ -91,9 +91,9 @@ def plan_of(path: Path, *, shards: int = 3, chunk_rows: int = 4, **options: obje
 
 def test_queries_that_lie_together_become_row_ranges(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a"] * 5 + ["b"] * 5 + ["c"] * 5)
-    plan, alongside = plan_of(tmp_path / "a.parquet")
+    plan, plan_files = plan_of(tmp_path / "a.parquet")
     assert not plan.is_scattered
-    assert not alongside
+    assert not plan_files
     assert [shard.first_row for shard in plan.shards] == [0, 5, 10]
     assert plan.queries == 3
 
@@ -101,10 +101,10 @@ def test_queries_that_lie_together_become_row_ranges(tmp_path: Path) -> None:
 def test_scattered_queries_stay_whole_and_every_row_is_planned_once(tmp_path: Path) -> None:
     ids = ["a", "b", "c", "a", "b", "d", "e", "a", "c", "f"] * 3
     write(tmp_path / "a.parquet", ids)
-    plan, alongside = plan_of(tmp_path / "a.parquet")
+    plan, plan_files = plan_of(tmp_path / "a.parquet")
     assert plan.is_scattered
     store = LocalRunStore(tmp_path / "out")
-    assert write_plan(store, plan, alongside)
+    assert write_plan(store, plan, plan_files)
     rows = [shard_row_ids(store, shard).tolist() for shard in plan.shards]
     assert sorted(row for shard in rows for row in shard) == list(range(len(ids)))
     queries = [{ids[row] for row in shard} for shard in rows]
@@ -142,12 +142,12 @@ def test_a_plan_is_the_same_however_few_rows_the_planner_holds_at_a_time(
 
 def test_a_written_plan_reads_back_equal_and_is_never_replaced(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a", "b", "a"])
-    plan, alongside = plan_of(tmp_path / "a.parquet")
+    plan, plan_files = plan_of(tmp_path / "a.parquet")
     store = LocalRunStore(tmp_path / "out")
-    assert write_plan(store, plan, alongside)
+    assert write_plan(store, plan, plan_files)
     assert load_plan(store) == plan
-    other, alongside = plan_of(tmp_path / "a.parquet", shards=2)
-    assert not write_plan(store, other, alongside)
+    other, plan_files = plan_of(tmp_path / "a.parquet", shards=2)
+    assert not write_plan(store, other, plan_files)
     assert load_plan(store) == plan
 
 
@@ -162,9 +162,9 @@ def test_limit_takes_the_first_rows_across_files(tmp_path: Path) -> None:
 
 def test_a_damaged_row_id_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a", "b", "a"])
-    plan, alongside = plan_of(tmp_path / "a.parquet", shards=1)
+    plan, plan_files = plan_of(tmp_path / "a.parquet", shards=1)
     store = LocalRunStore(tmp_path / "out")
-    write_plan(store, plan, alongside)
+    write_plan(store, plan, plan_files)
     name = plan.shards[0].row_ids.path
     store.put(name, store.read(name) + b"x")
     with pytest.raises(ManifestError, match="sha256"):

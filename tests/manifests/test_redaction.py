@@ -28,7 +28,7 @@ from relabel.manifests.secrets import (
 )
 
 SECRET = "Zq7" + "hunter2Xv9"
-"""Is wherever a form says so; in no form does any longer part of it than three characters survive."""
+"""Put where each form has its secret; no form leaves more than three of its characters in a row."""
 BODY = base64.b64encode(bytes(range(100, 132))).decode()
 DER = "MC4CAQAwBQYDK2VwBCIEI" + BODY[:43]
 LONG = base64.b64encode(bytes(range(150, 198))).decode()

@@ -76,9 +76,9 @@ def check_chunks(layout: tuple, keep: int, reads: Reads = QUERY_AND_DOCUMENT) ->
             )
             pq.write_table(table, f"{scratch}/{number}.parquet", row_group_size=group)
         dataset = open_dataset(InputSpec(path=(scratch,)), Storage(), reads=reads)
-        plan, alongside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
+        plan, plan_files = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
         store = LocalRunStore(Path(scratch) / "out")
-        write_plan(store, plan, alongside)
+        write_plan(store, plan, plan_files)
         seen: list[int] = []
         for shard in plan.shards:
             planned = shard_row_ids(store, shard)

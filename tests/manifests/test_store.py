@@ -152,7 +152,7 @@ def test_a_folder_that_vanished_under_a_writer_is_reported(tmp_path: Path) -> No
 
 
 def test_a_folder_that_is_a_link_is_listed_as_it_is_read(tmp_path: Path) -> None:
-    """A shard whose receipts were moved to another disk was asked again at each call, and paid for without effect."""
+    """A shard whose receipts were moved to another disk was asked again, and paid for, at each call."""
     store = LocalRunStore(tmp_path / "out")
     store.put("receipts/shard-00000/chunk-000000.json", b"{}")
     shutil.move(tmp_path / "out/receipts/shard-00000", tmp_path / "elsewhere")
@@ -183,7 +183,7 @@ def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
 def test_a_file_that_goes_while_its_folder_is_listed_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused answers go when a run is finished, anyone who looks at them just then."""
+    """Refused answers are removed when a run is finished, even if somebody reads them just then."""
     store = LocalRunStore(tmp_path)
     for name in ("refused/a.json", "refused/b.json"):
         store.put(name, b"{}")

@@ -1,4 +1,4 @@
-"""An object store commits once, says its own success from another's, and refuses storage that would commit twice."""
+"""An object store commits once, knows its own success from another's, and refuses storage that would commit twice."""
 
 from __future__ import annotations
 

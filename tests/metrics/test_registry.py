@@ -357,7 +357,7 @@ def test_the_page_names_every_metric() -> None:
 
 
 def test_places_of_large_weights_hold_their_sums() -> None:
-    """A query that is drawn thousands of times: 16 bits would not hold what its rows amount to."""
+    """A query that is drawn thousands of times: 16 bits would not hold the sum of its rows."""
     judged = world(4, rows=200, queries=2)
     found = measured(judged).resampled(np.array([[5000.0, 3.0], [1.0, 1.0]]))
     score, gold = np.round(judged.probs[:, 1:].sum(1), 9), judged.gold >= 1  # type: ignore[index]

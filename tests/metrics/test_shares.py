@@ -45,7 +45,7 @@ def test_every_share_of_the_registry_has_an_interval_that_is_not_a_point() -> No
 
 
 def test_shares_of_two_label_sets_are_shares_too() -> None:
-    """They are shown alongside those of the registry, by figures of the same names."""
+    """They are printed next to metrics of the registry that have the same names."""
     sums = PairedSums(3, depth=2)
     grades = np.array([0, 1, 2, 2])
     sums.add(

@@ -99,7 +99,7 @@ def test_a_plan_lists_no_shard_by_itself(
 def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_reported(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
 ) -> None:
-    """One listing says that a thousand files are as they were; forty represent them."""
+    """One listing shows that a thousand files are as they were; forty are used here."""
 
     def put(number: int, word: str) -> None:
         table = {

@@ -31,7 +31,7 @@ def text(chance: random.Random, length: int) -> str:
 
 @pytest.fixture
 def table() -> pa.Table:
-    """Queries of ten rows each, and alongside what a job reads a column that weighs twenty times as much."""
+    """Queries of ten rows each, with a column that no job reads and that is twenty times as large as the others."""
     chance = random.Random(5)
     rows = range(ROWS)
     return pa.table(
@@ -48,8 +48,8 @@ def table() -> pa.Table:
 
 def planned(url: str, *, shards: int) -> tuple[Dataset, Plan, dict[str, bytes]]:
     dataset = open_dataset(InputSpec(path=(url,)), Storage())
-    plan, alongside = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=64)
-    return dataset, plan, alongside
+    plan, plan_files = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=64)
+    return dataset, plan, plan_files
 
 
 def weight(data: bytes, groups: range, columns: tuple[str, ...] = ("query_id", "query", "doc_id", "document")) -> int:
@@ -98,13 +98,13 @@ def test_scattered_shards_fetch_what_the_plan_said(
     scattered = table.set_column(table.schema.get_field_index("query_id"), "query_id", pa.array(ids))
     data = put_parquet(f"{s3}/pairs.parquet", scattered, row_group_size=GROUP)
     proxy = through()
-    dataset, plan, alongside = planned(f"{s3}/pairs.parquet", shards=4)
+    dataset, plan, plan_files = planned(f"{s3}/pairs.parquet", shards=4)
     assert plan.is_scattered
     metadata = pq.read_metadata(pa.BufferReader(data))
     whole = weight(data, range(metadata.num_row_groups))
     for shard in plan.shards:
         assert shard.row_ids is not None
-        row_ids = pq.read_table(pa.BufferReader(alongside[shard.row_ids.path])).column("row_id").to_numpy()
+        row_ids = pq.read_table(pa.BufferReader(plan_files[shard.row_ids.path])).column("row_id").to_numpy()
         proxy.seen.clear()
         rows = [
             pair.row_id

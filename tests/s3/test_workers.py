@@ -1,4 +1,4 @@
-"""Worker processes over object storage: one that is killed leaves a lease after, and its
+"""Worker processes over object storage: one that is killed leaves its lease, and its
 supervisor starts it again.
 """
 
