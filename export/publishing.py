@@ -221,7 +221,7 @@ def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> Garbage:
     live: set[str] = set()
     versions, kept = [], 0
     for name, entries in records.items():
-        pointed = _pointed(channels_of(bundle_store, name), keep)
+        pointed = {move.version for channel in channels_of(bundle_store, name) for move in channel.moves[-keep:]}
         for entry in (one for one in entries if one.name.startswith(f"{name}/versions/")):
             version = load_version(
                 bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json")
@@ -271,10 +271,6 @@ def collect(
     return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), swept)
 
 
-def _pointed(channels: list[Channel], keep: int) -> set[str]:
-    return {move.version for channel in channels for move in channel.moves[-keep:]}
-
-
 def _left_by_another(held: GcMarks, now_s: float, url: str) -> tuple[str, ...]:
     """Names that a killed gc had claimed.
 
@@ -301,7 +297,10 @@ def _delete(bundle_store: Store, owner: str, names: list[str], on_progress: Call
         bundle_store.remove(name)
         on_progress(1)
     if names:
-        change_gc_marks(bundle_store, lambda held: GcMarks(held.since, None) if _is_ours(held, owner) else held)
+        change_gc_marks(
+            bundle_store,
+            lambda held: GcMarks(held.since, None) if held.claim is not None and held.claim.owner == owner else held,
+        )
 
 
 def _renew(bundle_store: Store, owner: str) -> None:
@@ -313,10 +312,6 @@ def _renew(bundle_store: Store, owner: str) -> None:
         return GcMarks(held.since, Claim(owner, now_s, held.claim.names))
 
     change_gc_marks(bundle_store, renewed)
-
-
-def _is_ours(held: GcMarks, owner: str) -> bool:
-    return held.claim is not None and held.claim.owner == owner
 
 
 # ------------------------------------------------------------------------------

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from relabel.manifests.specs import DRAFT, Fraction, ObjectSchema, PathText, Schema, Spec
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
+
+
+def _split(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+COMMAS = BeforeValidator(_split)
+"""A text is taken for a list with commas, as a flag gives it."""
 
 
 class ParitySpec(Spec):
@@ -57,9 +65,9 @@ class ParitySpec(Spec):
 class ExportSpec(Spec):
     """Options of `relabel export`."""
 
-    formats: tuple[str, ...] = ("onnx",)
+    formats: Annotated[tuple[str, ...], COMMAS] = ("onnx",)
     """Registered ones, see `export.bundle_formats`; `onnx` always comes along."""
-    precisions: tuple[Precision, ...] = ("fp32",)
+    precisions: Annotated[tuple[Precision, ...], COMMAS] = ("fp32",)
     """fp32 is always exported: all others are made of it."""
     logits: bool = False
     """Also raw logits, as outputs `<head>_logits`."""
@@ -75,11 +83,6 @@ class ExportSpec(Spec):
     """
     parity: ParitySpec = ParitySpec()
 
-    @field_validator("formats", "precisions", mode="before")
-    @classmethod
-    def _commas(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
     @property
     def onnx_precisions(self) -> tuple[Precision, ...]:
         """What is written as ONNX, fp32 first; bf16 is TensorRT's alone."""
@@ -93,21 +96,21 @@ Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 class BenchSpec(Spec):
     """Options of `relabel bench`."""
 
-    providers: tuple[Literal["auto", "cpu", "cuda", "tensorrt", "openvino"], ...] = ("auto",)
+    providers: Annotated[tuple[Literal["auto", "cpu", "cuda", "tensorrt", "openvino"], ...], COMMAS] = ("auto",)
     """`auto` is CUDA where this onnxruntime has it, else the CPU; `tensorrt` is an engine of the bundle that fits this
     machine; `openvino` is the fp32 file in OpenVINO, in fp32 and bf16.
     """
-    precisions: tuple[str, ...] = ()
+    precisions: Annotated[tuple[str, ...], COMMAS] = ()
     """All that the bundle has by default."""
-    presets: tuple[Preset, ...] = ("grid",)
+    presets: Annotated[tuple[Preset, ...], COMMAS] = ("grid",)
     """`grid`: batches by lengths, the shapes of public tables, single pairs by a Poisson process. `table3`: 1 to 10,000
     documents of one query. `serving`: a request is a query with 100 documents, by a Poisson process.
     """
-    batches: tuple[Positive, ...] = (1, 8, 32)
+    batches: Annotated[tuple[Positive, ...], COMMAS] = (1, 8, 32)
     """Rows of a closed-loop batch."""
-    lengths: tuple[Positive, ...] = ()
+    lengths: Annotated[tuple[Positive, ...], COMMAS] = ()
     """Tokens of a row; by default the 50th and 99th percentile of the workload's."""
-    rates: tuple[Annotated[float, Field(gt=0.0)], ...] = ()
+    rates: Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], COMMAS] = ()
     """Requests/s to offer; by default shares of what the model can do."""
     max_batch: int = Field(32, ge=1)
     """Pairs of a micro-batch; a request with more goes alone."""
@@ -125,11 +128,6 @@ class BenchSpec(Spec):
     """Draws pairs, lengths and arrivals."""
     allows_fallback: bool = False
     """Measure on the CPU where a provider is not to be had, and report it, instead of ending with exit 4."""
-
-    @field_validator("providers", "precisions", "presets", "batches", "lengths", "rates", mode="before")
-    @classmethod
-    def _commas(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 class BenchFile(BenchSpec):

@@ -86,7 +86,7 @@ def test_every_head_is_a_named_output_with_any_batch_and_length(bundle: Path) ->
         np.testing.assert_allclose(relevance.sum(1), 1.0, rtol=1e-5)
 
 
-def test_no_model_file_says_the_runtime_where_results_may_lie(bundle: Path, decoder_bundle: Path) -> None:
+def test_no_model_file_holds_shapes_of_its_results(bundle: Path, decoder_bundle: Path) -> None:
     """Notes of symbolic shapes make onnxruntime plan memory before it knows a size, which costs time and memory."""
     import onnx
 

@@ -145,7 +145,7 @@ def test_fp16_is_refused_by_orders_below_the_margin_that_bring_the_good_document
     assert [check["check"] for check in one["checks"] if not check["has_passed"]] == ["nDCG@10 loss"]
 
 
-def test_fp16_is_not_refused_by_documents_that_the_student_hardly_says_apart() -> None:
+def test_fp16_is_not_refused_by_documents_that_the_student_scores_almost_alike() -> None:
     """Listings of one product, whose last bits change with the padding, in the student too."""
     pairs, probs = made_pairs()
     twins = np.repeat(probs[::2], 2, axis=0)
@@ -264,7 +264,7 @@ def test_the_order_of_an_int8_is_bounded_by_the_interval_of_its_tau() -> None:
         assert (one["has_passed"], len(one["doubts"])) == (has_passed, doubts)
 
 
-def test_an_undecided_int8_is_so_on_the_card_and_on_the_page(bundle: Path) -> None:
+def test_an_undecided_int8_is_marked_on_the_card_and_on_the_page(bundle: Path) -> None:
     facts = dict(open_bundle(bundle).facts)
     (int8,) = (one for one in facts["parity"]["models"] if one["precision"] == "int8")
     int8["could_lose"] = 12.34

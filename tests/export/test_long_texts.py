@@ -225,7 +225,7 @@ SEAMS = {
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_whatever_is_right_at_the_cut_ids_are_those_of_the_whole_text(
+def test_whatever_lies_at_the_cut_ids_are_those_of_the_whole_text(
     folders: dict[str, Path], name: str, kind: str
 ) -> None:
     """Each seam lies around the first cut, after about as many tokens as are wanted."""

@@ -87,7 +87,7 @@ def test_the_choice_follows_from_what_was_named_and_the_cpus_flags() -> None:
         choose_openvino("int8", {AMX})
 
 
-def test_flags_are_those_of_the_first_processor_and_none_where_none_are_reported(tmp_path: Path) -> None:
+def test_flags_are_those_of_the_first_processor_or_none(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     lines = "processor\t: 0\nflags\t\t: fpu amx_bf16 avx512_bf16\nbugs\t\t: none\n"
     (tmp_path / "proc/cpuinfo").write_text(lines)

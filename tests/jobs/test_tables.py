@@ -178,12 +178,12 @@ def test_a_worker_that_looked_before_the_table_moved_takes_the_plan_of_the_one_w
     job = over()
     calls = []
 
-    def planned_meanwhile(store: Any, plan: plans.Plan, alongside: dict[str, bytes]) -> bool:
+    def planned_meanwhile(store: Any, plan: plans.Plan, plan_files: dict[str, bytes]) -> bool:
         calls.append(plan.fingerprint)
         if len(calls) == 1:
             table.append(pairs(24, 28))
             assert relabel("plan", job).code == 0
-        return plans.write_plan(store, plan, alongside)
+        return plans.write_plan(store, plan, plan_files)
 
     monkeypatch.setattr(opening, "write_plan", planned_meanwhile)
     done = relabel("run", job)

@@ -143,8 +143,8 @@ def forge_run(
         cut={"shards": 1, "chunk_rows": chunk_rows},
     )
     store = open_run_store(root, Storage())
-    plan, alongside = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
-    write_plan(store, plan, alongside)
+    plan, plan_files = make_plan(dataset, parts, name=name, shards=1, chunk_rows=chunk_rows)
+    write_plan(store, plan, plan_files)
     run = RunFolder(store, plan)
     count = len(plan.shards[0].chunks)
     row_ids = None if plan.shards[0].row_ids is None else shard_row_ids(store, plan.shards[0])
