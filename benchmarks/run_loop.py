@@ -5,7 +5,7 @@
 Prints pairs/s, the ratio to a raw reader (pyarrow decoding the same columns to Python strings, on the same core,
 interleaved), and the process's peak memory. `--memory` runs 100,000 and 1,000,000 pairs in processes of their own and
 prints the ratio of their peaks. `--against` runs another checkout's loop (say, that of an earlier commit) in turns with
-this one's, on the same file, and prints the median of the paired ratios of their rates.
+this one's, on the same file, and prints CPU time per pair of both and the median of the paired ratios.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -24,6 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCS_PER_QUERY = 20
+FEW = 1000
+"""Pairs of the run that start-up is measured by."""
 # a vocabulary of made-up words: lengths like English, no text of anybody's
 WORDS = ["".join(random.Random(number).choices("aeioubcdfglmnprstv", k=3 + number % 7)) for number in range(4000)]
 
@@ -100,27 +103,31 @@ def peak_mb() -> float:
     raise RuntimeError("no VmHWM in /proc/self/status")
 
 
-def compare(file: Path, labeler: str, other: Path, *, repeats: int) -> None:
-    """Print the rate of this checkout's loop over another's, processes in turns."""
-    ratios = []
+def compare(file: Path, few: Path, pairs: int, labeler: str, other: Path, *, repeats: int) -> None:
+    """Print CPU time per pair of this checkout's loop and another's, processes in turns, start-up subtracted."""
+    taken: dict[Path, list[float]] = {ROOT: [], other.resolve(): []}
     for repeat in range(repeats + 1):
-        sides = [ROOT, other.resolve()]
-        taken = {side: one_process(file, labeler, side) for side in (sides if repeat % 2 else sides[::-1])}
-        if repeat:  # the first is a warm-up
-            ratios.append(taken[sides[1]] / taken[ROOT])
+        for side in list(taken) if repeat % 2 else reversed(taken):
+            spent = cpu_of_process(file, labeler, side) - cpu_of_process(few, labeler, side)
+            if repeat:  # the first is a warm-up
+                taken[side].append(spent / (pairs - FEW) * 1e6)
+    ours, theirs = taken.values()
+    ratios = [mine / its for mine, its in zip(ours, theirs, strict=True)]
     print(
-        f"{labeler:11} {statistics.median(ratios):.3f} of the other checkout's rate (min {min(ratios):.3f}, max "
-        f"{max(ratios):.3f})",
+        f"{labeler:11} {statistics.median(ours):.1f} us CPU a pair, the other {statistics.median(theirs):.1f}: "
+        f"{statistics.median(ratios):.3f} of it (min {min(ratios):.3f}, max {max(ratios):.3f})",
         flush=True,
     )
 
 
-def one_process(file: Path, labeler: str, checkout: Path) -> float:
-    """Seconds of one run by a checkout's code, in a process of its own."""
+def cpu_of_process(file: Path, labeler: str, checkout: Path) -> float:
+    """CPU seconds (user and system) of one run by a checkout's code, in a process of its own."""
     command = [sys.executable, checkout / "benchmarks/run_loop.py", "--one", file, "--labeler", labeler]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    return float(json.loads(found)["seconds"])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
@@ -165,8 +172,10 @@ def main() -> None:
         file = Path(scratch) / "pairs.parquet"
         write_pairs(file, args.pairs)
         if args.against is not None:
+            few = Path(scratch) / "few.parquet"
+            write_pairs(few, FEW)
             for labeler in labelers:
-                compare(file, labeler, args.against, repeats=args.repeats)
+                compare(file, few, args.pairs, labeler, args.against, repeats=args.repeats)
             return
         for labeler in labelers:
             rates, ratios = [], []

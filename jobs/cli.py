@@ -29,89 +29,15 @@ from relabel.jobs.environment import (
     refuse_secret_arguments,
 )
 from relabel.jobs.logs import SAYS_ONLY, Sink, redacted_streams, unfailing_streams
+from relabel.jobs.root_help import COMMANDS, MAX_WIDTH, root_help
 from relabel.manifests.secrets import forget_secrets, redacted, shortened
 
 # ------------------------------------------------------------------------------
-# The `relabel` command: a table of subcommands, loaded when they are called, and the one place where errors become
-# exit codes.
-#
-# Imports click alone, so that `relabel --help` answers in under 200 ms.
+# The `relabel` command: subcommands are loaded when they are called; the one place where errors become exit codes.
 
 
 COMPLETION = "_RELABEL_COMPLETE"
 """A shell sets it to complete what is typed."""
-
-COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("relabel.jobs.commands.setup:init", "Write a job, student or teacher file to start from."),
-    "templates": ("relabel.jobs.commands.setup:templates", "Write the built-in prompt templates, to edit them."),
-    "ask": ("relabel.jobs.commands.ask:ask", "Put a row to the model, and show all that is asked and answered."),
-    "plan": ("relabel.jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
-    "run": ("relabel.jobs.commands.label:run", "Label what is not labelled yet."),
-    "rounds": (
-        "relabel.jobs.commands.label:rounds",
-        "Search a corpus for each question in several rounds, each a run.",
-    ),
-    "status": ("relabel.jobs.commands.status:status", "Show what is done, open and quarantined."),
-    "retry": ("relabel.jobs.commands.label:retry", "Ask the quarantined rows again."),
-    "verify": ("relabel.jobs.commands.status:verify", "Prove that no row is lost or doubled and no file changed."),
-    "score": ("relabel.jobs.commands.score:score", "Label pairs with a trained student."),
-    "merge": ("relabel.jobs.commands.merge:merge", "Join outputs made in one way into one."),
-    "evaluate": (
-        "relabel.jobs.commands.evaluate:evaluate",
-        "Measure labels against gold; compare a student with its teacher.",
-    ),
-    "compare": (
-        "relabel.jobs.commands.evaluate:compare",
-        "Compare two label runs over the same pairs: two prompts, two teachers.",
-    ),
-    "convert": (
-        "relabel.jobs.commands.convert:convert",
-        "Turn labels into TREC qrels, run files, JSONL or Parquet, and back.",
-    ),
-    "report": (
-        "relabel.jobs.commands.report:report",
-        "Write one HTML page about runs, teachers, students and bundles.",
-    ),
-    "distill": ("relabel.jobs.commands.train:distill", "Train a student on finished label runs."),
-    "train": ("relabel.jobs.commands.train:train", "Train a teacher: a model that answers a labeler's prompts."),
-    "export": (
-        "relabel.jobs.commands.export:export",
-        "Export a student to a bundle: ONNX, checked against it on real pairs.",
-    ),
-    "build-engine": (
-        "relabel.jobs.commands.export:build_engine",
-        "Build a TensorRT engine of a bundle, for this machine.",
-    ),
-    "bench": ("relabel.jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
-    "conform": (
-        "relabel.jobs.commands.conform:conform",
-        "Compare a running rerank server's scores with a bundle's.",
-    ),
-    "pairs": (
-        "relabel.jobs.commands.pairs:pairs",
-        "Build pairs: from citations; context by BM25; documents cut into chunks.",
-    ),
-    "publish": ("relabel.jobs.commands.bundles:publish", "Publish a bundle to a store, and point a channel at it."),
-    "pull": (
-        "relabel.jobs.commands.pull:pull",
-        "Fetch what a channel points to, check it, switch to it; or roll back.",
-    ),
-    "channel": ("relabel.jobs.commands.bundles:channel", "Point a channel at a published version."),
-    "rollback": ("relabel.jobs.commands.bundles:rollback", "Point a channel at the version before."),
-    "list": ("relabel.jobs.commands.bundles:list_bundles", "List the bundles at a place."),
-    "show": (
-        "relabel.jobs.commands.bundles:show",
-        "Show a bundle's versions and channels, one version, or the active version of a folder.",
-    ),
-    "gc": ("relabel.jobs.commands.bundles:gc", "Remove versions and files that nothing points to."),
-    "schema": ("relabel.jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
-    "doctor": ("relabel.jobs.commands.doctor:doctor", "Show what this machine has: extras, devices, folders."),
-    "demo": (
-        "relabel.jobs.commands.demo:demo",
-        "Go the whole way with a small set: label, distill, export, publish, pull, score.",
-    ),
-}
-"""Command → where it lives, and its line in the help."""
 
 
 class LazyGroup(click.Group):
@@ -140,25 +66,18 @@ class LazyGroup(click.Group):
             raise click.UsageError(unknown_name("command", args[0], list(COMMANDS)))
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help of all commands from the table, without importing one."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+    def get_help(self, ctx: click.Context) -> str:
+        """The help of all commands from the table, without importing one."""
+        return root_help()
 
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Example: relabel run job.yaml --shard 3/64",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_WIDTH},
 )
 @click.version_option(package_name="relabel-ir", prog_name="relabel")
 def relabel() -> None:
-    """Turn a reasoning LLM's relevance judgments into labels that a small model can learn from.
-
-    Every command takes --output json. Exit codes: 0 done, 1 a bug in relabel, 2 usage, 3 bad input, 4 something
-    missing, 5 gate refused, 10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130
-    interrupted.
-    """
+    """The command; its help is in `root_help.py`."""
 
 
 def main(args: list[str] | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import os
 import signal
 import sys
@@ -41,11 +40,13 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Version by distribution, of those that are installed."""
+    from importlib.metadata import PackageNotFoundError, version  # a third of what `relabel run --help` imports
+
     found = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            found[name] = version(name)
+        except PackageNotFoundError:
             continue
     return found
 

@@ -210,13 +210,11 @@ class AskKeys:
         head = self._static.get(static)
         if head is None:
             head = self._static[static] = f"{self._seed}|{static!r}".encode()
-        digest = blake2b(head, digest_size=16)
-        if ask.shared_by is not None:
-            digest.update(ask.shared_by.encode("utf-8", "surrogatepass"))
+        parts = [] if ask.shared_by is None else [ask.shared_by]
         for message in ask.messages:
             text = "\x1f".join(message.parts)
-            digest.update(f"\x1e{message.role}{len(text)}".encode())
-            digest.update(text.encode("utf-8", "surrogatepass"))
+            parts += ("\x1e", message.role, str(len(text)), text)
+        digest = blake2b(head + "".join(parts).encode("utf-8", "surrogatepass"), digest_size=16)
         self._last = ask, which, digest.digest()
         return self._last[2]
 

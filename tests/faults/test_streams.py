@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from relabel.jobs.cli import COMMANDS
 from relabel.jobs.logs import SAYS_ONLY
+from relabel.jobs.root_help import COMMANDS
 from tests.faults import forks
 from tests.faults.command_lines import LINES, inside, tree, write_world
 from tests.faults.conftest import IS_FULL, Places, Sweep, some, undisturbed
