@@ -7,11 +7,11 @@ import glob
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from relabel.export import puller
 from relabel.export.puller import AGAIN as FULL
@@ -23,6 +23,7 @@ from relabel.manifests.errors import (
     ManifestError,
     MissingExtraError,
     RelabelError,
+    StaleRunError,
     UsageError,
 )
 from relabel.manifests.files import FileLock, held_temp, remove_abandoned, translate_errors
@@ -32,6 +33,7 @@ from relabel.manifests.store import LocalStore, sync_folder
 
 MANIFEST_NAME = MANIFEST
 MAX_MANIFEST_BYTES = puller.RECORD_BYTES
+RecordT = TypeVar("RecordT")
 OWN_KEYS = ("kind", "format", "files")
 """Keys of the manifest that `seal_bundle` writes itself."""
 VERSION_DIGITS = 16
@@ -218,6 +220,33 @@ def put_back(folder: Path) -> None:
     with locked(folder), translate_errors("put back", folder):
         if not folder.exists() and old.is_dir():
             old.rename(folder)
+
+
+def made_before(
+    target: Path, read: Callable[[Path], tuple[RecordT, Any]], recipe: Any, *, is_replacing: bool, what: str
+) -> RecordT | None:
+    """What is at a place already, if this very recipe made it; None where it may be made.
+
+    Args:
+        read: what is there, and the recipe that made it.
+        what: is to be made, for messages.
+    Raises:
+        StaleRunError: something else is there.
+    """
+    put_back(target)
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return None
+    try:
+        found, made_by = read(target)
+    except (ManifestError, OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise StaleRunError(
+            f"{target}: holds something that is no whole {what} ({exc}). Name another --to, or move it away."
+        ) from exc
+    if made_by == recipe:
+        return found
+    if is_replacing:
+        return None
+    raise StaleRunError(f"{target}: holds another {what}. Name another --to, or replace it with --replace.")
 
 
 @contextmanager

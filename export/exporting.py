@@ -32,9 +32,9 @@ from relabel.export.bundles import (
     Bundle,
     link_or_copy,
     locked,
+    made_before,
     new_folder_for,
     open_bundle,
-    put_back,
     seal_bundle,
     switch,
 )
@@ -63,7 +63,7 @@ from relabel.export.parity import (
 )
 from relabel.export.quantization import drop_notes, write_fp16, write_int8
 from relabel.export.specs import ExportSpec
-from relabel.manifests.errors import GateError, ManifestError, StaleRunError
+from relabel.manifests.errors import GateError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import installed_versions
 from relabel.manifests.records import checked, digest_of, fault_of, plain, readable_json
@@ -111,8 +111,7 @@ def export_bundle(
     record, release = read_student(path), importlib.metadata.version("relabel-ir")
     options = {"provider": provider, "spec": spec.model_dump(mode="json"), "pairs": asdict(pairs) if pairs else None}
     recipe = digest_of({"student": student_digest(path), "relabel": release, **options})
-    put_back(target)
-    if (done := _there(target, recipe, is_replacing=is_replacing)) is not None:
+    if (done := made_before(target, _opened, recipe, is_replacing=is_replacing, what="bundle")) is not None:
         return done, True
     provider = provider_here(provider)
     further = {name: load_format(name) for name in spec.formats if name != ONNX}
@@ -210,27 +209,10 @@ def student_manifest(path: Path) -> dict[str, Any]:
     return held
 
 
-def _there(target: Path, recipe: str, *, is_replacing: bool) -> Bundle | None:
-    """The bundle at the target, if it is this very one.
-
-    Raises:
-        StaleRunError: something else is there.
-    """
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return None
-    try:
-        held = open_bundle(target)
-    except ManifestError as exc:
-        raise StaleRunError(
-            f"{target}: holds something that is not a whole bundle ({exc}) Name another --to, or move it away."
-        ) from exc
-    if held.facts.get("recipe") == recipe:
-        return held
-    if is_replacing:
-        return None
-    raise StaleRunError(
-        f"{target}: holds another bundle, {held.name} {held.version}. Name another --to, or replace it with --replace."
-    )
+def _opened(target: Path) -> tuple[Bundle, Any]:
+    """A bundle, and the recipe that it was made by."""
+    bundle = open_bundle(target)
+    return bundle, bundle.facts.get("recipe")
 
 
 def _write_models(student: StudentModel, folder: Path, spec: ExportSpec, say: Say) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ import yaml
 
 from relabel.distill.students.manifest import StudentManifest, StudentRecord, read_student, read_student_manifest
 from relabel.distill.students.model import StudentModel, TokenRow, load_student, softmax, student_digest
-from relabel.export.bundles import locked, new_folder_for, put_back, switch
+from relabel.export.bundles import locked, made_before, new_folder_for, switch
 from relabel.export.exporting import student_manifest
-from relabel.manifests.errors import ConfigError, ModelError, StaleRunError
+from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.models import config_file
 from relabel.manifests.records import readable_json
 
@@ -316,8 +316,7 @@ def export_to_hub_folder(
     file = path / "manifest.json"
     manifest = read_student_manifest(file.read_bytes(), str(file))
     recipe = {"student": student_digest(path), "relabel": version("relabel-ir"), "licence": licence}
-    put_back(target)
-    done = _there(target, recipe, is_replacing=is_replacing)
+    done = made_before(target, _noted, recipe, is_replacing=is_replacing, what="export for these libraries")
     left_out = [name for name in record.heads if name != HEAD]
     if done is not None:
         return done, left_out, True
@@ -332,24 +331,7 @@ def export_to_hub_folder(
     return library, left_out, False
 
 
-def _there(target: Path, recipe: Mapping[str, Any], *, is_replacing: bool) -> str | None:
-    """The library of the folder at the target, if it is this very one.
-
-    Raises:
-        StaleRunError: something else is there.
-    """
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return None
-    try:
-        held = json.loads((target / RECORD_NAME).read_bytes())
-        library = str(held.pop("library"))
-    except (OSError, ValueError, KeyError, AttributeError) as exc:
-        raise StaleRunError(
-            f"{target}: holds something that `relabel export --format hf` did not write. Name another --to, or move "
-            "it away."
-        ) from exc
-    if held == recipe:
-        return library
-    if is_replacing:
-        return None
-    raise StaleRunError(f"{target}: holds another student's export. Name another --to, or replace it with --replace.")
+def _noted(target: Path) -> tuple[str, Any]:
+    """Whose classes load a folder, and the recipe that it was made by."""
+    held = json.loads((target / RECORD_NAME).read_bytes())
+    return str(held.pop("library")), held
