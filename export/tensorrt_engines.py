@@ -181,15 +181,14 @@ def build_into(source: Path, target: Path, *, precision: str, capability: str | 
     Args:
         source: a whole bundle; stays as it is.
         target: folder to make.
+        precision: one of `PRECISIONS`.
         capability: see `build`.
     Raises:
         StaleRunError: `target` exists.
-        UsageError: no such precision, or a compute capability where this TensorRT takes none.
+        UsageError: a compute capability where this TensorRT takes none.
         MissingExtraError: no TensorRT, or no GPU to build for.
         ManifestError, ModelError: the bundle is damaged, or can't be built.
     """
-    if precision not in PRECISIONS:
-        raise UsageError(f"--precision {precision}: engines are built in {', '.join(PRECISIONS)}.")
     taken = StaleRunError(f"{target}: exists already. Name another --to.")
     if target.exists():
         raise taken

@@ -145,7 +145,13 @@ def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool
 )
 @click.argument("bundle", metavar="BUNDLE")
 @click.option("--to", required=True, metavar="BUNDLE", help="Folder to make: the bundle with the engine in it.")
-@click.option("--precision", default="fp16", show_default=True, metavar="NAME", help="fp32, fp16, or bf16.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    default="fp16",
+    show_default=True,
+    help="bf16 only if this TensorRT chooses types itself.",
+)
 @click.option(
     "--capability",
     metavar="M.N",

@@ -94,7 +94,7 @@ def test_without_tensorrt_or_a_gpu_the_command_says_what_is_missing(
     relabel: Callable[..., Any], bundle: Path, student: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = str(tmp_path / "engine")
-    relabel("build-engine", str(bundle), "--to", target, "--precision", "int4").refused(2, "fp32, fp16, bf16")
+    relabel("build-engine", str(bundle), "--to", target, "--precision", "int4").refused(2, "int4", "bf16")
     monkeypatch.setattr(tensorrt_engines, "MODULES", ())
     relabel("build-engine", str(bundle), "--to", target, "--capability", CAPABILITY).refused(4, "needs TensorRT")
     relabel("export", str(student), "--to", target, "--formats", "onnx,tensorrt").refused(4, "needs TensorRT")
