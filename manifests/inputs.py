@@ -362,30 +362,16 @@ def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
     size = file.seek(0, 2)
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read()
-    footer_bytes = _footer_bytes(tail, size, path)
-    if footer_bytes > len(tail):
-        file.seek(size - footer_bytes)
-        tail = file.read()
-    return size, tail[-footer_bytes:]
-
-
-def _footer_bytes(tail: bytes, size: int, path: str) -> int:
-    """Length of the footer with its length field and magic; checks that the file is whole as far as its end shows."""
-    if tail[-4:] == b"PARE":
-        raise InputError(
-            f"{path}: its footer is encrypted, and relabel takes no keys. Write it again without encryption."
-        )
-    if size < 12 or tail[-4:] != b"PAR1":
+    if size < 12 or tail[-4:] not in (b"PAR1", b"PARE"):  # the latter is encrypted, which Arrow reports
         raise InputError(
             f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being "
             "written, or is it something else?"
         )
-    footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
-    if footer_bytes + 4 > size:
-        raise InputError(
-            f"{path}: its footer claims {footer_bytes} bytes of a file of {size}. The file is damaged; write it again."
-        )
-    return footer_bytes
+    footer_bytes = min(int.from_bytes(tail[-8:-4], "little") + 8, size)
+    if footer_bytes > len(tail):
+        file.seek(size - footer_bytes)
+        tail = file.read()
+    return size, tail[-footer_bytes:]
 
 
 def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list[str]:

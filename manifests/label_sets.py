@@ -70,14 +70,21 @@ class LabelPart:
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
 
     @property
-    def own(self) -> dict[str, pa.Array | None]:
-        """All but the further columns, by name."""
-        return {name: column for name, column in vars(self).items() if name != "columns"}
+    def table(self) -> pa.Table:
+        """All columns that there are."""
+        own = {name: column for name, column in vars(self).items() if name != "columns" and column is not None}
+        return pa.table({**own, **self.columns})
+
+    @classmethod
+    def of(cls, table: pa.Table) -> LabelPart:
+        """The inverse of `table`."""
+        held = {name: table[name].combine_chunks() for name in table.column_names}
+        own = {name: held.pop(name) for name in list(held) if name in cls.__dataclass_fields__}
+        return cls(**own, columns=held)
 
     def taken(self, rows: pa.Array) -> LabelPart:
         """Some rows, by their places."""
-        own = {name: column and column.take(rows) for name, column in self.own.items()}
-        return LabelPart(**own, columns=columns_taken(self.columns, rows))
+        return LabelPart.of(self.table.take(rows))
 
     def with_columns(self, columns: Mapping[str, pa.Array]) -> LabelPart:
         """With further columns of the same rows."""
@@ -86,31 +93,7 @@ class LabelPart:
 
 def put_together(parts: Sequence[LabelPart]) -> LabelPart:
     """Parts as one; a column that some lack is null there."""
-    if len(parts) == 1:
-        return parts[0]
-    own, further = _by_column([part.own for part in parts]), _by_column([part.columns for part in parts])
-    sizes = [len(part.grades) for part in parts]
-    return LabelPart(
-        **{name: _concatenated(held, sizes) for name, held in own.items()},
-        columns={name: _concatenated(held, sizes) for name, held in further.items()},
-    )
-
-
-def _by_column(parts: Sequence[Mapping[str, pa.Array | None]]) -> dict[str, list[pa.Array | None]]:
-    """Of each column that any part has, what all of them have of it."""
-    names = dict.fromkeys(name for part in parts for name, column in part.items() if column is not None)
-    return {name: [part.get(name) for part in parts] for name in names}
-
-
-def _concatenated(held: Sequence[pa.Array | None], sizes: Sequence[int]) -> pa.Array:
-    kinds = {column.type for column in held if column is not None}
-    kind = kinds.pop() if len(kinds) == 1 else pa.large_list(pa.float64())
-    return pa.concat_arrays(
-        [
-            pa.nulls(size, kind) if column is None else column.cast(kind)
-            for column, size in zip(held, sizes, strict=True)
-        ]
-    )
+    return LabelPart.of(pa.concat_tables([part.table for part in parts], promote_options="permissive"))
 
 
 def _kept(lists: pa.LargeListArray) -> pa.LargeListArray | None:

@@ -247,8 +247,6 @@ def _locate(reference: str, cache: Path) -> Path:
     path = Path(reference).expanduser()
     if path.is_dir():
         return path
-    if path.is_file():
-        raise ModelError(f"model {reference!r} is a file; expected {_FORMS}.")
     if colon and re.fullmatch(r"[a-z][a-z0-9+]+", scheme):
         raise ModelError(f"model {reference!r}: no scheme {scheme!r}; expected {_FORMS}.{hub_hint(rest)}")
     raise ModelError(f"model {reference!r}: there is no such directory here; expected {_FORMS}.{hub_hint(reference)}")

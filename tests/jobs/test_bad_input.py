@@ -135,9 +135,9 @@ def test_path_that_is_not_there_says_from_where_it_was_looked_for(
         ),
         (
             lambda whole: whole[:-8] + (10**9).to_bytes(4, "little") + b"PAR1",
-            ("its footer claims 1000000008 bytes of a file of", "damaged"),
+            ("not a readable Parquet file", "Write it again from its source"),
         ),
-        (lambda whole: b"PAR1" + whole[-60:], ("its footer claims", "damaged")),
+        (lambda whole: b"PAR1" + whole[-60:], ("not a readable Parquet file",)),
         (
             lambda whole: b"x" * 400 + (300).to_bytes(4, "little") + b"PAR1",
             ("not a readable Parquet file", "Write it again from its source"),
