@@ -104,7 +104,10 @@ class RerankServer:
             raise InputError(f"its reply is not one of {self.api}: {shortened(json.dumps(reply), 200)}") from exc
         if sorted(place for place, _ in found) != list(range(len(documents))):
             raise InputError(f"{len(documents)} documents were sent, and its reply scores {len(found)}")
-        return np.array([score for _, score in sorted(found)])
+        scores_N = np.array([score for _, score in sorted(found)])
+        if not np.isfinite(scores_N).all():
+            raise InputError("its reply holds scores that are not finite")
+        return scores_N
 
     def _expected_grades(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         batch = self._encoder.collate(self._encoder.encode(pairs))
@@ -127,8 +130,8 @@ class RerankServer:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
                 return json.loads(reply.read())
         except urllib.error.HTTPError as exc:
-            said = exc.read(2000).decode(errors="replace")
-            raise InputError(f"{redacted(url)} answers {exc.code} {shortened(redacted(said), 200)}") from exc
+            said = f"{redacted(url)} answers {exc.code} {shortened(exc.read(2000).decode(errors='replace'), 200)}"
+            raise (ServerGoneError if exc.code in (429, 503) else InputError)(said) from exc
         except ValueError as exc:
             raise InputError(f"{redacted(url)}: not a URL of http, or its reply is not JSON ({exc})") from exc
         except OSError as exc:

@@ -16,6 +16,7 @@ from relabel.distill.students.model import load_student
 from relabel.export.conform import Conformity, conform
 from relabel.export.loader import Encoder, Student, load_tokenizer, read_manifest
 from relabel.export.rerank_servers import RerankServer
+from relabel.manifests.errors import InputError
 
 Pairs = Sequence[tuple[str, str]]
 Serve = Callable[[Any], str]
@@ -179,6 +180,12 @@ def test_a_server_without_a_fault_is_never_different(precision: str, threads: in
         found = checked(bundle, url, api)
         assert found.verdict == "equal", found
         assert found.reason == ""
+
+
+def test_scores_that_are_no_numbers_are_an_error(bundle: Path, serve: Serve) -> None:
+    nan = Faulty(Student(bundle, provider="cpu", precision="fp32"), scale=lambda p: np.full(len(p), np.nan))
+    with pytest.raises(InputError, match="not finite"):
+        checked(bundle, serve(nan))
 
 
 def test_a_decoder_is_checked_too(decoder_bundle: Path, serve: Serve) -> None:
