@@ -21,7 +21,6 @@ from relabel.jobs.demo.specs import load_pairs
 from tests.docs.pages import DOCS
 from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
-from tests.reuse.test_tree_column import treed_rows
 from tests.score.conftest import write_tiny_student
 
 Rows = Callable[..., list[dict[str, Any]]]
@@ -46,14 +45,12 @@ def first_job(folder: Path) -> None:
     assert call("init", "job.yaml") == 0
 
 
-def finished_run(
-    folder: Path, name: str, pairs: str, *, seed: int = 7, labeler: str = "graph-grpo", temperature: float = 0
-) -> None:
+def finished_run(folder: Path, name: str, pairs: str, *, seed: int = 7, labeler: str = "graph-grpo") -> None:
     """A run in out/NAME, of the fake engine."""
     job = {
         "name": name,
         "input": {"path": pairs},
-        "labeler": {"name": labeler, "temperature": temperature},
+        "labeler": {"name": labeler},
         "engine": {"name": "fake", "seed": seed},
     }
     (folder / f"{name}.yaml").write_text(json.dumps(job | {"output": f"out/{name}"}))  # JSON is YAML
@@ -82,19 +79,6 @@ def judged(folder: Path, rows: Rows) -> None:
         (folder / path).write_text("".join(json.dumps({key: row[key] for key in wanted}) + "\n" for row in group))
     one_judge = [{"llm_label": row["label"], "human_grade": row["grade"], "judge": "gpt-4"} for row in rows(90)]
     pq.write_table(pa.Table.from_pylist(one_judge), folder / "labels.parquet")
-    chosen_evidence(folder)
-
-
-def chosen_evidence(folder: Path) -> None:
-    """A run of `evidence-set` over documents of one chunk each, every other of which gold wants."""
-    rows = []
-    for number in range(12):
-        text = f"What page {number} says."
-        chunk = {"n": 1, "heading_path": [], "text": text, "token_len": 6, "start": 0, "end": len(text)}
-        ids = {"query_id": f"q{number // 3}", "query": "what do pages say", "doc_id": f"d{number}"}
-        rows.append({**ids, "document": text, "chunks": [chunk], "gold_chunks": [1] * (number % 2)})
-    pq.write_table(pa.Table.from_pylist(rows), folder / "chunked.parquet")
-    finished_run(folder, "evidence", "chunked.parquet", labeler="evidence-set")
 
 
 def two_prompts(folder: Path) -> None:
@@ -102,15 +86,6 @@ def two_prompts(folder: Path) -> None:
     write_pairs(folder)
     finished_run(folder, "ecom", "pairs.parquet")
     finished_run(folder, "other", "pairs.parquet", seed=8)
-
-
-def two_prompts_and_routes(folder: Path) -> None:
-    """Those, and three runs of `route` over documents with gold nodes."""
-    two_prompts(folder)
-    rows = [{**row, "gold_answer_ids": [2], "gold_expand_ids": [4]} for row in treed_rows(4, 3)]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "trees.parquet")
-    for seed, name in enumerate(("routed", "routed-2", "routed-3")):
-        finished_run(folder, name, "trees.parquet", seed=seed, labeler="route", temperature=0.7)
 
 
 def labelled_pairs(folder: Path) -> None:
@@ -211,16 +186,18 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
     "commands.md": lambda folder, _: write_pairs(folder),
     "compare.md": lambda folder, _: two_prompts(folder),
-    "convert.md": lambda folder, _: two_prompts_and_routes(folder),
+    "convert.md": lambda folder, _: two_prompts(folder),
     "deploy.md": lambda folder, _: served_bundle(folder),
     "engines.md": lambda folder, _: write_pairs(folder),
     "evaluate.md": judged,
+    "export.md": lambda folder, _: trained_student(folder),
     "getting-started.md": lambda folder, _: write_pairs(folder),
     "jobs.md": lambda folder, _: write_pairs(folder),
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
     "labelers.md": lambda folder, _: (write_pairs(folder), cited_answers(folder)),
     "pairs.md": lambda folder, _: cited_answers_and_encoder(folder),
     "publish.md": lambda folder, _: sealed_bundle(folder),
+    "report.md": lambda folder, _: two_prompts(folder),
     "reuse.md": lambda folder, _: two_days(folder),
     "score.md": lambda folder, _: trained_student(folder),
     "something-broke.md": lambda folder, _: write_pairs(folder),
