@@ -21,7 +21,7 @@ import torch
 from relabel.distill.teachers.rewards import GoldRow, each, grade_score, graph_score
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
 from relabel.distill.teachers.spec import CreditSection, RolloutSection, RolloutTraining
-from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.labels import Pair

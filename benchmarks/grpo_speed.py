@@ -129,10 +129,10 @@ def trl_side(folder: Path) -> dict[str, Any]:
     from datasets import Dataset
     from trl import GRPOTrainer
 
-    from relabel.distill.teachers.bases import check_teacher_base, load_model
     from relabel.distill.teachers.grpo import GrpoTeacher
     from relabel.distill.teachers.grpo_trainer import grpo_arguments
     from relabel.distill.teachers.spec import read_teacher_spec
+    from relabel.distill.teachers.trainer import check_teacher_base, load_model
     from relabel.manifests.files import Storage
     from relabel.manifests.models import resolve_model
 

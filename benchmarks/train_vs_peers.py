@@ -234,7 +234,7 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
 def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
     from relabel.distill.students.train import Feed, StudentTraining
-    from relabel.distill.training.locations import TrainingPlace
+    from relabel.distill.training.output import TrainingPlace
     from relabel.distill.training.runtime import make_accelerator
 
     settings = spec.train.model_copy(update={"save_every": 10**6})

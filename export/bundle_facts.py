@@ -11,7 +11,7 @@ from pydantic import Field
 
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.students.spec import KINDS, KindName
-from relabel.distill.training.locations import BaseModelUsed
+from relabel.distill.training.output import BaseModelUsed
 from relabel.export.bundles import MANIFEST_NAME, Bundle
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record

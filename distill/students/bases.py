@@ -14,7 +14,7 @@ import numpy as np
 
 from relabel.distill.students.examples import Examples
 from relabel.distill.students.length_batches import batch_tokens_on, length_batches
-from relabel.distill.students.manifest import STUDENT_VERSION, StudentRecord, TrainingFacts
+from relabel.distill.students.manifest import STUDENT_VERSION, StudentRecord
 from relabel.distill.students.model import (
     PROBES,
     PairTexts,
@@ -198,8 +198,8 @@ class TrainingInputs:
 
 DevFigures: TypeAlias = Callable[[Any], dict[str, float]]
 """Figures of a module on dev, by name."""
-Trainer: TypeAlias = Callable[[TrainingInputs, DevFigures], tuple[Any, TrainingFacts, Outcome]]
-"""Trains a student of its kind: the trained module on the CPU, facts about the training, and its curve and remarks."""
+Trainer: TypeAlias = Callable[[TrainingInputs, DevFigures], tuple[Any, Outcome]]
+"""Trains a student of its kind: the trained module on the CPU, and how training ended."""
 
 
 # ------------------------------------------------------------------------------

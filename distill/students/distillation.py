@@ -33,17 +33,17 @@ from relabel.distill.students.manifest import (
     StudentFigures,
     StudentManifest,
     StudentRecord,
-    TrainingFacts,
-    read_student_manifest,
 )
 from relabel.distill.students.model import softmax, student_files, write_student
 from relabel.distill.students.spec import KINDS, DistillSpec
-from relabel.distill.training.curves import Curve, check_services, write_curves
-from relabel.distill.training.locations import BaseModelUsed, OutputFolder, Product
+from relabel.distill.training.curves import Outcome, check_services, write_curves
 from relabel.distill.training.output import (
     CARD_NAME,
+    BaseModelUsed,
+    OutputFolder,
+    Product,
     Start,
-    find_finished,
+    is_finished,
     refuse_own_base,
     remove_leftovers,
     spec_section,
@@ -248,8 +248,7 @@ class _Trained:
     module: Any
     record: StudentRecord
     metrics: StudentFigures
-    training: TrainingFacts
-    curve: Curve
+    outcome: Outcome
 
 
 def distill(
@@ -282,11 +281,10 @@ def distill(
         refuse_own_base(output, resolved, key="student.model")
     examples = load_examples(spec, storage)
     training = training_record(STUDENT, spec, resolved, _data_digest(examples), version=STUDENT_MANIFEST_VERSION)
-    found = find_finished(output, training, start)
-    if found is not None:
+    if is_finished(output, training, start):
         if is_writer:
             remove_leftovers(output, training)
-        manifest = read_student_manifest(found.data, found.where)
+        manifest = output.manifest(StudentManifest)
         return Report(manifest, output.folder, True, judged_gates(spec, manifest.metrics.test))
     base = check_base(spec, resolved)
     check_gates(spec, examples)
@@ -310,7 +308,7 @@ def distill(
 def _train(work: _Work) -> _Trained:
     """Train, calibrate, judge."""
     trainer: Trainer = imported(KINDS[work.spec.student.kind].trainer)
-    module, training, outcome = trainer(work, lambda found: dev_figures(work, found))
+    module, outcome = trainer(work, lambda found: dev_figures(work, found))
     work.notes += outcome.notes
     merge = getattr(module, "merge", None)
     if merge is not None:
@@ -321,13 +319,13 @@ def _train(work: _Work) -> _Trained:
     probs = {name: softmax(values / temperature[name]) for name, values in logits.items()}
     trained = softmax(logits["relevance"])
     metrics = StudentFigures(*(side_figures(work, probs, trained, side) for side in (DEV, TEST)))
-    return _Trained(module, replace(work.record, temperature=temperature), metrics, training, outcome.curve)
+    return _Trained(module, replace(work.record, temperature=temperature), metrics, outcome)
 
 
 def _write(work: _Work, trained: _Trained, folder: Path, fingerprint: str) -> StudentManifest:
     """Write all files but the manifest."""
     write_student(folder, trained.record, trained.module, work.base.tokenizer)
-    write_curves(folder, trained.curve, title=work.spec.name)
+    write_curves(folder, trained.outcome.curve, title=work.spec.name)
     manifest = replace(_manifest(work, trained, fingerprint), files=student_files(folder))
     (folder / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
     return manifest
@@ -347,7 +345,7 @@ def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> StudentManife
         temperature=record.temperature,
         phi=record.phi if len(record.heads) > 1 else None,
         **vars(work.examples.about),
-        training=trained.training,
+        training=trained.outcome.facts,
         metrics=trained.metrics,
         gate=judged_gates(spec, trained.metrics.test),
         notes=work.notes,

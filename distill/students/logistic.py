@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from relabel.distill.students.bases import TrainingInputs, build_module, read_settings, sentence_vectors
 from relabel.distill.students.examples import DEV, TRAIN
 from relabel.distill.students.losses import Objective
-from relabel.distill.students.manifest import STUDENT_NAME, StudentRecord, TrainingFacts, read_student
+from relabel.distill.students.manifest import STUDENT_NAME, StudentRecord, read_student
 from relabel.distill.students.model import PAD_MULTIPLE, EncoderTexts, PairTexts, TokenRow, logits_of_rows
 from relabel.distill.students.networks import EncoderStudent, load_backbone
 from relabel.distill.students.query_counts import COUNT_NAMES, query_counts
 from relabel.distill.students.spec import DistillSpec
-from relabel.distill.training.curves import Curve, Outcome
+from relabel.distill.training.curves import Curve, Outcome, TrainingFacts
 from relabel.manifests.errors import ConfigError, InputError, ModelError, TrainingError
 from relabel.manifests.process import require
 
@@ -187,7 +187,7 @@ class Basis:
 
 def fit_student(
     inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]
-) -> tuple[LogisticStudent, TrainingFacts, Outcome]:
+) -> tuple[LogisticStudent, Outcome]:
     """Train; a `Trainer`.
 
     Raises:
@@ -243,9 +243,10 @@ def fit_student(
     ]
     say(notes[0])
     rate = round(len(rows) / seconds, 2)
-    outcome = Outcome(steps, float(steps), None, rate, curve, device, notes)
-    facts = TrainingFacts(steps, float(steps), None, device, rate, len(rows), None, 1, False, 0.0)
-    return module.cpu(), facts, outcome
+    facts = TrainingFacts(
+        steps=steps, epochs=float(steps), device=device, rows_per_s=rate, batch_size=len(rows), padding_share=0.0
+    )
+    return module.cpu(), Outcome(facts, curve, notes)
 
 
 def fit_softmax(

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from relabel.distill.students.spec import KindName
-from relabel.distill.training.locations import BaseModelUsed, read_manifest
+from relabel.distill.training.curves import TrainingFacts
+from relabel.distill.training.output import BaseModelUsed, read_manifest
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.labels import DEFAULT_PHI, PhiTable
 from relabel.manifests.metrics.evaluation import Baselines
@@ -148,22 +149,6 @@ STUDENT_MANIFEST_VERSION = 1
 
 Figures: TypeAlias = dict[str, int | float | None]
 """Figures by name, as `distill/students/evaluation.py` gives them, with `rows`; None where one is not defined."""
-
-
-@dataclass(frozen=True)
-class TrainingFacts:
-    """How a training went; the first five as in `training.Outcome`, the rest as it was batched in the end."""
-
-    steps: int
-    epochs: int | float
-    best_step: int | None
-    device: str
-    rows_per_s: int | float | None
-    batch_size: int | None
-    tokens_per_batch: int | None
-    accumulation: int
-    was_batch_halved: bool
-    padding_share: int | float
 
 
 @dataclass(frozen=True, kw_only=True)

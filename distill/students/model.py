@@ -15,7 +15,7 @@ import numpy as np
 from relabel.distill.students.length_batches import batch_tokens_on, length_batches
 from relabel.distill.students.manifest import STUDENT_NAME, StudentRecord, read_student
 from relabel.distill.students.spec import KINDS
-from relabel.distill.training.locations import open_to_readers
+from relabel.distill.training.output import open_to_readers
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.models import ChatTemplate, read_tokenizer, start_ids

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ from accelerate.utils import broadcast_object_list, send_to_device, set_seed
 from relabel.distill.students.bases import TrainingInputs, build_module
 from relabel.distill.students.examples import DEV, TRAIN, Examples, balance_weights
 from relabel.distill.students.losses import Objective, make_optimizer, rate_share
-from relabel.distill.students.manifest import TrainingFacts
 from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, pad_multiple_for
 from relabel.distill.students.spec import DistillSpec, EarlyStopping, TrainSection
 from relabel.distill.training import checkpoints
 from relabel.distill.training.checkpoints import StepState, write_checkpoint
-from relabel.distill.training.curves import Curve, CurveReporter, Outcome
-from relabel.distill.training.locations import WEIGHTS, TrainingPlace, step_of
+from relabel.distill.training.curves import Curve, CurveReporter, Outcome, TrainingFacts
+from relabel.distill.training.output import WEIGHTS, TrainingPlace, step_of
 from relabel.distill.training.runtime import BatchPlan, ending_together, halving, make_accelerator
 from relabel.manifests import failpoints
 from relabel.manifests.errors import InputError, TrainingError
@@ -332,15 +331,15 @@ class StudentTraining:
             best = checkpoints.best_checkpoint(self._place.folder, self.best_step)
             checkpoints.load_weights(self.module, best / WEIGHTS)
             self.accelerator.wait_for_everyone()  # the first process removes it soon
-        return Outcome(
+        facts = TrainingFacts(
             steps=self.step,
             epochs=round(self._feed.epochs_at(self.step), 4),
             best_step=self.best_step,
-            rows_per_s=round(self._rows_seen / self._seconds, 2) if self._seconds else None,
-            curve=self.curve,
-            device=str(self.accelerator.device),
             stopped_by=self.stopped_by,
+            device=str(self.accelerator.device),
+            rows_per_s=round(self._rows_seen / self._seconds, 2) if self._seconds else None,
         )
+        return Outcome(facts, self.curve)
 
 
 def metric_key(stopping: EarlyStopping) -> str:
@@ -353,9 +352,7 @@ def metric_key(stopping: EarlyStopping) -> str:
 # if memory ends.
 
 
-def train_student(
-    inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]
-) -> tuple[Any, TrainingFacts, Outcome]:
+def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]) -> tuple[Any, Outcome]:
     """Train, resuming from the last whole checkpoint; a `Trainer`.
 
     Raises:
@@ -374,7 +371,7 @@ def train_student(
             "`train.early_stopping` needs the dev split, and no query fell there. Raise split.dev, or bring more "
             "queries."
         )
-    (module, outcome, plan), halved = halving(
+    (module, outcome, plan), notes = halving(
         lambda halvings: _attempt(inputs, dev_figures if has_dev else None, halvings=halvings),
         batch_size=spec.train.batch_size if spec.train.tokens_per_batch is None else None,
         say=inputs.say,
@@ -382,21 +379,17 @@ def train_student(
             spec, words, f"also with half the batch ({max(1, spec.train.batch_size // 2)} rows)"
         ),
     )
-    outcome.notes += halved.notes
-    settings, halvings = spec.train, halved.times
-    facts = TrainingFacts(
-        steps=outcome.steps,
-        epochs=outcome.epochs,
-        best_step=outcome.best_step,
-        device=outcome.device,
-        rows_per_s=outcome.rows_per_s,
+    settings, halvings = spec.train, len(notes)
+    outcome.notes += notes
+    outcome.facts = replace(
+        outcome.facts,
         batch_size=settings.batch_size >> halvings if settings.tokens_per_batch is None else None,
         tokens_per_batch=settings.tokens_per_batch,
         accumulation=settings.accumulation << halvings,
         was_batch_halved=halvings > 0,
         padding_share=round(plan.padding_share(), 4),
     )
-    return module.cpu(), facts, outcome
+    return module.cpu(), outcome
 
 
 def _attempt(

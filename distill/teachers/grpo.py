@@ -11,14 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from relabel.distill.students.manifest import SplitSide
-from relabel.distill.teachers.bases import (
-    TeacherBase,
-    TeacherTrainer,
-    Trained,
-    TrainingEstimate,
-    load_model,
-    named_ends,
-)
 from relabel.distill.teachers.credit import Credit
 from relabel.distill.teachers.evidence import (
     EVIDENCE_COLUMNS,
@@ -40,10 +32,19 @@ from relabel.distill.teachers.rewards import (
 )
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, check_vllm
 from relabel.distill.teachers.spec import GraphGrpoSpec, GrpoSpec, ResRagSpec, RolloutSpec
-from relabel.distill.teachers.trainer import CheckpointTrainer, train_to_end
+from relabel.distill.teachers.trainer import (
+    CheckpointTrainer,
+    TeacherBase,
+    TeacherTrainer,
+    Trained,
+    TrainingEstimate,
+    load_model,
+    named_ends,
+    train_to_end,
+)
 from relabel.distill.teachers.watch import RewardWatch
 from relabel.distill.training.curves import Curve
-from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.checkpoints import end_ids
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.registry import engine_class
@@ -186,7 +187,7 @@ class GrpoTeacher(TeacherTrainer):
             answer_tokens=counts["tokens"],
         )
 
-        return trained._replace(write_more=lambda folder: log.write(folder, step=trained.outcome.steps))
+        return trained._replace(write_more=lambda folder: log.write(folder, step=trained.outcome.facts.steps))
 
     def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> CheckpointTrainer:
         say("loading TRL's trainer")

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
-from relabel.distill.training.locations import BaseModelUsed, read_manifest
+from relabel.distill.training.curves import TrainingFacts
+from relabel.distill.training.output import BaseModelUsed, read_manifest
 from relabel.manifests.records import LEFT_OUT
 
 # ------------------------------------------------------------------------------
@@ -43,26 +44,6 @@ class TeacherData:
 
 
 @dataclass(frozen=True)
-class TeacherTrainingFacts:
-    """How a training went.
-
-    Args:
-        best_step: the one that was kept, by the reward on held-out rows.
-        stopped_by: `early_stopping` or `watch` where one of them ended it.
-    """
-
-    steps: int
-    epochs: int | float
-    device: str
-    rows_per_s: int | float | None
-    batch_size: int
-    accumulation: int
-    was_batch_halved: bool
-    best_step: int | None = None
-    stopped_by: str | None = None
-
-
-@dataclass(frozen=True)
 class TeacherManifest:
     """All that there is to say about a teacher.
 
@@ -83,7 +64,7 @@ class TeacherManifest:
     labeler: dict[str, Any]
     templates: dict[str, str]
     data: TeacherData
-    training: TeacherTrainingFacts
+    training: TrainingFacts
     notes: list[str]
     versions: dict[str, str]
     spec: dict[str, Any]

@@ -21,7 +21,7 @@ from relabel.distill.students.manifest import LearnedGold
 from relabel.distill.teachers.manifest import EDGE_SCHEMA, EDGES_NAME, PARTS, ROLLOUT_SCHEMA, ROLLOUTS_NAME
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Generate, Rollout
 from relabel.distill.teachers.spec import GraphGold, RewardGold
-from relabel.distill.training.locations import sync_files, writing
+from relabel.distill.training.output import sync_files, writing
 from relabel.distill.training.spec import DevSplit
 from relabel.labelers.evidence import read_evidence
 from relabel.labelers.registry import Labeler

@@ -30,18 +30,20 @@ from relabel.distill.teachers.answers import (
     load_sets,
     turns_of,
 )
-from relabel.distill.teachers.bases import (
+from relabel.distill.teachers.manifest import TeacherData
+from relabel.distill.teachers.rollouts import token_parts
+from relabel.distill.teachers.spec import SftSpec
+from relabel.distill.teachers.trainer import (
+    CheckpointTrainer,
     TeacherBase,
     TeacherTrainer,
     Trained,
     TrainingEstimate,
+    argument_values,
     load_model,
+    train_to_end,
 )
-from relabel.distill.teachers.manifest import TeacherData
-from relabel.distill.teachers.rollouts import token_parts
-from relabel.distill.teachers.spec import SftSpec
-from relabel.distill.teachers.trainer import CheckpointTrainer, argument_values, train_to_end
-from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.output import TrainingPlace
 from relabel.distill.training.runtime import BatchPlan
 from relabel.labelers.engines.decisions import resolve_labels
 from relabel.labelers.engines.grammars import GrammarCompiler

@@ -19,7 +19,12 @@ from types import MappingProxyType
 from typing import Any
 
 from relabel.distill.students.model import student_files
-from relabel.distill.teachers.bases import (
+from relabel.distill.teachers.manifest import (
+    TEACHER_MANIFEST_VERSION,
+    TeacherManifest,
+)
+from relabel.distill.teachers.spec import METHODS, SftSpec, TeacherSpec, method_of
+from relabel.distill.teachers.trainer import (
     TeacherBase,
     TeacherTrainer,
     Trained,
@@ -27,27 +32,23 @@ from relabel.distill.teachers.bases import (
     check_teacher_base,
     write_model,
 )
-from relabel.distill.teachers.manifest import (
-    TEACHER_MANIFEST_VERSION,
-    TeacherManifest,
-    TeacherTrainingFacts,
-    read_teacher_manifest,
-)
-from relabel.distill.teachers.spec import METHODS, SftSpec, TeacherSpec, method_of
 from relabel.distill.training.curves import check_services, write_curves
-from relabel.distill.training.locations import BaseModelUsed, OutputFolder, Product, writing
 from relabel.distill.training.output import (
     CARD_NAME,
+    BaseModelUsed,
+    OutputFolder,
+    Product,
     Start,
     TrainingRecord,
     check_checkpoints,
-    find_finished,
+    is_finished,
     refuse_own_base,
     remove_leftovers,
     spec_section,
     training_in,
     training_record,
     write_finished,
+    writing,
 )
 from relabel.distill.training.runtime import precision_of
 from relabel.manifests.errors import ConfigError
@@ -139,11 +140,10 @@ def train_teacher(
         TrainingError: the loss is not finite, or memory runs out twice.
     """
     output, base, trainer, record = _prepare(spec, storage, cache_dir, secrets, is_writer=is_writer)
-    found = find_finished(output, record, start)
-    if found is not None:
+    if is_finished(output, record, start):
         if is_writer:
             remove_leftovers(output, record)
-        return TeacherReport(read_teacher_manifest(found.data, found.where), True, spec.output)
+        return TeacherReport(output.manifest(TeacherManifest), True, spec.output)
     for note in trainer.notes:
         say(note)
     if not is_writer:
@@ -185,7 +185,7 @@ def estimate_teacher(
     if is_timed:  # steps of a probe are not reported
         spec = spec.model_copy(update={"train": spec.train.model_copy(update={"report_to": ()})})
     output, _, trainer, record = _prepare(spec, storage, cache_dir, secrets)
-    if find_finished(output, record, start) is not None:
+    if is_finished(output, record, start):
         say(f"{spec.output}: holds this teacher already; a training would find it and end with nothing to do.")
     else:
         check_checkpoints(output, record, start)
@@ -312,18 +312,6 @@ def _manifest(
     spec: TeacherSpec, base: TeacherBase, trainer: TeacherTrainer, trained: Trained, fingerprint: str
 ) -> TeacherManifest:
     """All that there is to say about a teacher but its files' digests."""
-    outcome, halvings = trained.outcome, trained.halved.times
-    training = TeacherTrainingFacts(
-        steps=outcome.steps,
-        epochs=outcome.epochs,
-        best_step=outcome.best_step,
-        stopped_by=outcome.stopped_by,
-        device=outcome.device,
-        rows_per_s=outcome.rows_per_s,
-        batch_size=spec.train.batch_size >> halvings,
-        accumulation=spec.train.accumulation << halvings,
-        was_batch_halved=halvings > 0,
-    )
     return TeacherManifest(
         version=TEACHER_MANIFEST_VERSION,
         kind="teacher",
@@ -335,8 +323,8 @@ def _manifest(
         labeler=trainer.labeler,
         templates=trainer.templates,
         data=trainer.data,
-        training=training,
-        notes=[*trainer.notes, *outcome.notes, *trained.halved.notes],
+        training=trained.outcome.facts,
+        notes=[*trainer.notes, *trained.outcome.notes],
         versions=installed_versions(LIBRARIES),
         spec=spec.model_dump(mode="json"),
     )

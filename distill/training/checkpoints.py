@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from relabel.distill.training.curves import Curve, write_curves
-from relabel.distill.training.locations import (
+from relabel.distill.training.output import (
     DIGESTS,
     OPTIMIZER,
     RANDOM,

@@ -109,24 +109,38 @@ def panel_of(name: str) -> str:
     return next((panel for panel, pattern in PANELS.items() if pattern and re.match(pattern, name)), LOSS_PANEL)
 
 
-@dataclass
-class Outcome:
-    """How a training ended.
+@dataclass(frozen=True, kw_only=True)
+class TrainingFacts:
+    """How a training went, as a manifest says it.
 
     Args:
         best_step: the step that was kept, where evaluations on dev chose one.
         stopped_by: what ended it before its last step, `early_stopping` or `watch`.
         rows_per_s: rows trained in a second of this process's own steps, evaluations and checkpoints left out.
+        batch_size, accumulation: in the end: one is halved and the other doubled where memory ran out.
+        padding_share: share of padding among the tokens of an epoch.
     """
 
     steps: int
-    epochs: float
-    best_step: int | None
-    rows_per_s: float | None
-    curve: Curve
-    device: str
-    notes: list[str] = field(default_factory=list)
+    epochs: int | float
+    best_step: int | None = None
     stopped_by: str | None = None
+    device: str
+    rows_per_s: int | float | None
+    batch_size: int | None = None
+    tokens_per_batch: int | None = None
+    accumulation: int = 1
+    was_batch_halved: bool = False
+    padding_share: int | float | None = None
+
+
+@dataclass
+class Outcome:
+    """How a training ended, and remarks for the user."""
+
+    facts: TrainingFacts
+    curve: Curve
+    notes: list[str] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from relabel.distill.training.locations import how_it_goes_on
+from relabel.distill.training.output import how_it_goes_on
 from relabel.distill.training.spec import TrainingSection
 from relabel.manifests.errors import ConfigError, PeerLostError, SaidElsewhereError, TrainingError
 from relabel.manifests.process import cpu_flags
@@ -81,21 +81,14 @@ _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memo
 Found = TypeVar("Found")
 
 
-class Halved(NamedTuple):
-    """How often the batch was halved, and the remark on it."""
-
-    times: int
-    notes: list[str]
-
-
 def halving(
     attempt: Callable[[int], Found],
     *,
     batch_size: int | None,
     say: Callable[[str], None],
     refusal: Callable[[str], TrainingError],
-) -> tuple[Found, Halved]:
-    """Train, with half the batch if memory ends.
+) -> tuple[Found, list[str]]:
+    """Train, with half the batch if memory runs out; there is a remark then.
 
     Args:
         attempt: trains, with the batch halved so often.
@@ -107,7 +100,7 @@ def halving(
     notes: list[str] = []
     for halvings in (0, 1):
         try:
-            return attempt(halvings), Halved(halvings, notes)
+            return attempt(halvings), notes
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
                 raise

@@ -19,9 +19,9 @@ from relabel.manifests.errors import UsageError
 if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
     from relabel.distill.students.manifest import Figures
-    from relabel.distill.teachers.bases import TrainingEstimate
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.teachers.teaching import TeacherReport
+    from relabel.distill.teachers.trainer import TrainingEstimate
     from relabel.distill.training.output import Start
     from relabel.jobs.settings import Settings, SpecKind
     from relabel.manifests.files import Storage
@@ -88,7 +88,7 @@ def says_how_to_continue(output: str, *, is_first: bool) -> Iterator[None]:
     Args:
         output: of the spec.
     """
-    from relabel.distill.training.locations import CHECKPOINTS, how_it_goes_on
+    from relabel.distill.training.output import CHECKPOINTS, how_it_goes_on
 
     try:
         with sigterm_ends(has_launcher=LAUNCHER_VARIABLE in os.environ):

@@ -24,10 +24,13 @@ from relabel.distill.teachers.manifest import (
     TeacherManifest,
     read_teacher_manifest,
 )
-from relabel.distill.training.locations import CHECKPOINTS, RECORD_NAME, checkpoint_name, damaged
 from relabel.distill.training.output import (
+    CHECKPOINTS,
+    RECORD_NAME,
     StepReached,
     TrainingRecord,
+    checkpoint_name,
+    damaged,
     read_step_reached,
     read_training_record,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels
-from relabel.distill.training.locations import BaseModelUsed
+from relabel.distill.training.output import BaseModelUsed
 from relabel.jobs.report.artifacts import (
     Artifact,
     BundleArtifact,

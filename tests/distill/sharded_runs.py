@@ -78,7 +78,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         seen.update(
             weights=shares(training.module.parameters()),
             moments=shares(moments(training.optimizer)),
-            best_step=outcome.best_step,
+            best_step=outcome.facts.best_step,
         )
         return outcome
 

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.training.locations import CHECKPOINTS, RECORD_NAME, BaseModelUsed, Product
-from relabel.distill.training.output import TrainingRecord, changes
+from relabel.distill.training.output import CHECKPOINTS, RECORD_NAME, BaseModelUsed, Product, TrainingRecord, changes
 from relabel.manifests.errors import StaleRunError
 from tests.killing import killed_at
 

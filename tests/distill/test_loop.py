@@ -25,7 +25,7 @@ from relabel.distill.students.networks import EncoderStudent, load_backbone
 from relabel.distill.students.spec import DistillSpec, TrainSection
 from relabel.distill.students.train import Feed
 from relabel.distill.training import checkpoints
-from relabel.distill.training.locations import list_checkpoints, step_of
+from relabel.distill.training.output import list_checkpoints, step_of
 from relabel.distill.training.runtime import BatchPlan, precision_of
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.process import forget_interruptions, on_signal

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from relabel.distill.students.model import load_student
 from relabel.distill.students.spec import DistillSpec
-from relabel.distill.training.locations import OPTIMIZER, WEIGHTS, checkpoint_name, list_checkpoints, step_of
+from relabel.distill.training.output import OPTIMIZER, WEIGHTS, checkpoint_name, list_checkpoints, step_of
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import make_pairs

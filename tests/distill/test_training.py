@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from relabel.distill.students.model import PAD_MULTIPLE, EncoderTexts, pad_multiple_for
 from relabel.distill.students.networks import EncoderStudent
 from relabel.distill.training import checkpoints
-from relabel.distill.training.locations import WEIGHTS, list_checkpoints, step_of
+from relabel.distill.training.output import WEIGHTS, list_checkpoints, step_of
 from relabel.distill.training.runtime import BatchPlan, batch_sizes
 from relabel.manifests.errors import LockHeldError, StaleRunError, TrainingError
 from relabel.manifests.failpoints import TRAINING_FAILPOINTS

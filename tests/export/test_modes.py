@@ -39,7 +39,7 @@ def test_checkpoints_are_open_to_whom_the_umask_lets(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     from relabel.distill.training.checkpoints import commit, save_state, save_weights
-    from relabel.distill.training.locations import RANDOM, WEIGHTS
+    from relabel.distill.training.output import RANDOM, WEIGHTS
 
     for umask in (0o022, 0o077, 0o002):
         was, scratch = os.umask(umask), tmp_path / f"scratch-{umask}"

@@ -21,10 +21,9 @@ from relabel.distill.teachers.manifest import (
     TEACHER_MANIFEST_VERSION,
     TeacherData,
     TeacherManifest,
-    TeacherTrainingFacts,
 )
-from relabel.distill.training.curves import CURVE_SCHEMA
-from relabel.distill.training.locations import BaseModelUsed
+from relabel.distill.training.curves import CURVE_SCHEMA, TrainingFacts
+from relabel.distill.training.output import BaseModelUsed
 from relabel.jobs.report.artifacts import TeacherArtifact, open_artifacts
 from relabel.jobs.report.build import build_report
 from relabel.jobs.report.lineage import changes, trace
@@ -75,7 +74,7 @@ def forge_teacher(
             answer_tokens=90,
             held_out=SplitSide(8, 2),
         ),
-        training=TeacherTrainingFacts(
+        training=TrainingFacts(
             steps=3,
             epochs=1.0,
             best_step=2,

@@ -14,8 +14,15 @@ import pytest
 
 from relabel.distill.teachers.rewards import RolloutLog
 from relabel.distill.training import output
-from relabel.distill.training.locations import CHECKPOINTS, DIGESTS, RECORD_NAME, STATE, BaseModelUsed, TrainingPlace
-from relabel.distill.training.output import TrainingRecord
+from relabel.distill.training.output import (
+    CHECKPOINTS,
+    DIGESTS,
+    RECORD_NAME,
+    STATE,
+    BaseModelUsed,
+    TrainingPlace,
+    TrainingRecord,
+)
 from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import FileLock, Storage

@@ -10,7 +10,7 @@ from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer,
 from relabel.distill.teachers.rewards import GoldRow, Score, each
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
 from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
-from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.labels import Pair
 from tests.labelers.driving import labeler

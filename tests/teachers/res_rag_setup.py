@@ -12,7 +12,7 @@ from relabel.distill.teachers.res_rag_trainer import GrammarMasks, HeldTrainer
 from relabel.distill.teachers.rewards import GoldRow, Score
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
 from relabel.distill.teachers.spec import EvidenceRollouts, RolloutTraining
-from relabel.distill.training.locations import TrainingPlace
+from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.labels import Pair

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.distill.teachers.bases import check_teacher_base
 from relabel.distill.teachers.sft import SftTrainer
 from relabel.distill.teachers.spec import read_teacher_spec
+from relabel.distill.teachers.trainer import check_teacher_base
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model

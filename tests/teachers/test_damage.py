@@ -23,7 +23,7 @@ from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 from relabel.distill.teachers.trainer import run_to_end
 from relabel.distill.training import checkpoints
-from relabel.distill.training.locations import DIGESTS, RECORD_NAME, list_checkpoints
+from relabel.distill.training.output import DIGESTS, RECORD_NAME, list_checkpoints
 from relabel.manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError, StaleRunError
 from relabel.manifests.files import Storage
 from tests.killing import killed_at
@@ -76,7 +76,7 @@ def train(fresh: Any, tokenizer: Any) -> Any:
 def trained(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("trained") / "checkpoints"
     trainer, outcome = train(folder)
-    assert outcome.best_step == 1
+    assert outcome.facts.best_step == 1
     return folder, copy.deepcopy(trainer.model.state_dict())
 
 
@@ -93,7 +93,7 @@ def moved(trained: tuple[Path, Any], tmp_path: Path) -> Iterator[Path]:
 def test_a_copied_folder_keeps_the_best_step(train: Any, trained: tuple[Path, Any], moved: Path) -> None:
     assert [path.name for path in list_checkpoints(moved)] == ["checkpoint-000001", "checkpoint-000003"]
     trainer, outcome = train(moved)
-    assert outcome.best_step == 1
+    assert outcome.facts.best_step == 1
     assert all(torch.equal(value, trained[1][name]) for name, value in trainer.model.state_dict().items())
     shutil.rmtree(moved / "checkpoint-000001")
     with pytest.raises(ManifestError, match=r"checkpoint-000001: the best step's checkpoint is missing.*--restart"):

@@ -20,9 +20,9 @@ from relabel.distill.teachers.answers import (
     load_answered_rows,
     turns_of,
 )
-from relabel.distill.teachers.bases import TeacherBase, check_teacher_base
 from relabel.distill.teachers.sft import AnswerExamples, make_examples
 from relabel.distill.teachers.spec import SftSpec, read_teacher_spec
+from relabel.distill.teachers.trainer import TeacherBase, check_teacher_base
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.errors import ConfigError, InputError

@@ -17,7 +17,7 @@ from relabel.distill.teachers.rewards import ROLLOUTS_NAME, RolloutLog
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 from relabel.distill.teachers.trainer import run_to_end
-from relabel.distill.training.locations import WEIGHTS
+from relabel.distill.training.output import WEIGHTS
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from tests.killing import killed_at
@@ -83,7 +83,7 @@ def test_resumed_after_an_evaluation_it_goes_on_bit_for_bit(
         shutil.rmtree(tmp_path / "again" / name, ignore_errors=True)
     resumed, again = train(tmp_path / "again", eval_every=1, resume_from=tmp_path / "again" / "checkpoint-000002")
     assert whole.curve.points == resumed.curve.points
-    assert outcome.best_step == again.best_step
+    assert outcome.facts.best_step == again.facts.best_step
     for name in (ROLLOUTS_NAME, f"checkpoint-000004/{WEIGHTS}", "checkpoint-000004/optimizer.safetensors"):
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 

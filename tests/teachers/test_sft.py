@@ -22,7 +22,7 @@ from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
 from relabel.distill.teachers.sft import IGNORED, Example, MaskedCollator, answer_loss
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
-from relabel.distill.training.locations import list_checkpoints, step_of
+from relabel.distill.training.output import list_checkpoints, step_of
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.errors import ConfigError, DiskFullError, LockHeldError, ModelError, StaleRunError, TrainingError

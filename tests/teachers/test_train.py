@@ -142,7 +142,7 @@ def _put(name: str, data: bytes) -> Callable[[Path], Any]:
 IN_THE_WAY: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a student": (_put("manifest.json", b'{"kind": "student", "fingerprint": "f"}'), "is not a teacher's manifest"),
     "a label run": (_put("manifest.json", b'{"state": "complete"}'), "is not a teacher's manifest"),
-    "half a manifest": (_put("manifest.json", b'{"kind"'), "not readable as a teacher's manifest"),
+    "half a manifest": (_put("manifest.json", b'{"kind"'), "is not a teacher's manifest"),
     "a folder of its own": (_put("notes.txt", b"mine"), "holds notes.txt, which no teacher of ours left there"),
     "a file": (_put("", b"mine"), "is a file. Name a folder"),
     "a link to nothing": (lambda out: out.symlink_to(out.parent / "absent"), "is a link that leads nowhere"),
