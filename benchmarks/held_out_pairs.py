@@ -31,7 +31,7 @@ def main() -> None:
     table = pq.read_table(options.pairs)
     table = table.slice(0, options.limit) if options.limit else table
     queries = [str(query) for query in table["query_id"].to_pylist()]
-    side = split_queries(queries, dev=split.shares.dev, test=split.shares.test, seed=split.seed)
+    side = split_queries(queries, dev=split.shares["dev"], test=split.shares["test"], seed=split.seed)
     sides, digest = describe_split(queries, side)
     if digest != split.sha256:
         raise SystemExit(

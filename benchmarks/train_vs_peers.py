@@ -246,7 +246,7 @@ def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
         training = StudentTraining(make_accelerator(settings), module, objective, feed, settings, place)
         start_layers(module, spec)
         with Clock() as clock:
-            rows_per_s = training.run().rows_per_s
+            rows_per_s = training.run().facts.rows_per_s
     rows = len(examples.rows_of(TRAIN)) * settings.epochs
     steady = steady_rate(ends, plan, settings.epochs)
     return {"rows_per_s": rows_per_s, "rows_per_cpu_s": rows / clock.cpu, "steady_rows_per_s": steady}

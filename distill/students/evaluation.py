@@ -169,51 +169,56 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     by_node = {}
     for name in set(examples.heads) - {"relevance"}:
         grade_N = head_grades(examples, name)
-        by_node[name] = _graded(probs[name], grade_N, rows[grade_N[rows] != NO_GRADE])
+        own = rows[grade_N[rows] != NO_GRADE]
+        by_node[name] = graded_figures(probs[name][own], grade_N[own])
     relevance_NK = probs["relevance"]
     taught_sets = (trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
     return SideFigures(
         rows=len(rows),
         judged_by=by,
         baselines=_baselines(examples, judge_N, judged) if len(judged) else None,
-        student=_graded(relevance_NK, judge_N, judged) | _ranked(examples, relevance_NK, judge_N, judged),
+        student=graded_figures(relevance_NK[judged], judge_N[judged])
+        | _ranked(examples, relevance_NK, judge_N, judged),
         teacher=_teacher_against(examples, both) if has_teacher else None,
         student_where_teacher=(
-            _graded(relevance_NK, judge_N, both) | _ranked(examples, relevance_NK, judge_N, both)
-            if has_teacher and len(both) != len(judged)
-            else None
+            _judged(examples, relevance_NK, judge_N, both) if has_teacher and len(both) != len(judged) else None
         ),
         to_teacher=teacher_figures(*taught_sets) if len(taught) else None,
         **by_node,
     )
 
 
+def _judged(examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
+    return graded_figures(probs_NK[rows], grade_N[rows]) | _ranked(examples, probs_NK, grade_N, rows)
+
+
+def _query_numbers(examples: Examples, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """The number of each row's query, and how many there are."""
+    names, query_N = np.unique([examples.queries[row] for row in rows.tolist()], return_inverse=True)
+    return query_N, len(names)
+
+
 def _ranked(examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
     """nDCG@10 of the expected grade, over queries that have a relevant row; equal ones in the order of the rows."""
     if not len(rows):
         return {}
-    query_N, names = np.unique([examples.queries[row] for row in rows.tolist()], return_inverse=True)[::-1]
+    query_N, num_queries = _query_numbers(examples, rows)
     score_N = np.round(probs_NK[rows].astype(np.float64) @ np.arange(probs_NK.shape[1]), 6)
-    found = rank_queries(query_N, np.arange(len(rows)), score_N, grade_N[rows], num_queries=len(names))
+    found = rank_queries(query_N, np.arange(len(rows)), score_N, grade_N[rows], num_queries=num_queries)
     return {NDCG: None if np.isnan(found.ndcg).all() else float(np.nanmean(found.ndcg))}
 
 
 def _baselines(examples: Examples, grade_N: np.ndarray, rows: np.ndarray) -> Baselines:
-    query_N, names = np.unique([examples.queries[row] for row in rows.tolist()], return_inverse=True)[::-1]
-    few = len(rows) <= MOST_LEXICAL
-    lexical_N = bm25([examples.texts[row] for row in rows.tolist()]) if few else None
+    query_N, num_queries = _query_numbers(examples, rows)
+    lexical_N = bm25([examples.texts[row] for row in rows.tolist()]) if len(rows) <= MOST_LEXICAL else None
     return baselines(
         grade_N[rows],
         query_N,
         np.arange(len(rows)),
         grades=examples.grades,
-        num_queries=len(names),
+        num_queries=num_queries,
         lexical_N=lexical_N,
     )
-
-
-def _graded(probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
-    return graded_figures(probs_NK[rows], grade_N[rows]) if len(rows) else {"rows": 0}
 
 
 def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from relabel.distill.students.labels import GoldGrades, LabelTable, Target, load_gold, load_labels, refuse_twice
-from relabel.distill.students.manifest import DataFacts, ExampleCounts, SplitFacts, SplitShares, SplitSide
+from relabel.distill.students.manifest import DataFacts, SplitFacts, SplitSide
 from relabel.distill.students.spec import HEADS, KINDS, NODE_HEADS, DistillSpec
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
@@ -177,7 +177,7 @@ def check_examples(found: Examples) -> None:
             f"grade {seen[0]} is the most probable one of every row to train on: the student learns how sure the "
             "teacher was"
         )
-    judging = (("dev", split.dev, split.shares.dev), ("test", split.test, split.shares.test))
+    judging = (("dev", split.dev, split.shares["dev"]), ("test", split.test, split.shares["test"]))
     found.notes += [
         f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs"
         for name, side, share in judging
@@ -317,11 +317,12 @@ class _Rows:
         sides, split_digest = describe_split(keys, side)
         for name, count in leaking_queries(keys, [folded(pair.query) for pair in self.pairs], side).items():
             sides[name] = replace(sides[name], texts_seen_in_train=count)
-        shares = SplitShares(split.dev, split.test)
+        num_labelled = int(self.is_labelled.sum())
+        shares = {"dev": split.dev, "test": split.test}
         about = DataFacts(
             labels=[table.about for table in self.tables if table.about is not None],
             gold=None if gold is None else replace(gold.about, graded_rows=int((self.gold >= 0).sum())),
-            rows=ExampleCounts(self.size, int(self.is_labelled.sum()), int((~self.is_labelled).sum())),
+            rows={"all": self.size, "labelled": num_labelled, "gold_alone": self.size - num_labelled},
             rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
             split=SplitFacts(split.by, split.seed, shares, **sides, sha256=split_digest),
         )

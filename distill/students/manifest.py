@@ -83,15 +83,6 @@ class LearnedGold:
 
 
 @dataclass(frozen=True)
-class ExampleCounts:
-    """Rows of a distillation."""
-
-    all: int
-    labelled: int
-    gold_alone: int
-
-
-@dataclass(frozen=True)
 class SplitSide:
     """One side; `texts_seen_in_train` counts its queries whose text a training query has under another id."""
 
@@ -101,20 +92,17 @@ class SplitSide:
 
 
 @dataclass(frozen=True)
-class SplitShares:
-    """Expected shares of the queries."""
-
-    dev: float
-    test: float
-
-
-@dataclass(frozen=True)
 class SplitFacts:
-    """How rows were split; `sha256` says which query lies where."""
+    """How rows were split.
+
+    Args:
+        shares: of the queries, expected for dev and test.
+        sha256: of which query lies where.
+    """
 
     by: str
     seed: int
-    shares: SplitShares
+    shares: dict[str, float]
     train: SplitSide
     dev: SplitSide
     test: SplitSide
@@ -130,12 +118,13 @@ class DataFacts:
     """All of it.
 
     Args:
+        rows: how many there are: `all`, `labelled`, and with `gold_alone`.
         rows_by_head: rows that train each head.
     """
 
     labels: list[LearnedLabels]
     gold: LearnedGold | None
-    rows: ExampleCounts
+    rows: dict[str, int]
     rows_by_head: dict[str, int]
     split: SplitFacts
 
@@ -220,7 +209,7 @@ class StudentManifest:
     phi: PhiTable | None
     labels: list[LearnedLabels]
     gold: LearnedGold | None
-    rows: ExampleCounts
+    rows: dict[str, int]
     rows_by_head: dict[str, int]
     split: SplitFacts
     training: TrainingFacts

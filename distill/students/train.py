@@ -318,13 +318,13 @@ class StudentTraining:
         """
         held = StepState.load(checkpoint)
         self.step = step_of(checkpoint)
-        held.restore_curve(self.curve)
+        self.curve.points = held.curve
         self._judge_evaluations()
         checkpoints.load_weights(self.module, checkpoint / WEIGHTS)
         self.optimizer.load_state_dict(checkpoints.cut_moments(held.optimizer, self.optimizer))
         if self.accelerator.scaler is not None and held.scaler is not None:
             self.accelerator.scaler.load_state_dict(held.scaler)
-        held.restore_random(checkpoint)
+        checkpoints.restore_random(held.random)
 
     def _outcome(self) -> Outcome:
         if self.best_step is not None:

@@ -106,7 +106,12 @@ class GrpoTeacher(TeacherTrainer):
         self.labeler = options.model_dump(mode="json")
         self.templates = labeler.template_digests
         self.digest = digest_of([*digest, self.labeler, self.templates])
-        self.notes = self._remarks()
+        self.notes = []
+        if isinstance(spec, GraphGrpoSpec) and not self._gold.has_node_gold:
+            self.notes.append(
+                "gold says nothing of subject and attribute: every node takes the grade's advantage, so this is plain "
+                "GRPO but for the tokens' weights. Name data.gold.subject and data.gold.attribute."
+            )
         grades = Counter(row.gold["grade"] for row in rows)
         self._watch = RewardWatch(spec.watch, gold_share=max(grades.values()) / len(rows))
         self.data = TeacherData(
@@ -133,14 +138,6 @@ class GrpoTeacher(TeacherTrainer):
         _check_rewardable(labeler, options)
         return load_gold_rows(self._spec.data.gold, labeler, self._dialogues, storage, grades=options.grades)
 
-    def _remarks(self) -> list[str]:
-        if isinstance(self._spec, GraphGrpoSpec) and not self._gold.has_node_gold:
-            return [
-                "gold says nothing of subject and attribute: every node takes the grade's advantage, so this is plain "
-                "GRPO but for the tokens' weights. Name data.gold.subject and data.gold.attribute."
-            ]
-        return []
-
     def estimate(self) -> TrainingEstimate:
         """What training would do, each answer as long as it may be."""
         train, rollouts = self._spec.train, self._spec.rollouts
@@ -148,21 +145,17 @@ class GrpoTeacher(TeacherTrainer):
         steps = train.max_steps or max(1, math.ceil(train.epochs * batches * rollouts.updates))
         examples = math.ceil(steps / rollouts.updates) * train.batch_size * train.accumulation
         prompt = self._gold.prompt_tokens / len(self._gold.rows)
+        every = train.eval_every or train.save_every
+        asked = sum(len(row.first.ids) for row in self._held_out if row.first is not None)
+        evaluated = asked + len(self._held_out) * self._max_answer
         return TrainingEstimate(
             rows=len(self._gold.rows),
             examples=examples,
             steps=steps,
             tokens=round(examples * (prompt + self._max_answer)),
             answer_tokens=examples * self._max_answer,
-            eval_tokens=self._eval_tokens(steps),
+            eval_tokens=math.ceil(steps / every) * evaluated if every else 0,
         )
-
-    def _eval_tokens(self, steps: int) -> int:
-        every = self._spec.train.eval_every or self._spec.train.save_every
-        if not self._held_out or every is None:
-            return 0
-        read = sum(len(row.first.ids) for row in self._held_out if row.first is not None)
-        return math.ceil(steps / every) * (read + len(self._held_out) * self._max_answer)
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
         """Train, going on from the last whole checkpoint; with half the batch if memory ends."""
@@ -205,7 +198,11 @@ class GrpoTeacher(TeacherTrainer):
         if arguments.world_size > 1:
             raise ConfigError(f"method {self._spec.method} trains in one process; {arguments.world_size} were started.")
         log.go_on({})
-        trainer: CheckpointTrainer = self._trainer_class()(
+        trainer_class, options = self._method()
+        at_once = self._spec.rollouts.at_once
+        if halvings:
+            at_once = max(1, (at_once or settings.batch_size * settings.accumulation) >> halvings)
+        trainer: CheckpointTrainer = trainer_class(
             model=load_model(self._spec, self._base),
             processing_class=self._base.tokenizer,
             args=arguments,
@@ -222,32 +219,22 @@ class GrpoTeacher(TeacherTrainer):
             log=log,
             held_out=self._held_out,
             patience=None if settings.early_stopping is None else settings.early_stopping.patience,
-            at_once=self._at_once(halvings),
+            at_once=at_once,
             watch=self._watch,
-            **self._method_options(),
+            **options,
         )
         return trainer
 
-    def _trainer_class(self) -> Any:
-        if isinstance(self._spec, GraphGrpoSpec):
-            from relabel.distill.teachers.grpo_trainer import CreditTrainer
+    def _method(self) -> tuple[Any, dict[str, Any]]:
+        """The class of the trainer, and its further arguments."""
+        from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer
 
-            return CreditTrainer
-        from relabel.distill.teachers.grpo_trainer import RolloutTrainer
-
-        return RolloutTrainer
-
-    def _at_once(self, halvings: int) -> int | None:
-        """Answers written together, with the batch halved so often."""
-        train, at_once = self._spec.train, self._spec.rollouts.at_once
-        return max(1, (at_once or train.batch_size * train.accumulation) >> halvings) if halvings else at_once
-
-    def _method_options(self) -> dict[str, Any]:
         spec = self._spec
         assert isinstance(spec, GrpoSpec)
         if not isinstance(spec, GraphGrpoSpec):
-            return {"scored": each(grade_score(spec.near))}
-        return {"scored": each(graph_score(spec.credit.match, spec.credit.miss)), "credit": Credit(spec.credit)}
+            return RolloutTrainer, {"scored": each(grade_score(spec.near))}
+        scored = each(graph_score(spec.credit.match, spec.credit.miss))
+        return CreditTrainer, {"scored": scored, "credit": Credit(spec.credit)}
 
 
 def _nothing_learned(curve: Curve) -> list[str]:
@@ -338,13 +325,8 @@ class ResRagTeacher(GrpoTeacher):
     def _read_gold(self, labeler: Labeler, storage: Storage) -> GoldRows:
         return load_evidence_rows(self._spec.data.gold, labeler, self._dialogues, storage)
 
-    def _trainer_class(self) -> Any:
-        from relabel.distill.teachers.res_rag_trainer import HeldTrainer
-
-        return HeldTrainer
-
-    def _method_options(self) -> dict[str, Any]:
-        from relabel.distill.teachers.res_rag_trainer import GrammarMasks
+    def _method(self) -> tuple[Any, dict[str, Any]]:
+        from relabel.distill.teachers.res_rag_trainer import GrammarMasks, HeldTrainer
 
         assert self._generator is not None
         reward = self._spec.reward
@@ -359,5 +341,4 @@ class ResRagTeacher(GrpoTeacher):
         tokenizer = self._base.tokenizer
         width = max(len(tokenizer), int(self._base.config.get_text_config().vocab_size))
         compiler = GrammarCompiler(tokenizer, vocab_size=width, eos_ids=answer_end_ids(self._base))
-        masks = GrammarMasks(compiler)
-        return {"masks": masks, "judge": EvidenceJudge(self._generator, weights)}
+        return HeldTrainer, {"masks": GrammarMasks(compiler), "judge": EvidenceJudge(self._generator, weights)}

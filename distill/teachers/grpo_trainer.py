@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -135,7 +135,7 @@ def greedy(trainer: Any) -> Iterator[None]:
         yield
     finally:
         trainer.generation_config, trainer.generation_kwargs = sampled
-        checkpoints.restore_random(*states)
+        checkpoints.restore_random(states)
 
 
 # ------------------------------------------------------------------------------
@@ -405,24 +405,6 @@ def _reward(**_: Any) -> list[float]:
 # N prompts, G rollouts of a prompt, B = N·G, T tokens, V nodes
 
 
-class _Credited(NamedTuple):
-    """What travels with a batch of rollouts.
-
-    Args:
-        segment_ids: each token's node [B, T].
-        group_rewards: base rewards of the whole group [B, G, 3].
-        group_index: the rollout's place there [B].
-    """
-
-    segment_ids: Tensor
-    group_rewards: Tensor
-    group_index: Tensor
-
-    @classmethod
-    def of(cls, batch: Mapping[str, Tensor]) -> _Credited:
-        return cls(*(batch[name] for name in cls._fields))
-
-
 class CreditTrainer(RolloutTrainer):
     """GRPO with credit that flows along a graph. All other arguments are RolloutTrainer's.
 
@@ -440,7 +422,9 @@ class CreditTrainer(RolloutTrainer):
     # what travels with the rollouts
 
     def _with_advantages(self, batch: dict[str, Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Also each rollout's tokens' nodes, the base rewards of its whole group, and its place there."""
+        """Also each token's node [B, T], the base rewards of each rollout's whole group [B, G, 3], and its place there
+        [B].
+        """
         batch = super()._with_advantages(batch, inputs)
         completion_ids, group = batch["completion_ids"], self.group
         device = completion_ids.device
@@ -452,29 +436,30 @@ class CreditTrainer(RolloutTrainer):
         base_NG3 = torch.tensor([one.base for one in self._scores], device=device).view(-1, group, 3)
         rewards_BG3 = base_NG3.repeat_interleave(group, 0)
         index_B = torch.arange(group, device=device).repeat(len(base_NG3))
-        return batch | _Credited(segment_BT, rewards_BG3, index_B)._asdict()
+        return batch | {"segment_ids": segment_BT, "group_rewards": rewards_BG3, "group_index": index_B}
 
     def _keep(self, batch: dict[str, Any], node_advantages: Sequence[Sequence[float]] | None = None) -> None:
-        super()._keep(batch, self._node_advantages(_Credited.of(batch)).detach().tolist())
+        super()._keep(batch, self._node_advantages(batch).detach().tolist())
         base_B3 = torch.tensor([one.base for one in self._scores], device=self.accelerator.device)
         reward_V = self._credit.node_rewards(base_B3).mean(0).tolist()
         self._pending |= {f"node_reward_{node}": value for node, value in zip(NODES, reward_V, strict=True)}
 
     # the loss
 
-    def _node_advantages(self, held: _Credited) -> Tensor:
+    def _node_advantages(self, batch: Mapping[str, Tensor]) -> Tensor:
         """A of each rollout's nodes [B, V], with the gradient of the coefficients."""
-        node_BGV = self._credit.advantages(held.group_rewards, epsilon=self._credit.section.epsilon)
-        return node_BGV[torch.arange(len(node_BGV)), held.group_index]
+        node_BGV = self._credit.advantages(batch["group_rewards"], epsilon=self._credit.section.epsilon)
+        return node_BGV[torch.arange(len(node_BGV)), batch["group_index"]]
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        held = _Credited.of(inputs)
-        node_BV = self._node_advantages(held)
+        segment_BT, node_BV = inputs["segment_ids"], self._node_advantages(inputs)
         if node_BV.requires_grad:
-            node_BV.register_hook(functools.partial(self._note_rounding, self._credit.rounding(held.group_rewards)))
-        advantage_BT = token_advantages(node_BV, held.segment_ids)
+            node_BV.register_hook(
+                functools.partial(self._note_rounding, self._credit.rounding(inputs["group_rewards"]))
+            )
+        advantage_BT = token_advantages(node_BV, segment_BT)
         if self._credit.is_by_node:
-            advantage_BT = advantage_BT * node_average_weights(held.segment_ids, inputs["completion_mask"])
+            advantage_BT = advantage_BT * node_average_weights(segment_BT, inputs["completion_mask"])
         loss = super()._loss(model, {**inputs, "advantages": advantage_BT})
         if self._credit.section.learn:
             decay = self._credit.section.decay * self._credit.distance()

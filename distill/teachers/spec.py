@@ -230,8 +230,6 @@ class RewardData(Spec):
 class RolloutTraining(TeacherTraining):
     """How it is trained; TRL's GRPOTrainer does it."""
 
-    epochs: float = Field(1, gt=0)
-    """Passes over the prompts."""
     batch_size: int = Field(8, ge=1)
     """Rollouts of one forward pass on one device; `batch_size` · `accumulation` / `rollouts.group` prompts make a
     step.
@@ -573,18 +571,9 @@ def method_of(name: object) -> TeacherMethod:
 # all of them.
 
 
-def spec_class(method: object) -> type[TeacherSpec]:
-    """The spec of a method.
-
-    Raises:
-        ConfigError: there is no such method.
-    """
-    return method_of(method).spec
-
-
 def teacher_keys() -> tuple[str, ...]:
     """The first keys of all methods' specs."""
-    return tuple(dict.fromkeys(key for name in METHODS for key in spec_class(name).model_fields))
+    return tuple(dict.fromkeys(key for method in METHODS.values() for key in method.spec.model_fields))
 
 
 def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
@@ -599,7 +588,7 @@ def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
         raise ConfigError(f"{where}: `method` is missing; want one of {', '.join(METHODS)}")
     found: dict[str, object] = {}
     try:
-        model = spec_class(values.get("method"))
+        model = method_of(values["method"]).spec
         labeler: Any = values.get("labeler")
         if isinstance(labeler, str):
             labeler = {"name": labeler}
@@ -632,8 +621,8 @@ def teacher_schema() -> Schema:
     definitions: dict[str, Schema] = {}
     labelers = [{"enum": labeler_names()}, *referred(definitions, "labeler", labeler_schemas(definitions))]
     methods = []
-    for name in METHODS:
-        spec = ObjectSchema(spec_class(name), definitions)
+    for name, method in METHODS.items():
+        spec = ObjectSchema(method.spec, definitions)
         spec.offer("labeler", anyOf=[*labelers, {"type": "null"}])
         spec.fix("method", name)
         if "generator" in spec.keys:

@@ -405,10 +405,10 @@ class CheckpointTrainer(Trainer):  # type: ignore[misc]  # transformers is not t
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            StepState.load(checkpoint).restore_random(checkpoint)
+            checkpoints.restore_random(StepState.load(checkpoint).random)
 
     def _take(self, held: StepState) -> None:
-        held.restore_curve(self.curve)
+        self.curve.points = held.curve
         self.load_own_state(held.own)
 
     def adopt_if_finished(self, checkpoint: Path) -> bool:

@@ -25,7 +25,6 @@ from relabel.distill.training.curves import Curve, write_curves
 from relabel.distill.training.output import (
     DIGESTS,
     OPTIMIZER,
-    RANDOM,
     STATE,
     WEIGHTS,
     TrainingPlace,
@@ -169,8 +168,7 @@ def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
 # rename.
 #
 #     checkpoints/checkpoint-000120/weights.safetensors      trained weights (all, or the adapters' alone)
-#                                   optimizer.safetensors    the optimizer's tensors, `<parameter>/<name>`
-#                                   random.safetensors       states of torch's generators, one set a process
+#                                   optimizer.safetensors    tensors of the optimizer, and states of torch's generators
 #                                   state.json               plain values of all of these, and the curve
 #                                   trainer_state.json       transformers' own, of a teacher
 #                                   digests.json             sha256 of each of these
@@ -327,30 +325,25 @@ def load_state(folder: Path) -> dict[str, Any]:
     return found
 
 
-def random_states() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """States of the generators of this process: torch's as tensors, Python's and numpy's as plain values."""
-    tensors = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda{device}": state for device, state in enumerate(torch.cuda.get_rng_state_all())}
+def random_states() -> dict[str, Any]:
+    """States of the generators of this process: those of torch, numpy and Python."""
     name, keys, place, has_gauss, gauss = np.random.get_state()
-    version, words, gauss_next = random.getstate()
-    plain = {
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "numpy": [str(name), [int(key) for key in keys], int(place), int(has_gauss), float(gauss)],
-        "python": [version, list(words), gauss_next],
+        "python": list(random.getstate()),
     }
-    return tensors, plain
 
 
-def restore_random(tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+def restore_random(held: dict[str, Any]) -> None:
     """Put the generators back into these states."""
-    torch.set_rng_state(tensors["cpu"])
-    if torch.cuda.is_available():
-        for device in range(torch.cuda.device_count()):
-            if f"cuda{device}" in tensors:
-                torch.cuda.set_rng_state(tensors[f"cuda{device}"], device)
-    name, keys, place, has_gauss, gauss = plain["numpy"]
+    torch.set_rng_state(held["cpu"])
+    for device, state in zip(range(torch.cuda.device_count()), held["cuda"], strict=False):
+        torch.cuda.set_rng_state(state, device)
+    name, keys, place, has_gauss, gauss = held["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
-    version, words, gauss_next = plain["python"]
+    version, words, gauss_next = held["python"]
     random.setstate((version, tuple(words), gauss_next))
 
 
@@ -364,7 +357,7 @@ class StepState:
 
     Args:
         optimizer: its `state_dict`, with whole tensors.
-        random: generators of Python and numpy; torch's are in a file of their own.
+        random: of `random_states`; taken when the checkpoint is written.
         curve: its points.
         scheduler: of trainers whose learning rate has a state.
         scaler: with fp16.
@@ -384,15 +377,9 @@ class StepState:
         Raises:
             ManifestError: the checkpoint is damaged.
         """
-        return StepState(**load_state(Path(checkpoint)))
-
-    def restore_curve(self, curve: Curve) -> None:
-        """Put the points into a curve."""
-        curve.points = [(int(step), split, name, value) for step, split, name, value in self.curve]
-
-    def restore_random(self, checkpoint: str | Path) -> None:
-        """Put all generators back, torch's from their file."""
-        restore_random(load_file(Path(checkpoint) / RANDOM), self.random)
+        held = StepState(**load_state(Path(checkpoint)))
+        held.curve = [(int(step), split, name, value) for step, split, name, value in held.curve]
+        return held
 
 
 def write_checkpoint(
@@ -425,8 +412,7 @@ def write_checkpoint(
             shutil.rmtree(scratch)
         scratch.mkdir(parents=True)
         save_weights(module, scratch / WEIGHTS)
-        tensors, state.random = random_states()
-        save_file(tensors, scratch / RANDOM)
+        state.random = random_states()
         save_state(scratch, vars(state))
         write_more(scratch)
         write_digests(scratch)

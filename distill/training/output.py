@@ -230,7 +230,7 @@ class OutputFolder:
 
 
 _NAME = re.compile(r"checkpoint-(\d+)")
-WEIGHTS, OPTIMIZER, RANDOM, STATE = "weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"
+WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 DIGESTS = "digests.json"
 
 

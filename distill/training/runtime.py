@@ -236,9 +236,8 @@ class BatchPlan:
         self._seed = seed
         self._epoch = 0
         self._groups = groups or tokens_per_batch is not None
-        self._stretch = (
-            len(rows) if tokens_per_batch is not None else batch_size * stretch_batches(len(rows), batch_size)
-        )
+        batches = min(max(1, len(rows) // (FEWEST_STRETCHES * batch_size)), STRETCH_BATCHES)
+        self._stretch = len(rows) if tokens_per_batch is not None else batch_size * batches
         self._sizes = batch_sizes(
             np.sort(self._lengths)[::-1], batch_size=batch_size, tokens_per_batch=tokens_per_batch
         )
@@ -295,8 +294,3 @@ def batch_sizes(longest_first: np.ndarray, *, batch_size: int, tokens_per_batch:
         sizes.append(size)
         start += size
     return sizes
-
-
-def stretch_batches(num_rows: int, batch_size: int) -> int:
-    """How many batches are cut from one stretch of sorted rows."""
-    return min(max(1, num_rows // (FEWEST_STRETCHES * batch_size)), STRETCH_BATCHES)

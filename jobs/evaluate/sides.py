@@ -181,7 +181,7 @@ def cut_sets(sets: Sequence[LabelSet], side: Side | None, storage: Storage, *, s
 
 
 def _split(split: SplitFacts, keys: Sequence[str]) -> np.ndarray:
-    return split_queries(keys, dev=split.shares.dev, test=split.shares.test, seed=split.seed)
+    return split_queries(keys, dev=split.shares["dev"], test=split.shares["test"], seed=split.seed)
 
 
 def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
