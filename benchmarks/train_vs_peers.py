@@ -39,7 +39,7 @@ from relabel.distill.students.distillation import distill
 from relabel.distill.students.evaluation import graded_figures
 from relabel.distill.students.examples import DEV, TEST, TRAIN, Examples, load_examples
 from relabel.distill.students.losses import Objective
-from relabel.distill.students.model import logits_of_rows, softmax
+from relabel.distill.students.model import logits_of_rows, pad_multiple_for, softmax
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.students.train import Collator, compile_layers
 from relabel.distill.training.runtime import BatchPlan
@@ -240,7 +240,8 @@ def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     settings = spec.train.model_copy(update={"save_every": 10**6})
     with tempfile.TemporaryDirectory() as scratch:
         module, texts, tokens, objective, plan = parts_of(spec, examples)
-        feed = Feed(plan, Collator(examples, tokens, texts, pad_multiple=8), None, accumulation=1)
+        collator = Collator(examples, tokens, texts, pad_multiple=pad_multiple_for(settings.device))
+        feed = Feed(plan, collator, None, accumulation=1)
         ends: list[float] = []
         place = TrainingPlace(Path(scratch), 1, lambda _: ends.append(time.perf_counter()), examples.names)
         training = StudentTraining(make_accelerator(settings), module, objective, feed, settings, place)
@@ -321,6 +322,11 @@ def best_cuts(score: np.ndarray, gold: np.ndarray) -> tuple[float, float]:
     return max(pairs, key=lambda cuts: f1_score(gold, np.searchsorted(cuts, score, side="right"), average="macro"))
 
 
+def rounded(figures: dict[str, Any]) -> dict[str, float | None]:
+    """To four digits; None where a figure is not defined, as a correlation of equal grades."""
+    return {name: None if value is None else round(value, 4) for name, value in figures.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs")
@@ -349,7 +355,7 @@ def main() -> None:
         )
         print(json.dumps({"data path": data_path_rate(spec, examples)}), flush=True)
         for name, figures in baselines(spec, examples).items():
-            print(json.dumps({"side": name, **{key: round(value, 4) for key, value in figures.items()}}), flush=True)
+            print(json.dumps({"side": name, **rounded(figures)}), flush=True)
         for name in filter(None, options.only.split(",")):
             found = sides[name](spec, examples)
             shown = {
@@ -357,7 +363,7 @@ def main() -> None:
                 for key in (*SHOWN, "rows_per_s", "rows_per_cpu_s", "whole_wall_s", "whole_cpu_s")
                 if key in found
             }
-            print(json.dumps({"side": name, **{key: round(value, 4) for key, value in shown.items()}}), flush=True)
+            print(json.dumps({"side": name, **rounded(shown)}), flush=True)
 
 
 if __name__ == "__main__":

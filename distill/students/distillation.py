@@ -336,7 +336,6 @@ def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> StudentManife
     spec, record, base = work.spec, trained.record, work.base
     return StudentManifest(
         version=STUDENT_MANIFEST_VERSION,
-        kind="student",
         relabel=importlib.metadata.version("relabel-ir"),
         name=spec.name,
         fingerprint=fingerprint,

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from relabel.distill.students.spec import KindName
-from relabel.distill.training.curves import TrainingFacts
-from relabel.distill.training.output import BaseModelUsed, read_manifest
+from relabel.distill.training.output import TrainedManifest, read_manifest
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.labels import DEFAULT_PHI, PhiTable
 from relabel.manifests.metrics.evaluation import Baselines
@@ -113,7 +112,7 @@ class SplitFacts:
         return {"train": self.train, "dev": self.dev, "test": self.test}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataFacts:
     """All of it.
 
@@ -130,8 +129,7 @@ class DataFacts:
 
 
 # ------------------------------------------------------------------------------
-# A student's `manifest.json` as records: all that there is to say of how it was made. Fields are in the order of the
-# JSON; those that JSON may do without are None there.
+# A student's `manifest.json` as records: all that there is to say of how it was made.
 
 
 STUDENT_MANIFEST_VERSION = 1
@@ -187,39 +185,22 @@ class JudgedGates:
     checks: list[GateCheck]
 
 
-@dataclass(frozen=True)
-class StudentManifest:
+@dataclass(frozen=True, kw_only=True)
+class StudentManifest(TrainedManifest, DataFacts):
     """All that there is to say about a student.
 
     Args:
         phi: its rule map, where it has more than one head.
-        spec: the resolved spec.
         student: its record, as `student.json` has it.
-        files: sha256 by name, of all files but the manifest.
     """
 
-    version: int
-    kind: Literal["student"]
-    relabel: str
-    name: str
-    fingerprint: str
-    model: BaseModelUsed
+    kind: Literal["student"] = "student"
     heads: dict[str, int]
     temperature: dict[str, float]
     phi: PhiTable | None
-    labels: list[LearnedLabels]
-    gold: LearnedGold | None
-    rows: dict[str, int]
-    rows_by_head: dict[str, int]
-    split: SplitFacts
-    training: TrainingFacts
     metrics: StudentFigures
     gate: JudgedGates
-    notes: list[str]
-    versions: dict[str, str]
-    spec: dict[str, Any]
     student: dict[str, Any]
-    files: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True)

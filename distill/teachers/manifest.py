@@ -9,13 +9,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
-from relabel.distill.training.curves import TrainingFacts
-from relabel.distill.training.output import BaseModelUsed, read_manifest
+from relabel.distill.training.output import TrainedManifest, read_manifest
 from relabel.manifests.records import LEFT_OUT
 
 # ------------------------------------------------------------------------------
-# A teacher's `manifest.json` as records: all that there is to say of how it was made. Fields are in the order of the
-# JSON.
+# A teacher's `manifest.json` as records: all that there is to say of how it was made.
 
 
 TEACHER_MANIFEST_VERSION = 1
@@ -43,32 +41,20 @@ class TeacherData:
     held_out: SplitSide | None = field(default=None, metadata=LEFT_OUT)
 
 
-@dataclass(frozen=True)
-class TeacherManifest:
+@dataclass(frozen=True, kw_only=True)
+class TeacherManifest(TrainedManifest):
     """All that there is to say about a teacher.
 
     Args:
         labeler: its options, by name.
         templates: sha256 of its prompt templates, by file name.
-        spec: the resolved spec.
-        files: sha256 by name, of all files but the manifest and the card.
     """
 
-    version: int
-    kind: Literal["teacher"]
-    relabel: str
-    name: str
+    kind: Literal["teacher"] = "teacher"
     method: str
-    fingerprint: str
-    model: BaseModelUsed
     labeler: dict[str, Any]
     templates: dict[str, str]
     data: TeacherData
-    training: TrainingFacts
-    notes: list[str]
-    versions: dict[str, str]
-    spec: dict[str, Any]
-    files: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
 
 
 def read_teacher_manifest(data: bytes, where: str) -> TeacherManifest:

@@ -314,7 +314,6 @@ def _manifest(
     """All that there is to say about a teacher but its files' digests."""
     return TeacherManifest(
         version=TEACHER_MANIFEST_VERSION,
-        kind="teacher",
         relabel=importlib.metadata.version("relabel-ir"),
         name=spec.name,
         method=spec.method,

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 
-from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME, Point
+from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME, Point, TrainingFacts
 from relabel.manifests import failpoints
 from relabel.manifests.errors import (
     ConfigError,
@@ -37,7 +37,7 @@ from relabel.manifests.manifest import MANIFEST_NAME
 from relabel.manifests.models import ResolvedModel
 from relabel.manifests.plan import differing
 from relabel.manifests.process import check_interrupted
-from relabel.manifests.records import checked, digest_of, plain, read_record, readable_json, sha256_bytes
+from relabel.manifests.records import LEFT_OUT, checked, digest_of, plain, read_record, readable_json, sha256_bytes
 from relabel.manifests.specs import Spec
 from relabel.manifests.store import LocalRunStore, sync_folder
 
@@ -83,13 +83,51 @@ class BaseModelUsed:
     type: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ManifestMark:
-    """The part of a manifest that says whose it is; the rest of it may be of another version."""
+    """The part of a manifest that says whose it is; the rest of it may be of another version.
+
+    Args:
+        kind: `teacher` or `student`.
+        spec: the resolved spec.
+    """
 
     kind: str
     fingerprint: str
     spec: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord(ManifestMark):
+    """What is trained in a folder: `training.json`.
+
+    Args:
+        data: digest of all training data.
+    """
+
+    version: int
+    relabel: str
+    model: BaseModelUsed
+    data: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedManifest(ManifestMark):
+    """What the manifest of any trained model says; fields that JSON may do without are None there.
+
+    Args:
+        versions: of the libraries.
+        files: sha256 by name of the files that decide what the model answers.
+    """
+
+    version: int
+    relabel: str
+    name: str
+    model: BaseModelUsed
+    training: TrainingFacts
+    notes: list[str]
+    versions: dict[str, str]
+    files: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
 
 
 def read_manifest(data: bytes, where: str, cls: type[ManifestT], *, kind: str) -> ManifestT:
@@ -400,25 +438,6 @@ class TrainingPlace:
 
 # ------------------------------------------------------------------------------
 # What is trained in a folder.
-
-
-@dataclass(frozen=True)
-class TrainingRecord:
-    """What is trained in a folder, and what its fingerprint was made of: `training.json`.
-
-    Args:
-        kind: `teacher` or `student`.
-        data: digest of all training data.
-        spec: the resolved spec.
-    """
-
-    version: int
-    kind: str
-    relabel: str
-    fingerprint: str
-    model: BaseModelUsed
-    data: str
-    spec: dict[str, Any]
 
 
 def training_record(product: Product, spec: Spec, model: ResolvedModel, data: str, *, version: int) -> TrainingRecord:

@@ -21,7 +21,15 @@ PRODUCT = Product(
 
 
 def record(learned: str = "d", digest: str = "m", init: str = "hf:a/b", **spec: Any) -> TrainingRecord:
-    return TrainingRecord(1, "teacher", "0.1.0", "f", BaseModelUsed(init, digest), learned, {"init": init, **spec})
+    return TrainingRecord(
+        version=1,
+        kind="teacher",
+        relabel="0.1.0",
+        fingerprint="f",
+        model=BaseModelUsed(init, digest),
+        data=learned,
+        spec={"init": init, **spec},
+    )
 
 
 @pytest.mark.parametrize("start", ["new", "resume"])

@@ -50,7 +50,9 @@ def forge_training(
     checkpoints.mkdir(parents=True)
     spec = {"name": name, "method": "grpo", "labeler": {"name": "r1"}, "train": {"max_steps": 9}}
     base = BaseModelUsed("hf:org/base", "e" * 64, "qwen2")
-    record = TrainingRecord(1, "teacher", "0.1.0", FINGERPRINT, base, "d" * 64, spec)
+    record = TrainingRecord(
+        version=1, kind="teacher", relabel="0.1.0", fingerprint=FINGERPRINT, model=base, data="d" * 64, spec=spec
+    )
     (checkpoints / RECORD_NAME).write_bytes(readable_json(plain(record)))
     log, curve = RolloutLog(checkpoints), []
     place = TrainingPlace(checkpoints, 2, lambda _: None, [])
