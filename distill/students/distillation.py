@@ -243,7 +243,7 @@ class _Work(TrainingInputs):
 
 @dataclass
 class _Trained:
-    """What training left: the module, what it is called now, and what there is to say."""
+    """What training left: the module, its record, and its figures."""
 
     module: Any
     record: StudentRecord
@@ -332,7 +332,7 @@ def _write(work: _Work, trained: _Trained, folder: Path, fingerprint: str) -> St
 
 
 def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> StudentManifest:
-    """All that there is to say about a student but its files' digests."""
+    """The manifest of a student, without its files' digests."""
     spec, record, base = work.spec, trained.record, work.base
     return StudentManifest(
         version=STUDENT_MANIFEST_VERSION,

@@ -324,7 +324,7 @@ def fitted_temperatures(work: TrainingInputs, logits: dict[str, np.ndarray], not
     that the teacher never had. 1 where dev has neither.
 
     Args:
-        notes: what there is to say of it is added.
+        notes: remarks are added.
     """
     found = dict.fromkeys(work.record.heads, 1.0)
     rows = work.examples.rows_of(DEV)

@@ -18,8 +18,8 @@ from relabel.manifests.metrics.gates import GateVerdict
 from relabel.manifests.records import LEFT_OUT, checked, fault_of
 
 # ------------------------------------------------------------------------------
-# What a student learns from, as records: the part of its manifest that is known before it is trained. Fields are in
-# the order of the JSON; those that JSON may do without are None there.
+# What a student learns from, as records: the part of its manifest that is known before it is trained. Fields
+# that JSON may do without are None there.
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class DataFacts:
 
 
 # ------------------------------------------------------------------------------
-# A student's `manifest.json` as records: all that there is to say of how it was made.
+# A student's `manifest.json` as records.
 
 
 STUDENT_MANIFEST_VERSION = 1
@@ -187,7 +187,7 @@ class JudgedGates:
 
 @dataclass(frozen=True, kw_only=True)
 class StudentManifest(TrainedManifest, DataFacts):
-    """All that there is to say about a student.
+    """The manifest of a student: how it was made, and how good it is.
 
     Args:
         phi: its rule map, where it has more than one head.

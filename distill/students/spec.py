@@ -52,7 +52,7 @@ class StudentKind:
         title: what its card calls it.
         does: and what it says that it does.
         reads_query: whether it reads the query alone.
-        trainer: import path of its `Trainer` (`trainers.py`).
+        trainer: import path of its `Trainer` (`bases.py`).
         base: the model of transformers that it starts from.
         has_nodes: whether it can have other heads than relevance.
         refuses: keys of the spec that are for other kinds.
@@ -384,9 +384,9 @@ class DistillSpec(Spec):
     loss: LossSection = LossSection()
     """What is minimised."""
     train: TrainSection = TrainSection()
-    """How."""
+    """How it is trained."""
     split: SplitSection = SplitSection()
-    """On what."""
+    """Which rows train, choose and judge."""
     phi: PhiTable | None = None
     """Rule map of the consistency loss. Default: the one of the label runs, else the built-in."""
     calibrate: bool = True

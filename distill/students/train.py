@@ -122,7 +122,7 @@ class Feed:
 #
 # accelerate has the devices: DDP, autocast, the scaler of fp16. Which rows make a batch, what is minimised, when dev is
 # evaluated and how a checkpoint is written is decided here. What a step does follows from its number, the seed and what
-# the checkpoint before it holds, so that a training goes on from any step as if nothing had happened.
+# the checkpoint before it holds, so that a training resumed at any step equals one that nothing stopped.
 
 
 EARLY_STOPPING = "early_stopping"
@@ -349,7 +349,7 @@ def metric_key(stopping: EarlyStopping) -> str:
 
 # ------------------------------------------------------------------------------
 # One training, module to trained module: batches planned, layers compiled, checkpoints resumed, the batch halved once
-# if memory ends.
+# if memory runs out.
 
 
 def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]) -> tuple[Any, Outcome]:

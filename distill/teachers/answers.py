@@ -279,7 +279,7 @@ class AnsweredTurn(NamedTuple):
 
 
 class UnlearnableError(RelabelError):
-    """A row that gives no example; `args[0]` is why, in words that a count goes before."""
+    """A row that gives no example; `args[0]` is why, a phrase to follow a count of rows."""
 
 
 def check_learnable(options: LabelerOptions, labeler: Labeler, *, has_answers: bool, is_preliminary: bool) -> None:

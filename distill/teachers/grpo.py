@@ -61,9 +61,9 @@ from relabel.manifests.specs import LabelerOptions
 # ------------------------------------------------------------------------------
 # `method: grpo` and `method: graph-grpo`: a teacher learns from what its own answers earn.
 #
-# Each prompt is answered several times; each answer's reward is standardised among those (`advantages.py`), and its
+# Each prompt is answered several times; each answer's reward is standardised among those (`credit.py`), and its
 # tokens are made more or less probable by it: mean_i (1/|τ_i|) Σ_t min(ρA, clip(ρ, 1 ± ε)A) - β·KL over the tokens that
-# the model wrote. Graph-GRPO gives each part of the answer an advantage of its own (`grpo_credit.py`).
+# the model wrote. Graph-GRPO gives each part of the answer an advantage of its own (`credit.py`).
 #
 # Sources: R3A, equations 1 and 2; Graph-GRPO, equations 5 to 15. Read on: `rollouts.py`, `grpo_trainer.py`.
 
@@ -158,7 +158,7 @@ class GrpoTeacher(TeacherTrainer):
         )
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
-        """Train, going on from the last whole checkpoint; with half the batch if memory ends."""
+        """Train, resuming from the last whole checkpoint; with half the batch if memory runs out."""
         log = RolloutLog(checkpoints, columns=EVIDENCE_COLUMNS if isinstance(self._spec, ResRagSpec) else ())
         trained = train_to_end(
             self._spec,
@@ -276,7 +276,7 @@ def answer_end_ids(base: TeacherBase) -> list[int]:
 # `method: res-rag`: a teacher learns to choose evidence by what a frozen generator answers from its choice.
 #
 # The loss is GRPO's, over answers that a grammar holds; see `res_rag_trainer.py`. The reward is in
-# `evidence_scores.py`, the generator in `generators.py`.
+# `evidence.py`, with the generator.
 #
 # Source: RES-RAG (sections 3.3 and 3.4).
 

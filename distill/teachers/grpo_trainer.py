@@ -42,7 +42,7 @@ from relabel.distill.teachers.watch import RewardWatch
 from relabel.distill.training import checkpoints
 
 # ------------------------------------------------------------------------------
-# A spec as TRL says it, and the order of prompts. Imports TRL, which takes ten seconds and more.
+# A spec as TRL's arguments, and the order of prompts. Imports TRL, which takes ten seconds and more.
 
 
 _EPOCH_STRIDE = 1_000_003
@@ -59,12 +59,12 @@ def grpo_arguments(
     halvings: int = 0,
     **changes: Any,
 ) -> GRPOConfig:
-    """The spec as TRL says it: one generation for each optimizer step's rollouts, used `rollouts.updates` times.
+    """The spec as TRL's arguments: one generation for each optimizer step's rollouts, used `rollouts.updates` times.
 
     Args:
         max_answer_tokens: of any one turn.
         has_dev: whether there are held-out rows to evaluate on.
-        halvings: how often the batch was halved for want of memory; accumulation doubles as often.
+        halvings: how often the batch was halved because memory ran out; accumulation doubles as often.
         changes: further arguments of TRL.
     """
     values = argument_values(settings, folder, halvings=halvings)
@@ -98,7 +98,7 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
     epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Said before an epoch's first batch."""
+        """Choose the epoch; called before its first batch."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -147,7 +147,7 @@ def greedy(trainer: Any) -> Iterator[None]:
 # normaliser and loss this equals its plain GRPO bit for bit. Overridden, and why: `rollout_func` (the labeler's turns),
 # `_calculate_rewards` (format judged on token ids), `_generate_and_score_completions` (the population's σ; what the
 # loss needs travels with the batch through TRL's shuffling), `_compute_loss` (its figures by row), `_get_train_sampler`
-# (an order that a resumed second epoch repeats), `_send_telemetry`. Credit by node is `grpo_credit_trainer.py`'s.
+# (an order that a resumed second epoch repeats), `_send_telemetry`.
 
 
 # N prompts, G rollouts of a prompt, B = N·G

@@ -13,7 +13,7 @@ from relabel.distill.training.output import TrainedManifest, read_manifest
 from relabel.manifests.records import LEFT_OUT
 
 # ------------------------------------------------------------------------------
-# A teacher's `manifest.json` as records: all that there is to say of how it was made.
+# A teacher's `manifest.json` as records.
 
 
 TEACHER_MANIFEST_VERSION = 1
@@ -43,7 +43,7 @@ class TeacherData:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherManifest(TrainedManifest):
-    """All that there is to say about a teacher.
+    """The manifest of a teacher: how it was made.
 
     Args:
         labeler: its options, by name.

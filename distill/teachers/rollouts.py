@@ -378,7 +378,7 @@ def check_vllm(section: VllmSection) -> None:
 
     Raises:
         MissingExtraError: vLLM is not installed.
-        ConfigError: there is no GPU, or the URL is none.
+        ConfigError: there is no GPU, or the URL is invalid.
     """
     if section.url is not None:
         server_address(section.url, key="rollouts.vllm.url")
@@ -393,7 +393,7 @@ def check_vllm(section: VllmSection) -> None:
 
 
 def vllm_arguments(section: VllmSection, *, max_tokens: int) -> dict[str, Any]:
-    """The section as TRL's GRPOConfig says it.
+    """The section as arguments of TRL's GRPOConfig.
 
     Args:
         max_tokens: longest rollout, prompt and answers.

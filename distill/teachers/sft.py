@@ -420,7 +420,7 @@ class SftTrainer(TeacherTrainer):
         )
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
-        """Train, going on from the last whole checkpoint; with half the batch if memory ends."""
+        """Train, resuming from the last whole checkpoint; with half the batch if memory runs out."""
         return train_to_end(
             self._spec,
             checkpoints,

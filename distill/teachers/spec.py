@@ -87,7 +87,7 @@ class TeacherSpec(Spec):
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """Passed to the tokenizer's chat template, as a job's `engine.chat_template_kwargs`."""
     train: TeacherTraining = TeacherTraining()
-    """How."""
+    """How it is trained."""
     lora: LoraSpec | None = None
     """Train low-rank adapters instead of all weights; they are merged into the weights that are written."""
     output: OutputText
@@ -156,7 +156,7 @@ class SftSpec(TeacherSpec):
     data: SftData
     """What it learns from."""
     train: SftTraining = SftTraining()
-    """How."""
+    """How it is trained."""
 
     @model_validator(mode="after")
     def _gold_alone_names_its_labeler(self) -> SftSpec:
@@ -182,9 +182,9 @@ class VllmSection(Spec):
     gpu_memory_utilization: float = Field(0.3, gt=0.0, lt=1.0)
     """Share of the GPU's memory for vLLM's weights and cache (colocate)."""
     sleep: bool = False
-    """Both leave the GPU while the model learns (colocate): less memory, and time to bring them back."""
+    """Move both off the GPU while the model learns (colocate): less memory, and time to bring them back."""
     timeout_s: float = Field(240.0, gt=0.0)
-    """How long a server is waited for."""
+    """How long to wait for the server."""
 
     @model_validator(mode="after")
     def _has_the_keys_of_its_mode(self) -> VllmSection:
@@ -206,7 +206,7 @@ class RolloutSection(Spec):
     """Optimizer steps on the same rollouts. From 2 on, the ratio of probabilities leaves 1 and is clipped."""
     at_once: int | None = Field(None, ge=1)
     """Answers written together, those of like length; fewer need less memory. Default: all of a step. Halved when
-    memory ends.
+    memory runs out.
     """
     clip: float = Field(0.2, gt=0.0, lt=1.0)
     """ε: the ratio counts within 1 ± ε (ours)."""
@@ -258,11 +258,11 @@ class RolloutSpec(TeacherSpec):
     rollouts: RolloutSection = RolloutSection()
     """How answers are sampled."""
     train: RolloutTraining = RolloutTraining()
-    """How."""
+    """How it is trained."""
     split: DevSplit = DevSplit()
-    """On what. Rows of dev are not trained on; they are answered at every evaluation, without sampling."""
+    """Which rows train. Rows of dev are not trained on; they are answered at every evaluation, without sampling."""
     watch: WatchSection = WatchSection()
-    """When it is warned of, and ended, for earning its reward without the work."""
+    """When training warns of a reward that is earned without the work, and when it ends for it."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RolloutSpec:
@@ -489,10 +489,10 @@ class ResRagSpec(RolloutSpec):
     rollouts: EvidenceRollouts = EvidenceRollouts()
     """How answers are sampled."""
     train: EvidenceTraining = EvidenceTraining()
-    """How."""
+    """How it is trained."""
     watch: WatchSection = WatchSection(length=None)
-    """When it is warned of, and ended, for earning its reward without the work. Shorter answers are the aim here, so
-    length is not watched; `no_evidence_rate` is the share of questions for which nothing was chosen.
+    """When training warns of a reward that is earned without the work, and when it ends for it. Shorter answers are the
+    aim here, so length is not watched; `no_evidence_rate` is the share of questions for which nothing was chosen.
     """
 
     @model_validator(mode="after")
@@ -521,7 +521,7 @@ class TeacherMethod:
     Args:
         title: what its card calls it.
         spec: its spec.
-        trainer: import path of its `TeacherTrainer` (`trainers.py`).
+        trainer: import path of its `TeacherTrainer` (`trainer.py`).
     """
 
     title: str
@@ -557,7 +557,7 @@ def method_of(name: object) -> TeacherMethod:
     """The method that a spec's `method` names.
 
     Raises:
-        ConfigError: there is none of that name; names those there are, and the nearest.
+        ConfigError: there is no such method; the message lists them, and the nearest.
     """
     if not isinstance(name, str):
         raise ConfigError(f"`method` = {name!r}: want one of {', '.join(METHODS)}")

@@ -311,7 +311,7 @@ def _kept(manifest: TeacherManifest) -> list[str]:
 def _manifest(
     spec: TeacherSpec, base: TeacherBase, trainer: TeacherTrainer, trained: Trained, fingerprint: str
 ) -> TeacherManifest:
-    """All that there is to say about a teacher but its files' digests."""
+    """The manifest of a teacher, without its files' digests."""
     return TeacherManifest(
         version=TEACHER_MANIFEST_VERSION,
         relabel=importlib.metadata.version("relabel-ir"),

@@ -17,8 +17,8 @@ from relabel.manifests.specs import Spec
 
 
 class WatchSection(Spec):
-    """When a training is warned of, and ended, for earning its reward without the work. All thresholds are ours; null
-    turns one off.
+    """When training warns of a reward that is earned without the work, and when it ends for it. All thresholds are
+    ours; null turns one off.
     """
 
     window: int = Field(8, ge=1)
@@ -111,7 +111,7 @@ class RewardWatch:
         return None
 
     def notes(self, curve: Curve) -> list[str]:
-        """What the manifest says of it."""
+        """Remarks for the manifest."""
         found = [f"watch: {one}" for one in self.episodes(curve)]
         ending = self.ended_by(curve)
         if ending is not None:

@@ -96,7 +96,7 @@ def trained_parameters(module: Any) -> Iterator[tuple[str, Any]]:
     """
     seen: set[int] = set()
     for name, parameter in own_parameters(module).items():
-        # a shard's address is no address
+        # a shard has no data pointer of its own
         key = id(parameter) if isinstance(parameter, DTensor) else parameter.data_ptr()
         if parameter.requires_grad and key not in seen:
             seen.add(key)
@@ -175,7 +175,7 @@ def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
 #                 curves.parquet, curves.svg                 of a teacher, as far as its last checkpoint goes
 #
 # A checkpoint is written under another name and renamed when all its bytes are on the disk, so that one that bears its
-# name is whole; it is gone on with only if each file still has its digest.
+# name is whole; it is resumed from only if each file still has its digest.
 
 
 def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:

@@ -286,7 +286,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def how_it_goes_on(checkpoints: Path) -> str:
-    """What is kept of a training that ends early, and what to do, as a message says it."""
+    """What is kept of a training that ends early, and how to continue, for a message."""
     kept = list_checkpoints(checkpoints)
     if kept:
         return f"{kept[-1].name} is kept: --resume goes on from it."
@@ -310,7 +310,7 @@ def digests_of(checkpoint: Path) -> dict[str, str]:
 
 
 def damaged(checkpoint: Path, fault: str) -> ManifestError:
-    """What a checkpoint that can't be gone on with is refused with."""
+    """The error for a checkpoint that can't be resumed from."""
     return ManifestError(f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before.")
 
 
@@ -327,7 +327,7 @@ def join_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
 
 
 # ------------------------------------------------------------------------------
-# What a disk refuses while a model or a checkpoint is written, in our words; who may read the files, and when they are
+# Errors of the disk while a model or a checkpoint is written, as ours; the mode of the files, and when they are
 # on the disk.
 
 
@@ -399,7 +399,7 @@ ROWS_NAMED = 20
 
 @dataclass
 class TrainingPlace:
-    """Where a training keeps its checkpoints, and whom it talks to.
+    """Where a training keeps its checkpoints, and where its progress goes.
 
     Args:
         folder: of the checkpoints.
@@ -490,7 +490,7 @@ def changes(
 
 
 def read_training_record(checkpoints: Path) -> TrainingRecord | None:
-    """What is trained here; None where nothing is, or the record can't be read: then the checkpoints are nobody's."""
+    """What is trained here; None where nothing is, or the record can't be read."""
     try:
         return checked(TrainingRecord, json.loads((checkpoints / RECORD_NAME).read_bytes()))
     except (OSError, ValueError):

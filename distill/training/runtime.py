@@ -71,7 +71,7 @@ def make_accelerator(settings: TrainingSection) -> Accelerator:
 
 
 # ------------------------------------------------------------------------------
-# When memory ends: the batch is halved once and accumulated twice as often, then the training is refused.
+# Out of memory: the batch is halved once and accumulated twice as often, then the training is refused.
 
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def halving(
     Args:
         attempt: trains, with the batch halved so often.
         batch_size: rows; None where it can't be halved.
-        refusal: the error for when that does not help, given the machine's own words.
+        refusal: makes the error for when that does not help, from the system's message.
     Raises:
         TrainingError: what `refusal` makes.
     """
@@ -120,19 +120,19 @@ def halving(
 
 
 def first_line(exc: BaseException) -> str:
-    """An error's own words, as far as a message has room for them."""
+    """The first line of an error, shortened for a message."""
     return (str(exc).splitlines() or [type(exc).__name__])[0][:150]
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
-    """Whether an error says that memory ended, on a device or on the host."""
+    """Whether memory ran out, on a device or on the host."""
     return isinstance(exc, torch.OutOfMemoryError | MemoryError) or any(
         word in str(exc).lower() for word in _MEMORY_WORDS
     )
 
 
 # ------------------------------------------------------------------------------
-# Processes that train together end together, and one of them says why.
+# If one rank fails, all ranks stop, and one of them reports why.
 
 
 MARK_NAME = "ended"
@@ -143,15 +143,15 @@ _LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "brok
 def ending_together(
     accelerator: Accelerator, folder: Path, *, refusal: Callable[[str, str], TrainingError]
 ) -> Iterator[None]:
-    """If one of several processes ends, the others block until its connections break or the launcher stops them. If
-    memory ran out there, their own errors are not reported; else the first that has one reports it. A single process
+    """If one of several processes ends, the others block until its connections break or the launcher stops them. Where
+    memory ran out in one of them, only that is reported; else the first that has an error reports it. A single process
     passes everything on.
 
     Args:
         folder: of the checkpoints, which all processes see.
-        refusal: the error, given the machine's own words and which process it was.
+        refusal: makes the error, from the system's message and which process it was.
     Raises:
-        TrainingError: memory ended here first.
+        TrainingError: memory ran out here first.
         PeerLostError: another process ended, and none has said so.
         SaidElsewhereError: one has.
     """
@@ -196,7 +196,7 @@ def _is_first(mark: Path) -> bool:
 #
 # An epoch's batches follow from (seed, epoch) alone, so that a resumed training meets the same ones, and their number
 # is the same in every epoch. Batches of like length are cut from rows sorted by length within stretches of a shuffled
-# epoch, so that who shares a batch with whom stays mostly chance; with a budget of tokens the whole epoch is one
+# epoch, so that which rows share a batch stays mostly chance; with a budget of tokens the whole epoch is one
 # stretch, since batches cut elsewhere would differ in number.
 
 
@@ -263,7 +263,7 @@ class BatchPlan:
             order = chance.permutation(len(self._rows))
         if self._groups:
             stretches = [order[start : start + self._stretch] for start in range(0, len(order), self._stretch)]
-            # longest first; who ties with whom is drawn
+            # longest first; the order of equals is drawn
             order = np.concatenate(
                 [stretch[np.argsort(-self._lengths[stretch], kind="stable")] for stretch in stretches]
             )

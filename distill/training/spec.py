@@ -130,7 +130,7 @@ def open_base(path: Path, where: str, *, extra: str, purpose: str) -> tuple[Any,
     require("matplotlib", extra="cpu", purpose="The plot of a training")
     from huggingface_hub.errors import StrictDataclassError  # comes with transformers
 
-    transformers.logging.set_verbosity_error()  # it reports weights that a student has no use for, at every load
+    transformers.logging.set_verbosity_error()  # at every load it reports weights that a student does not use
     transformers.logging.disable_progress_bar()
     try:
         return transformers, transformers.AutoConfig.from_pretrained(path)
