@@ -154,5 +154,5 @@ def test_what_a_checkpoint_or_a_manifest_names_is_on_the_disk_first(bench: Calla
     for step in (4, 8, 12):
         final = next(place for place, line in enumerate(lines) if line.endswith(f"/checkpoint-{step:06d}"))
         assert f"sync {target / 'checkpoints' / 'rollouts' / f'step-{step:06d}.parquet'}" in lines[:final]
-        for file in ("weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"):
+        for file in ("weights.safetensors", "optimizer.safetensors", "state.json"):
             assert f"sync {target / 'checkpoints' / f'.part-checkpoint-{step:06d}' / file}" in lines[:final]

@@ -30,7 +30,7 @@ from tests.killing import killed_at
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
 
 STEPS = 3
-FILES = ("weights.safetensors", "optimizer.safetensors", "random.safetensors", "state.json", "trainer_state.json")
+FILES = ("weights.safetensors", "optimizer.safetensors", "state.json", "trainer_state.json")
 
 
 def flip(path: Path) -> None:
