@@ -165,7 +165,9 @@ def open_dataset(
     paths = [file.path for file in listed]
     if not paths:
         raise InputError(
-            f"input.path {', '.join(spec.path)}: no Parquet file there{_left_out(left_out)}. "
+            f"input.path {', '.join(spec.path)}: no Parquet file there"
+            + (f" (left out: {left_out_text(left_out)})" if left_out else "")
+            + ". "
             "Give a .parquet file, a folder that holds some, or a glob."
         )
     check_single(paths, f"input.path {', '.join(spec.path)}")
@@ -220,10 +222,6 @@ def _listed(spec: InputSpec, storage: Storage) -> tuple[list[ListedFile], tuple[
     listings = [list_input(pattern, storage) for pattern in spec.path]
     left_out = sum((listing.left_out for listing in listings), Counter[str]())
     return [file for listing in listings for file in listing.files], tuple(left_out.most_common())
-
-
-def _left_out(left_out: tuple[tuple[str, int], ...]) -> str:
-    return f" (left out: {left_out_text(left_out)})" if left_out else ""
 
 
 def open_parquet(path: str, storage: Storage) -> PlainParquet:

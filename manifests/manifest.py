@@ -273,12 +273,6 @@ def digest_of_listing(etags: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def seconds_between(spans: Iterable[tuple[str, str]]) -> float:
-    return round(
-        sum((datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds() for first, last in spans), 3
-    )
-
-
 def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]) -> Snapshot | None:
     """What the receipts say by the word of a manifest that was made of them; None if an earlier relabel left a part
     out.
@@ -369,6 +363,7 @@ class ReceiptCounts:
 
     def snapshot(self, listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
         """All that was counted, as found under these names and etags."""
+        spans = ((datetime.fromisoformat(first), datetime.fromisoformat(last)) for first, last in self._spans.values())
         tally = Tally(
             self._rows,
             self._labelled,
@@ -376,7 +371,7 @@ class ReceiptCounts:
             dict(self._quarantined),
             self._chunks,
             {stage: dict(counts) for stage, counts in self._stages.items()},
-            seconds_between(self._spans.values()),
+            round(sum((last - first).total_seconds() for first, last in spans), 3),
         )
         return Snapshot(
             tally,

@@ -170,7 +170,6 @@ class LocalStore:
         self.root = self.url = str(root)
         self.readers = 1  # the disk's own cache is faster than any pool of threads
         self._folder = Path(root)
-        self._known_folders: set[Path] = set()
 
     def path(self, name: str) -> Path:
         """Where a name lies.
@@ -388,9 +387,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _temp(self, path: Path, data: bytes, *, is_synced: bool = True) -> Iterator[Path]:
-        if path.parent not in self._known_folders:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._known_folders.add(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with held_temp(path.parent) as (temp, descriptor):
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(data)
@@ -598,9 +595,7 @@ class ObjectStore:
 
     def etags(self, folder: str) -> dict[str, str]:
         """Names of all objects below a folder, sorted, each with its ETag."""
-        found = {entry.name: entry.tag for entry in self.entries(folder)}
-        names = sorted(found)  # S3 lists in this order, so that a million names need not be held twice
-        return found if names == list(found) else {name: found[name] for name in names}
+        return dict(sorted((entry.name, entry.tag) for entry in self.entries(folder)))
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, replacing what has that name. A put whose reply was lost is repeated: it writes the same
