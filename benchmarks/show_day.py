@@ -30,7 +30,7 @@ DOCS_PER_QUERY = 10
 
 
 class Tick(NamedTuple):
-    """What one tick amounted to: its command line, exit code and counts of its own."""
+    """The result of one scheduled call: its command line, exit code and counts of its own."""
 
     line: str
     what: str
@@ -141,7 +141,7 @@ class Day:
         self.note(number + 1, overlapping, second, ended.code, ended.said, ended.seconds)
 
     def note(self, number: int, what: str, line: list[str], code: int, said: dict[str, Any], seconds: float) -> None:
-        """Keep what a tick amounted to, and show it."""
+        """Keep the result of a scheduled call, and print it."""
         did = said["this_run"]
         quarantined = sum(count for status, count in did["statuses"].items() if status != "ok")
         shown = " ".join(line[: line.index("--metrics")]).replace(f"{self.folder}/", "")

@@ -57,7 +57,7 @@ IDENTITY = dict.fromkeys(("subject", "attribute", "consistency"), 1e-9)
 
 
 class Trained(NamedTuple):
-    """What one student amounted to.
+    """The figures of one student.
 
     Args:
         checks: macro F1 on dev after the epochs of `CHECKS`.

@@ -37,7 +37,7 @@ def metrics_in(expression: str) -> set[str]:
     that our rules keep to.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such an expression.
     """
     tokens, names = [*tokens_of(expression), "end", "end"], set()
 
@@ -74,7 +74,7 @@ def metrics_in(expression: str) -> set[str]:
     "wrong",
     ["", "a >", "a b", "(a > 1", "a > 1)", "> 1", "a and and b", "times()", "time(", "a !! 1", "a > 2 *", "a{", "1 2"],
 )
-def test_the_check_refuses_what_is_no_expression(wrong: str) -> None:
+def test_the_check_refuses_an_invalid_expression(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"where|no PromQL"):
         metrics_in(wrong)
 
@@ -121,7 +121,7 @@ def test_a_code_is_an_alert_exactly_where_it_waits_for_a_person(tmp_path: Path) 
     assert written(tmp_path, Exit.OVER_LIMIT)["relabel_exit_code"] == Exit.OVER_LIMIT
 
 
-def test_every_service_says_when_it_failed_and_the_one_that_says_it_is_reported_which(tmp_path: Path) -> None:
+def test_every_service_reports_its_failure_by_the_unit_that_sends_alerts(tmp_path: Path) -> None:
     for path in UNITS:
         unit = configparser.ConfigParser(interpolation=None, strict=True)
         unit.optionxform = str  # type: ignore[assignment, method-assign]

@@ -108,7 +108,7 @@ def test_the_schema_check_sees_a_wrong_key_and_a_wrong_type() -> None:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_a_kubernetes_job_says_pods_their_number_and_every_exit_code_has_a_rule(path: Path) -> None:
+def test_pods_of_a_kubernetes_job_know_their_number_and_every_exit_code_has_a_rule(path: Path) -> None:
     manifest = yaml.safe_load(path.read_text())
     job, pod = job_of(manifest), container(manifest)
     variables = {one["name"]: one.get("value") for one in pod["env"]}

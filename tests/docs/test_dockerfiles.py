@@ -38,7 +38,7 @@ def test_what_a_dockerfile_runs_is_what_its_page_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_it_is_on_a_python_that_will_do_and_runs_as_nobody(name: str) -> None:
+def test_it_has_a_python_that_is_new_enough_and_runs_as_nobody(name: str) -> None:
     found = dict(instructions(name))
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     version = tuple(map(int, found["FROM"].removeprefix("python:").removesuffix("-slim").split(".")))

@@ -143,7 +143,7 @@ def test_what_a_scheduler_calls_needs_no_working_directory() -> None:
 
 
 @pytest.mark.parametrize("name", ["cron/relabel", "systemd/relabel@.service"])
-def test_a_tick_from_the_root_lands_next_to_its_job_file_and_the_next_one_labels_nothing(
+def test_a_scheduled_run_from_the_root_writes_next_to_its_job_file_and_the_next_one_labels_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (DOCS / "deploy" / name).read_text()

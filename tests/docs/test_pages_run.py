@@ -1,7 +1,7 @@
 """The commands of the pages, run: each page in a folder of its own, from its first line to its last, on tiny data.
 
-A `bash` line has to end in 0, or in the code that a remark after it names (`# exit 10: nothing to do`). A `console`
-line has to print, also, what the page shows under it: line by line, with any number for a number, any digest for a
+A `bash` line has to end in 0, or in the code that its comment names (`# exit 10: nothing to do`). A `console` line
+also has to print what the page shows under it: line by line, with any number for a number, any digest for a
 digest, and anything for a line `…`. Blocks with a title (`title="job.yaml"`) are files, written before the line that
 follows them. What can't be run here is in `NOT_RUN` with its reason, and has to parse (`test_calls`).
 """
@@ -85,7 +85,7 @@ def shapes(lines: list[str]) -> list[str]:
 
 
 def shows(shown: list[str], printed: list[str]) -> bool:
-    """Whether the lines of a page are those that were printed, where a line `…` represents any lines."""
+    """Whether the lines of a page are those that were printed, where a line `…` matches any lines."""
     if not shown:
         return not printed
     if shown[0] == "…":

@@ -25,7 +25,7 @@ PORTS = (
     "relabel.manifests.asks.Engine",
     "relabel.export.tensorrt_engines.EngineFormat",
 )
-"""What an object for an entry point answers to."""
+"""The interfaces that entry points implement."""
 
 
 def declared() -> Iterator[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""What docs/python.md shows runs as it is, in a working directory with hostile modules of our folders' names, and
+"""The code of docs/python.md runs as it is, in a working directory with hostile modules of our folders' names, and
 gives what the commands give.
 """
 
