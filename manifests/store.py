@@ -170,6 +170,7 @@ class LocalStore:
         self.root = self.url = str(root)
         self.readers = 1  # the disk's own cache is faster than any pool of threads
         self._folder = Path(root)
+        self._known_folders: set[Path] = set()
 
     def path(self, name: str) -> Path:
         """Where a name lies.
@@ -387,7 +388,9 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _temp(self, path: Path, data: bytes, *, is_synced: bool = True) -> Iterator[Path]:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in self._known_folders:  # one that vanished since is an error, and is not made again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._known_folders.add(path.parent)
         with held_temp(path.parent) as (temp, descriptor):
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(data)
