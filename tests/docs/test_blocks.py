@@ -18,8 +18,8 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.jobs.conftest import JOB, folder, no_scheduler  # noqa: F401
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-OWN_LABELER = {"resolves"}
-"""Labelers that a page makes; its own run is their test."""
+OWN = {"resolves", "toy"}
+"""Labelers and engines that a page makes; its own run is their test."""
 
 
 def of(language: str) -> list[Any]:
@@ -41,7 +41,7 @@ def test_yaml_of_a_page_is_a_job_a_student_a_teacher_or_a_part_of_a_job(
         validate_spec(DistillSpec, values, where=block.page.name)
     elif "init" in values:
         read_teacher_spec(values, where=block.page.name)
-    elif values.get("labeler", {}).get("name") not in OWN_LABELER:
+    elif OWN.isdisjoint(values.get(section, {}).get("name") for section in ("labeler", "engine")):
         assert set(values) <= set(JobSpec.model_fields)
         (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, **values}))
         load_job("job.yaml")

@@ -23,7 +23,7 @@ import pytest
 from relabel.jobs.cli import COMMANDS
 from tests.distill.conftest import encoder_dir  # noqa: F401
 from tests.docs.pages import DOCS, PAGES, ROOT, Command, blocks, commands
-from tests.docs.worlds import WORLDS, Rows, call, endpoint
+from tests.docs.worlds import WORLDS, Rows, call, endpoint, toy_server
 from tests.evaluate.conftest import random_rows  # noqa: F401
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
 
@@ -135,6 +135,9 @@ def test_the_commands_of_a_page_do_what_the_page_says(
             if "localhost:8000" in command.line:
                 (model,) = Path().glob("out/bundle/triton/*-fp32/1/model.onnx")
                 places["localhost:8000"] = running.enter_context(endpoint(model))
+            if command.line.startswith("python toy_server.py"):
+                running.enter_context(toy_server())
+                continue
             check(command, places, capsys)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,6 +185,21 @@ def endpoint(model: Path) -> Iterator[str]:
             thread.join()
 
 
+@contextmanager
+def toy_server() -> Iterator[None]:
+    """The server of docs/writing-an-engine.md at a free port, which the job's commands are given."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "toy_server.py", str(port)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELABEL_ENGINE__ARGS__URL", f"http://127.0.0.1:{port}")
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
 WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
     "commands.md": lambda folder, _: write_pairs(folder),
@@ -205,5 +223,6 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "storage.md": lambda folder, _: first_job(folder),
     "workers.md": lambda folder, _: first_job(folder),
     "writing-a-labeler.md": lambda folder, _: write_pairs(folder),
+    "writing-an-engine.md": lambda folder, _: write_pairs(folder),
 }
 """Page → what lies in the working folder before its first command."""
