@@ -189,7 +189,7 @@ def read_actions(text: str, subtree: Subtree) -> Actions:
             ids[kind][int(rest.partition(":")[0])] = None
     has_actions = any(ids.values())
     if num_refusals and has_actions:
-        faults.append(f"{REFUSE} is alongside actions")
+        faults.append(f"{REFUSE} is given together with actions")
         expelled, num_refusals = expelled + num_refusals, 0
     if not (has_actions or num_refusals or faults):
         faults.append("there is no action")

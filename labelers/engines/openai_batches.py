@@ -186,7 +186,7 @@ class Batches:
         return record
 
     async def _begin(self, name: str, file: str) -> str:
-        """Hand a batch over once: where no reply came, it is searched for before it is handed over again."""
+        """Submit a batch once: if no reply came, the server's list is searched for it before it is submitted again."""
         body = {
             "input_file_id": file,
             "endpoint": URL,

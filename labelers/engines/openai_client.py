@@ -312,8 +312,8 @@ class ApiClient:
         return Failure("error", f"no usable reply in {len(tries)} tries; the last one: {tries[-1].reason}")
 
     async def _blame(self, did: str, why: str) -> None:
-        """Count a request that amounted to nothing; end the run where it is the server that answers nothing any more,
-        and not the rows that it does not like.
+        """Count a request without a usable answer, and end the run if the server, rather than single rows, is the
+        cause.
 
         Args:
             did: the server, of the last requests.

@@ -46,7 +46,7 @@ LLAMA_2 = (
 LLAMA_3 = (
     EACH + "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}" + END
 ) + "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
-MISTRAL = (  # the system's text is with the last question
+MISTRAL = (  # the system's text is put into the last question
     "{% if messages[0].role == 'system' %}{% set rules = messages[0].content %}{% set turns = messages[1:] %}"
     "{% else %}{% set turns = messages %}{% endif %}{% for m in turns %}{% if m.role == 'user' %}"
     "{{ '[INST] ' + (rules + '\n\n' if loop.last and rules is defined else '') + m.content + '[/INST]' }}"

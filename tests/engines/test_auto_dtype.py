@@ -1,5 +1,5 @@
-"""`dtype: auto` on a CPU: what it amounts to, and that an output is of one precision whichever machines worked at
-it."""
+"""`dtype: auto` on a CPU: which precision it selects, and that an output has one precision on whichever machines it
+was made."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_an_output_that_was_begun_in_float32_goes_on_so(
     path, output = job()
     cpu(PLAIN)
     assert run(path, "--shard", "0/2") == 0
-    (output / "engine.json").unlink()  # an earlier version wrote none: its receipts say
+    (output / "engine.json").unlink()  # an earlier version wrote none: its receipts hold the precision
     cpu(FAST)
     assert run(path, "--shard", "1/2") == 0
     assert set(dtypes(output)) == {"float32"}
@@ -187,7 +187,7 @@ def test_the_choice_is_made_before_the_first_label(
 
 
 @pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
-def test_what_is_asked_next_to_an_output_is_asked_in_its_precision(
+def test_asks_for_an_existing_output_use_its_precision(
     job: Callable[..., tuple[str, Path]],
     cpu: Callable[[frozenset[str]], None],
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""What a checkpoint's directory says before any weight is loaded."""
+"""What a checkpoint's directory reveals before any weight is loaded."""
 
 from __future__ import annotations
 

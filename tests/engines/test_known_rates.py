@@ -1,5 +1,5 @@
 """First estimates: how fast a model answers here, and how long its answers are, is known from its last run or a probe,
-or is reported not to be known. Nothing but estimates depends on that.
+or is reported as unknown. Nothing but estimates depends on that.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def width(interval: list[float]) -> float:
     return interval[2] / interval[0]
 
 
-def test_a_run_says_the_next_plan_of_its_model_and_labeler_how_fast_it_goes(home: Home) -> None:
+def test_the_next_plan_with_a_model_and_labeler_knows_the_rate_of_their_last_run(home: Home) -> None:
     first = home.job("first", 0)
     before = home.estimate(first)
     assert before["seconds"] is None
@@ -129,8 +129,8 @@ def test_a_probe_measures_and_leaves_the_output_with_a_plan_alone(home: Home) ->
     assert again["seconds"] == [0, 0, 0]
 
 
-def test_what_a_run_reported_stays_whatever_is_probed_later_unless_it_was_in_another_precision(home: Home) -> None:
-    """A probe of 16 rows took the place of what a run of millions had reported."""
+def test_the_rate_of_a_run_outlasts_later_probes_unless_they_use_another_precision(home: Home) -> None:
+    """A probe of 16 rows once replaced the rate of a run of millions."""
     args = {"cache_dir": str(home.cache), "device": "cpu", "num_threads": 1}
     home.call("run", home.job("first", 0, args=args))
     (kept,) = home.kept
@@ -189,7 +189,7 @@ def test_a_cache_that_cannot_be_written_ends_no_run(home: Home) -> None:
     assert home.estimate(home.job("second", 100))["seconds"] is None
 
 
-def test_a_retry_says_nothing_of_other_rows(home: Home) -> None:
+def test_a_retry_gives_no_rate_for_other_rows(home: Home) -> None:
     path = home.job("first", 0, labeler="r3a")
     assert home.call("run", path)["quarantined"] > 0, "a random model quotes nothing"
     before = home.kept[0].read_bytes()

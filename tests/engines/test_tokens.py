@@ -169,7 +169,7 @@ def test_a_label_that_merges_with_the_markers_end_is_looked_up_alone():
     assert [merged.decode([token]) for token in ids] == ["0", "1", "2"]
 
 
-def test_labels_of_several_tokens_are_by_distinct_first_ones(encoder):
+def test_labels_of_several_tokens_are_represented_by_distinct_first_ones(encoder):
     assert len(set(resolve_labels(encoder, Decision("x", ">", ("yes", "no")), tokenizer_name="tiny"))) == 2
     with pytest.raises(ModelError, match=r"tiny.*'10'.*'12'"):
         resolve_labels(encoder, Decision("x", ">", ("10", "12")), tokenizer_name="tiny")

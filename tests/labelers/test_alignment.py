@@ -1,5 +1,5 @@
-"""A passage is found where it is, or where the document reads most like it; which nodes that means does not change
-with a character more or less.
+"""A passage is found where it occurs verbatim, else where the document is most similar to it; the nodes found do not
+change with a character more or less.
 """
 
 from __future__ import annotations

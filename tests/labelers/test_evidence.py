@@ -17,7 +17,7 @@ from tests.strategies import texts
 
 
 def find_fragment(fragment: str, document: str) -> Span | None:
-    """Where a fragment first is, white space at its ends taken off; None where it does not, or is blank."""
+    """Where a fragment first occurs, without white space at its ends; None if it does not occur or is blank."""
     return _Index(document).find(fragment.strip())
 
 
@@ -35,7 +35,7 @@ def documents_and_spans(draw: st.DrawFn) -> tuple[str, int, int]:
 
 @settings(max_examples=400, deadline=None)
 @given(documents_and_spans())
-def test_every_span_of_a_document_is_found_as_it_is(drawn: tuple[str, int, int]) -> None:
+def test_every_span_of_a_document_is_found_verbatim(drawn: tuple[str, int, int]) -> None:
     document, start, end = drawn
     fragment = document[start:end]
     assume(fragment.strip() and fragment.strip().lower() != "none")
@@ -98,7 +98,7 @@ def test_several_fragments_are_one_a_line_and_keep_their_order() -> None:
         read_evidence("Five.\nSix.", document)
 
 
-def test_lines_that_are_together_are_one_fragment() -> None:
+def test_adjacent_lines_are_one_fragment() -> None:
     assert read_evidence("four.\nFive.", "Three four.\n \nFive.") == (Span(6, 19, "four.\n \nFive."),)
 
 

@@ -204,7 +204,7 @@ def test_slow_answers_are_overtaken_and_take_their_time() -> None:
 
 
 def test_a_crash_takes_all_in_flight_and_a_new_life_gets_past_it() -> None:
-    asked = requests(120)  # lives are drawn again each time: that none of so many goes down has a chance of 2e-12
+    asked = requests(120)  # crashes are drawn again in each process: the chance that none of so many crashes is 2e-12
     done: dict[int, Answer] = {}
     lives = 0
     while len(done) < len(asked) and lives < 500:

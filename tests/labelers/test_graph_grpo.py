@@ -81,8 +81,8 @@ def test_the_prompt_says_the_jobs_own_rule_and_a_rule_that_it_does_not_say_flags
 ) -> None:
     options = {"grades": grades, "phi": phi}
     says, silent = (
-        labeler("graph-grpo", **options, phi_in_prompt=reported).probe()[0].messages[0].text
-        for reported in (True, False)
+        labeler("graph-grpo", **options, phi_in_prompt=is_shown).probe()[0].messages[0].text
+        for is_shown in (True, False)
     )
     stated_rules = [line for line in says.splitlines() if line not in silent.splitlines()]
     assert stated_rules[0] == "The final grade follows from the two scores:"

@@ -1,5 +1,5 @@
 """Documents that hold what an answer is made of: a labeler's own tags and JSON keys, its markers, whole answers,
-control tokens. Prompts keep them apart as data, and a label is what it would be alongside a harmless document. For
+control tokens. Prompts keep them apart as data, and a label is the same as for a harmless document. For
 every labeler in the registry, with snares made of its own formats.
 """
 

@@ -46,7 +46,7 @@ def labelled(name: str, rows: list[Pair]) -> tuple[list[LabelRow | QuarantineRow
 
 @pytest.mark.parametrize("name", SIBLINGS)
 def test_three_thousand_documents_take_a_prompt_of_some_and_memory_in_proportion(name: str) -> None:
-    documents = [f"Document {number} reports roses, and of their thorns." for number in range(3000)]
+    documents = [f"Document {number} is about roses and their thorns." for number in range(3000)]
     peaks = []
     for count in (1000, 3000):
         rows, peak = labelled(name, query_of(name, *documents[:count]))

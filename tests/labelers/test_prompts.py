@@ -23,7 +23,7 @@ def turn(folder: Path, source: str, **more: Any) -> Turn:
 
 
 @given(query=texts(), document=texts())
-def test_data_is_in_its_place_as_it_is(tmp_path_factory, query: str, document: str) -> None:
+def test_data_is_inserted_verbatim(tmp_path_factory, query: str, document: str) -> None:
     folder = tmp_path_factory.mktemp("templates", numbered=True)
     message = turn(folder, "Q: {{ query }}{{ document }}\nagain {{ query }} of {{ grades }}").message(query, document)
     assert message.parts == ("Q: ", query, "", document, "\nagain ", query, " of 3")

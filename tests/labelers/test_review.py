@@ -49,7 +49,7 @@ USEFUL = {"": [], "1": [1], "3, 1": [3, 1], "1,1": [1, 1], "2": [2], "0": [0], "
 
 
 @pytest.mark.parametrize("sufficient", ["yes", "no"])
-def test_the_whole_truth_table_of_what_may_are_together(sufficient: str) -> None:
+def test_the_whole_truth_table_of_valid_combinations(sufficient: str) -> None:
     columns: dict[str, Any] = {"previous_queries": ("when to prune roses",), "previous_docs": ("d2", "d9")}
     pair = query_of(["a", "b", "c"], aspect="rose tools", **columns)[0]
     for (kind, query), (useful, numbers), summary in itertools.product(

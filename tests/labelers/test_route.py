@@ -40,7 +40,7 @@ PAIR = Pair(
 
 
 def say(*actions: str) -> str:
-    """`+text` answers by the node of this text, `>text` expands it; all else as it is."""
+    """`+text` answers by the node of this text, `>text` expands it; everything else is left unchanged."""
     kinds = {"+": "[ANSWER]", ">": "[EXPAND]"}
     return "\n".join(f"{kinds[one[0]]} {IDS[one[1:]]}: {one[1:]}" if one[0] in kinds else one for one in actions)
 
@@ -156,7 +156,7 @@ def test_case_white_space_and_what_begins_a_control_token_do_not_count_in_a_pref
 
 def test_a_refusal_is_alone_and_prose_is_no_action() -> None:
     both = say(f"+{PASSAGE}", "[REFUSE]")
-    with pytest.raises(VerdictError, match="is alongside"):
+    with pytest.raises(VerdictError, match="is given together with actions"):
         label_of([both])
     label, _ = label_of([both], expelled="keep")
     assert (label.grade, label.columns["refused"], label.columns["expelled"]) == (2, False, 1)
@@ -268,7 +268,7 @@ def replay(subject: Any, pair: Pair, row: dict[str, Any]) -> list[Exchange]:
 
 @settings(max_examples=60, deadline=None)
 @given(sketch=sketches(), seed=st.integers(0, 2**63 - 1))
-def test_a_label_says_what_was_asked_and_answered(sketch: Sketch, seed: int) -> None:
+def test_a_label_records_what_was_asked_and_answered(sketch: Sketch, seed: int) -> None:
     document, tree = tree_of(sketch)
     passages = tuple(node.text for node in tree.nodes if node.is_content)[:3]
     pair = PAIR._replace(document=document, columns={COLUMN: tuple(tree.values()), "passages": passages})
@@ -281,7 +281,7 @@ def test_a_label_says_what_was_asked_and_answered(sketch: Sketch, seed: int) -> 
         assert sorted(line.split(":")[0] for line in one.completion.split("\n")) == sorted(set(same))
 
 
-def test_of_several_asks_of_a_step_the_one_that_was_answered_is_reported() -> None:
+def test_of_several_asks_of_a_step_the_answered_one_is_recorded() -> None:
     long = "word " * 4000 + "end."
     document, tree = tree_of(section("A page", section("One", long, "Short text."), section("Two", long)))
     columns = {COLUMN: tuple(tree.values()), "passages": ("Short text.",)}
@@ -293,8 +293,8 @@ def test_of_several_asks_of_a_step_the_one_that_was_answered_is_reported() -> No
     assert [one.prompt for one in replay(subject, pair, row_of(label))] == answered
 
 
-def test_of_lines_that_were_expelled_nothing_is_reported() -> None:
-    """What is legal next to them is, as it would have been written; a step without anything legal has nothing."""
+def test_expelled_lines_are_not_recorded() -> None:
+    """The legal lines of the same answer are, as if they were alone; a step without legal lines records nothing."""
     said = [say(">Records", "[ANSWER] 99: nowhere", f"+{PASSAGE}", "[REFUSE]"), "[EXPAND] 99: nowhere", "prose"]
     label, _ = label_of([said[0], said[1]], expelled="keep")
     subject = labeler("route", expelled="keep")

@@ -1,4 +1,4 @@
-"""`variants`: what is asked of it, and what its answers amount to."""
+"""`variants`: what is asked of it, and what its answers become."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def first_ask(pair: Pair, name: str = "variants") -> Ask:
     return next(labeler(name).label(pair))
 
 
-def test_variants_are_asked_once_a_query_and_are_in_every_row() -> None:
+def test_variants_are_asked_once_a_query_and_written_to_every_row() -> None:
     pairs = [Pair(i, f"q{i % 2}", f"prune roses of kind {i % 2}", f"d{i}", f"Document {i}.") for i in range(20)]
     rows, asks = run_loop("variants", pairs)
     assert (len(rows), asks) == (20, 2)

@@ -23,7 +23,7 @@ def fillers(title: str, count: int) -> Iterable[str]:
 
 
 def park() -> Tree:
-    """Headings and content are at the ids of the paper's page, one higher; what it leaves out is filled up."""
+    """Headings and content have the ids of the paper's page, one higher; gaps that it leaves are filled."""
     planning = section("Initial planning and construction", *fillers("planning", 11))
     nineties, noughties = section("1990s", "A rough decade."), section("2000s", "The tallest coaster opened.")
     tens = section("2010s", *fillers("tens", 8))
@@ -79,7 +79,7 @@ def test_the_case_of_the_paper() -> None:
     assert lines[-1] == "\t49: Events"
 
 
-def test_what_is_next_to_above_and_below_a_match_is_lit() -> None:
+def test_the_siblings_ancestors_and_children_of_a_match_are_lit() -> None:
     listed = section("A list.", section("Its item.", "Deep below."), "Its other item.")
     _, tree = tree_of(section("T", section("H", "Before.", listed, "After.", section("Below", "Hidden."))))
     texts = [node.text for node in tree.nodes]

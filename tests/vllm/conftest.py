@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def save_model(folder: Path, *, merged: bool = False, width: int = 5) -> Path:
-    """A random Qwen2 with heads of 32, the smallest that vLLM's CPU attention takes, alongside its tokenizer."""
+    """A random Qwen2 with heads of 32, the smallest that vLLM's CPU attention takes, with its tokenizer."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -187,7 +187,7 @@ def test_a_decision_in_a_bound_answer_is_the_softmax_of_the_models_logits(warmth
     assert_own_softmax(finished, one, softmax)
 
 
-def test_the_same_seed_gives_the_same_answer_anyone_who_else_is_there(engine):
+def test_the_same_seed_gives_the_same_answer_under_any_load(engine):
     requests = [
         Request(n, ask_for("q", text, sampling=Sampling(1.0), format=THINK_SCORE), n)
         for n, text in enumerate(DOCUMENTS)

@@ -48,7 +48,7 @@ def test_a_marker_inside_the_prefill_is_a_place_like_any_other(start, model_dir,
     assert_own_softmax(model_dir(), rows, engine._encoder.encode_text, "first")
 
 
-def test_decisions_alone_next_to_bound_and_free_asks_stay_exact(start, model_dir, finished):
+def test_decisions_alone_stay_exact_in_a_batch_with_constrained_and_free_asks(start, model_dir, finished):
     engine = start()
     two = Decision("pair", "<score>", ("0", "1"))
     kinds: list[dict[str, Any]] = [
