@@ -100,7 +100,8 @@ def way(root: Path, folder: Path, verb: str, spec: str, output: Path) -> list[st
     found = json.loads(log.read_text()) if log.exists() else {"code": None, "names": []}
     if found["code"] != 0:
         raise SystemExit(f"{verb} of {root} ended with {found['code']}:\n{ended.stderr[-2000:]}")
-    return [name for name in found["names"] if name.partition("/")[0] in FLOORS]
+    names = [name.removeprefix("relabel/") for name in found["names"]]
+    return [name for name in names if name.partition("/")[0] in FLOORS]
 
 
 def main() -> None:
