@@ -184,6 +184,7 @@ class TrainingInputs:
         tokens: of all rows of the examples.
         checkpoints: folder that a training which is resumed keeps them in.
         say: where progress goes.
+        notes: remarks for the manifest.
     """
 
     spec: DistillSpec
@@ -194,6 +195,7 @@ class TrainingInputs:
     texts: PairTexts
     checkpoints: Path
     say: Callable[[str], None]
+    notes: list[str]
 
 
 DevFigures: TypeAlias = Callable[[Any], dict[str, float]]

@@ -235,13 +235,6 @@ class Report:
 
 
 @dataclass
-class _Work(TrainingInputs):
-    """What all steps share."""
-
-    notes: list[str]
-
-
-@dataclass
 class _Trained:
     """What training left: the module, its record, and its figures."""
 
@@ -295,7 +288,7 @@ def distill(
     for note in notes:
         say(note)
     tokens = texts.encode(examples.texts)
-    work = _Work(spec, base, record, examples, tokens, texts, output.checkpoints, say, notes)
+    work = TrainingInputs(spec, base, record, examples, tokens, texts, output.checkpoints, say, notes)
     if not is_writer:
         manifest = _manifest(work, _train(work), training.fingerprint)
     else:
@@ -305,7 +298,7 @@ def distill(
     return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
 
 
-def _train(work: _Work) -> _Trained:
+def _train(work: TrainingInputs) -> _Trained:
     """Train, calibrate, judge."""
     trainer: Trainer = imported(KINDS[work.spec.student.kind].trainer)
     module, outcome = trainer(work, lambda found: dev_figures(work, found))
@@ -322,7 +315,7 @@ def _train(work: _Work) -> _Trained:
     return _Trained(module, replace(work.record, temperature=temperature), metrics, outcome)
 
 
-def _write(work: _Work, trained: _Trained, folder: Path, fingerprint: str) -> StudentManifest:
+def _write(work: TrainingInputs, trained: _Trained, folder: Path, fingerprint: str) -> StudentManifest:
     """Write all files but the manifest."""
     write_student(folder, trained.record, trained.module, work.base.tokenizer)
     write_curves(folder, trained.outcome.curve, title=work.spec.name)
@@ -331,7 +324,7 @@ def _write(work: _Work, trained: _Trained, folder: Path, fingerprint: str) -> St
     return manifest
 
 
-def _manifest(work: _Work, trained: _Trained, fingerprint: str) -> StudentManifest:
+def _manifest(work: TrainingInputs, trained: _Trained, fingerprint: str) -> StudentManifest:
     """The manifest of a student, without its files' digests."""
     spec, record, base = work.spec, trained.record, work.base
     return StudentManifest(

@@ -146,11 +146,6 @@ def dev_loss(spec: DistillSpec, examples: Examples, logits: dict[str, np.ndarray
     return float(objective.loss(sums, {name: weight.sum() for name, weight in objective.row_weights(batch).items()}))
 
 
-def head_grades(examples: Examples, name: str) -> np.ndarray:
-    """The most probable grade of each row's target for a head, -1 where it has none: int64 [N]."""
-    return np.where(examples.weights[name] > 0, examples.targets[name].argmax(1), NO_GRADE)
-
-
 def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> SideFigures:
     """All figures of one side: student and teacher by the judge, student by teacher, nodes by the labels.
 
@@ -168,9 +163,8 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     has_teacher = by == "gold" and len(both) > 0
     by_node = {}
     for name in set(examples.heads) - {"relevance"}:
-        grade_N = head_grades(examples, name)
-        own = rows[grade_N[rows] != NO_GRADE]
-        by_node[name] = graded_figures(probs[name][own], grade_N[own])
+        own = rows[examples.weights[name][rows] > 0]
+        by_node[name] = graded_figures(probs[name][own], examples.targets[name][own].argmax(1))
     relevance_NK = probs["relevance"]
     taught_sets = (trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
     return SideFigures(

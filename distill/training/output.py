@@ -244,11 +244,12 @@ class OutputFolder:
             ManifestError: what is here is not such a model's.
         """
         file, kind = self.folder / MANIFEST_NAME, self.product.kind
-        if not file.exists():
-            return None
         what = f"is not a {kind}'s manifest"
         advice = "The folder may belong to something else: name another output."
-        found = read_record(ManifestMark, file.read_bytes(), str(file), what, advice)
+        try:
+            found = read_record(ManifestMark, file.read_bytes(), str(file), what, advice)
+        except FileNotFoundError:
+            return None
         if found.kind != kind:
             raise ManifestError(f"{file}: {what} (it is of a {found.kind}). {advice}")
         return found
