@@ -81,9 +81,9 @@ def plan(**options: Any) -> int:
 )
 def run(**options: Any) -> int:
     """Label what is not labelled yet. The same command again continues where the last one stopped."""
-    from relabel.jobs.commands.labeling import RunOptions, run_job
+    from relabel.jobs.commands.labeling import run_job
 
-    return run_job(RunOptions(**options), is_retry=False)
+    return run_job(**options, is_retry=False)
 
 
 @click.command(epilog="Example: relabel retry job.yaml --shard 7/128")
@@ -93,9 +93,9 @@ def run(**options: Any) -> int:
 )
 def retry(**options: Any) -> int:
     """Ask the quarantined rows again, with new seeds. Rows that are labelled stay as they are."""
-    from relabel.jobs.commands.labeling import RunOptions, run_job
+    from relabel.jobs.commands.labeling import run_job
 
-    return run_job(RunOptions(**options), is_retry=True)
+    return run_job(**options, is_retry=True)
 
 
 @click.command(epilog="Example: relabel rounds search.yaml")

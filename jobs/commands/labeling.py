@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,39 +57,6 @@ END_FIELDS = (
 """Of the result, what the last line of a JSON log holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What `run` or `retry` was asked for; the fields are the options of the command.
-
-    Args:
-        duration: `--for`.
-    """
-
-    job_file: str
-    overrides: tuple[str, ...]
-    shard: str | None
-    day: str | None
-    until: str | None
-    duration: str | None
-    metrics: str | None
-    gpus: str | None
-    workers: int | None
-    backend: str
-    address: str | None
-    dry_run: bool
-    done_ok: bool
-    verbose: bool
-    output: str
-    part_of: str | None
-    ledger: str | None
-
-    def same_job(self, date: str | None) -> str:
-        """Words of a command line that name the same job: its file, what was laid over it, the date that it took."""
-        words = [] if date is None else ["--date", date]
-        words += [word for text in self.overrides for word in ("--set", text)]
-        return shlex.join([*words, *(["--"] if self.job_file.startswith("-") else []), self.job_file])
-
-
 def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool, output: str) -> int:
     """Plan a job if nobody has, estimate it, and print both."""
     started = time.perf_counter()
@@ -128,56 +95,73 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
     return Exit.DONE
 
 
-def run_job(work: RunOptions, *, is_retry: bool) -> int:
-    """Label what is open, or ask again what is in quarantine; the exit code."""
-    deadline = choose_deadline(work.until, work.duration)
-    pool = WorkerPool(work.gpus, work.workers, work.backend, work.address)
+def run_job(
+    job_file: str,
+    overrides: tuple[str, ...],
+    shard: str | None,
+    day: str | None,
+    until: str | None,
+    duration: str | None,
+    metrics: str | None,
+    gpus: str | None,
+    workers: int | None,
+    backend: str,
+    address: str | None,
+    dry_run: bool,
+    done_ok: bool,
+    verbose: bool,
+    output: str,
+    part_of: str | None,
+    ledger: str | None,
+    *,
+    is_retry: bool,
+) -> int:
+    """Label what is open, or ask again what is in quarantine; the exit code. The arguments are the command's options,
+    `duration` that of `--for`.
+    """
+    deadline = choose_deadline(until, duration)
+    pool = WorkerPool(gpus, workers, backend, address)
     pool.check()
-    shard = work.shard or "all"
-    logs.bind(shard=shard)
-    if work.dry_run:
-        return _dry_run(work, is_retry=is_retry)
-    metrics = MetricsFile(work.metrics, job=Path(work.job_file).stem, shard=shard) if work.metrics else None
+    logs.bind(shard=shard or "all")
+    if dry_run:
+        session = open_session(job_file, overrides, shard, is_retry=is_retry, may_write=False, day=day)
+        verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
+        return dry_run_result(session, verb, output)
+    kept = MetricsFile(metrics, job=Path(job_file).stem, shard=shard or "all") if metrics else None
     code: int = Exit.OUR_FAULT
     reason = ""
     try:
         session = open_session(
-            work.job_file,
-            work.overrides,
-            work.shard,
-            is_retry=is_retry,
-            day=work.day,
-            deadline=deadline,
-            part_of=work.part_of,
-            ledger=work.ledger,
+            job_file, overrides, shard, is_retry=is_retry, day=day, deadline=deadline, part_of=part_of, ledger=ledger
         )
-        report = execute(session, metrics, pool, shows_refused=work.verbose)
-        code = Exit.DONE if work.done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
+        report = execute(session, kept, pool, shows_refused=verbose)
+        code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
         reason = "stopped" if report.stopped is not None else ""
     except KeyboardInterrupt:
         code = Exit.STOPPED
         raise
     except NothingNewError as exc:
-        code = Exit.DONE if work.done_ok else Exit.NOTHING_TO_DO
+        code = Exit.DONE if done_ok else Exit.NOTHING_TO_DO
         logs.note_event("end", str(exc), exit_code=int(code))
-        return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), work.output, code)
+        return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), output, code)
     except RelabelError as exc:
         code, reason = exit_for(exc), type(exc).__name__
         raise
     finally:
-        if metrics is not None:
-            metrics.write(code, reason)
+        if kept is not None:
+            kept.write(code, reason)
     result = {**report_json(report), "exit_code": int(code)}
     logs.note_event("end", verdict(report), **{key: result[key] for key in END_FIELDS})
-    emit(result, report_text(report), work.output)
-    advise(report, work.job_file, work.same_job(session.opened.job.variables.get("date")))
+    emit(result, report_text(report), output)
+    advise(report, job_file, _same_job(job_file, overrides, session.opened.job.variables.get("date")))
     return code
 
 
-def _dry_run(work: RunOptions, *, is_retry: bool) -> int:
-    session = open_session(work.job_file, work.overrides, work.shard, is_retry=is_retry, may_write=False, day=work.day)
-    verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
-    return dry_run_result(session, verb, work.output)
+def _same_job(job_file: str, overrides: tuple[str, ...], date: str | None) -> str:
+    """Words of a command line that name the same job: its file, what was laid over it, the date that it took."""
+    words = [] if date is None else ["--date", date]
+    words += [word for text in overrides for word in ("--set", text)]
+    return shlex.join([*words, *(["--"] if job_file.startswith("-") else []), job_file])
 
 
 def dry_run_result(session: Session, verb: str, output: str) -> int:

@@ -6,10 +6,10 @@ import collections
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -35,56 +35,14 @@ from relabel.manifests.specs import EngineArgs, RunSpec, price_of, validate_spec
 from relabel.manifests.store import read_if_there, shard_lock_name
 
 # ------------------------------------------------------------------------------
-# How far a run has come: what `status` says of it.
+# How far a run has come.
 
 
 SHARDS_SHOWN = 20
 
 
-@dataclass(frozen=True)
-class ShardStatus:
-    """How far one shard has come; `running` while a worker holds it."""
-
-    shard: int
-    rows: int
-    chunks: int
-    chunks_done: int
-    state: Literal["done", "running", "open"]
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """How far a run has come, the fields of the JSON of `status` in their order.
-
-    Args:
-        is_finished: a manifest says what the receipts say now.
-        over_limit: more rows in quarantine than the job allows; None before there is a manifest.
-        stages: asks and tokens of each stage.
-        budget: None where the job has none.
-        cost: of the tokens of what is committed, in the currency of the prices; None unless both are known.
-    """
-
-    name: str
-    output: str
-    fingerprint: str
-    rows: int
-    rows_done: int
-    labelled: int
-    reused: int
-    quarantined: int
-    quarantined_by_status: dict[str, int]
-    chunks: int
-    chunks_done: int
-    is_finished: bool
-    over_limit: bool | None
-    stages: dict[str, dict[str, int]]
-    budget: BudgetState | None
-    cost: float | None
-    shards: list[ShardStatus]
-
-
-def status_of(folder: RunFolder, spec: Mapping[str, Any] | None = None) -> RunStatus:
-    """Read from receipts and locks.
+def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str) -> int:
+    """Print how far a run has come, from receipts and locks.
 
     Args:
         spec: plain values of the job, for its prices and its budget; without them those of the manifest count.
@@ -93,28 +51,63 @@ def status_of(folder: RunFolder, spec: Mapping[str, Any] | None = None) -> RunSt
     """
     plan, manifest = folder.plan, load_manifest(folder.store)
     found = folder.snapshot(manifest=manifest)
-    tally = found.tally
+    tally, attempts = found.tally, folder.attempts_in(found.etags)
     spec = spec or (manifest.spec if manifest else {})
     args = priced_args(spec.get("engine"))
-    return RunStatus(
-        name=plan.name,
-        output=folder.store.root,
-        fingerprint=plan.fingerprint,
-        rows=plan.rows,
-        rows_done=tally.rows,
-        labelled=tally.labelled,
-        reused=tally.reused,
-        quarantined=tally.num_quarantined,
-        quarantined_by_status=tally.quarantined,
-        chunks=plan.num_chunks,
-        chunks_done=tally.chunks_done,
-        is_finished=manifest is not None and manifest.receipts_sha256 == found.digest,
-        over_limit=manifest.over_limit if manifest else None,
-        stages=tally.stages,
-        budget=_budget(folder, tally, spec, args),
-        cost=None if args is None else price_of(args, *tally.tokens),
-        shards=_shards(folder, folder.attempts_in(found.etags)),
-    )
+    budget, cost = _budget(folder, tally, spec, args), None if args is None else price_of(args, *tally.tokens)
+    shards = [
+        {
+            "shard": number,
+            "rows": shard.rows,
+            "chunks": len(shard.chunks),
+            "chunks_done": len(attempts.get(number, ())),
+            "state": _state(folder, number, len(attempts.get(number, ()))),
+        }
+        for number, shard in enumerate(plan.shards)
+    ]
+    is_finished = manifest is not None and manifest.receipts_sha256 == found.digest
+    over_limit = manifest.over_limit if manifest else None
+    result = {
+        "name": plan.name,
+        "output": folder.store.root,
+        "fingerprint": plan.fingerprint,
+        "rows": plan.rows,
+        "rows_done": tally.rows,
+        "labelled": tally.labelled,
+        "reused": tally.reused,
+        "quarantined": tally.num_quarantined,
+        "quarantined_by_status": tally.quarantined,
+        "chunks": plan.num_chunks,
+        "chunks_done": tally.chunks_done,
+        "is_finished": is_finished,
+        "over_limit": over_limit,
+        "stages": tally.stages,
+        "budget": plain(budget),
+        "cost": cost,
+        "shards": shards,
+    }
+    by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(tally.quarantined.items()))
+    state = "over the quarantine limit" if over_limit else "finished" if is_finished else "not finished"
+    rows = [
+        ("rows", f"{tally.rows:,} of {plan.rows:,} done"),
+        ("labelled", f"{tally.labelled:,}"),
+        ("reused", f"{tally.reused:,}"),
+        ("quarantined", f"{tally.num_quarantined:,}" + (f" ({by_status})" if by_status else "")),
+        ("chunks", f"{tally.chunks_done:,} of {plan.num_chunks:,}"),
+    ]
+    if budget is not None:
+        rows.append(("budget", budget.text))
+    if cost is not None and (budget is None or budget.max_cost is None):
+        rows.append(("cost", f"{cost:,.4f} in money for the tokens of what is committed"))
+    undone = [one for one in shards if one["state"] != "done"]
+    rows.append(("shards", f"{len(shards) - len(undone):,} of {len(shards):,} done"))
+    rows += [
+        (f"  shard {one['shard']}", f"{one['state']}, {one['chunks_done']:,} of {one['chunks']:,} chunks")
+        for one in undone[:SHARDS_SHOWN]
+    ]
+    if len(undone) > SHARDS_SHOWN:
+        rows.append(("  …", f"{len(undone) - SHARDS_SHOWN:,} more open"))
+    return emit(result, f"{plan.name}: {state}, {folder.store.root}\n" + table(rows), output)
 
 
 def _budget(folder: RunFolder, tally: Tally, spec: Mapping[str, Any], args: EngineArgs | None) -> BudgetState | None:
@@ -128,43 +121,11 @@ def _budget(folder: RunFolder, tally: Tally, spec: Mapping[str, Any], args: Engi
     return None
 
 
-def _shards(folder: RunFolder, attempts: Mapping[int, Mapping[int, list[int]]]) -> list[ShardStatus]:
-    shards = []
-    for number, shard in enumerate(folder.plan.shards):
-        done = len(attempts.get(number, ()))
-        state: Literal["done", "running", "open"] = "open"
-        if done == len(shard.chunks):
-            state = "done"
-        elif folder.store.is_locked(shard_lock_name(number)):
-            state = "running"
-        shards.append(ShardStatus(number, shard.rows, len(shard.chunks), done, state))
-    return shards
-
-
-def status_text(run: RunStatus) -> str:
-    """For people: figures of the whole run, and the shards that are open."""
-    by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(run.quarantined_by_status.items()))
-    state = "over the quarantine limit" if run.over_limit else "finished" if run.is_finished else "not finished"
-    rows = [
-        ("rows", f"{run.rows_done:,} of {run.rows:,} done"),
-        ("labelled", f"{run.labelled:,}"),
-        ("reused", f"{run.reused:,}"),
-        ("quarantined", f"{run.quarantined:,}" + (f" ({by_status})" if by_status else "")),
-        ("chunks", f"{run.chunks_done:,} of {run.chunks:,}"),
-    ]
-    if run.budget is not None:
-        rows.append(("budget", run.budget.text))
-    if run.cost is not None and (run.budget is None or run.budget.max_cost is None):
-        rows.append(("cost", f"{run.cost:,.4f} in money for the tokens of what is committed"))
-    open_shards = [shard for shard in run.shards if shard.state != "done"]
-    rows.append(("shards", f"{len(run.shards) - len(open_shards):,} of {len(run.shards):,} done"))
-    rows += [
-        (f"  shard {shard.shard}", f"{shard.state}, {shard.chunks_done:,} of {shard.chunks:,} chunks")
-        for shard in open_shards[:SHARDS_SHOWN]
-    ]
-    if len(open_shards) > SHARDS_SHOWN:
-        rows.append(("  …", f"{len(open_shards) - SHARDS_SHOWN:,} more open"))
-    return f"{run.name}: {state}, {run.output}\n" + table(rows)
+def _state(folder: RunFolder, shard: int, chunks_done: int) -> str:
+    """`done`; `running` while a worker holds the shard; else `open`."""
+    if chunks_done == len(folder.plan.shards[shard].chunks):
+        return "done"
+    return "running" if folder.store.is_locked(shard_lock_name(shard)) else "open"
 
 
 # ------------------------------------------------------------------------------
@@ -270,30 +231,8 @@ def live_text(found: LiveStatus) -> str:
     return "\n".join(lines)
 
 
-def follow(folder: RunFolder, show: Callable[[LiveStatus], None]) -> LiveStatus:
-    """Show the state again and again until no worker is left; returns the last one."""
-    every_s = LOOK_EVERY_S if sys.stdout.isatty() else LINE_EVERY_S
-    while (found := look(folder)).goes_on:
-        show(found)
-        time.sleep(every_s)
-    show(found)
-    return found
-
-
 # ------------------------------------------------------------------------------
 # `status` and `verify`: look at an output without touching it.
-
-
-@dataclass(frozen=True)
-class VerifiedRun:
-    """What `verify` proved of a run: rows by what became of them, and the files that hold them."""
-
-    output: str
-    labelled: int
-    reused: int
-    quarantined: int
-    files: int
-    rows: int
 
 
 @click.command(epilog="Example: relabel status out/ecom")
@@ -313,8 +252,7 @@ def status(target: str, live: bool, day: str | None, output: str) -> int:
     folder, spec = _opened(target, day)
     if live:
         return _follow(folder, output)
-    found = status_of(folder, spec)
-    return emit(plain(found), status_text(found), output)
+    return _print_status(folder, spec, output)
 
 
 @click.command(epilog="Example: relabel verify out/ecom")
@@ -359,15 +297,20 @@ def verify(target: str, day: str | None, output: str) -> int:
             "write it again."
         )
     files = len(found.labels) + len(found.quarantine) + len(found.answers)
-    result = VerifiedRun(
-        folder.store.root, counted.labelled, counted.reused, counted.quarantined, files, rows=counted.in_
-    )
+    result = {
+        "output": folder.store.root,
+        "labelled": counted.labelled,
+        "reused": counted.reused,
+        "quarantined": counted.quarantined,
+        "files": files,
+        "rows": counted.in_,
+    }
     sums = (
         f"{fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused + "
         f"{fates.num_quarantined:,} quarantined"
     )
     text = f"{folder.plan.name}: verified. {sums}, {files:,} files unchanged."
-    return emit(plain(result), text, output)
+    return emit(result, text, output)
 
 
 def _check_records(folder: RunFolder) -> None:
@@ -395,13 +338,14 @@ def _follow(folder: RunFolder, output: str) -> Exit:
         emit(plain(found), "", output)
         return found.exit
     is_terminal = sys.stdout.isatty()
-
-    def show(found: LiveStatus) -> None:
+    while True:
+        found = look(folder)
         if is_terminal:
             click.clear()
         emit({}, redacted(live_text(found)), output)
-
-    return follow(folder, show).exit
+        if not found.goes_on:
+            return found.exit
+        time.sleep(LOOK_EVERY_S if is_terminal else LINE_EVERY_S)
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:

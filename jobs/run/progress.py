@@ -10,10 +10,9 @@ import stat
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -209,20 +208,10 @@ LAST_SUCCESS = "relabel_last_success_timestamp_seconds"
 WITHOUT_COMMIT = "relabel_exits_without_commit"
 
 
-class Sample(NamedTuple):
-    """One value of a metric, with its labels besides `job` and `shard`."""
-
-    value: float
-    labels: Mapping[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Gauge:
-    """A metric with its samples. All are gauges: each execution counts from zero."""
-
-    name: str
-    help: str
-    samples: list[Sample]
+Metric = tuple[str, str, float | tuple[str, Mapping[str, float]]]
+"""A gauge's name, its help, and its value, or a label's name with the value for each text of that label. Each execution
+counts from zero.
+"""
 
 
 class MetricsFile:
@@ -278,103 +267,80 @@ class MetricsFile:
                 self._has_failed = True
                 logger.warning("--metrics %s: can't be written (%s); going on without", self._path, exc.strerror)
 
-    def _metrics(self, code: int | None, reason: str) -> list[Gauge]:
-        found = [
-            Gauge(
-                "relabel_running", "1 while the execution goes on, 0 once it has ended.", [Sample(float(code is None))]
-            ),
-            Gauge("relabel_run_start_timestamp_seconds", "When the execution started.", [Sample(self._started_clock)]),
-            Gauge(
-                "relabel_run_seconds",
-                "How long the execution has taken.",
-                [Sample(time.perf_counter() - self._started_s)],
-            ),
+    def _metrics(self, code: int | None, reason: str) -> list[Metric]:
+        found: list[Metric] = [
+            ("relabel_running", "1 while the execution goes on, 0 once it has ended.", float(code is None)),
+            ("relabel_run_start_timestamp_seconds", "When the execution started.", self._started_clock),
+            ("relabel_run_seconds", "How long the execution has taken.", time.perf_counter() - self._started_s),
         ]
         if self.progress is not None:
             found += _of_progress(self.progress)
         if self.report is not None:
             found += _of_report(self.report)
         if code is not None:
-            found.append(
-                Gauge(
-                    "relabel_exit_code",
-                    "Exit code of the execution (see docs/something-broke.md); its reason is the kind of the error.",
-                    [Sample(code, {"reason": reason or Exit(code).name.lower()})],
-                )
-            )
-        found.append(
-            Gauge(
-                WITHOUT_COMMIT,
-                "How many executions in a row, up to the last that ended, exited with 20 and committed nothing.",
-                [Sample(self._without_commit)],
-            )
-        )
+            text = "Exit code of the execution (see docs/something-broke.md); its reason is the kind of the error."
+            found.append(("relabel_exit_code", text, ("reason", {reason or Exit(code).name.lower(): code})))
+        text = "How many executions in a row, up to the last that ended, exited with 20 and committed nothing."
+        found.append((WITHOUT_COMMIT, text, self._without_commit))
         if self._last_success is not None:
-            found.append(
-                Gauge(LAST_SUCCESS, "When an execution last ended with 0 or 10.", [Sample(self._last_success)])
-            )
+            found.append((LAST_SUCCESS, "When an execution last ended with 0 or 10.", self._last_success))
         return found
 
 
-def rendered(metrics: list[Gauge], labels: Mapping[str, str]) -> str:
+def rendered(metrics: list[Metric], labels: Mapping[str, str]) -> str:
     """Metrics in Prometheus's text format.
 
     Args:
         labels: on every sample.
     """
     lines = []
-    for metric in metrics:
-        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} gauge"]
-        for sample in metric.samples:
-            inner = ",".join(f'{name}="{_escaped(text)}"' for name, text in {**labels, **sample.labels}.items())
-            lines.append(f"{metric.name}{{{inner}}} {float(sample.value)!r}")
+    for name, about, value in metrics:
+        lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
+        label, values = value if isinstance(value, tuple) else ("", {"": value})
+        for text, one in values.items():
+            held = {**labels, **({label: text} if label else {})}
+            inner = ",".join(f'{key}="{_escaped(part)}"' for key, part in held.items())
+            lines.append(f"{name}{{{inner}}} {float(one)!r}")
     return "\n".join(lines) + "\n"
 
 
-def _of_progress(progress: Progress) -> list[Gauge]:
+def _of_progress(progress: Progress) -> list[Metric]:
     statuses, pairs = dict(progress.kept_statuses), progress.kept("pairs")
     quarantined = sum(count for status, count in statuses.items() if status != "ok")
     tokens = {kind: progress.kept(f"{kind}_tokens") for kind in ("prompt", "cached", "output")}
     lost_tokens = {kind: progress.lost[f"{kind}_tokens"] for kind in tokens}
     chunks = {"committed": progress.chunks_committed, "lost": progress.chunks_lost}
-    fraction = quarantined / pairs if pairs else 0.0
+    lost = "asked and discarded: another worker committed first, or the run ended."
     return [
-        Gauge(
-            "relabel_run_rows", "Rows that the execution has finished, by status.", _by("status", {"ok": 0, **statuses})
+        ("relabel_run_rows", "Rows that the execution has finished, by status.", ("status", {"ok": 0, **statuses})),
+        (
+            "relabel_run_quarantine_fraction",
+            "Share of those rows that are quarantined.",
+            quarantined / pairs if pairs else 0.0,
         ),
-        Gauge("relabel_run_quarantine_fraction", "Share of those rows that are quarantined.", [Sample(fraction)]),
-        Gauge("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", _by("outcome", chunks)),
-        Gauge("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", _by("kind", tokens)),
-        Gauge("relabel_run_requests", "Requests that the engine answered.", [Sample(progress.kept("requests"))]),
-        Gauge(
-            "relabel_run_in_vain_rows",
-            "Rows asked and discarded: another worker committed first, or the run ended.",
-            [Sample(progress.lost["pairs"])],
-        ),
-        Gauge("relabel_run_in_vain_requests", "Requests asked and discarded.", [Sample(progress.lost["requests"])]),
-        Gauge("relabel_run_in_vain_tokens", "Tokens asked and discarded.", _by("kind", lost_tokens)),
-        Gauge("relabel_run_engine_starts", "How often an engine was started.", [Sample(progress.engine_starts)]),
+        ("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", ("outcome", chunks)),
+        ("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", ("kind", tokens)),
+        ("relabel_run_requests", "Requests that the engine answered.", progress.kept("requests")),
+        ("relabel_run_in_vain_rows", f"Rows {lost}", progress.lost["pairs"]),
+        ("relabel_run_in_vain_requests", f"Requests {lost}", progress.lost["requests"]),
+        ("relabel_run_in_vain_tokens", f"Tokens {lost}", ("kind", lost_tokens)),
+        ("relabel_run_engine_starts", "How often an engine was started.", progress.engine_starts),
     ]
 
 
-def _of_report(report: RunReport) -> list[Gauge]:
+def _of_report(report: RunReport) -> list[Metric]:
     tally = report.tally
     rows = {"ok": tally.labelled, **tally.quarantined, "open": report.rows - tally.rows}
-    fraction = tally.num_quarantined / tally.rows if tally.rows else 0.0
     return [
-        Gauge("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", _by("status", rows)),
-        Gauge(
+        ("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", ("status", rows)),
+        (
             "relabel_quarantine_fraction",
             "Share of the output's finished rows that are quarantined.",
-            [Sample(fraction)],
+            tally.num_quarantined / tally.rows if tally.rows else 0.0,
         ),
-        Gauge("relabel_chunks_done", "Chunks of the whole output that are committed.", [Sample(tally.chunks_done)]),
-        Gauge("relabel_engine_start_seconds", "How long the engine took to start.", [Sample(report.engine_start_s)]),
+        ("relabel_chunks_done", "Chunks of the whole output that are committed.", tally.chunks_done),
+        ("relabel_engine_start_seconds", "How long the engine took to start.", report.engine_start_s),
     ]
-
-
-def _by(label: str, counts: Mapping[str, float]) -> list[Sample]:
-    return [Sample(count, {label: name}) for name, count in counts.items()]
 
 
 def _escaped(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -81,23 +81,12 @@ class StoredBatches:
 # How an execution ends: the manifest brought up to date, what was done in numbers, and the exit code.
 
 
-@dataclass(frozen=True, slots=True)
-class AskedInVain:
-    """What was asked for chunks that were not committed here; `cost` is None where the engine names no price."""
-
-    pairs: int
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    cost: float | None = None
-
-
 @dataclass(slots=True)
 class ThisExecution:
     """Counts of one execution alone: what it committed, and `in_vain`: what it asked and discarded.
 
     Args:
+        in_vain: by the names of `Progress`; its `cost` is None where the engine names no price.
         costs: of an engine that is paid for; canary: the result of asking labelled rows again. Left out of JSON where
             there is none.
     """
@@ -109,15 +98,12 @@ class ThisExecution:
     output_tokens: int
     reused: int
     statuses: dict[str, int]
-    in_vain: AskedInVain
+    in_vain: dict[str, Any]
     chunks_committed: int
     chunks_lost: int
     seconds: float
     costs: dict[str, Any] | None = None
     canary: dict[str, Any] | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -194,7 +180,7 @@ def conclude(session: Session) -> RunReport:
     failed = found.tally.num_quarantined / opened.plan.rows
     seen = session.left.seen if found.etags is listed else opened.folder.attempts_in(found.etags)
     progress.settle(session.own_receipts(found, seen))
-    in_vain = AskedInVain(**progress.in_vain())
+    in_vain = progress.in_vain()
     # a run that finds nothing to do reads no receipt
     may_settle = is_complete and found.tally.num_quarantined > 0 and (session.is_retry or bool(session.taken))
     report = RunReport(
@@ -220,7 +206,10 @@ def conclude(session: Session) -> RunReport:
             output_tokens=progress.kept("output_tokens"),
             reused=progress.reused,
             statuses=dict(progress.statuses),
-            in_vain=replace(in_vain, cost=price_of(spec.engine.args, in_vain.prompt_tokens, in_vain.output_tokens)),
+            in_vain={
+                **in_vain,
+                "cost": price_of(spec.engine.args, in_vain["prompt_tokens"], in_vain["output_tokens"]),
+            },
             chunks_committed=progress.chunks_committed,
             chunks_lost=progress.chunks_lost,
             seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
@@ -337,17 +326,22 @@ def report_json(report: RunReport) -> dict[str, Any]:
         "quarantined": report.tally.num_quarantined,
         "quarantined_by_status": report.tally.quarantined,
         "rows_open": report.rows - report.tally.rows,
-        "open": _open_json(report),
+        "open": {
+            "chunks": report.chunks - report.tally.chunks_done,
+            "begun_chunks": report.left.begun_chunks,
+            "begun_rows": report.left.begun_rows,
+            "rows_in": report.left.rows_in,
+        },
         "answers": {"accepted": report.left.accepted, "refused": dict(report.left.refused)},
         "failed_fraction": report.failed_fraction,
         "over_limit": report.over_limit,
         "stopped": report.stopped,
-        "this_run": report.did.as_json(),
+        "this_run": {key: value for key, value in asdict(report.did).items() if value is not None},
         "stages": report.tally.stages,
         "remarks": report.remarks,
         "engine_start_s": round(report.engine_start_s, 3),
         "seconds": round(report.seconds, 3),
-        **as_json(report),
+        **({} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}),
         **({} if report.budget is None else {"budget": plain(report.budget)}),
     }
 
@@ -380,7 +374,11 @@ def report_text(report: RunReport) -> str:
         ("tokens", f"{prompt:,} in, {did.output_tokens:,} out, {(prompt + did.output_tokens) / seconds:,.0f} tokens/s"),
         ("prefix hits", f"{did.cached_tokens / prompt:.0%} of prompt tokens" if prompt else "none"),
     ]
-    rows += in_vain_rows(did.in_vain)
+    lost = did.in_vain
+    if lost["requests"] or lost["pairs"]:
+        cost = "" if lost["cost"] is None else f", {lost['cost']:,.4f} in money"
+        num_tokens = lost["prompt_tokens"] + lost["output_tokens"]
+        rows.append(("discarded", f"{lost['pairs']:,} pairs, {lost['requests']:,} asks, {num_tokens:,} tokens{cost}"))
     rows += _open_rows(report)
     scope = "" if sum(counts["asks"] for counts in tally.stages.values()) == did.requests else " in all"
     rows += [
@@ -400,17 +398,6 @@ def report_text(report: RunReport) -> str:
     return f"{report.name}: {verdict(report)}\n" + table(rows)
 
 
-def _open_json(report: RunReport) -> dict[str, Any]:
-    """What is not committed, and how much of it was begun in this execution."""
-    left = report.left
-    return {
-        "chunks": report.chunks - report.tally.chunks_done,
-        "begun_chunks": left.begun_chunks,
-        "begun_rows": left.begun_rows,
-        "rows_in": left.rows_in,
-    }
-
-
 def _open_rows(report: RunReport) -> list[tuple[str, str]]:
     """Lines of the end table about what is open; none where nothing is."""
     left, num_open = report.left, report.chunks - report.tally.chunks_done
@@ -421,15 +408,6 @@ def _open_rows(report: RunReport) -> list[tuple[str, str]]:
     if left.begun_chunks:
         rows.append(("answers", left.answers_text()))
     return rows
-
-
-def in_vain_rows(lost: AskedInVain) -> list[tuple[str, str]]:
-    """The line of the end table for discarded work; none where nothing was discarded."""
-    if not lost.requests and not lost.pairs:
-        return []
-    cost = f", {lost.cost:,.4f} in money" if lost.cost is not None else ""
-    tokens = lost.prompt_tokens + lost.output_tokens
-    return [("discarded", f"{lost.pairs:,} pairs, {lost.requests:,} asks, {tokens:,} tokens{cost}")]
 
 
 def verdict(report: RunReport) -> str:
@@ -498,8 +476,3 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
         lines.append(f"Answers of unfinished chunks are kept and not asked again{see}")
     for line in lines:
         logs.say(line, event="advice")
-
-
-def as_json(report: RunReport) -> dict[str, Any]:
-    """What a worker pool adds to a result."""
-    return {} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import TypeVar
 from zoneinfo import ZoneInfo
@@ -20,9 +20,7 @@ from relabel.manifests.errors import UsageError
 
 LONGEST_S = 366 * 86400.0
 """A deadline further away than this is taken for a mistake."""
-_TIME = re.compile(
-    r"(\d{1,2}):(\d{2})(?::(\d{2}))?(?:\s*(Z|[+-]\d{2}:?\d{2})|\s+([A-Za-z]+(?:[/_+-][A-Za-z0-9_+-]+)*))?"
-)
+_TIME = re.compile(r"(\d{1,2}:[\d:]+)\s*(Z|[+-][\d:]+)?(?:\s+([A-Za-z].*))?")
 _SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -117,33 +115,19 @@ def span_s(text: str) -> float:
 
 
 def _next_time_of_day(text: str, match: re.Match[str], now: datetime) -> float:
-    hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
-    if hour > 23 or minute > 59 or second > 59:
-        raise UsageError(f"--until {text}: no clock shows that; hours go from 00:00 to 23:59.")
-    zone = _zone(text, match[4], match[5])
-    today = datetime.fromtimestamp(now.timestamp(), zone).replace(
-        tzinfo=None, hour=hour, minute=minute, second=second, microsecond=0
-    )
-    moments = ((today + timedelta(days=day)).replace(tzinfo=zone).timestamp() for day in (0, 1))
-    return next(moment for moment in moments if moment > now.timestamp())
-
-
-def _zone(text: str, offset: str | None, name: str | None) -> tzinfo | None:
-    if offset == "Z":
-        return UTC
-    if offset is not None:
-        hours, minutes = int(offset[1:3]), int(offset[-2:])
-        if hours > 23 or minutes > 59:
-            raise UsageError(f"--until {text}: no zone is {offset} from UTC.")
-        return timezone((-1 if offset[0] == "-" else 1) * timedelta(hours=hours, minutes=minutes))
-    if name is None:
-        return None
+    clock, offset, name = match.groups()
     try:
-        return ZoneInfo(name)
-    except (KeyError, ValueError, OSError) as exc:  # ZoneInfoNotFoundError is a KeyError
+        at = datetime.fromisoformat(f"2000-01-01T{'0' if clock[1] == ':' else ''}{clock}{offset or ''}")
+        zone = ZoneInfo(name) if name else at.tzinfo
+    except (KeyError, OSError) as exc:  # ZoneInfoNotFoundError is a KeyError
         raise UsageError(
             f"--until {text}: this machine knows no zone {name}; write its offset, for instance 06:00+01:00."
         ) from exc
+    except ValueError as exc:
+        raise UsageError(f"--until {text}: no clock shows that ({exc}).") from exc
+    today = datetime.combine(datetime.fromtimestamp(now.timestamp(), zone), at.time())
+    moments = ((today + timedelta(days=day)).replace(tzinfo=zone).timestamp() for day in (0, 1))
+    return next(moment for moment in moments if moment > now.timestamp())
 
 
 StartedT = TypeVar("StartedT")
