@@ -16,7 +16,7 @@ import pytest
 
 from tests.distill.conftest import make_pairs
 from tests.export.conftest import HOSTILE
-from tests.publish.conftest import s3_server, url  # noqa: F401
+from tests.publish.conftest import url  # noqa: F401
 
 LOADING = """
 import json
