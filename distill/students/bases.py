@@ -36,8 +36,8 @@ from relabel.manifests.specs import Columns
 # ------------------------------------------------------------------------------
 # The model that a student starts from: its kind and limits checked, its module built, its texts encoded.
 #
-# Looking at a model (`check_base`) reads its config, its tokenizer and the heads of its files, so that a wrong one is
-# refused before weights are loaded or texts encoded.
+# `check_base` reads the config, the tokenizer and the headers of the weights' files, so that a wrong model is refused
+# before weights are loaded or texts encoded.
 
 
 OFFSET_POSITIONS = (

@@ -31,7 +31,7 @@ from relabel.manifests.metrics.registry import count_metrics
 from relabel.manifests.secrets import counted
 
 # ------------------------------------------------------------------------------
-# Figures of a student on some rows: by trusted grades, by the labels, and how far it lies from its teacher.
+# Figures of a student on some rows: by trusted grades, by the labels, and its distance from its teacher.
 #
 # From counts and sums alone (`count_metrics`), so that they cost nothing while training; `relabel evaluate` gives more
 # of them, with intervals.
@@ -232,8 +232,7 @@ def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:
 
 
 # ------------------------------------------------------------------------------
-# A spec's gates and the rule of early stopping: whether they can be judged, before anything is trained, and how they
-# came out.
+# A spec's gates and early stopping: whether they can be judged, checked before training, and the results of the gates.
 
 
 def check_gates(spec: DistillSpec, examples: Examples) -> None:

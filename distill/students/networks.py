@@ -199,7 +199,7 @@ def find_layers(model: Any) -> Any:
 
 HEAD = "relevance"
 PROBE_TOLERANCE = 1e-3
-"""How far gathered logits may lie from the model's own, relative to their size, in float32."""
+"""Largest difference between gathered logits and the model's own, relative to their size, in float32."""
 
 
 class DecoderStudent(nn.Module):  # type: ignore[misc]

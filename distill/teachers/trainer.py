@@ -33,7 +33,7 @@ from relabel.manifests.process import draining, is_stop_wished, require, usable_
 from relabel.manifests.records import LEFT_OUT, fault_of
 
 # ------------------------------------------------------------------------------
-# The model that a teacher starts from: checked before its data is read, loaded when training begins.
+# The model that a teacher starts from: checked before the data is read, loaded when training begins.
 
 
 @dataclass
@@ -129,7 +129,7 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
 
 
 def _read_model(resolved: ResolvedModel, *, device: str | None = None) -> Any:
-    """The model in float32. On the device `meta` it has shapes alone: the heads of its files are read, no tensor.
+    """The model in float32. On the device `meta` it has shapes alone: the headers of its files are read, no tensor.
 
     Raises:
         ModelError: its weights can't be loaded, or are not those of its config.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from relabel.manifests.metrics.evaluation import Baselines
 
 # ------------------------------------------------------------------------------
-# What commands that train have in common: how they begin, what they say on the way.
+# Options, spec loading and progress that both commands share.
 
 
 LINE_EVERY_S = 15.0
@@ -37,7 +37,7 @@ LAUNCHER_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 
 def training_options(product: str) -> Callable[[Command], Command]:
-    """What every spec of a training takes: settings that win over it, and how to begin."""
+    """Options of both commands: keys set over the spec, and whether to resume or restart."""
     return together(
         click.option("--restart", is_flag=True, help=f"Delete checkpoints, or a {product}, that the output holds."),
         click.option("--resume", is_flag=True, help="Continue from the last checkpoint, or begin if there is none."),
@@ -66,10 +66,10 @@ class TrainingSpec(NamedTuple):
 
 
 def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: SpecKind) -> TrainingSpec:
-    """Read a training's spec: a file, or values as one would hold them.
+    """Read a training's spec: a file, or the values of one.
 
     Raises:
-        ConfigError: it can't be read, or has a key that there is not.
+        ConfigError: it can't be read, or has an unknown key.
     """
     from relabel.jobs.job import CACHE_VARIABLE, storage_of
     from relabel.jobs.settings import placed, read_settings
@@ -83,7 +83,7 @@ def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: Spe
 
 @contextlib.contextmanager
 def says_how_to_continue(output: str, *, is_first: bool) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the training; the first process says how it goes on.
+    """Ctrl-C and SIGTERM end the training; the first process prints how to continue.
 
     Args:
         output: of the spec.
@@ -111,12 +111,12 @@ def start_of(*, resume: bool, restart: bool) -> Literal["new", "resume", "restar
 
 
 def is_first_process() -> bool:
-    """Whether this is the process that writes and speaks, by torchrun's and accelerate's number of it."""
+    """Whether this is the process that writes and prints: rank 0 of torchrun or accelerate."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def teller() -> Callable[[str], None]:
-    """Says lines on stderr; of the steps one every quarter of a minute."""
+    """Prints progress on stderr; of the steps one line every 15 seconds."""
     last = [float("-inf")]
 
     def say(line: str) -> None:
@@ -176,7 +176,7 @@ def train_student(
     say: Callable[[str], None],
     is_writer: bool = True,
 ) -> Report:
-    """Train the student of a spec file, or of values as one would hold them.
+    """Train the student of a spec file, or of the values of one.
 
     Args:
         overrides: `KEY=VALUE` strings that win over the spec.
@@ -259,7 +259,7 @@ def _student_text(report: Report) -> str:
 
 
 # ------------------------------------------------------------------------------
-# `train`: a teacher is made here.
+# `train`: answers or rewards become a teacher.
 
 
 TEACHER_BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers holds some to start from"
@@ -336,7 +336,7 @@ def train(
 
 
 def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None) -> GeneratorSpec:
-    """The generator's spec with its model at hand, in the same cache as all models unless it names another."""
+    """The generator's spec with its model fetched, into the cache of all models unless it names another."""
     from relabel.jobs.downloads import fetch_model
     from relabel.manifests.specs import KeepsModels
 
