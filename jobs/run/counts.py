@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
 """What asking is counted in."""
-COUNTED = (*ASKED, "reused")
 
 
 @dataclass(slots=True, eq=False)
