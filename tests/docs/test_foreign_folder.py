@@ -17,6 +17,7 @@ from relabel.distill.teachers.spec import read_teacher_spec, teacher_keys
 from relabel.jobs.job import load_job
 from relabel.jobs.settings import JOB, SpecKind, absolute, read_settings, resolved
 from relabel.jobs.spec_yaml import parse_yaml
+from relabel.labelers.engines.registry import engine_names
 from relabel.labelers.registry import labeler_names
 from relabel.manifests.specs import Spec, validate_spec
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, calls
@@ -85,9 +86,11 @@ def test_a_spec_leads_to_the_same_places_from_any_folder(
     kind = kind_of(text)
     assert kind is not None
     found = []
-    # of a page that shows how to write one
-    is_own = kind is JOB and parse_yaml(text)["labeler"]["name"] not in labeler_names()
-    overrides = ["labeler={name: direct}"] if is_own else []
+    overrides = []
+    if kind is JOB:  # a page may write a labeler or an engine of its own
+        values = parse_yaml(text)
+        overrides += ["labeler={name: direct}"] if values["labeler"]["name"] not in labeler_names() else []
+        overrides += ["engine={name: fake}"] if values["engine"]["name"] not in engine_names() else []
     for cwd in (file.parent, home, tmp_path / "elsewhere", Path("/")):
         monkeypatch.chdir(cwd)
         found += [read(os.path.relpath(file, cwd), kind, overrides), read(str(file), kind, overrides)]
