@@ -57,7 +57,9 @@ def engine_of(day: Day, name: str, model: Path, **args: Any) -> Iterator[Any]:
 
 def labeler_options(name: str, think: int) -> Any:
     more = {"evidence": "constrained"} if name == "r3a" else {}
-    return labeler_class(name).Options(name=name, max_think_tokens=think, max_text_tokens=24, attempts=1, **more)
+    kind = labeler_class(name).Options
+    caps = {"max_think_tokens": think, "max_text_tokens": 24}
+    return kind(name=name, attempts=1, **more, **{key: caps[key] for key in caps.keys() & kind.model_fields})
 
 
 def vllm_small(day: Day) -> None:

@@ -119,7 +119,8 @@ def make_setting(name: str, folder: Path, *, num_rows: int = 96) -> Setting:
     for file, text in TEMPLATES[name].items():
         (templates / file).write_text(text, encoding="utf-8")
     kind = labeler_class(name)
-    options = {"name": name, "grades": 3, "templates": str(templates), "max_think_tokens": 4, "max_text_tokens": 4}
+    options = {"name": name, "grades": 3, "templates": str(templates)}
+    options |= dict.fromkeys({"max_think_tokens", "max_text_tokens"} & kind.Options.model_fields.keys(), 4)
     labeler = kind(validate_spec(kind.Options, options, where="benchmark"))
     tags = [section.tag for ask in labeler.probe() if ask.format is not None for section in ask.format.sections]
     closed = [form.format(tag) for tag in dict.fromkeys(tags) for form in ("<{}>", "</{}>")]

@@ -13,7 +13,7 @@ from relabel.manifests.asks import GREEDY, Answer, Ask, Decision, Sampling
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import AnswerFormat, Choice, Section, Text
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import LabelerOptions, ThinkOptions
 
 EXAMPLE = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
 """The made-up pair of `probe`."""
@@ -70,7 +70,7 @@ class ThinkScore(OneAsk):
     it uses.
     """
 
-    def __init__(self, options: LabelerOptions) -> None:
+    def __init__(self, options: ThinkOptions) -> None:
         grades = tuple(map(str, range(options.grades)))
         sections = (Text("think", options.max_think_tokens), Choice("score", grades))
         settings = options.model_dump(include={"grades", "steps"})

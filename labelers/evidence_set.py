@@ -46,7 +46,7 @@ TOKENS_PER_CHUNK = 8
 
 
 class EvidenceSetOptions(OnceAQueryOptions):
-    """Options of `evidence-set`. `max_think_tokens` and `max_text_tokens` have no effect."""
+    """Options of `evidence-set`."""
 
     name: str = EVIDENCE_SET
     """A registered labeler."""

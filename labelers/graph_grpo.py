@@ -30,7 +30,7 @@ from relabel.manifests.labels import (
     phi_grade,
     unreached_grades,
 )
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import LabelerOptions, TextOptions
 
 _logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ _COLUMNS = (
 _TEXTS = ("query_subject", "query_attribute", "product_subject", "product_attribute")
 
 
-class GraphGrpoOptions(LabelerOptions):
-    """Options of `graph-grpo`. `max_think_tokens` has no effect: the method has no free reasoning."""
+class GraphGrpoOptions(TextOptions):
+    """Options of `graph-grpo`."""
 
     name: str = "graph-grpo"
     """A registered labeler."""

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from relabel.manifests.formats import JsonIndices
 from relabel.manifests.labels import InputColumn, Pair
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import LabelerOptions, TextOptions
 
 # ------------------------------------------------------------------------------
 # A search that goes on for several rounds: what `variants` and `review` are shown of the rounds before.
@@ -34,7 +34,7 @@ class OnceAQueryOptions(LabelerOptions):
     """One: all rows of a query take their label from the same answer."""
 
 
-class SearchOptions(OnceAQueryOptions):
+class SearchOptions(OnceAQueryOptions, TextOptions):
     """Options of `variants` and `review`."""
 
     temperature: float = Field(0.6, ge=0.0, le=5.0)

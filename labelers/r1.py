@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from relabel.labelers.base import ThinkScore
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import LabelerOptions, ThinkOptions
 
 
-class R1Options(LabelerOptions):
-    """Options of `r1`. `max_text_tokens` has no effect: the answer holds no short text."""
+class R1Options(ThinkOptions):
+    """Options of `r1`."""
 
     name: str = "r1"
     """A registered labeler."""

@@ -24,7 +24,7 @@ from relabel.labelers.verdicts import Reader, token_budget
 from relabel.manifests.asks import Answer, Ask, Decision, Message, Sampling
 from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
 from relabel.manifests.labels import Label, Pair, Span
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import LabelerOptions, TextOptions, ThinkOptions
 
 _MOST_CONTEXT = 4
 """Documents that the paper shows; the shapes for 0 and 4 are rendered at the start so that a bad
@@ -32,7 +32,7 @@ template fails there.
 """
 
 
-class R3AOptions(LabelerOptions):
+class R3AOptions(ThinkOptions, TextOptions):
     """Options of `r3a`."""
 
     name: str = "r3a"

@@ -40,7 +40,7 @@ WORDS = ("no", "yes")
 
 
 class ReviewOptions(SearchOptions):
-    """Options of `review`. `max_think_tokens` has no effect."""
+    """Options of `review`."""
 
     name: str = "review"
     """A registered labeler."""

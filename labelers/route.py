@@ -126,7 +126,7 @@ PASSAGES = InputColumn("passages", "list<string>", "Passages of the document tha
 
 
 class RouteOptions(LabelerOptions):
-    """Options of `route`. `max_think_tokens` and `max_text_tokens` have no effect."""
+    """Options of `route`."""
 
     name: str = "route"
     """A registered labeler."""

@@ -12,11 +12,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from relabel.labelers.base import ThinkScore
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import LabelerOptions, ThinkOptions
 
 
-class UmbrelaOptions(LabelerOptions):
-    """Options of `umbrela`. `max_text_tokens` has no effect: the answer holds no short text."""
+class UmbrelaOptions(ThinkOptions):
+    """Options of `umbrela`."""
 
     name: str = "umbrela"
     """A registered labeler."""

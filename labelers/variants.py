@@ -21,12 +21,12 @@ from relabel.manifests.asks import Answer, Ask, Sampling
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import AnswerFormat, Lines, Text
 from relabel.manifests.labels import Label, LabelColumn, Pair
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import LabelerOptions, ThinkOptions
 
 _FEWEST = 2
 
 
-class VariantsOptions(SearchOptions):
+class VariantsOptions(SearchOptions, ThinkOptions):
     """Options of `variants`."""
 
     name: str = "variants"

@@ -192,10 +192,6 @@ class LabelerOptions(Spec):
     """Lowest temperature of a second or later attempt."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     """Nucleus sampling; 1.0 is off."""
-    max_think_tokens: int = Field(512, ge=0, le=100_000)
-    """Cap on free reasoning per stage, in tokens; enforced where the engine can constrain decoding."""
-    max_text_tokens: int = Field(160, ge=1, le=100_000)
-    """Cap on each short text (an intent, a node's description, a fragment), in tokens."""
     templates: PathText | None = None
     """Folder with prompt templates to use instead of the built-in ones; a file that is absent there is taken from the
     built-in set.
@@ -209,6 +205,20 @@ class LabelerOptions(Spec):
                 "temperature"
             )
         return self
+
+
+class ThinkOptions(LabelerOptions):
+    """Options of a labeler whose answers hold free reasoning."""
+
+    max_think_tokens: int = Field(512, ge=0, le=100_000)
+    """Cap on free reasoning per stage, in tokens; enforced where the engine can constrain decoding."""
+
+
+class TextOptions(LabelerOptions):
+    """Options of a labeler whose answers hold short texts."""
+
+    max_text_tokens: int = Field(160, ge=1, le=100_000)
+    """Cap on each short text (an intent, a node's description, a fragment), in tokens."""
 
 
 class EngineArgs(Spec):

@@ -19,6 +19,7 @@ from relabel.jobs.ask_text import again_on_change, asked_text
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.secrets import keep_secret, redacted
+from tests.labelers.driving import caps
 from tests.teachers.models import write_tiny_decoder
 
 SECRET = "Zq7hunter2Xv9"
@@ -41,7 +42,7 @@ def job(folder: Path, decoder: Path) -> Callable[..., str]:
         spec = {
             "name": "asked",
             "input": {"path": "pairs.parquet"},
-            "labeler": {"name": labeler, "attempts": 2, "max_think_tokens": 24, **options},
+            "labeler": {"name": labeler, "attempts": 2, **caps(labeler, think=24), **options},
             "engine": {"name": engine, "seed": 5, **({"model": str(decoder)} if engine == "transformers" else {})},
             "output": "out/run",
         }

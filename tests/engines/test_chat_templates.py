@@ -23,6 +23,7 @@ from relabel.manifests.asks import Ask, Message, Request
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.labels import Pair
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
+from tests.labelers.driving import caps
 
 from .chat_shapes import SHAPES, chatml
 from .conftest import THINK_SCORE, ask_for, make_model, make_tokenizer, run_all
@@ -152,7 +153,7 @@ def serve() -> Any:
 
 def labeler(name: str, **options: Any) -> Any:
     found = labeler_class(name)
-    return found(found.Options(name=name, max_think_tokens=6, max_text_tokens=4, **options))
+    return found(found.Options(name=name, **caps(name, think=6, text=4), **options))
 
 
 ROSES = Pair(7, "q", "how to prune roses", "d", "Cut back to an outward bud.", ())
@@ -290,7 +291,7 @@ def job(folder: Path) -> Callable[..., Model]:  # noqa: F811
         spec = {
             "name": "says-the-day",
             "input": {"path": "pairs.parquet"},
-            "labeler": {"name": name, "max_think_tokens": 4, "max_text_tokens": 4},
+            "labeler": {"name": name, **caps(name, think=4, text=4)},
             "engine": {"name": "transformers", "model": str(model.folder), "args": args},
             "output": "out",
             "shards": 2,

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.cli import main
+from tests.labelers.driving import caps
 
 
 class Home:
@@ -39,7 +40,7 @@ class Home:
         spec = {
             "name": name,
             "input": {"path": str(self.folder / f"{name}.parquet")},
-            "labeler": {"name": labeler, "max_think_tokens": 6, "max_text_tokens": 4},
+            "labeler": {"name": labeler, **caps(labeler, think=6, text=4)},
             "engine": {"name": "transformers", "model": str(self.model), "args": args, **engine},
             "output": str(self.folder / "out" / name),
             "run": {"max_failed_fraction": 1.0},

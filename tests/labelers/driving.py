@@ -46,6 +46,12 @@ def labeler(name: str, **options: Any) -> Labeler:
     return cls(validate_spec(cls.Options, {"name": name, **options}, where="test"))
 
 
+def caps(name: str, *, think: int = 512, text: int = 160) -> dict[str, int]:
+    """Those caps on an answer's length, in tokens, that the labeler has as options."""
+    fields = labeler_class(name).Options.model_fields
+    return {key: cap for key, cap in (("max_think_tokens", think), ("max_text_tokens", text)) if key in fields}
+
+
 def fake(**args: Any) -> Fake:
     overlong = args.pop("overlong", "truncate")
     max_prompt_tokens = args.pop("max_prompt_tokens", 8192)

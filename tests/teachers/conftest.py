@@ -16,6 +16,7 @@ from relabel.jobs.cli import main
 from relabel.manifests.files import Storage
 from tests.distill.conftest import make_pairs
 from tests.engines.conftest import make_model, make_tokenizer
+from tests.labelers.driving import caps
 from tests.reuse.test_tree_column import treed_rows
 from tests.teachers.chunked import write_questions
 from tests.teachers.models import write_tiny_decoder
@@ -73,7 +74,7 @@ def run_of(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
             values = {
                 "name": "run",
                 "input": {"path": str(pairs_path)},
-                "labeler": {"name": labeler, "max_think_tokens": 8, "max_text_tokens": 6, **options},
+                "labeler": {"name": labeler, **caps(labeler, think=8, text=6), **options},
                 "engine": {"name": "fake"},
                 "output": str(folder / "out"),
             }

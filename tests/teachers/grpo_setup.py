@@ -13,7 +13,7 @@ from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.labels import Pair
-from tests.labelers.driving import labeler
+from tests.labelers.driving import caps, labeler
 
 GOLD_ROWS = [
     GoldRow(Pair(number, f"q{number}", f"query {number}", f"d{number}", "red shoes " * (number % 3 + 1)), {"grade": 2})
@@ -35,7 +35,7 @@ def score_by_tokens(rollout: Rollout, row: GoldRow) -> Score:
 
 
 def short_dialogues(tokenizer: Any, name: str = "r1", **options: Any) -> Dialogues:
-    options = {"max_think_tokens": 8, **options}
+    options = caps(name, think=8) | options
     tokens = AnswerTokens(tokenizer, end_ids=[tokenizer.eos_token_id])
     return Dialogues(labeler(name, **options), PromptEncoder(tokenizer), tokens, max_prompt_tokens=4096)
 

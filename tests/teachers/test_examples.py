@@ -28,13 +28,13 @@ from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
+from tests.labelers.driving import caps
 from tests.teachers.chunked import write_questions
 from tests.teachers.conftest import relabel, write_treed_pairs
 
 LEARNABLE = {"complexity", "direct", "evidence-set", "graph-grpo", "pointwise", "r1", "r3a", "route", "umbrela"}
 """Those that docs/train.md names."""
 OPTIONS: dict[str, dict[str, Any]] = {"r3a": {"evidence": "constrained"}}
-SMALL = {"max_think_tokens": 6, "max_text_tokens": 4}
 
 
 @pytest.fixture
@@ -72,7 +72,9 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The transformers engine on the model itself answers, whatever it says; its prompts are noted on the way."""
-    options = labeler_class(labeler).Options(**{"name": labeler, **SMALL, **OPTIONS.get(labeler, {})})
+    options = labeler_class(labeler).Options(
+        **{"name": labeler, **caps(labeler, think=6, text=4), **OPTIONS.get(labeler, {})}
+    )
     if labeler not in LEARNABLE:
         with pytest.raises(ConfigError, match=r"can't be put together again"):
             check_learnable(options, labeler_class(labeler)(options), has_answers=True, is_preliminary=False)

@@ -51,6 +51,7 @@ from relabel.distill.teachers.teaching import train_teacher
 from relabel.distill.teachers.trainer import run_to_end
 from relabel.manifests.files import Storage
 from tests.killing import Killed, killed_at
+from tests.labelers.driving import caps
 from tests.teachers.conftest import plain_values, relabel
 from tests.teachers.grpo_setup import (
     GOLD_ROWS,
@@ -426,7 +427,7 @@ def test_every_spec_of_the_docs_trains_and_its_teacher_labels(
     monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
     held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
     held |= {"init": str(base_dir), "output": str(tmp_path / "out")}
-    held["labeler"] |= {"max_think_tokens": 4, "max_text_tokens": 4}
+    held["labeler"] |= caps(held["labeler"]["name"], think=4, text=4)
     held["data"]["gold"]["path"] = str(pairs_path)
     held["rollouts"] = {**held.get("rollouts", {}), "group": 2}
     held["train"] |= {"max_steps": 2, "batch_size": 2, "accumulation": 1, "max_tokens": 8000}
