@@ -33,7 +33,7 @@ from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.results import conclude
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import Stop
-from relabel.jobs.score.loop import ScoreLoop, ScoreRequest, score_job, score_rows
+from relabel.jobs.score.loop import ScoreLoop, score_job, score_rows
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
 
@@ -93,9 +93,9 @@ def bare_loop(student: StudentModel, pairs: list[tuple[str, str]], batch_tokens:
     return grades
 
 
-def score_run(scorer: Scorer, request: ScoreRequest) -> None:
+def score_run(scorer: Scorer, request: dict[str, Any]) -> None:
     """Everything `relabel score` does but loading the student: plan, read, tokenize, score, commit, manifest."""
-    opened = open_run(score_job(request, Storage()))
+    opened = open_run(score_job(**request, storage=Storage()))
     session = Session(opened, list(range(len(opened.plan.shards))), is_retry=False, stop=Stop(), progress=Progress())
     try:
         ScoreLoop(scorer, session.commit, progress=session.progress, stop=session.stop).run(session.chunks())
@@ -107,12 +107,12 @@ def score_run(scorer: Scorer, request: ScoreRequest) -> None:
 
 def score_request(
     folder: Path, pairs_file: str, output: str, pairs: int, chunk_rows: int, batch_tokens: int, device: str, dtype: str
-) -> ScoreRequest:
+) -> dict[str, Any]:
     """What `relabel score` is asked for."""
-    return ScoreRequest(
-        student=str(folder), input=(pairs_file,), to=output, limit=pairs, shards=1,
-        chunk_rows=chunk_rows, batch_tokens=batch_tokens, device=device, dtype=dtype,
-    )  # fmt: skip
+    return {
+        "student": str(folder), "input": (pairs_file,), "to": output, "limit": pairs, "shards": 1,
+        "chunk_rows": chunk_rows, "batch_tokens": batch_tokens, "device": device, "dtype": dtype,
+    }  # fmt: skip
 
 
 class Round(NamedTuple):
@@ -141,11 +141,11 @@ def compare(
         }
     scorer = Scorer(student, batch_tokens=batch_tokens)
 
-    def request(number: int) -> ScoreRequest:
+    def request(number: int) -> dict[str, Any]:
         output = str(scratch / f"scores-{number}")
         return score_request(folder, pairs_file, output, pairs, chunk_rows, batch_tokens, device, dtype)
 
-    opened = open_run(score_job(request(0), Storage()))
+    opened = open_run(score_job(**request(0), storage=Storage()))
     session = Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress())
     texts = [(pair.query, pair.document) for work in session.chunks() if work is not None for pair in work.pairs]
     session.close()
@@ -173,7 +173,7 @@ def compare(
     return found
 
 
-def host_costs(student: Any, request: ScoreRequest, batch_tokens: int) -> dict[str, float]:
+def host_costs(student: Any, request: dict[str, Any], batch_tokens: int) -> dict[str, float]:
     """CPU seconds of the host by step of one run without a forward pass, each step alone in one thread.
 
     In a run a thread reads and tokenizes, the main thread makes batches and rows, others write. All is Python, on one
@@ -188,7 +188,7 @@ def host_costs(student: Any, request: ScoreRequest, batch_tokens: int) -> dict[s
         finally:
             found[step] += time.thread_time() - clock
 
-    opened = timed("plan", lambda: open_run(score_job(request, Storage())))
+    opened = timed("plan", lambda: open_run(score_job(**request, storage=Storage())))
     session = Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress())
     heads = student.record.heads
     chunks = session.chunks()

@@ -200,7 +200,7 @@ class Bound(NamedTuple):
     ms: float
 
     def value(self, point: LatencyRow) -> float | None:
-        """The figure at a rate; None where too few requests knew it."""
+        """The figure at a rate; None where too few requests were measured."""
         return point.p99_ms if self.figure == "p99" else point.mean_ms
 
     def is_broken(self, point: LatencyRow) -> bool:

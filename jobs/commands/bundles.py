@@ -214,7 +214,7 @@ def list_bundles(url: str, output: str) -> int:
 @output_option
 def show(bundle: str, output: str) -> int:
     """Show a bundle's versions and the history of its channels; with @, one version's files and facts; of a folder that
-    was pulled to, the active version there.
+    was pulled to, its active version.
 
     Of DEST, every byte is read; exits 3 and names a file that is not what was pulled. Writes nothing and needs no
     network. The text is eight lines at most; --output json has all there is.

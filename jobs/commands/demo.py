@@ -13,7 +13,6 @@ import click
 
 from relabel.jobs.commands.options import Number, output_option
 from relabel.jobs.demo.specs import (
-    DemoChoices,
     DemoLabel,
     DemoPair,
     agreement,
@@ -105,7 +104,7 @@ def demo(
         raise UsageError(f"--teach and {other}: the teacher is trained, and its student judged.")
     root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
     started, pairs = time.monotonic(), load_pairs()
-    write_demo(root, folder, DemoChoices(engine, teacher, student, has_training=teach), pairs)
+    write_demo(root, folder, pairs, engine=engine, teacher=teacher, student=student, has_training=teach)
     steps = steps_of(folder, seconds=bench_seconds, has_training=teach)[: 1 if labels_only else None]
     done: list[StepResult] = []
     log = ""

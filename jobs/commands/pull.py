@@ -217,7 +217,7 @@ def verify_destination(folder: Path, output: str) -> int:
 
 
 def show_destination(folder: Path, output: str) -> int:
-    """Show the active version in a folder, which versions are kept, and whether the active one is whole."""
+    """Show a folder's active version, whether it is whole, and which versions are kept."""
     state, fault = _checked(folder)
     code = Exit.BAD_INPUT if fault else Exit.DONE
     served = state.served[0]

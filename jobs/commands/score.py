@@ -113,7 +113,7 @@ def score(
     from relabel.jobs.job import CACHE_VARIABLE
     from relabel.jobs.run.results import report_json, report_text
     from relabel.jobs.run.stop import choose_deadline
-    from relabel.jobs.score.loop import ScoreRequest, score_job
+    from relabel.jobs.score.loop import score_job
     from relabel.jobs.score.students import local_student
     from relabel.manifests.files import Storage
     from relabel.manifests.models import default_cache_dir
@@ -123,7 +123,7 @@ def score(
     options["student"] = local_student(
         options["student"], storage, cache_dir=Path(cache) if cache else default_cache_dir()
     )
-    job = score_job(ScoreRequest(**options), storage, lambda line: logs.say(line, event="precision"))
+    job = score_job(**options, storage=storage, say=lambda line: logs.say(line, event="precision"))
     session = session_of(job, shard, may_write=not dry_run, deadline=deadline)
     if dry_run:
         return dry_run_result(session, "score", output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
 from typing import Any
 
 import numpy as np
@@ -42,18 +42,6 @@ from relabel.manifests.schemas import codes_of, ids_of
 # Gold grades of two runs: which matched rows have one, and who is right where the runs differ.
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Judged rows of some queries."""
-
-    gold: np.ndarray
-    queries: list[str]
-    docs: list[str]
-    grades: tuple[np.ndarray, np.ndarray]
-    probs: tuple[np.ndarray, np.ndarray]
-    row_ids: np.ndarray
-
-
 class JudgedMatches:
     """Collects the matched rows that have a gold grade; memory grows with these.
 
@@ -71,7 +59,7 @@ class JudgedMatches:
         self._first, self._storage = sets[0], storage
         golds: tuple[Gold, Gold] = (gold_of(sets[0], options, storage), gold_of(sets[1], options, storage))
         self.num_seen = self.num_null = 0
-        self._parts: list[_Part] = []
+        self._parts: list[tuple[Any, ...]] = []
         by_row = next(
             ((letter, gold) for letter, gold in zip("ab", golds, strict=True) if gold.by_row is not None), None
         )
@@ -100,16 +88,14 @@ class JudgedMatches:
         places = np.flatnonzero(is_judged_N)
         if not len(places):
             return
-        queries = frame["query_id"]
-        first, second = rows.grades
         self._parts.append(
-            _Part(
+            (
                 gold.to_numpy()[places].astype(np.int64),
-                queries.gather(places).to_list(),
-                [rows.docs[place] for place in places],
-                (first[places], second[places]),
-                (rows.probs[0][places], rows.probs[1][places]),
                 frame["row_a"].gather(places).to_numpy(),
+                frame["query_id"].gather(places).to_list(),
+                [rows.docs[place] for place in places],
+                [side[places] for side in rows.grades],
+                [side[places] for side in rows.probs],
             )
         )
 
@@ -124,16 +110,16 @@ class JudgedMatches:
                 f"none of the {matched:,} rows that both runs labelled has a grade in {self._qrels}, joined by "
                 f"{self.joined_by}. Do the ids mean the same things? --by and --doc name other columns."
             )
-        gold_N = np.concatenate([part.gold for part in self._parts])
-        query_N, query_names = codes_of(ids_of(query for part in self._parts for query in part.queries))
-        doc_N, _ = codes_of(ids_of(doc for part in self._parts for doc in part.docs))
+        golds, row_ids, queries, docs, grades, probs = zip(*self._parts, strict=True)
+        gold_N = np.concatenate(golds)
+        query_N, query_names = codes_of(ids_of(itertools.chain(*queries)))
+        doc_N, _ = codes_of(ids_of(itertools.chain(*docs)))
         num_queries = len(query_names)
         judged, notes = [], list[str]()
-        row_ids = np.concatenate([part.row_ids for part in self._parts])
-        lexical = lexical_scores(self._first, row_ids, self._storage, notes)
+        lexical = lexical_scores(self._first, np.concatenate(row_ids), self._storage, notes)
         for side in (0, 1):
-            probs_NK = np.concatenate([part.probs[side] for part in self._parts])
-            labels_N = np.concatenate([part.grades[side] for part in self._parts])
+            probs_NK = np.concatenate([part[side] for part in probs])
+            labels_N = np.concatenate([part[side] for part in grades])
             has_probs = not np.isnan(probs_NK).all()
             judged.append(
                 Judged(
@@ -216,7 +202,7 @@ def compare_runs(
     if not num_matched:
         sides.check()
         raise InputError(_nothing_matched(ours, theirs, how, counts))
-    shown, more = examples(flips.rows(), ours, theirs, storage)
+    shown, more = examples(flips.rows, ours, theirs, storage)
     named = row_counts(counts)
     notes = [*ours.notes, *theirs.notes, *notes, *_notes(named), *more]
     confusion = sums.confusion
@@ -233,7 +219,7 @@ def compare_runs(
         tests={"stuart_maxwell": stuart_maxwell(confusion)._asdict(), "bowker": bowker(confusion)._asdict()},
         gold=None if gold is None else gold.result(num_matched, resamples=resamples, seed=seed),
         flips={"rows": flips.up + flips.down, "up": flips.up, "down": flips.down, "examples": shown},
-        queries={**summary(sums.moves), "depth": depth, "moved_most": moved.rows()},
+        queries={**summary(sums.moves), "depth": depth, "moved_most": moved.rows},
         resamples=resamples,
         seed=seed,
         notes=notes,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -239,12 +239,12 @@ class MovedQueries:
     """The queries that moved most, of all that were seen.
 
     Args:
-        count: how many to keep.
+        count: how many to keep in `rows`, the largest change first.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._held: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
 
     def add(self, names: list[str], moves: QueryMoves) -> None:
         """Take in the moves of some queries, and what these are called."""
@@ -252,7 +252,7 @@ class MovedQueries:
         order = np.lexsort((np.arange(len(names)), -np.abs(change_Q)))[: self._count]
         for query in order.tolist():
             tau = float(moves.tau[query])
-            self._held.append(
+            self.rows.append(
                 {
                     "query_id": names[query],
                     "rows": int(moves.rows[query]),
@@ -265,12 +265,8 @@ class MovedQueries:
                     "first_changed": bool(moves.top_changed[query]),
                 }
             )
-        self._held.sort(key=lambda one: -abs(one["change"]))
-        del self._held[self._count :]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The queries, largest change first."""
-        return [one for one in self._held if abs(one["change"]) > TINY]
+        moved = [one for one in self.rows if abs(one["change"]) > TINY]
+        self.rows = sorted(moved, key=lambda one: -abs(one["change"]))[: self._count]
 
 
 def summary(moves: QueryMoves) -> dict[str, int]:
@@ -295,37 +291,17 @@ TEXT_CHARACTERS = 1000
 """Shown of a query, a document or a reasoning."""
 
 
-class ChangedRow(NamedTuple):
-    """A row whose grade changed, as both runs labelled it.
-
-    Args:
-        change: of the expected grade, or of the grade where there is no distribution.
-        at: where it is among the rows.
-        rows, files: row ids, and numbers of the label files in each run.
-    """
-
-    change: float
-    at: int
-    query_id: str
-    doc_id: str
-    rows: tuple[int, int]
-    files: tuple[int, int]
-    grades: tuple[int, int]
-    expected: tuple[float | None, float | None]
-    probs: tuple[list[float] | None, list[float] | None]
-
-
 class LargestFlips:
     """The rows whose expected grade (or grade, where there is no distribution) changed most, of all that were seen.
 
     Args:
-        count: how many to keep.
+        count: how many to keep in `rows`, the largest change first.
     """
 
     def __init__(self, polars: Any, count: int) -> None:
         self._polars = polars
         self._count = count
-        self._held: list[ChangedRow] = []
+        self.rows: list[dict[str, Any]] = []
         self.up = 0
         self.down = 0
 
@@ -341,56 +317,48 @@ class LargestFlips:
         self.up += changed.filter(polars.col("grade_b") > polars.col("grade_a")).height
         self.down += changed.filter(polars.col("grade_b") < polars.col("grade_a")).height
         largest = changed.sort(polars.col("change").abs(), "at", descending=[True, False]).head(self._count)
-        sides = itertools.product(("row", "file", "grade", "expected_grade", "probs"), "ab")
-        names = [f"{name}_{letter}" for name, letter in sides]
+        names = itertools.product(("row", "file", "grade", "expected_grade", "probs"), "ab")
         # plain values: a slice of a frame would keep all of it
-        for change, at, query, doc, *values in largest.select("change", "at", "query_id", "doc_id", *names).iter_rows():
-            self._held.append(ChangedRow(change, at, query, doc, *zip(values[::2], values[1::2], strict=True)))
-        self._held.sort(key=lambda row: (-abs(row.change), row.at))
-        del self._held[self._count :]
-
-    def rows(self) -> list[ChangedRow]:
-        """The rows, largest change first."""
-        return self._held
+        columns = ("change", "at", "query_id", "doc_id", *("_".join(name) for name in names))
+        self.rows += largest.select(columns).to_dicts()
+        self.rows.sort(key=lambda row: (-abs(row["change"]), row["at"]))
+        del self.rows[self._count :]
 
 
 def examples(
-    rows: list[ChangedRow], first: RunLabels, second: RunLabels, storage: Storage
+    rows: list[dict[str, Any]], first: RunLabels, second: RunLabels, storage: Storage
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of `LargestFlips` with their texts and reasoning, and remarks: texts are left out, with the reason, where
     they can't be read any more.
     """
     pairs: dict[int, Pair] = {}
     notes: list[str] = []
-    row_ids = np.array([row.rows[0] for row in rows], dtype=np.int64)
+    row_ids = np.array([row["row_a"] for row in rows], dtype=np.int64)
     try:
         pairs = {pair.row_id: pair for pair in run_pairs(first.root, first.plan, storage, row_ids)} if rows else {}
     except RelabelError as exc:
         notes.append(f"texts of the examples are left out: {exc}")
-    reasons = [_reasoning(run, {row.files[side] for row in rows}) for side, run in enumerate((first, second))]
+    reasons = {
+        letter: _reasoning(run, {row[f"file_{letter}"] for row in rows})
+        for letter, run in (("a", first), ("b", second))
+    }
     found = []
     for row in rows:
-        pair = pairs.get(row.rows[0])
-        sides = [
-            {
-                "grade": row.grades[side],
-                "expected_grade": row.expected[side],
-                "probs": row.probs[side],
-                "reasoning": _cut(reasons[side].get(row.rows[side])),
+        pair = pairs.get(row["row_a"])
+        sides = {
+            letter: {
+                **{name: row[f"{name}_{letter}"] for name in ("grade", "expected_grade", "probs")},
+                "reasoning": _cut(reasons[letter].get(row[f"row_{letter}"])),
             }
-            for side in (0, 1)
-        ]
+            for letter in "ab"
+        }
         found.append(
             {
-                "row_a": row.rows[0],
-                "row_b": row.rows[1],
-                "query_id": row.query_id,
-                "doc_id": row.doc_id,
+                **{name: row[name] for name in ("row_a", "row_b", "query_id", "doc_id")},
                 "query": _cut(pair.query) if pair else None,
                 "document": _cut(pair.document) if pair else None,
-                "change": round(row.change, 6),
-                "a": sides[0],
-                "b": sides[1],
+                "change": round(row["change"], 6),
+                **sides,
             }
         )
     return found, notes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -157,73 +156,52 @@ run: {{chunk_rows: 32}}
 """
 
 
-@dataclass(frozen=True)
-class DemoChoices:
-    """What a demo is made of.
-
-    Args:
-        engine: `transformers` or `fake`.
-        teacher, student: models, relative to the working directory.
-        has_training: the teacher is trained first.
-    """
-
-    engine: str
-    teacher: str
-    student: str
-    has_training: bool
-
-
 def held_out(pairs: list[DemoPair]) -> list[bool]:
     """Whether nothing is trained on a pair: the test side of the student's own split."""
     sides = split_queries([pair.query_id for pair in pairs], dev=0.1, test=HELD_OUT, seed=0)
     return [bool(side == TEST) for side in sides]
 
 
-def write_demo(root: Path, folder: str, choices: DemoChoices, pairs: list[DemoPair]) -> None:
+def write_demo(
+    root: Path, folder: str, pairs: list[DemoPair], *, engine: str, teacher: str, student: str, has_training: bool
+) -> None:
     """Data, the specs, and the script of a server.
 
+    Args:
+        engine: `transformers` or `fake`.
+        teacher, student: models, relative to the working directory.
+        has_training: the teacher is trained first.
     Raises:
         UsageError: somebody's own files are there.
         StoreError: nothing can be written there.
     """
-    files = _texts(choices, pairs)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        _refuse_files_of_others(root, [*files, *_tables(choices, pairs)])
-        for name, text in files.items():
-            (root / name).write_text(text, encoding="utf-8")
-        for name, rows in _tables(choices, pairs).items():
-            write_pairs(root / name, rows)
-    except OSError as exc:
-        raise StoreError(f"{folder}: can't write there ({exc.strerror or exc}).") from exc
-
-
-def _tables(choices: DemoChoices, pairs: list[DemoPair]) -> dict[str, list[DemoPair]]:
-    if not choices.has_training:
-        return {"pairs.parquet": pairs}
-    sides = list(zip(pairs, held_out(pairs), strict=True))
-    return {
-        "pairs.parquet": pairs,
-        "learn.parquet": [pair for pair, is_held_out in sides if not is_held_out],
-        "held_out.parquet": [pair for pair, is_held_out in sides if is_held_out],
-    }
-
-
-def _texts(choices: DemoChoices, pairs: list[DemoPair]) -> dict[str, str]:
-    """Texts by file name."""
     here = str(Path.cwd())
-    teacher, student = (json.dumps(placed(one, here, PathMark.MODEL)) for one in (choices.teacher, choices.student))
+    teacher, student = (json.dumps(placed(one, here, PathMark.MODEL)) for one in (teacher, student))
     texts = [(pair.query, "\n\n".join(filter(None, (pair.title, pair.body)))) for pair in pairs]
-    found = {
+    files = {
         "student.yaml": STUDENT.format(model=student, held_out=HELD_OUT),
         "pairs.json": json.dumps(texts, ensure_ascii=False),
         "ask.py": resources.files("relabel.jobs").joinpath("templates/ask.py.txt").read_text(encoding="utf-8"),
     }
-    if choices.has_training:
+    tables = {"pairs.parquet": pairs}
+    if has_training:
         jobs = {"job.yaml": TEACHER_JOB, "teacher.yaml": TEACHER, "untrained.yaml": UNTRAINED_JOB}
-        return found | {name: text.format(columns=COLUMNS, model=teacher) for name, text in jobs.items()}
-    engine = f"  name: transformers\n  model: {teacher}" if choices.engine == "transformers" else "  name: fake"
-    return found | {"job.yaml": JOB.format(columns=COLUMNS, engine=engine)}
+        files |= {name: text.format(columns=COLUMNS, model=teacher) for name, text in jobs.items()}
+        sides = list(zip(pairs, held_out(pairs), strict=True))
+        tables["learn.parquet"] = [pair for pair, is_held_out in sides if not is_held_out]
+        tables["held_out.parquet"] = [pair for pair, is_held_out in sides if is_held_out]
+    else:
+        judge = f"  name: transformers\n  model: {teacher}" if engine == "transformers" else "  name: fake"
+        files["job.yaml"] = JOB.format(columns=COLUMNS, engine=judge)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _refuse_files_of_others(root, [*files, *tables])
+        for name, text in files.items():
+            (root / name).write_text(text, encoding="utf-8")
+        for name, rows in tables.items():
+            write_pairs(root / name, rows)
+    except OSError as exc:
+        raise StoreError(f"{folder}: can't write there ({exc.strerror or exc}).") from exc
 
 
 def _refuse_files_of_others(root: Path, names: list[str]) -> None:

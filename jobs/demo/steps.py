@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relabel.jobs.evaluate.judging import judge
+from relabel.jobs.evaluate.judging import judged_labels
 from relabel.jobs.evaluate.sides import JudgingOptions
 from relabel.jobs.exits import Exit
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.evaluation import evaluate
 from relabel.manifests.metrics.metric import MetricValue
 
 JUDGED = {"run": "trained teacher", "untrained": "model as it was", "scores": "student"}
@@ -156,7 +155,7 @@ def qualities(root: Path) -> list[Quality]:
     found = []
     for name in sorted(JUDGED, key=lambda name: name != "untrained"):
         options = JudgingOptions(qrels=str(root / "held_out.parquet"))
-        result = evaluate(judge((str(root / name),), options, Storage()).judged, resamples=1000, seed=7)
+        result = judged_labels((str(root / name),), options, [], Storage(), resamples=1000, seed=7)
         figures = {figure: result.figures[figure] for figure in FIGURES if figure in result.figures}
         found.append(Quality(JUDGED[name], next(iter(figures.values())).over, result.num_groups, figures))
     return found

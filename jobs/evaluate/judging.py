@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.jobs.evaluate.results import ComparedSets, ComparedStudent, JudgedLabels
-from relabel.jobs.evaluate.sides import Gold, JudgingOptions, SideCut, Sides, cut_sets, lexical_scores, scale_of
+from relabel.jobs.evaluate.sides import Gold, JudgingOptions, Sides, cut_sets, lexical_scores, scale_of
 from relabel.jobs.exits import Exit
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
@@ -48,18 +48,6 @@ BY_INPUT_ROW = "row_id: the qrels are the run's own input"
 BY_FILE_ROW = "row: labels and grades are in one file"
 
 
-@dataclass
-class Judging:
-    """Judged labels, and where they came from: `labels`, `counts`, `joined_by` and `side` as in `JudgedLabels`."""
-
-    judged: Judged
-    labels: list[dict[str, Any]]
-    counts: dict[str, int]
-    joined_by: list[str]
-    side: SideCut
-    notes: list[str]
-
-
 def judged_labels(
     paths: tuple[str, ...],
     options: JudgingOptions,
@@ -70,41 +58,24 @@ def judged_labels(
     seed: int,
     calibrate: Any = None,
 ) -> JudgedLabels:
-    """One set, or several as one, by gold grades: the whole result of `relabel evaluate`.
+    """One set, or several as one, by gold grades: the whole result of `relabel evaluate`; see `judge`."""
+    return judge(paths, options, gates, storage, resamples=resamples, seed=seed, calibrate=calibrate)[1]
+
+
+def judge(
+    paths: tuple[str, ...],
+    options: JudgingOptions,
+    gates: Sequence[Gate],
+    storage: Storage,
+    *,
+    resamples: int,
+    seed: int,
+    calibrate: Any = None,
+) -> tuple[Judged, JudgedLabels]:
+    """Join labels with grades, and compute all figures of them and the gates' verdicts.
 
     Args:
         calibrate: `temperature` or `isotonic`, fitted on half the queries; None for neither.
-    Raises:
-        InputError, ManifestError, UsageError: see `judge`.
-    """
-    return evaluated(judge(paths, options, storage), options, gates, resamples, seed, calibrate)
-
-
-def evaluated(
-    judging: Judging, options: JudgingOptions, gates: Sequence[Gate], resamples: int, seed: int, calibrate: Any = None
-) -> JudgedLabels:
-    """All figures of judged labels, and the gates' verdicts."""
-    found = evaluation.evaluate(
-        judging.judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at
-    )
-    verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
-    return JudgedLabels(
-        **{**vars(found), "notes": [*judging.notes, *found.notes]},
-        labels=judging.labels,
-        qrels=options.qrels,
-        joined_by=judging.joined_by,
-        side=judging.side,
-        counts=judging.counts,
-        resamples=resamples,
-        seed=seed,
-        gates=verdicts,
-        exit_code=int(Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE),
-    )
-
-
-def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> Judging:
-    """Join labels with grades.
-
     Raises:
         InputError: a file or column is off, grades are off the scale, or no label has a grade.
         ManifestError: a run is unfinished, over its limit or damaged.
@@ -136,16 +107,23 @@ def judge(paths: tuple[str, ...], options: JudgingOptions, storage: Storage) -> 
     release_unused()
     judged, texts = join.judged(), list[str]()
     lexical = lexical_scores(sets[0] if len(sets) == 1 else None, join.row_ids, storage, texts)
+    judged = replace(judged, lexical=lexical)
     notes = [*(note for one in sets for note in one.notes), *notes, *_join_notes(join, pairs, options), *texts]
     if len(sets) > 1:
         notes.append(f"{len(sets)} sources are judged together, as one set of labels")
-    return Judging(
-        replace(judged, lexical=lexical),
-        [{"path": one.where, "kind": one.kind, "grades": one.grades, **plain(one.origin)} for one in sets],
-        _counts(join, sets, pairs, judged),
-        sorted(join.joined_by),
-        sides.cut,
-        notes,
+    found = evaluation.evaluate(judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at)
+    verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
+    return judged, JudgedLabels(
+        **{**vars(found), "notes": [*notes, *found.notes]},
+        labels=[{"path": one.where, "kind": one.kind, "grades": one.grades, **plain(one.origin)} for one in sets],
+        qrels=options.qrels,
+        joined_by=sorted(join.joined_by),
+        side=sides.cut,
+        counts=_counts(join, sets, pairs, judged),
+        resamples=resamples,
+        seed=seed,
+        gates=verdicts,
+        exit_code=int(Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE),
     )
 
 
@@ -270,8 +248,8 @@ def gold_of(labels: LabelSet, options: JudgingOptions, storage: Storage) -> Gold
         return Gold(None, BY_IDS)
     files, column = own
     columns = further_of_input(files, gold_columns(labels.columns), storage, where=options.qrels)
-    is_reported = columns and has_implied_grades(column, column_names(files[0], storage), columns)
-    written = None if is_reported else load_gold_by_row(files, column, storage)
+    is_implied = columns and has_implied_grades(column, column_names(files[0], storage), columns)
+    written = None if is_implied else load_gold_by_row(files, column, storage)
     grades = graded(written, columns, column, options.grade_map, path=options.qrels)
     return Gold(grades, BY_INPUT_ROW, columns)
 

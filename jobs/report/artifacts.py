@@ -3,24 +3,15 @@ folder or URL."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from relabel.distill.students.manifest import StudentManifest, read_student_manifest
 from relabel.distill.students.model import NOT_THE_MODEL
 from relabel.distill.teachers.manifest import (
-    PARTS,
-    ROLLOUT_SCHEMA,
-    ROLLOUTS_NAME,
     TeacherManifest,
     read_teacher_manifest,
 )
@@ -29,8 +20,6 @@ from relabel.distill.training.output import (
     RECORD_NAME,
     StepReached,
     TrainingRecord,
-    checkpoint_name,
-    damaged,
     read_step_reached,
     read_training_record,
 )
@@ -135,34 +124,9 @@ class TeacherArtifact:
                 files[name] = sha256_bytes(data)
         return digest_of_files(files)
 
-    def rollouts(self) -> list[pq.ParquetFile]:
-        """All that it wrote while it was trained by reinforcement, in one file; none where there was none.
-
-        Raises:
-            ManifestError: the file can't be read.
-        """
-        try:
-            source: Any = None if self.folder is None else self.folder / ROLLOUTS_NAME
-            found = pq.ParquetFile(io.BytesIO(self.store.read(ROLLOUTS_NAME)) if source is None else source)
-        except FileNotFoundError:
-            return []
-        except (pa.ArrowException, OSError) as exc:
-            raise self._unreadable() from exc
-        if not is_rollouts(found):
-            raise self._unreadable()
-        return [found]
-
-    def _unreadable(self) -> ManifestError:
-        return ManifestError(f"{self.path}/{ROLLOUTS_NAME}: not readable as rollouts. Restore the folder from a copy.")
-
-
-def is_rollouts(file: pq.ParquetFile) -> bool:
-    """Whether a file has the columns of rollouts; a method may have further ones."""
-    return all(field in file.schema_arrow for field in ROLLOUT_SCHEMA)
-
 
 # ------------------------------------------------------------------------------
-# A training that is not finished: its last whole checkpoint, and the rollouts up to there.
+# A training that is not finished: its last whole checkpoint.
 
 
 UNFINISHED = "(not finished)"
@@ -189,38 +153,6 @@ class TrainingArtifact:
     def when(self) -> str:
         """The step that is shown, and when that was written."""
         return f"step {self.reached.step:,}, written {self.reached.written:%Y-%m-%d %H:%M:%S} UTC"
-
-    def rollouts(self) -> Iterator[pq.ParquetFile]:
-        """All that it wrote up to the checkpoint, where it is trained by reinforcement; a file a checkpoint, opened one
-        by one.
-
-        Raises:
-            ManifestError: a part is not what the checkpoint names.
-        """
-        held = self.reached.own.get("log")
-        parts = held.get("parts", {}) if isinstance(held, dict) else {}
-        return (self._part(name, digest) for name, digest in parts.items())
-
-    def _part(self, name: str, digest: str) -> pq.ParquetFile:
-        if name in ("", "..") or Path(name).name != name:
-            raise damaged(self.checkpoints / checkpoint_name(self.reached.step), "it names rollouts elsewhere")
-        path = self.checkpoints / PARTS / name
-        try:
-            if path.is_file():  # a pipe would be waited for
-                handle = pa.OSFile(str(path))  # one handle for digest and rows, though the training goes on
-                if digest in (None, hashlib.file_digest(handle, "sha256").hexdigest()):
-                    found = pq.ParquetFile(handle)
-                    if is_rollouts(found):
-                        return found
-        except (pa.ArrowException, OSError) as exc:
-            raise self._changed(path) from exc
-        raise self._changed(path)
-
-    def _changed(self, path: Path) -> ManifestError:
-        return ManifestError(
-            f"{path}: rollouts that the last checkpoint names are missing, or not as they were written. If the "
-            "training goes on, try again; else it can't go on from here either: train again with --restart."
-        )
 
 
 def unfinished_training(path: str) -> TrainingArtifact | None:

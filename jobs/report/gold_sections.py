@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from relabel.jobs.evaluate.judging import compare_named, evaluated, gold_of, judge, load_pairs, open_set
+from relabel.jobs.evaluate.judging import compare_named, gold_of, judge, load_pairs, open_set
 from relabel.jobs.evaluate.results import (
     ComparedSets,
     JudgedLabels,
@@ -104,8 +104,8 @@ def judge_runs(runs: Sequence[RunArtifact], choice: JudgingOptions) -> tuple[lis
             notes += [options] if options else []
             continue
         try:
-            judging = judge((run.path,), options, run.storage)
-            found.append(JudgedRun(run.name, judging.judged, evaluated(judging, options, [], RESAMPLES, SEED)))
+            judged = judge((run.path,), options, [], run.storage, resamples=RESAMPLES, seed=SEED)
+            found.append(JudgedRun(run.name, *judged))
         except CANT as exc:
             if choice.qrels is not None and not isinstance(exc, EmptySideError):
                 raise

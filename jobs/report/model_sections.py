@@ -1,20 +1,15 @@
-"""Sections about students, teachers, trainings and bundles: facts, training curves, rollouts, test figures, parity and
-latency."""
+"""Sections about models, trainings and bundles: facts, training curves, test figures, parity and latency."""
 
 from __future__ import annotations
 
 import io
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.distill.students.manifest import StudentManifest
-from relabel.distill.teachers.manifest import NODES, ROLLOUT_SCHEMA
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from relabel.export.bench.records import BenchFacts, measurements_of
@@ -25,7 +20,6 @@ from relabel.jobs.sections import (
     Badge,
     Block,
     Cell,
-    Code,
     Facts,
     Fold,
     Paragraph,
@@ -38,7 +32,6 @@ from relabel.jobs.sections import (
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import is_url
 from relabel.manifests.metrics.registry import title_of
-from relabel.manifests.secrets import shortened
 
 # ------------------------------------------------------------------------------
 # Facts of each model.
@@ -59,8 +52,8 @@ def training_facts(one: TrainingArtifact) -> Facts:
 def training_note(one: TrainingArtifact) -> Paragraph:
     """What it means for the page that a training is not finished."""
     return Paragraph(
-        f"{one.name}: This training is not finished: it is running, or was stopped. Curves and rollouts are those of "
-        f"its last whole checkpoint ({one.when}); later ones are not shown. --resume continues one that was stopped.",
+        f"{one.name}: This training is not finished: it is running, or was stopped. Its curves end at its last whole "
+        f"checkpoint ({one.when}). --resume continues one that was stopped.",
         "warn",
     )
 
@@ -172,87 +165,6 @@ def _points(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> list[t
             f"{one.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy."
         ) from exc
     return list(zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True))
-
-
-# ------------------------------------------------------------------------------
-# Rollouts of a teacher that is trained by reinforcement.
-
-SHOWN = 3
-"""Rollouts of each kind: best, worst, drawn."""
-TEXT_CHARS = 4000
-"""Of a turn's text."""
-SEED = 7
-BATCH_ROWS = 512
-
-
-def rollouts_section(teachers: Sequence[TeacherArtifact | TrainingArtifact], *, has_texts: bool) -> Section:
-    """Answers of the training: best, worst and drawn ones, each with its reward.
-
-    Args:
-        has_texts: show the answers' texts; they may quote documents.
-    Raises:
-        ManifestError: a file of rollouts can't be read.
-    """
-    blocks: list[Block] = []
-    for one in teachers:
-        held = [file.read(columns=["reward"]).column(0).to_numpy(zero_copy_only=False) for file in one.rollouts()]
-        rewards = np.concatenate([np.empty(0), *held])
-        known = np.flatnonzero(~np.isnan(rewards))  # a rollout that was dropped has none
-        if not len(known):
-            continue
-        mean = f"{len(rewards):,} answers, mean reward {rewards[known].mean():.3f}"
-        blocks.append(Paragraph(f"{one.name}: {mean}. A row is its number in the gold file."))
-        chosen = [(title, int(known[place])) for title, place in _chosen(rewards[known])]
-        rows = _rows(one.rollouts(), [place for _, place in chosen])
-        blocks += [_rollout(title, rows[place], has_texts=has_texts) for title, place in chosen]
-    return Section("rollouts", "Rollouts", blocks)
-
-
-def _chosen(rewards: np.ndarray) -> list[tuple[str, int]]:
-    """Places of the rollouts that are shown, each once, best first; equal ones in seeded order."""
-    drawn = np.random.default_rng(SEED).permutation(len(rewards))
-    by_reward = drawn[np.argsort(-rewards[drawn], kind="stable")].tolist()
-    best = by_reward[:SHOWN]
-    worst = [place for place in reversed(by_reward) if place not in best][:SHOWN]
-    others = [place for place in drawn.tolist() if place not in (*best, *worst)][:SHOWN]
-    return [
-        (title, place) for title, places in (("Best", best), ("Worst", worst), ("Drawn", others)) for place in places
-    ]
-
-
-def _rows(files: Iterable[pq.ParquetFile], places: Collection[int]) -> dict[int, dict[str, Any]]:
-    """Whole rows by their place, read in one pass of small batches: files may hold more texts than memory does."""
-    found, start = {}, 0
-    for batch in itertools.chain.from_iterable(file.iter_batches(batch_size=BATCH_ROWS) for file in files):
-        for place in places:
-            if start <= place < start + len(batch):
-                found[place] = batch.slice(place - start, 1).to_pylist()[0]
-        start += len(batch)
-    return found
-
-
-def _rollout(title: str, row: dict[str, Any], *, has_texts: bool) -> Fold:
-    facts: list[tuple[str, Cell]] = [
-        ("advantage", row["advantage"]),
-        ("format", "right" if row["format_ok"] else f"wrong: {row['fault'] or 'unknown'}"),
-        ("tokens", row["tokens"]),
-    ]
-    # a method's own columns: numbers always, texts where texts are shown
-    own = [name for name in row if name not in ROLLOUT_SCHEMA.names]
-    for name, value in ((name, row[name]) for name in ("detail", *own)):
-        if isinstance(value, int | float):
-            facts.append((name.replace("_", " "), value))
-        elif value is not None and has_texts:
-            facts.append((name.replace("_", " "), shortened(str(value), TEXT_CHARS // 8)))
-    blocks: list[Block] = [Facts("", facts)]
-    if row["node_advantages"] is not None:
-        nodes = itertools.zip_longest(NODES, row["node_rewards"] or (), row["node_advantages"])
-        blocks.append(Table("By node of the graph", ("node", "reward", "advantage"), list(nodes)))
-    for number, text in enumerate(row["texts"] or () if has_texts else (), start=1):
-        blocks.append(Code(f"turn {number}", shortened(text, TEXT_CHARS) or "(empty)"))
-    grade = "no grade" if row["grade"] is None else f"grade {row['grade']}"
-    where = f"step {row['step']:,}, row {row['row_id']:,}, sample {row['sample']:,}"
-    return Fold(f"{title}: reward {row['reward']:.3f}, {grade}, {where}", blocks)
 
 
 # ------------------------------------------------------------------------------

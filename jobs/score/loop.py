@@ -12,9 +12,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -82,30 +81,6 @@ class ScoreJob(Job):
         return {**found, "kind": STUDENT}
 
 
-@dataclass(frozen=True)
-class ScoreRequest:
-    """What `relabel score` was given: the fields are its options; None is the student's own.
-
-    Args:
-        student: folder of a student or a bundle.
-        dtype: of a student alone; float32 by default.
-        precision: of a bundle alone; the fastest that passed its gate by default.
-    """
-
-    student: str
-    input: tuple[str, ...]
-    to: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    name: str | None = None
-    limit: int | None = None
-    shards: int = 1
-    chunk_rows: int = 2048
-    batch_tokens: int | None = None
-    device: str = "auto"
-    dtype: str | None = None
-    precision: str | None = None
-
-
 def _identify(path: str) -> Identity:
     if students.is_bundle(path):
         return students.identify_bundle(path)
@@ -117,65 +92,76 @@ def _identify(path: str) -> Identity:
     return students.identify(path)
 
 
-def score_job(request: ScoreRequest, storage: Storage, say: Callable[[str], None] = lambda _: None) -> ScoreJob:
-    """The job of a request: the student's columns unless others are named.
+def score_job(
+    student: str,
+    input: Sequence[str],
+    to: str,
+    storage: Storage,
+    *,
+    columns: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    limit: int | None = None,
+    shards: int = 1,
+    chunk_rows: int = 2048,
+    batch_tokens: int | None = None,
+    device: str = "auto",
+    dtype: Dtype | None = None,
+    precision: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> ScoreJob:
+    """The job of `relabel score`, whose options these are; None is the student's own.
 
     Args:
+        student: folder of a student or a bundle.
+        columns: by role; the student's where none are named.
+        dtype: of a student alone; float32 by default.
+        precision: of a bundle alone; the fastest that passed its gate by default.
         say: called with what was chosen for the user, in a line.
     Raises:
         ManifestError: no student or bundle there.
         ConfigError: a value is off.
-        UsageError: an option that goes with the other of student and bundle; see `bundle_scorer.choose`.
+        UsageError: an option that goes with the other of student and bundle; see `students.choose`.
         MissingExtraError: a bundle's provider is not to be had here.
     """
-    identity = _identify(request.student)
+    identity = _identify(student)
     record = identity.record
+    args: StudentArgs | BundleArgs
+    if students.is_bundle(student):
+        if dtype is not None:
+            raise UsageError(
+                f"--dtype {dtype}: {student} is a bundle, which computes in what it was exported in. Name one of its "
+                "precisions with --precision."
+            )
+        provider, choice = students.choose(student, device, precision)
+        if precision is None:
+            say(f"precision {choice.precision} on {provider}: {choice.reason}")
+        args = BundleArgs(
+            batch_tokens=batch_tokens or batch_tokens_on(provider),
+            device=provider,
+            precision=choice.precision,
+            runtime=OPENVINO if provider == OPENVINO else None,
+        )
+    elif precision is not None:
+        raise UsageError(
+            f"--precision {precision}: {student} is a student, which computes in --dtype. Export it to a bundle to "
+            "label in int8."
+        )
+    else:
+        args = StudentArgs(batch_tokens=batch_tokens, device=device, dtype=dtype or "float32")
     own = {role: column for role, column in record.columns.items() if role not in ("gold", "context")}
     options = StudentOptions(name=STUDENT, grades=record.grades)
     values = {
-        "name": request.name or record.name,
-        "input": {"path": request.input, "columns": {**own, **request.columns}, "limit": request.limit},
+        "name": name or record.name,
+        "input": {"path": input, "columns": {**own, **(columns or {})}, "limit": limit},
         "labeler": options,
-        "engine": EngineSpec(
-            name=STUDENT,
-            model=request.student,
-            max_prompt_tokens=max(64, record.max_tokens),
-            args=_args(request, say),
-        ),
-        "output": request.to,
-        "shards": request.shards,
-        "run": {"chunk_rows": request.chunk_rows},
+        "engine": EngineSpec(name=STUDENT, model=student, max_prompt_tokens=max(64, record.max_tokens), args=args),
+        "output": to,
+        "shards": shards,
+        "run": {"chunk_rows": chunk_rows},
     }
     here = str(Path.cwd())
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
-    labeler = StudentLabeler(options, record.heads)
-    return ScoreJob(spec, labeler, StudentEngine, f"relabel score {request.student}", storage)
-
-
-def _args(request: ScoreRequest, say: Callable[[str], None]) -> StudentArgs | BundleArgs:
-    if students.is_bundle(request.student):
-        if request.dtype is not None:
-            raise UsageError(
-                f"--dtype {request.dtype}: {request.student} is a bundle, which computes in what it was exported in. "
-                "Name one of its precisions with --precision."
-            )
-        provider, choice = students.choose(request.student, request.device, request.precision)
-        if request.precision is None:
-            say(f"precision {choice.precision} on {provider}: {choice.reason}")
-        runtime = OPENVINO if provider == OPENVINO else None
-        return BundleArgs(
-            batch_tokens=request.batch_tokens or batch_tokens_on(provider),
-            device=provider,
-            precision=choice.precision,
-            runtime=runtime,
-        )
-    if request.precision is not None:
-        raise UsageError(
-            f"--precision {request.precision}: {request.student} is a student, which computes in --dtype. Export it "
-            "to a bundle to label in int8."
-        )
-    dtype = cast("Dtype", request.dtype or "float32")
-    return StudentArgs(batch_tokens=request.batch_tokens, device=request.device, dtype=dtype)
+    return ScoreJob(spec, StudentLabeler(options, record.heads), StudentEngine, f"relabel score {student}", storage)
 
 
 def score_rows(

@@ -1,5 +1,5 @@
-"""Teachers on the page: facts, curves, sampled rollouts whose texts stay text; and the chain from what a teacher starts
-from to a student, proved by the digests of files.
+"""Teachers on the page: facts and curves; and the chain from what a teacher starts from to a student, proved by the
+digests of files.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import pytest
 
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
 from relabel.distill.teachers.manifest import (
-    NODES,
-    ROLLOUT_SCHEMA,
     ROLLOUTS_NAME,
     TEACHER_MANIFEST_VERSION,
     TeacherData,
@@ -27,7 +25,6 @@ from relabel.distill.training.output import BaseModelUsed
 from relabel.jobs.report.artifacts import TeacherArtifact, open_artifacts
 from relabel.jobs.report.build import build_report
 from relabel.jobs.report.lineage import changes, trace
-from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, sha256_file
 from tests.report.conftest import BAITS, Judgment, assert_baits_are_text, forge_run, plain_pairs, plots_of, write_table
@@ -42,18 +39,15 @@ def forge_teacher(
     model_digest: str = "e" * 64,
     runs: Iterable[LearnedLabels] = (),
     note: str = "a note",
-    rollouts: Iterable[dict[str, Any]] = (),
 ) -> Path:
-    """A teacher's folder as far as a report reads it: weights, manifest, curves, rollouts."""
+    """A teacher's folder as far as a report reads it: weights, manifest, curves."""
     folder.mkdir()
     (folder / WEIGHTS).write_bytes(b"weights")
     points = [(step, "train", name, step / 10) for step in (1, 2, 3) for name in ("loss", "reward", "format_rate")]
     points += [(step, "dev", "reward", step / 10) for step in (1, 3)]
     columns = [pa.array([point[place] for point in points], field.type) for place, field in enumerate(CURVE_SCHEMA)]
     pq.write_table(pa.Table.from_arrays(columns, schema=CURVE_SCHEMA), folder / "curves.parquet")
-    rows = list(rollouts)
-    if rows:
-        pq.write_table(pa.Table.from_pylist(rows, schema=ROLLOUT_SCHEMA), folder / ROLLOUTS_NAME)
+    (folder / ROLLOUTS_NAME).write_bytes(b"rollouts")
     manifest = TeacherManifest(
         version=TEACHER_MANIFEST_VERSION,
         kind="teacher",
@@ -94,27 +88,9 @@ def forge_teacher(
     return folder
 
 
-def rollout(number: int, *, text: str = "<score>1</score>", reward: float | None = None) -> dict[str, Any]:
-    return {
-        "step": number,
-        "row_id": 100 + number,
-        "sample": 0,
-        "texts": [text, f"turn two of {number}"],
-        "grade": None if number % 2 else 1,
-        "reward": number / 10 if reward is None else reward,
-        "advantage": 0.5,
-        "format_ok": not number % 2,
-        "fault": "format" if number % 2 else None,
-        "detail": text if number % 2 else None,
-        "tokens": 9,
-        "node_rewards": [1.0, 0.5, 0.25],
-        "node_advantages": [0.1 * place for place in range(len(NODES))],
-    }
-
-
 @pytest.fixture
 def teacher(folder: Path) -> Path:
-    return forge_teacher(folder / "teacher", rollouts=[rollout(number) for number in range(20)])
+    return forge_teacher(folder / "teacher")
 
 
 def edges(*paths: Path) -> set[tuple[str, str, bool | None]]:
@@ -143,7 +119,7 @@ def asked(folder: Path, teacher: Path, *, digest: str | None = None) -> Path:
 
 def test_teacher_is_shown_with_its_facts_curves_and_notes(teacher: Path) -> None:
     built = build_report([str(teacher)], Storage())
-    assert built.sections == ["ran", "lineage", "training", "rollouts"]
+    assert built.sections == ["ran", "lineage", "training"]
     for said in (
         "graph-grpo: GRPO with credit by node",
         "hf:org/base",
@@ -158,58 +134,8 @@ def test_teacher_is_shown_with_its_facts_curves_and_notes(teacher: Path) -> None
     assert plots["On dev, tuned"] == "reward: 1 0.1000, 3 0.3000"
 
 
-def test_best_worst_and_drawn_rollouts_are_shown_once_each_and_the_same_each_time(teacher: Path) -> None:
-    html = build_report([str(teacher)], Storage()).html
-    for kind, steps in (("Best", (19, 18, 17)), ("Worst", (0, 1, 2))):
-        for step in steps:
-            assert f"{kind}: reward {step / 10:.3f}" in html
-    shown = [line for line in html.splitlines() if "<summary>" in line and ": reward" in line]
-    assert len(shown) == len(set(shown)) == 9
-    assert "turn two of 19" in html
-    assert "p_a" in html
-    assert html == build_report([str(teacher)], Storage()).html
-
-
-def test_dropped_rollouts_are_neither_best_nor_worst(folder: Path) -> None:
-    """Those that a failing generator could not reward."""
-    dropped = [{**rollout(number), "reward": None} for number in range(20)]
-    rows = [*dropped[:5], *(rollout(number) for number in range(20)), *dropped[5:]]
-    html = build_report([str(forge_teacher(folder / "teacher", rollouts=rows))], Storage()).html
-    assert "Best: reward 1.900" in html
-    assert "Worst: reward 0.000" in html
-    assert "40 answers, mean reward 0.950" in html
-    none = build_report([str(forge_teacher(folder / "none", rollouts=dropped))], Storage()).html
-    assert "reward nan" not in html + none
-
-
-def test_rollouts_of_a_page_without_rows_have_no_texts(teacher: Path) -> None:
-    html = build_report([str(teacher)], Storage(), max_rows=0).html
-    assert "Best: reward 1.900" in html
-    assert "turn two of" not in html
-
-
-def test_columns_of_a_method_of_its_own_are_shown_too(teacher: Path) -> None:
-    table = pq.read_table(teacher / ROLLOUTS_NAME)
-    more = {"usefulness": pa.array([0.625] * len(table)), "answers": pa.array([["<i>Oslo"]] * len(table))}
-    for name, values in more.items():
-        table = table.append_column(name, values)
-    pq.write_table(table, teacher / ROLLOUTS_NAME)
-    html, without_texts = (build_report([str(teacher)], Storage(), max_rows=rows).html for rows in (9, 0))
-    assert "0.6250" in html
-    assert "&lt;i&gt;Oslo" in html
-    assert "0.6250" in without_texts
-    assert "Oslo" not in without_texts
-
-
-def test_rollouts_that_are_damaged_are_refused_by_name(teacher: Path) -> None:
-    (teacher / ROLLOUTS_NAME).write_bytes(b"PAR1")
-    with pytest.raises(ManifestError, match=r"rollouts\.parquet: not readable as rollouts"):
-        build_report([str(teacher)], Storage())
-
-
-def test_hostile_rollouts_and_names_run_nowhere(folder: Path, open_page: Callable[..., Any]) -> None:
-    rows = [rollout(number, text=BAITS[number % len(BAITS)]) for number in range(21)]
-    teacher = forge_teacher(folder / "teacher", name=BAITS[0], note=BAITS[1], rollouts=rows)
+def test_hostile_names_and_notes_run_nowhere(folder: Path, open_page: Callable[..., Any]) -> None:
+    teacher = forge_teacher(folder / "teacher", name=BAITS[0], note=BAITS[1])
     path = folder / "report.html"
     path.write_text(build_report([str(teacher)], Storage()).html, encoding="utf-8", errors="replace")
     assert_baits_are_text(path, open_page)
