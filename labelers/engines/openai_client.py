@@ -45,6 +45,9 @@ from relabel.manifests.specs import BATCH_PRICE
 # wants. What another try can't help is the row's fate (`Failure`) where the row may be the reason, and the run's where
 # it can't be: no server, the key is refused, the model is unknown, the credit is used up. An error may come as HTTP
 # 200: it is handled by its own code.
+#
+# Not stamina: what decides here is whether a try may have been charged, how long the server wants us to wait, whether
+# any server was there, and when to end the run. Of a retry library that would leave the loop of `_send` alone.
 
 
 ReadT = TypeVar("ReadT")
@@ -343,22 +346,19 @@ class ApiClient:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
         self.costs.requests += 1
-        trouble: _Try | None = None
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit restarts with every byte
                 reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes, kind=kind)
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
-            trouble = _Try(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)
+            return _Try(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)
         except (library.ConnectError, library.ConnectTimeout) as exc:
             if (why := out_of_files(exc)) is not None:
                 raise StoreError(f"engine.args.concurrency is {self._args.concurrency}, and {why}") from None
-            trouble = _Try(f"no connection ({shown(str(exc)) or type(exc).__name__})", was_heard=False)
+            return _Try(f"no connection ({shown(str(exc)) or type(exc).__name__})", was_heard=False)
         except library.TransportError as exc:
-            trouble = _Try(f"the connection broke ({type(exc).__name__})", may_be_charged=True)
+            return _Try(f"the connection broke ({type(exc).__name__})", may_be_charged=True)
         except ReplyError as exc:
-            trouble = _Try(str(exc), may_be_charged=True)
-        if trouble is not None:
-            return trouble
+            return _Try(str(exc), may_be_charged=True)
         self._num_heard += 1
         if reply.status != 200:
             return await self._refused(reply, self._complaint(reply.body), is_trial=is_trial)

@@ -500,6 +500,9 @@ def _logprobs(value: Any) -> dict[int, float]:
 
 # ------------------------------------------------------------------------------
 # A chat reply as server-sent events, put together as if it had come whole: some servers stream without being asked.
+#
+# Not httpx-sse: it reads an open response, where this body is whole, bounded and without the key already; and it drops
+# events that no blank line ends, which would be asked for, and paid, again.
 
 
 _END = b"[DONE]"
