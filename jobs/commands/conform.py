@@ -12,7 +12,7 @@ import click
 from relabel.jobs.commands.options import local_folder, output_option
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid, table
-from relabel.manifests.errors import ConfigError, ServerGoneError
+from relabel.manifests.errors import ConfigError, ManifestError, ServerGoneError
 from relabel.manifests.secrets import keep_secret, one_line, redacted
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def conform(
     """
     from relabel.export.bundles import open_bundle
     from relabel.export.conform import conform as compare
-    from relabel.export.loader import Encoder, read_manifest
+    from relabel.export.loader import BundleError, Encoder, read_manifest
     from relabel.export.rerank_servers import RerankServer
     from relabel.manifests.records import plain
 
@@ -60,8 +60,13 @@ def conform(
     if key:
         keep_secret(key, f"the value of {api_key_env}")
 
+    try:
+        encoder = Encoder(folder, read_manifest(folder)["inputs"])
+    except BundleError as exc:
+        raise ManifestError(str(exc)) from exc
+
     def ask() -> Conformity:
-        return compare(folder, RerankServer(url, api, model, key, Encoder(folder, read_manifest(folder)["inputs"])))
+        return compare(folder, RerankServer(url, api, model, key, encoder))
 
     while watch is not None:
         try:

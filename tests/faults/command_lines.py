@@ -84,6 +84,7 @@ LINES = {
     ),
     "build-engine": Line("build-engine bundle --to out/engine", code=3),
     "bench": Line("bench bundle --seconds 1", code=3),
+    "conform": Line("conform http://127.0.0.1:9 bundle", code=3),
     "pairs": Line("pairs context pairs.parquet --to context.parquet"),
     "publish": Line("publish bundle-two store --channel stable --version two"),
     "pull": Line("pull store/ecom@stable served"),
