@@ -8,13 +8,10 @@ import hashlib
 import io
 import itertools
 import json
-import os
 import random
 import shutil
-import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -219,36 +216,6 @@ def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_o
         return f"committed files changed or vanished: {sorted(lost)}" if lost else None
 
     sweep(places, attempt, at_a_time=1)
-
-
-def hangs(_number: int, _frame: Any) -> None:
-    pytest.fail("it waits for anyone who writes into the pipe")
-
-
-def test_pipe_in_place_of_a_file_is_refused_by_name_by_every_command(local_place: Places) -> None:
-    place = local_place()
-    place.write(run={"max_tokens": 10_000_000})
-    assert place.call("run", "verify").codes == [0, 0]
-    before = signal.signal(signal.SIGALRM, hangs)
-    try:
-        for pattern in ("plan.json", "manifest.json", "receipts/*/*.json", "labels/*/*.parquet"):
-            path = sorted(Path(place.output).glob(pattern))[-1]
-            kept = path.rename(path.with_name(f".tmp-kept-{path.name}"))
-            os.mkfifo(path)
-            said = {}
-            page, merge = f"report --to {place.root}/report.html", f"merge --to {place.root}/merged"
-            for verb in ("verify", "status", "run", page, merge, "evaluate"):
-                signal.alarm(20)
-                target = place.job if verb == "run" else Path(place.output)
-                said[verb] = inside(*verb.split(), target)
-                signal.alarm(0)
-            refused = [verb for verb, (code, text) in said.items() if code == 3 and f"{path.name}: is not an" in text]
-            assert "verify" in refused, said
-            assert all(code in (0, 2, 3, 10) for code, _ in said.values()), said
-            kept.replace(path)
-            assert inside("verify", place.job)[0] == 0, (path, inside("verify", place.job))
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 def held_labels(place: Place) -> dict[str, str]:

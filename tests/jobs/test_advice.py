@@ -52,14 +52,3 @@ def test_a_retry_that_can_do_no_more_names_the_command_that_can(
     assert left.code == 20
     assert "run the same command again" not in left.out
     assert relabel(*offered(left.err, "run")).code == 0
-
-
-def test_the_end_table_says_which_counts_are_those_of_all_calls(
-    relabel: Call, write_pairs: Call, write_job: Call
-) -> None:
-    write_pairs()
-    job = write_job(FAILING)
-    assert " in all" not in relabel("run", job).out
-    stages = [line for line in relabel("retry", job).out.splitlines() if " asks, " in line]
-    assert stages
-    assert all(line.endswith(" in all") for line in stages)

@@ -59,19 +59,6 @@ def test_the_prompts_are_shown_where_they_differ(
     assert not [word for word in absent if word in done.err], done
 
 
-def test_a_plan_whose_templates_were_not_kept_works_and_names_the_file(begun: str, relabel: Callable[..., Any]) -> None:
-    kept = list(Path("out/ecom/plan").glob("*.j2"))
-    assert OLD in "".join(file.read_text() for file in kept)
-    for file in kept:
-        file.unlink()
-    assert relabel("run", begun).code == 10
-    TEMPLATES_READ.clear()
-    edit(lambda text: text.replace(OLD, NEW))
-    done = relabel("run", begun)
-    done.refused(3, "templates.system.j2: another text")
-    assert not re.search("[0-9a-f]{16}", done.err), done
-
-
 def test_prompts_of_another_labeler_are_not_set_against_each_other(begun: str, relabel: Callable[..., Any]) -> None:
     done = relabel("run", begun, "--set", "labeler.name=umbrela", "--set", "labeler.templates=null")
     done.refused(3, 'labeler.name: was "direct", is "umbrela"')

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -552,15 +551,6 @@ def test_empty_and_missing_values_are_labelled(
     assert [committed()[row_id]["doc_id"] for row_id in range(24)] == [row["doc_id"] or "" for row in pairs]
 
 
-@pytest.mark.parametrize("columns", [["query", "title", "body"], ["title", "body"], ["grade"], ["doc_id"]])
-def test_columns_that_are_null_throughout_are_labelled(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed, columns: list[str]
-) -> None:
-    write_pairs([{**row, **dict.fromkeys(columns)} for row in pairs])
-    label_all(relabel, write_job({"input": {"columns": {"gold": "grade"}}}), 24)
-    assert len(committed()) == 24
-
-
 def test_long_document_is_cut_and_flagged(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed
 ) -> None:
@@ -582,15 +572,6 @@ def test_long_document_is_quarantined_where_the_job_says_so(
     assert [(row_id, row["status"]) for row_id, row in committed("quarantine").items()] == [(5, "overlong")]
     assert sorted(committed()) == [row_id for row_id in range(24) if row_id != 5]
     assert relabel("verify", "job.yaml").code == 0
-
-
-def test_duplicate_rows_are_legal_and_all_kept(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed
-) -> None:
-    rows = [row for row in pairs for _ in range(3)]
-    write_pairs(rows)
-    label_all(relabel, write_job(), 72)
-    assert Counter(label["doc_id"] for label in committed().values()) == Counter(row["doc_id"] for row in rows)
 
 
 @pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])

@@ -210,25 +210,6 @@ def test_doctor_misses_the_gold_that_a_spec_names(relabel: Callable[..., Any], f
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_doctor_says_what_it_does_not_read(relabel: Callable[..., Any], folder: Path) -> None:
-    assert relabel("init", "--kind", "bench").code == 0
-    done = relabel("doctor", "bench.yaml")
-    assert done.code == 3
-    assert "bench.yaml: a bench file: `relabel bench bench.yaml` checks it" in done.out
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_an_output_that_is_a_file_is_named(
-    relabel: Callable[..., Any], write_pairs: Callable[..., Path], write_job: Callable[..., str]
-) -> None:
-    write_pairs()
-    Path("afile").touch()
-    found = relabel("doctor", write_job({"output": "afile"}), "--output", "json")
-    assert found.code == 3
-    assert found.json["job"]["output"].endswith("afile: a file, where the output wants a folder. Name another.")
-
-
-@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(("off_s", "said"), [(90.0, "90 s later"), (-3600.0, "3,600 s earlier"), (1.0, "agrees")])
 def test_a_clock_that_is_off_is_reported(
     relabel: Callable[..., Any],

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from relabel.jobs.job import load_job, open_run
-from relabel.jobs.settings import Places, absolute, mark_of, path_of, placed, places_of, resolved
+from relabel.jobs.settings import Places, absolute, mark_of, path_of, placed, resolved
 from relabel.labelers.engines.registry import engine_class, engine_names
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.specs import InputSpec, JobSpec, PathMark, validate_spec
@@ -221,19 +221,6 @@ def test_a_linked_file_counts_from_where_the_link_lies(
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "linked.yaml").symlink_to(job)
     assert load_job(str(tmp_path / "a" / "linked.yaml"), environment={}).spec.output == str(tmp_path / "out" / "ecom")
-
-
-def test_a_deployment_that_is_reached_through_a_link_keeps_its_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "releases/1/jobs").mkdir(parents=True)
-    (folder / "current").symlink_to("releases/1")
-    monkeypatch.chdir(folder / "current")
-    named = str(folder / "current" / "jobs")
-    assert places_of("jobs/x.yaml", environment={"PWD": str(folder / "current")}).folder == named
-    assert places_of(f"{named}/x.yaml", environment={}).folder == named
-    for wrong in ("", "current", str(folder), "/not/there"):
-        assert places_of("x.yaml", environment={"PWD": wrong}).folder == str((folder / "releases/1").resolve())
 
 
 def test_a_home_on_the_command_line_is_found_where_no_shell_expands_it(

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from relabel.jobs.run.execution import label
-from relabel.jobs.run.stop import DRAIN_S, END_S, Deadline, Pace, StartStopped, Stop, num_fitting, stopping
+from relabel.jobs.run.stop import DRAIN_S, END_S, Deadline, Pace, Stop, num_fitting, stopping
 from relabel.manifests.asks import Answer, Request
 from tests.jobs.test_loop import Scripted, chunks_of, good, loop_of
 
@@ -93,14 +92,6 @@ def test_a_shared_answer_is_still_asked_for_if_a_kept_chunk_waits_for_it(monkeyp
     assert [request.ask.stage for request in engine.seen].count("verdict") == 2
 
 
-def test_a_run_without_time_to_drain_asks_nothing() -> None:
-    stop, committed = Stop(after(DRAIN_S)), []
-    engine = Scripted(good)
-    assert loop_of(engine, committed, stop=stop).run(iter(chunks_of(5, 5))) is False
-    assert engine.seen == []
-    assert stop.reason == "--for a while"
-
-
 def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 0.5)
     monkeypatch.setattr("relabel.jobs.run.stop.END_S", 0.2)
@@ -123,17 +114,6 @@ def test_a_drain_is_expected_to_take_as_long_as_chunks_took() -> None:
     pace.chunk_done(40.0)
     assert pace.drain_s(None) == 75.0
     assert pace.drain_s(time.perf_counter() - 100) == pytest.approx(125, abs=1)
-
-
-def test_the_rate_is_that_of_the_last_minute_and_unknown_before_the_first_pair() -> None:
-    pace = Pace()
-    assert pace.pairs_per_s() is None
-    pace.note(0, 0)
-    pace.note(10, 0)
-    assert pace.pairs_per_s() is None
-    pace.note(100, 0)
-    pace.note(150, 500)
-    assert pace.pairs_per_s() == 10
 
 
 @pytest.mark.parametrize(
@@ -163,32 +143,6 @@ def test_a_deadline_shortens_a_drain_and_the_first_reason_stays() -> None:
     late.drain("SIGTERM")
     assert late.deadline_s - time.perf_counter() == pytest.approx(DRAIN_S, abs=1)
     assert late.reason == "--for a while"
-
-
-def test_a_stop_while_the_engine_starts_ends_the_start_at_once() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        stop, said = Stop(), []
-        threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
-        started = time.perf_counter()
-        with stopping(stop, said.append):
-            stop.is_starting = True
-            with pytest.raises(StartStopped):
-                time.sleep(30)
-        assert time.perf_counter() - started < 10
-        assert stop.reason in ("SIGTERM", "Ctrl-C")
-        assert said
-
-
-def test_a_deadline_that_comes_while_the_engine_starts_ends_the_start() -> None:
-    stop, said = Stop(after(END_S + DRAIN_S + 0.3)), []
-    started = time.perf_counter()
-    with stopping(stop, said.append):
-        stop.is_starting = True
-        with pytest.raises(StartStopped):
-            time.sleep(30)
-    assert time.perf_counter() - started < 10
-    assert stop.reason == "--for a while"
-    assert len(said) == 1
 
 
 def test_a_ctrl_c_during_a_deadline_drain_is_the_first_one() -> None:

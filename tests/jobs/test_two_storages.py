@@ -110,16 +110,3 @@ def test_workers_get_the_options_of_their_job_by_a_pipe_and_show_none(write: Cal
         assert there.storage.options_of("vault") == {"key": KEYS[name]}
         assert there.open_dataset().rows == ROWS[name]
         assert KEYS[name] not in repr(there)
-
-
-def test_what_is_wrong_with_templates_at_a_url_is_reported_by_that_url(write: Callable[..., str]) -> None:
-    job = write("red")
-    store = open_run_store("vault://data/templates", storage_of("red"), single_writer=True)
-    store.put("notes.txt", b"not a template")
-    with pytest.raises(ConfigError, match=r"no stage uses 'vault://data/templates/notes.txt'") as raised:
-        load_job(job)
-    assert "relabel-templates-" not in str(raised.value)
-    for number in range(64):
-        store.put(f"{number}.j2", b"x")
-    with pytest.raises(ConfigError, match="holds 66 files"):
-        load_job(job)

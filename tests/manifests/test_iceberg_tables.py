@@ -175,14 +175,6 @@ def test_since_may_be_expired_where_the_next_snapshot_still_names_it(table: Iceb
     assert len(opened(path, since=first["snapshot-id"]).files) == 1
 
 
-def test_since_across_an_expired_snapshot_is_refused(table: Iceberg) -> None:
-    first, second = (one.snapshot_id for one in table.table().snapshots())
-    table.append(pairs(16, 20))
-    table.table().maintenance.expire_snapshots().by_id(second).commit()
-    with pytest.raises(InputError, match="what lies between was expired"):
-        opened(table.path, since=first)
-
-
 def edited(table: Iceberg, change: dict[str, Any]) -> str:
     """The newest metadata with other values, as another file of the table."""
     newest = metadata_files(table)[-1]

@@ -253,29 +253,6 @@ def renewals(objects: MemoryObjects, key: str) -> int:
     return int(json.loads(objects.held[key][0])["renewals"])
 
 
-def test_a_lease_taken_while_the_renewal_of_one_that_is_let_go_hangs_is_renewed(keeper: LeaseKeeper) -> None:
-    faults = Hanging("first")
-    objects = MemoryObjects(faults)
-    first, second = (
-        Lease(objects, "first", "x", 0.3, keeper, RETRIES),
-        Lease(objects, "second", "x", 0.3, keeper, RETRIES),
-    )
-    first.acquire()
-    assert faults.hangs.wait(20.0)
-    releasing = threading.Thread(target=first.release)
-    releasing.start()
-    time.sleep(0.05)
-    try:
-        second.acquire()
-        assert wait_until(lambda: renewals(objects, "second") >= 3, 5.0)
-        assert releasing.is_alive(), "the first renewal was to hang for all that time"
-    finally:
-        faults.let_go.set()
-        releasing.join(20.0)
-        second.release()
-    assert not second.is_lost
-
-
 def test_a_renewal_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
     script = """
 import sys
@@ -309,19 +286,3 @@ def test_a_holder_whose_renewals_fail_in_an_unknown_way_counts_itself_out_and_no
     lease.release()
     other.release()
     assert not other.is_lost
-
-
-def test_a_holder_that_gets_no_thread_to_renew_in_counts_itself_out(
-    keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease = Lease(MemoryObjects(), "x", "x", 0.3, keeper, RETRIES)
-    lease.acquire()
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", start)
-        is_counted_out = wait_until(lambda: lease.is_lost)
-    lease.release()
-    assert is_counted_out

@@ -148,17 +148,6 @@ def test_listings_go_over_pages_and_a_mark_changes_with_the_bytes() -> None:
     assert [name for name in before if before[name] != after[name]] == ["receipts/shard-00001/chunk-000001.json"]
 
 
-def test_logs_are_written_on_close_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = MemoryObjects()
-    store = store_on(objects)
-    store.log("logs/shard-00000.log", "one\n")
-    store.close()
-    store.log("logs/shard-00000.log", "two\n")
-    store.close()
-    (name,) = store.names("logs")
-    assert store.read(name) == b"one\ntwo\n"
-
-
 def test_a_log_that_ended_or_grew_is_kept_no_longer_and_loses_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "LOG_PART_CHARS", 50)
     store = store_on(MemoryObjects())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from relabel.export.store import check_whole, load_channel, load_version
-from relabel.manifests.errors import RelabelError, StoreUnreachableError
+from relabel.manifests.errors import RelabelError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_bundle_store
 from tests import seaweed
@@ -55,26 +55,6 @@ def test_a_bad_wire_to_s3_costs_time_and_nothing_else(
 
 
 @pytest.mark.s3
-def test_each_put_of_a_publish_in_turn_loses_its_reply(
-    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
-) -> None:
-    for lost in itertools.count(1):
-        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}-{lost}", Storage())
-        count = itertools.count(1)
-        wire.decide = lambda exchange, count=count, lost=lost: (
-            "drop" if exchange.method == "PUT" and next(count) == lost else "pass"
-        )  # type: ignore[misc]
-        publish_to(bundle_store, bundle("one"))
-        publish_to(bundle_store, bundle("two"))
-        wire.decide = lambda exchange: "pass"
-        moves = load_channel(bundle_store, "ecom", "stable").moves
-        assert [move.sequence for move in moves] == [1, 2]
-        if next(count) <= lost:
-            assert lost > 8
-            return
-
-
-@pytest.mark.s3
 def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
@@ -89,26 +69,6 @@ def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
     parts = [exchange for exchange in wire.seen if "partNumber" in exchange.path]
     assert len(parts) >= 8
     assert all("x-amz-checksum-sha256" in exchange.headers for exchange in parts)
-
-
-@pytest.mark.s3
-def test_a_store_that_stays_away_ends_in_run_again_and_then_it_goes_on(
-    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
-) -> None:
-    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
-    publish_to(bundle_store, bundle("one"))
-    pull_from(bundle_store, tmp_path / "dest")
-    publish_to(bundle_store, bundle("two"), None)
-    hasty = open_bundle_store(bundle_store.url, Storage(retry_s=0.5))
-    wire.decide = lambda exchange: "refuse"
-    for call in (lambda: publish_to(hasty, bundle("two")), lambda: pull_from(hasty, tmp_path / "dest")):
-        with pytest.raises(StoreUnreachableError):
-            call()
-    assert served_text(tmp_path / "dest") == "one"
-    wire.decide = lambda exchange: "pass"
-    publish_to(bundle_store, bundle("two"))
-    pull_from(bundle_store, tmp_path / "dest")
-    assert served_text(tmp_path / "dest") == "two"
 
 
 @pytest.mark.s3

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +24,7 @@ from relabel.export.store import (
     version_name,
 )
 from relabel.manifests.errors import ChannelMovedError, GateError, InputError, ManifestError, StoreError, UsageError
-from relabel.manifests.files import Storage
-from relabel.manifests.store import Held, Store, open_bundle_store
-from tests import seaweed
+from relabel.manifests.store import Held, Store
 from tests.publish.conftest import publish_to
 
 
@@ -58,43 +54,6 @@ def test_the_same_bundle_again_uploads_nothing_and_moves_nothing(
     again = publish_to(bundle_store, bundle("one"))
     assert (again.uploaded, again.uploaded_bytes, again.has_changed) == (0, 0, False)
     assert {entry.name: (entry.size_bytes, entry.written_s) for entry in bundle_store.entries("")} == before
-
-
-@pytest.mark.s3
-def test_publishing_what_is_there_asks_the_store_little_and_looks_at_objects_side_by_side(
-    s3_server: seaweed.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from relabel.export.bundles import seal_bundle
-
-    source = tmp_path / "many"
-    source.mkdir()
-    for number in range(11):
-        (source / f"{number}.txt").write_text(str(number))
-    seal_bundle(source, {"name": "ecom", "lineage": {}})
-    under_way, most, guard = [0], [0], threading.Lock()
-
-    def decide(exchange: seaweed.Exchange) -> str:
-        if exchange.method == "HEAD" and "/objects/" in exchange.path:
-            with guard:
-                under_way[0] += 1
-                most[0] = max(most[0], under_way[0])
-            time.sleep(0.1)
-            with guard:
-                under_way[0] -= 1
-        return "pass"
-
-    with seaweed.proxying(s3_server, decide) as proxy:
-        seaweed.lead_to(proxy.environment, monkeypatch)
-        bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
-        publish_to(bundle_store, source)
-        proxy.seen.clear()
-        assert not publish_to(bundle_store, source).has_changed
-    asked = [f"{one.method} {one.path}" for one in proxy.seen]
-    assert sum("/objects/" in one for one in asked) == 12
-    assert len(asked) <= 12 + 5, (
-        asked
-    )  # two requests for names that clash, the pointer, the version's record, gc's list
-    assert most[0] > 4
 
 
 def test_files_that_versions_share_are_uploaded_once(bundle_store: Store, bundle: Callable[..., Path]) -> None:

@@ -55,17 +55,6 @@ def test_a_pulled_bundle_serves_and_equals_the_one_published(
             assert (tmp_path / "dest" / "current" / path.relative_to(bundle("one"))).read_bytes() == path.read_bytes()
 
 
-def test_the_same_pull_again_fetches_nothing_and_switches_nothing(
-    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
-) -> None:
-    publish_to(bundle_store, bundle("one"))
-    pull_from(bundle_store, tmp_path / "dest")
-    inode = (tmp_path / "dest" / "current").lstat().st_ino
-    again = pull_from(bundle_store, tmp_path / "dest")
-    assert (again.has_switched, again.fetched_bytes) == (False, 0)
-    assert (tmp_path / "dest" / "current").lstat().st_ino == inode
-
-
 def test_only_what_is_not_here_is_fetched(bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path) -> None:
     publish_to(bundle_store, bundle("one", size=3 * MIB))
     pull_from(bundle_store, tmp_path / "dest")
@@ -133,44 +122,6 @@ def test_a_broken_download_is_resumed_where_it_stopped(
     assert done.fetched_bytes < size - 6 * MIB
     assert served_text(tmp_path / "dest") == "one"
     assert not (tmp_path / "dest" / ".partial").exists()
-
-
-def test_a_part_that_went_bad_on_disk_is_fetched_again(
-    bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
-) -> None:
-    version = publish_to(bundle_store, bundle("one", size=MIB)).version
-    weights = next(file for file in version.files if file.path == "model.onnx")
-    for number, left in enumerate((b"z" * 1000, b"z" * MIB, b"z" * (MIB + 5))):
-        target = tmp_path / str(number)
-        (target / ".partial").mkdir(parents=True)
-        (target / ".partial" / weights.sha256).write_bytes(left)
-        pull_from(bundle_store, target)
-        assert served_text(target) == "one"
-
-
-def test_links_left_in_the_unpacking_folder_are_not_written_through(
-    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
-) -> None:
-    version = publish_to(local_bundle_store, bundle("one")).version
-    building = tmp_path / "dest" / ".versions" / f".new-{version.sha256[:16]}"
-    building.mkdir(parents=True)
-    (tmp_path / "precious").write_text("mine")
-    (building / "model.onnx").symlink_to(tmp_path / "precious")
-    (building / "tokenizer").symlink_to(tmp_path)
-    (building / "unlisted.py").write_text("import os")
-    pull_from(local_bundle_store, tmp_path / "dest")
-    assert served_text(tmp_path / "dest") == "one"
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert not (tmp_path / "tokenizer.json").exists()
-
-
-def test_a_version_can_be_pulled_by_its_name(bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path) -> None:
-    first = publish_to(bundle_store, bundle("one"), version="1.0").version
-    publish_to(bundle_store, bundle("two"), version="2.0")
-    pull_from(bundle_store, tmp_path / "dest", first.version)
-    assert served_text(tmp_path / "dest") == "one"
-    with pytest.raises(ManifestError, match="neither a channel nor a version"):
-        pull_from(bundle_store, tmp_path / "dest", "3.0")
 
 
 def test_an_old_pointer_put_back_is_a_downgrade_and_a_rollback_is_none(

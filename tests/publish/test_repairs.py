@@ -18,13 +18,11 @@ import pytest
 from relabel.export import puller
 from relabel.export.bundles import seal_bundle
 from relabel.export.publishing import roll_back
-from relabel.export.store import version_name
-from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import LocalStore, open_bundle_store
 from tests.faults.conftest import IS_FULL
 from tests.killing import killed
-from tests.publish.conftest import publish_to, pull_from, roll_back_in, served_text, write_bundle
+from tests.publish.conftest import publish_to, pull_from, write_bundle
 
 Relabel = Callable[..., Any]
 FILES = (
@@ -255,22 +253,6 @@ def test_pythons_caches_next_to_a_loader_are_no_damage(store: LocalStore, tmp_pa
     cache.mkdir()
     (cache / "load.cpython-311.pyc").write_bytes(b"code")
     assert not pull_from(store, dest).has_switched
-
-
-def test_a_version_held_after_a_rollback_is_repaired_as_that_version(store: LocalStore, tmp_path: Path) -> None:
-    dest = tmp_path / "dest"
-    pull_from(store, dest)
-    publish_to(store, write_bundle(tmp_path / "two", "two"))
-    pull_from(store, dest)
-    roll_back_in(dest)
-    flip((dest / "current").resolve() / "model.onnx")
-    done = pull_from(store, dest)
-    assert (done.is_held, bool(done.repaired), served_text(dest)) == (True, True, "one")
-    assert pull_from(store, dest).is_held
-    flip((dest / "current").resolve() / "model.onnx")
-    store.remove(version_name("ecom", done.served.version))
-    with pytest.raises(ManifestError, match="neither a channel nor a version"):
-        pull_from(store, dest)
 
 
 def inodes(folder: Path) -> set[int]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.run import canary as canary_module
 from relabel.jobs.run.canary import Drawn, compare
 from relabel.jobs.run.stop import DRAIN_S, END_S
 from relabel.labelers.engines.fake import Fake
@@ -145,15 +144,6 @@ def test_own_labels_fill_what_those_from_elsewhere_leave(days: Days) -> None:
     assert (canary["rows"], canary["own"]) == (12, 7)
 
 
-def test_a_session_whose_own_shards_know_nothing_draws_from_the_whole_output(days: Days) -> None:
-    rows = rows_of(8, 5)
-    days.run("monday", rows)
-    job = days.job("tuesday", changed(rows, *range(10)), shards=4, reuse=["monday"], canary=8)
-    code, result = days.call("run", job, "--shard", "0/4")
-    assert code == 0, result
-    assert (result["this_run"]["canary"]["rows"], result["this_run"]["canary"]["own"]) == (8, 0)
-
-
 def test_a_canary_that_was_smaller_than_today_s_is_no_pass(days: Days) -> None:
     """Else one row, asked once, would let any number of labels be mixed."""
     rows = rows_of(8, 5)
@@ -225,14 +215,6 @@ def test_labels_of_another_engine_are_not_taken_over_in_silence(
     assert advice in remark
 
 
-def test_the_same_rows_are_drawn_each_time(days: Days) -> None:
-    rows = rows_of(8, 5)
-    days.run("monday", rows)
-    first = days.run("tuesday", changed(rows, 3), reuse=["monday"], canary=9)
-    second = days.run("again", changed(rows, 3), reuse=["monday"], canary=9)
-    assert first["this_run"]["canary"] == second["this_run"]["canary"]
-
-
 def test_another_engine_may_not_go_on_with_an_output(days: Days, upgraded: Any) -> None:
     rows = rows_of(8, 5)
     job = days.job("monday", rows)
@@ -270,29 +252,6 @@ def test_the_figures_by_hand() -> None:
     # z = 1.96: (0.5 + 0.4802 ± 0.6861) / 1.9604
     assert (found.low, found.high) == pytest.approx((0.150039, 0.849961), abs=1e-6)
     assert not found.has_passed
-
-
-def test_a_deadline_ends_the_drawing_of_a_canary(days: Days, no_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(8, 5)
-    days.run("monday", rows)
-    no_engine()
-    monkeypatch.setattr("relabel.jobs.run.canary.DRAIN_S", 0.2)
-    monkeypatch.setattr("relabel.jobs.run.execution.DRAIN_S", 0.2)
-    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 0.2)
-    read = canary_module.read_chunks
-
-    def slowly(*arguments: Any, **options: Any) -> Any:
-        for found in read(*arguments, **options):
-            time.sleep(0.2)
-            yield found
-
-    monkeypatch.setattr(canary_module, "read_chunks", slowly)
-    job = days.job("tuesday", changed(rows, 3), reuse=["monday"], canary=10, run={"chunk_rows": 1})
-    started = time.monotonic()
-    code, result = days.call("run", job, "--for", "4s")
-    assert time.monotonic() - started < 4.0, "all 40 chunks were read, which takes twice as long"
-    assert code == 20, result
-    assert days.call("status", job)[1]["chunks_done"] == 0
 
 
 def test_a_run_that_is_all_known_needs_no_time_for_an_engine(days: Days, no_engine: Any) -> None:

@@ -243,19 +243,6 @@ def test_a_receipt_says_where_its_rows_came_from(days: Days) -> None:
     assert receipt["reused"][0]["output"] == str(days.out("monday"))
 
 
-def test_engine_processes_side_by_side_take_over_too_and_start_only_where_something_is_asked(days: Days) -> None:
-    rows = rows_of(8, 5)
-    days.run("monday", rows)
-    rows[3] = {**rows[3], "document": "Changed on Tuesday."}
-    job = days.job("tuesday", rows, reuse=["monday"], canary=20)
-    code, result = days.call("run", job, "--workers", "2")
-    assert code == 0, result
-    assert result["engine_restarts"] == 0
-    assert days.manifest("tuesday")["rows"] == {"in": 40, "labelled": 1, "reused": 39, "quarantined": 0}
-    assert [canary["rows"] for canary in days.manifest("tuesday")["canary"]] == [20]
-    assert days.call("verify", job)[0] == 0
-
-
 def test_a_deadline_ends_a_run_that_only_takes_over(
     days: Days, no_engine: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,53 +82,6 @@ def test_times_in_a_listing_are_not_read_by_dateutil(s3: str, monkeypatch: pytes
     assert list(open_run_store(f"{s3}/many", Storage()).etags("")) == ["0.parquet"]
 
 
-def test_a_plan_lists_no_shard_by_itself(
-    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
-) -> None:
-    proxy, listed = through(), []
-    for shards in (1, 10):
-        job = write_job({"shards": shards, "output": f"{s3}/out-{shards}"})
-        proxy.seen.clear()
-        planned = relabel("plan", job)
-        assert planned.returncode == 0, planned.stderr
-        assert json.loads(planned.stdout)["shards"] == shards
-        listed.append(sum("list-type" in seen.path for seen in proxy.seen))
-    assert listed[0] == listed[1]
-
-
-def test_nothing_to_do_over_many_files_opens_none_of_them_and_a_replaced_one_is_reported(
-    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
-) -> None:
-    """One listing shows that a thousand files are as they were; forty are used here."""
-
-    def put(number: int, word: str) -> None:
-        table = {
-            "query_id": [f"q{number}"] * 2,
-            "query": ["shoes"] * 2,
-            "doc_id": ["a", "b"],
-            "document": [f"{word} shoes", "boots"],
-        }
-        put_parquet(f"{s3}/many/{number:03}.parquet", pa.table(table))
-
-    for number in range(40):
-        put(number, "red")
-    job = write_job({"input": {"path": f"{s3}/many"}})
-    assert relabel("run", job).returncode == 0
-    proxy = through()
-    again = relabel("run", job)
-    assert again.returncode == 10, again.stderr
-    assert not [seen.path for seen in proxy.seen if "/many/" in seen.path]
-    assert len(proxy.seen) <= 9, "\n".join(f"{s.method} {s.path} {s.status}" for s in proxy.seen)
-    put(7, "tan")
-    proxy.seen.clear()
-    changed = relabel("run", job)
-    assert changed.returncode == 3, changed.stderr
-    assert "007.parquet: changed since the plan" in changed.stderr
-    assert len([seen.path for seen in proxy.seen if "/many/" in seen.path]) == 40
-    put(7, "red")
-    assert relabel("run", job).returncode == 10
-
-
 def test_a_run_through_lost_replies_and_refusals_loses_and_doubles_nothing(
     write_job: Callable[..., Path],
     s3: str,

@@ -4,18 +4,15 @@ harms nobody.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from relabel.manifests.errors import LockHeldError, StoreError
 from relabel.manifests.store import ObjectRunStore
-from tests.s3.conftest import Outcome
 
 DEAD_S = 5.0
 """A lease of three seconds is dead by then: the server's dates are whole seconds."""
@@ -69,17 +66,3 @@ def test_an_object_that_is_no_lease_is_reported(open_fresh: Callable[..., Object
     store.put("leases/shard-00000.json", b"{}")
     with pytest.raises(StoreError, match="not a lease"):
         store.lock("shard-00000", "shard 0").acquire()
-
-
-def test_status_says_a_shard_under_way(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome], open_fresh: Callable[..., ObjectRunStore]
-) -> None:
-    job = write_job()
-    assert relabel("plan", job).returncode == 0
-    held = open_fresh().lock("shard-00001", "shard 1")
-    held.acquire()
-    states = {shard["shard"]: shard["state"] for shard in json.loads(relabel("status", job).stdout)["shards"]}
-    assert states == {0: "open", 1: "running", 2: "open"}
-    held.release()
-    states = {shard["shard"]: shard["state"] for shard in json.loads(relabel("status", job).stdout)["shards"]}
-    assert states == {0: "open", 1: "open", 2: "open"}

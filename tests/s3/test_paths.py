@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import fsspec
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -177,22 +176,3 @@ def test_a_spec_shows_nothing_of_its_storage_options(write_job: Callable[..., Pa
     for text in (repr(job), repr(job.storage), str(job.spec), repr(job.spec.model_dump()), job.spec.model_dump_json()):
         assert "hidden-3c1" not in text
     assert job.spec.storage_options["s3"]["secret"] == "hidden-3c1"
-
-
-def test_a_filesystem_without_conditional_writes_works_for_a_single_writer_alone(
-    write_job: Callable[..., Path], relabel: Callable[..., Outcome]
-) -> None:
-    job = write_job({"output": "memory://bucket/single"})
-    refused = relabel("run", job)
-    assert refused.returncode == 3, refused.stderr
-    assert "no conditional write" in refused.stderr
-    assert not fsspec.filesystem("memory").find("/bucket/single")
-    done = relabel("run", job, "--set", "run.single_writer=true")
-    assert done.returncode == 0, done.stderr
-    assert relabel("verify", job).returncode == 0
-    again = relabel("run", job, "--set", "run.single_writer=true")
-    assert again.returncode == 10, again.stderr
-    retried = relabel("retry", job, "--set", "run.single_writer=true")
-    assert retried.returncode == 0, retried.stderr
-    assert relabel("verify", "memory://bucket/single").returncode == 0
-    fsspec.filesystem("memory").rm("/bucket/single", recursive=True)

@@ -245,14 +245,6 @@ def test_a_supervisor_killed_by_kill_9_leaves_no_process(
     assert files(job) == undisturbed
 
 
-def test_one_process_alone_ends_in_20_at_a_crash_and_keeps_what_it_committed(tmp_path: Path) -> None:
-    for crash in ("raise", "memory", "silence"):
-        job = write_job(tmp_path / crash, poison=(40,), crash=crash, capacity=4, run={"ask_timeout_s": 1.0})
-        code, report, said = relabel(job)
-        assert (code, report["error"]) == (20, "EngineCrashError"), said
-        assert list((tmp_path / crash / "out" / "receipts").rglob("*.json"))
-
-
 def test_one_process_alone_whose_engine_never_comes_back_ends_in_20(tmp_path: Path) -> None:
     job = write_job(tmp_path, poison=(40,), crash="hang", capacity=4, run={"ask_timeout_s": 1.0})
     done = subprocess.run(command(job), capture_output=True, text=True, timeout=60, check=False)
