@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from relabel.distill.students.spec import DistillSpec
-from relabel.distill.teachers.spec import METHODS, spec_class
+from relabel.distill.teachers.spec import METHODS
 from relabel.export.specs import BenchSpec, ExportSpec
 from relabel.jobs.score.students import BundleArgs, StudentArgs
 from relabel.labelers.engines.registry import engine_class, engine_names
 from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.specs import JobSpec, Spec
 
-ROOTS = (JobSpec, DistillSpec, *(spec_class(name) for name in METHODS), ExportSpec, BenchSpec, StudentArgs, BundleArgs)
+ROOTS = (
+    JobSpec,
+    DistillSpec,
+    *(method.spec for method in METHODS.values()),
+    ExportSpec,
+    BenchSpec,
+    StudentArgs,
+    BundleArgs,
+)
 
 
 def spec_models() -> list[type[Spec]]:

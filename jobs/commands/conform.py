@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from relabel.jobs.commands.options import local_folder, output_option
+from relabel.jobs.commands.options import Number, local_folder, output_option
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid, table
 from relabel.manifests.errors import ConfigError, ManifestError, ServerGoneError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--api-key-env", metavar="NAME", help="The variable that holds the server's key.")
 @click.option(
     "--watch",
-    type=click.FloatRange(1),
+    type=Number(1),
     metavar="SECONDS",
     help="Ask again this often, with a line of JSON each time, until the server answers otherwise.",
 )
