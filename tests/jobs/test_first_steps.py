@@ -79,7 +79,7 @@ def test_a_page_of_the_hub_is_said_as_its_model(folder: Path, host: str) -> None
 
 def test_a_value_that_the_shell_took_for_a_file_is_explained(relabel: Callable[..., Any], folder: Path) -> None:
     relabel("init", "--kind", "student")
-    relabel("distill", "student.yaml", "--set", "require.kappa").refused(2, "in quotes", "'require.kappa=>=0.4'")
+    relabel("distill", "student.yaml", "--set", "require.kappa").refused(2, "Quote values", "'require.kappa=>=0.4'")
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ def test_a_gate_that_holds_passes_and_one_that_does_not_exits_5_with_everything_
     refused = relabel(*line, "--require", "macro_f1 >= 1.5*teacher", "--require", "teacher.agreement>0.1")
     assert refused.code == 5
     assert "error: gate macro_f1>= 1.5*teacher: refused, f1_macro is 0." in refused.err
-    assert "student against teacher" in refused.out
+    assert "student.jsonl against teacher.jsonl" in refused.out
     found = relabel(*line, "--require", "macro_f1>=1.5*teacher", *JSON).json
     assert found["exit_code"] == 5
     gate = found["comparisons"][0]["gates"][0]
@@ -196,7 +196,7 @@ def test_a_gate_that_holds_passes_and_one_that_does_not_exits_5_with_everything_
     assert gate["bound"] == pytest.approx(1.5 * humans["teacher"]["figures"]["f1_macro"]["value"])
 
 
-def test_a_gate_may_are_on_one_set_of_labels(relabel: Callable[..., Any], two_files: tuple[str, str, str]) -> None:
+def test_a_gate_may_be_on_one_set_of_labels(relabel: Callable[..., Any], two_files: tuple[str, str, str]) -> None:
     line = ("evaluate", two_files[0], "--qrels", two_files[2], "--label", "label")
     assert relabel(*line, "--require", "accuracy>0.1").code == 0
     done = relabel(*line, "--require", "accuracy>0.99")

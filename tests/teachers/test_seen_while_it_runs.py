@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.manifest import ROLLOUTS_NAME
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME
@@ -47,9 +46,7 @@ def test_a_report_shows_what_the_last_checkpoint_holds_and_disturbs_nothing(
     assert last.reached.curve == curve
     (early,) = seen["after_checkpoint"][0].unfinished
     assert early.reached.curve == [point for point in curve if point[0] <= 2]
-    answers = pq.read_table(out / ROLLOUTS_NAME)["step"].to_pylist()
-    for page, step in ((seen["after_checkpoint"][0], 2), (seen["before_model"][0], 4)):
-        assert f"{sum(one <= step for one in answers):,} answers, mean reward" in page.html
+    for page in (seen["after_checkpoint"][0], seen["before_model"][0]):
         assert "graph-grpo" in page.html
     assert relabel("report", str(out), "--to", str(tmp_path / "page.html")) == 0
     assert "not finished" not in capsys.readouterr().out
