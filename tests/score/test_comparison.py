@@ -136,7 +136,7 @@ def test_sets_of_different_files_are_matched_by_ids_whatever_their_order(
     assert one["counts"]["matched"] == one["counts"]["judged"] == 60
 
 
-def test_a_name_may_are_before_a_path_and_a_path_may_hold_an_equals_sign(
+def test_a_name_may_be_before_a_path_and_a_path_may_hold_an_equals_sign(
     relabel: Callable[..., Any], two_files: tuple[str, str, str], folder: Path
 ) -> None:
     teacher, student, _ = two_files
