@@ -65,7 +65,7 @@ def run_facts(run: RunArtifact) -> Facts:
             (
                 "student" if run.is_scored else "teacher",
                 f"{base_name(str(one.get('model')))} on {one.get('family')} {one.get('version', '')}, "
-                f"{one.get('device')}, {one.get('dtype')}",
+                f"{', '.join(filter(None, [one.get('device'), one.get('dtype')]))}",
             )
             for one in run.found.engines
         ),
