@@ -8,7 +8,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,24 +19,69 @@ import pytest
 
 from relabel.jobs.cli import relabel
 from tests.docs.pages import PAGES, blocks
-from tests.faults.command_lines import LINES, Line, write_world
+from tests.docs.worlds import cited_answers, finished_run, two_days, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
+from tests.jobs.test_demo import write_tiny_model
+from tests.publish.conftest import write_bundle
+from tests.teachers.models import write_tiny_decoder
 
 ROOT = Path(__file__).parents[2]
 OURS = ("relabel",)
 FOLDERS = ("jobs", "labelers", "distill", "export", "manifests")
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
-CALLS = [line for line in LINES.values() if IS_FULL or line.parent == "light"] + [
-    Line("run more.yaml --workers 2"),
-    Line("rounds search.yaml --workers 1 --set output=out/again"),
-    Line("ask ecom.yaml --row 1"),
-    Line("pairs chunk pairs.parquet --to chunked.parquet --format markdown"),
-    Line("pairs tree pairs.parquet --to trees.parquet --format markdown"),
-    Line("show served"),
-]
-"""Every command, those that begin processes or load more libraries in other ways too. `doctor` loads all that is
-installed, `build-engine` finds no TensorRT.
-"""
+DONE, NOTHING_TO_DO, REFUSED, UNREACHED = {0}, {10}, {3, 4}, {20}
+
+CALLS: dict[str, list[tuple[str, set[int]]]] = {
+    "init": [("init first.yaml", DONE)],
+    "ask": [("ask crew.yaml --row 1", DONE)],
+    "templates export": [
+        ("templates export r3a prompts --job search.yaml", {2}),
+        ("templates export r3a prompts", DONE),
+    ],
+    "plan": [("plan crew.yaml", DONE)],
+    "run": [("run crew.yaml --workers 2", DONE)],
+    "rounds": [("rounds search.yaml --workers 1", DONE)],
+    "status": [("status crew.yaml", DONE)],
+    "retry": [("retry crew.yaml --workers 2", NOTHING_TO_DO)],
+    "verify": [("verify crew.yaml", DONE)],
+    "merge": [("merge out/monday out/tuesday --to out/week", DONE)],
+    "evaluate": [("evaluate out/monday --qrels monday.parquet", DONE)],
+    "compare": [("compare out/monday out/other", DONE)],
+    "convert": [("convert out/monday labels.qrels", DONE), ("convert out/monday labels.jsonl", DONE)],
+    "distill": [("distill student.yaml", DONE)],
+    "train": [("train teacher.yaml", DONE)],
+    "score": [("score out/student --input pairs.parquet --limit 8 --to out/scores", DONE)],
+    "export": [("export out/student --to out/bundle --provider cpu --licence MIT", DONE)],
+    "bench": [("bench out/bundle --seconds 0.5 --batches 1", DONE)],
+    "build-engine": [("build-engine out/bundle --to out/engine", REFUSED)],  # TensorRT is not here
+    "conform": [("conform http://127.0.0.1:9 out/bundle", UNREACHED)],
+    "report": [("report out/monday out/student out/bundle --gold monday.parquet --to report.html", DONE)],
+    "pairs cited": [("pairs cited answers.parquet --docs docs.parquet --to cited.parquet", DONE)],
+    "pairs context": [("pairs context cited.parquet --to with-context.parquet", DONE)],
+    "pairs chunk": [
+        ("pairs chunk cited.parquet --to chunked.parquet", DONE),
+        ("pairs chunk cited.parquet --to chunked.parquet --force --format markdown --tokenizer encoder", DONE),
+    ],
+    "pairs tree": [
+        ("pairs tree cited.parquet --to trees.parquet", DONE),
+        ("pairs tree cited.parquet --to trees.parquet --force --format markdown", DONE),
+    ],
+    "pairs similar": [("pairs similar chunked.parquet --to similar.parquet --model encoder", DONE)],
+    "publish": [
+        ("publish out/bundle models --channel stable --anyway", DONE),
+        ("publish second models --channel stable --version two", DONE),
+    ],
+    "rollback": [("rollback models/ecom stable", DONE)],
+    "pull": [("pull models/ecom@stable served", DONE)],
+    "channel set": [("channel set models/ecom candidate two", DONE)],
+    "list": [("list models", DONE)],
+    "show": [("show models/ecom", DONE), ("show served", DONE)],
+    "gc": [("gc models", DONE | NOTHING_TO_DO)],
+    "schema": [("schema job", DONE), ("schema labels", DONE)],
+    "doctor": [("doctor", {0, 4}) if IS_FULL else ("doctor --help", DONE)],  # it loads all that is installed
+    "demo": [("demo --engine fake --student encoder --to out/demo" + ("" if IS_FULL else " --labels-only"), DONE)],
+}
+"""Command → calls, in an order in which each finds what it needs, with the codes that it may end in."""
 
 SCRIPT = """
 import json, sys, traceback
@@ -83,15 +127,6 @@ def module_names() -> list[str]:
         if known & {re.sub(r"[-_.]+", "-", name).lower() for name in names}
     }
     return sorted(name for name in {*provided, *OURS} if name.isidentifier() and name not in sys.stdlib_module_names)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In which every command has something to do, written where nothing hostile is."""
-    found = tmp_path_factory.mktemp("worlds") / "world"
-    write_world(found, is_heavy=IS_FULL)
-    (found / "more.yaml").write_text((found / "new.yaml").read_text().replace("out/new", "out/more"))
-    return found
 
 
 @pytest.fixture
@@ -151,22 +186,82 @@ def commands(group: click.Group = relabel, before: tuple[str, ...] = ()) -> Iter
             yield " ".join((*before, name))
 
 
-def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(hostile: Path, world: Path) -> None:
-    """All of them, each doing its work; those that train and export in `make faults`."""
-    shutil.copytree(world, hostile, symlinks=True, dirs_exist_ok=True)
+def test_every_command_has_a_call() -> None:
+    assert sorted(CALLS) == sorted(commands()), "a new command needs a call here"
+    for name, calls in CALLS.items():
+        assert calls
+        assert all(f"{line} ".startswith(f"{name} ") for line, _ in calls)
+
+
+def write_specs(folder: Path) -> None:  # noqa: F811
+    """A job of two shards, a student and a teacher of Monday's labels, over tiny random models."""
+    write_tiny_model(folder / "encoder")
+    job = {
+        "name": "crew",
+        "input": {"path": "pairs.parquet"},
+        "labeler": {"name": "graph-grpo"},
+        "engine": {"name": "fake", "seed": 7},
+    }
+    student = {
+        "name": "ecom",
+        "labels": ["out/monday"],
+        "student": {"kind": "encoder", "model": "encoder", "heads": {"relevance": 3}},
+        "train": {"epochs": 1, "batch_size": 16, "max_tokens": 32},
+        "split": {"dev": 0.2, "test": 0.4},
+        "output": "out/student",
+    }
+    write_tiny_decoder(folder / "decoder")
+    teacher = {
+        "name": "ecom",
+        "method": "sft",
+        "init": "decoder",
+        "data": {"runs": ["out/monday"]},
+        "train": {"max_steps": 1, "batch_size": 2},
+        "output": "out/teacher",
+    }
+    search = {
+        "name": "search",
+        "input": {"path": "answers.parquet"},
+        "labeler": {"name": "review"},
+        "engine": {"name": "fake"},
+        "rounds": {"corpus": "docs.parquet", "max_rounds": 2},
+        "output": "out/search",
+        "run": {"max_failed_fraction": 1.0},
+    }
+    (folder / "search.yaml").write_text(json.dumps(search))
+    (folder / "crew.yaml").write_text(json.dumps(job | {"output": "out/crew", "shards": 2}))
+    (folder / "student.yaml").write_text(json.dumps(student))
+    (folder / "teacher.yaml").write_text(json.dumps(teacher))
+
+
+def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(hostile: Path) -> None:
+    """All of them, each doing its work: labels, a student of them, its scores, its bundle, measured, published and
+    pulled.
+    """
+    two_days(hostile)
+    finished_run(hostile, "other", "monday.parquet", seed=8)
+    write_pairs(hostile)
+    cited_answers(hostile)
+    write_bundle(hostile / "second")
+    write_specs(hostile)
     assert_nothing_was_imported(hostile)
-    helps = [[*name.split(), "--help"] for name in commands()]
-    codes = as_script(hostile, [*helps, *(line.text.split() for line in CALLS)])
+    calls = [call for some in CALLS.values() for call in some]
+    helps = [[*name.split(), "--help"] for name in CALLS]
+    codes = as_script(hostile, [*helps, *(line.split() for line, _ in calls)])
     assert codes[: len(helps)] == [0] * len(helps)
-    wrong = {line.text: code for line, code in zip(CALLS, codes[len(helps) :], strict=True) if code != line.code}
-    assert not wrong, wrong
+    wrong = {line: code for (line, wanted), code in zip(calls, codes[len(helps) :], strict=True) if code not in wanted}
+    assert wrong == {}
+    assert (hostile / "served" / "current" / "model.onnx").read_bytes() == (
+        hostile / "out" / "bundle" / "model.onnx"
+    ).read_bytes()
 
 
 @pytest.mark.full
 def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the_working_directory(
-    hostile: Path, world: Path
+    hostile: Path,
 ) -> None:
-    shutil.copytree(world, hostile, symlinks=True, dirs_exist_ok=True)
+    two_days(hostile)
+    write_specs(hostile)
     scripts = Path(sys.executable).parent
     call = [
         scripts / "torchrun",
@@ -175,7 +270,7 @@ def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the
         "1",
         scripts / "relabel",
         "distill",
-        "learn.yaml",
+        "student.yaml",
     ]
     done = subprocess.run(call, cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
     assert_nothing_was_imported(hostile)

@@ -137,8 +137,6 @@ def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
     job = write_job(tmp_path)
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "hidden")}
-    done = subprocess.run(command(job, "--backend", "ray"), env=environment, capture_output=True, check=False)
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["error"]) == (4, "MissingExtraError")
+    code, report, _ = relabel(job, "--backend", "ray", variables={"PYTHONPATH": str(tmp_path / "hidden")})
+    assert (code, report["error"]) == (4, "MissingExtraError")
     assert "relabel-ir[ray]" in report["message"]
