@@ -15,7 +15,7 @@ import pytest
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_conversion_that_a_signal_ends_leaves_no_scratch_files_and_no_target(tmp_path: Path, number: int) -> None:
-    rows = 3_000_000
+    rows = 9_000_000
     polars.select(
         query_id=polars.format("q{}", polars.int_range(rows) // 10),
         doc_id=polars.format("d{}", polars.int_range(rows)),
