@@ -18,7 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from relabel.distill.students.model import softmax
 from relabel.export.loader import BF16_TOLERANCE, REFERENCE, Student, load_tokenizer
+from relabel.export.parity import expected_grade, kept_orders, tau_of
 from relabel.export.rerank_servers import RerankServer
 from relabel.manifests.errors import InputError
 from relabel.manifests.secrets import shortened
@@ -70,9 +72,10 @@ class Conformity:
         api: by which it was asked.
         scale: what its scores are.
         reason: of a difference; empty where there is none.
-        pairs: how many were asked; `max_difference` and `tau` are over these.
-        remarks: what it refused, and where a score depends on the batch within tolerance.
+        pairs: how many were asked; `max_difference` is over these.
+        remarks: what it refused.
         worst: pairs with the largest differences.
+        tau: Kendall's, over pairs whose expected scores differ by more than the tolerance.
         scale_points: expected score → served score, where the order is the same on a scale that is not known.
     """
 
@@ -99,9 +102,13 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
     students = [student]
     if any(one["precision"] == "int8" for one in student.manifest["models"]):
         students.append(Student(bundle, provider="cpu", precision="int8"))
+    path = bundle / REFERENCE
+    if not path.exists():
+        raise InputError(f"{bundle}: holds no reference pairs. Export it with `--set reference_pairs=32`.")
+    reference = json.loads(path.read_bytes())
     remarks: list[str] = []
     asked, served = [], []
-    for one in _questions(bundle, student):
+    for one in _questions([(query, document) for query, document in reference["pairs"]], student):
         try:
             served.append(server.scores(one.query, one.documents))
             asked.append(one)
@@ -112,21 +119,18 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
     pairs = [(one.query, document) for one in asked for document in one.documents]
     kinds = [one.kind for one in asked for _ in one.documents]
     right = {one.precision: one.probabilities(pairs, batch_tokens=1) for one in students}
-    return _judged(student, pairs, kinds, np.concatenate(served), right, server, remarks)
+    tolerances = {name: max(TOLERANCE, float(model["tolerance"])) for name, model in reference["models"].items()}
+    return _judged(student, pairs, kinds, np.concatenate(served), right, tolerances, server.api, remarks)
 
 
-def _questions(bundle: Path, student: Student) -> Iterator[Asked]:
+def _questions(sealed: list[Pair], student: Student) -> Iterator[Asked]:
     """The reference pairs, each alone, then the traps."""
-    path = bundle / REFERENCE
-    if not path.exists():
-        raise InputError(f"{bundle}: holds no reference pairs. Export it with `--set reference_pairs=32`.")
-    sealed: list[Pair] = [(query, document) for query, document in json.loads(path.read_bytes())["pairs"]]
     for query, document in sealed:
         yield Asked("pair", query, [document])
     query, document = max(sealed, key=lambda pair: len(pair[1]))
     words = " ".join(document for _, document in sealed).split() or ["word"]
     long = " ".join(itertools.islice(itertools.cycle(words), 2 * student.encoder.max_tokens))
-    tokens = student.encoder._tokenizer.get_added_tokens_decoder().values()
+    tokens = _tokenizer(student).get_added_tokens_decoder().values()
     control = [f"{document} {token.content} {sealed[0][1]}" for token in tokens if token.special][:4]
     for kind, documents in (
         ("a text over the limit", [long]),
@@ -145,7 +149,7 @@ def _questions(bundle: Path, student: Student) -> Iterator[Asked]:
 
 
 def _expected(probs_NK: np.ndarray) -> np.ndarray:
-    return np.asarray(probs_NK @ np.linspace(0, 1, probs_NK.shape[1]))
+    return np.asarray(expected_grade(probs_NK) / (probs_NK.shape[1] - 1))
 
 
 def _logit(share_N: np.ndarray) -> np.ndarray:
@@ -184,7 +188,7 @@ def _scales(num_grades: int, temperature: float) -> list[Scale]:
         Scale("the highest probability, whatever its grade", lambda p: p.max(1)),
         Scale("softmax over one logit: 1 for every pair", lambda p: np.ones(len(p))),
         Scale("0.5 for every pair: a head of zeros", lambda p: np.full(len(p), 0.5)),
-        Scale("softmax applied twice", lambda p: _expected(_softmax(p))),
+        Scale("softmax applied twice", lambda p: _expected(softmax(p))),
     ]
     if top > 1:
         scales += [
@@ -196,7 +200,7 @@ def _scales(num_grades: int, temperature: float) -> list[Scale]:
         ]
     if abs(temperature - 1) > 1e-3:
         scales.append(
-            Scale("the calibrating temperature is left out", lambda p: _expected(_softmax(_logs(p) * temperature)))
+            Scale("the calibrating temperature is left out", lambda p: _expected(softmax(_logs(p) * temperature)))
         )
     return scales
 
@@ -205,9 +209,8 @@ def _logs(probs_NK: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(np.maximum(probs_NK, 1e-30)))
 
 
-def _softmax(logits_NK: np.ndarray) -> np.ndarray:
-    grown_NK = np.exp(logits_NK - logits_NK.max(1, keepdims=True))
-    return np.asarray(grown_NK / grown_NK.sum(1, keepdims=True))
+def _tokenizer(student: Student) -> Any:
+    return load_tokenizer(student.folder / student.encoder.inputs.tokenizer)
 
 
 Rows = list[tuple[list[int], list[int]]]
@@ -216,8 +219,9 @@ Rows = list[tuple[list[int], list[int]]]
 def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np.ndarray]]:
     """What the bundle answers [N, K] where pairs become tokens by a mistake."""
     import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-    encoder, bundle = student.encoder, student.folder
+    encoder = student.encoder
     right = encoder.encode(pairs)
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4  # what a graph can't run is passed over
@@ -238,7 +242,7 @@ def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np
         return
     if "token_type_ids" in encoder.inputs.names and any(any(types) for _, types in right):
         yield "token types are left out", answers([(ids, [0] * len(ids)) for ids, _ in right])
-    tokenizer = load_tokenizer(bundle / encoder.inputs.tokenizer)
+    tokenizer = _tokenizer(student)
 
     def encoded(
         most: int = encoder.max_tokens, side: str = encoder.inputs.truncation_side, *, escapes: bool = True, **how: Any
@@ -252,7 +256,7 @@ def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np
     for most in sorted({*CUTS, encoder.max_tokens // 2} - {encoder.max_tokens}):
         try:
             yield f"texts are cut at {most} tokens, not at {encoder.max_tokens}", encoded(most)
-        except Exception:  # noqa: BLE001 (of a graph with fewer positions; onnxruntime's errors share no other class)
+        except (Fail, InvalidArgument, RuntimeException):  # the graph has fewer positions
             break
     yield "special tokens are left out", encoded(add_special_tokens=False)
     yield "control tokens in texts are read as control tokens", encoded(escapes=False)
@@ -260,6 +264,14 @@ def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np
 
 
 POOLED_BY = {"Div", "ReduceSum", "ReduceMean", "Mul", "Gather", "GatherND", "Slice", "Squeeze", "Reshape", "Cast"}
+
+
+POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "first": lambda states_1TD: states_1TD[:, 0],
+    "mean": lambda states_1TD: states_1TD.mean(1),
+    "last": lambda states_1TD: states_1TD[:, -1],
+    "max": lambda states_1TD: states_1TD.max(1),
+}
 
 
 def _poolings(student: Student, rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
@@ -284,19 +296,13 @@ def _poolings(student: Student, rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info(head.input[0]))
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     weight_KD, bias_K = (onnx.numpy_helper.to_array(weights[name]) for name in head.input[1:])
-    temperature = _temperature(student)
-    found: dict[str, list[np.ndarray]] = {"first": [], "mean": [], "last": [], "max": []}
-    for row in rows:
-        states_1TD, own_1D = session.run([hidden, head.input[0]], student.encoder.collate([row]))
-        made = (states_1TD[:, 0], states_1TD.mean(1), states_1TD[:, -1], states_1TD.max(1))
-        for name, pooled_1D in zip(list(found), made, strict=False):
-            if np.allclose(pooled_1D, own_1D, atol=1e-4):
-                found.pop(name)  # the student's own
-            elif name in found:
-                found[name].append(_softmax((pooled_1D @ weight_KD.T + bias_K) / temperature))
-    for name, probs in found.items():
-        if len(probs) == len(rows):
-            yield f"another pooling: {name} of the tokens", np.concatenate(probs)
+    runs = [session.run([hidden, head.input[0]], student.encoder.collate([row])) for row in rows]
+    own_ND = np.concatenate([own_1D for _, own_1D in runs])
+    for name, pool in POOLINGS.items():
+        pooled_ND = np.concatenate([pool(states_1TD) for states_1TD, _ in runs])
+        if not np.allclose(pooled_ND, own_ND, atol=1e-4):
+            logits_NK = pooled_ND @ weight_KD.T + bias_K
+            yield f"another pooling: {name} of the tokens", softmax(logits_NK / _temperature(student))
 
 
 # ------------------------------------------------------------------------------
@@ -309,16 +315,16 @@ def _judged(
     kinds: list[str],
     served_N: np.ndarray,
     right: dict[str, dict[str, np.ndarray]],
-    server: RerankServer,
+    tolerances: dict[str, float],
+    api: str,
     remarks: list[str],
 ) -> Conformity:
     """
     Args:
-        right: by precision and head, what the bundle answers.
+        right: by precision and head, what the bundle answers; tolerances: by precision.
     """
     scales = _scales(student.heads["relevance"], _temperature(student))
     good = [scale for scale in scales if scale.is_monotone]
-    sealed = json.loads((student.folder / REFERENCE).read_bytes())["models"]
 
     def apart(probs_NK: np.ndarray, scale: Scale) -> np.ndarray:
         return np.asarray(np.abs(scale.share(scale.scores(probs_NK)) - scale.share(served_N)))
@@ -330,8 +336,8 @@ def _judged(
     )
     expected_N = _expected(right[precision]["relevance"])
     apart_N = apart(right[precision]["relevance"], scale)
-    tau = _tau(expected_N, served_N)
-    most = max(TOLERANCE, float(sealed[precision]["tolerance"]))
+    tau = tau_of(kept_orders(np.zeros(len(pairs), int), expected_N, served_N, TOLERANCE)[1]) or 0.0
+    most = tolerances[precision]
     reason, points = "", []
     if apart_N.max() > SAME:
         mistakes = [(float(apart(right["fp32"]["relevance"], one).mean()), one.name) for one in scales]
@@ -367,7 +373,7 @@ def _judged(
     ]
     return Conformity(
         verdict=verdict,
-        api=server.api,
+        api=api,
         scale=scale.name if verdict != "different" else "not known",
         reason=reason,
         pairs=len(pairs),
@@ -395,11 +401,3 @@ def _disorder(pairs: list[Pair], served_N: np.ndarray) -> str:
     if np.allclose(forward_N, reversed_N, atol=TOLERANCE) and np.all(np.diff(forward_N) <= TOLERANCE):
         return "scores come back sorted, and not in the order of the documents"
     return "a pair's score depends on its batch: padding is not masked"
-
-
-def _tau(expected_N: np.ndarray, served_N: np.ndarray) -> float:
-    """Kendall's tau over pairs that the expected scores hold further apart than the tolerance."""
-    apart_NN = expected_N[:, None] - expected_N
-    counts_NN = np.triu(np.abs(apart_NN) > TOLERANCE, 1)
-    signs_NN = np.sign(apart_NN) * np.sign(served_N[:, None] - served_N)
-    return float(signs_NN[counts_NN].mean()) if counts_NN.any() else 0.0

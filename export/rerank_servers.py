@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relabel.export.loader import Encoder
+from relabel.export.parity import expected_grade
 from relabel.manifests.errors import InputError, ServerGoneError
 from relabel.manifests.secrets import redacted, shortened
 
@@ -120,7 +121,7 @@ class RerankServer:
         if "relevance" not in found:
             raise InputError(f"its reply has no output `relevance`: {shortened(json.dumps(reply), 200)}")
         probs_NK = np.array(found["relevance"]["data"], float).reshape(found["relevance"]["shape"])
-        return np.asarray(probs_NK @ np.linspace(0, 1, probs_NK.shape[1]))
+        return np.asarray(expected_grade(probs_NK) / (probs_NK.shape[1] - 1))
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         url = self._url if not path or self._url.endswith(path) else self._url + path

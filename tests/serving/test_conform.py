@@ -1,4 +1,4 @@
-"""`relabel conform` says what a server does wrong: 18 faults are planted in the reference server, and each is named; a
+"""`relabel conform` says what a server does wrong: 20 faults are planted in the reference server, and each is named; a
 server without a fault is never called different.
 """
 
@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from relabel.distill.students import networks
 from relabel.distill.students.model import load_student
 from relabel.export.conform import Conformity, conform
 from relabel.export.loader import Encoder, Student, load_tokenizer, read_manifest
@@ -90,6 +92,20 @@ def grade(p: np.ndarray) -> np.ndarray:
     return np.asarray(p @ np.arange(TOP + 1) / TOP)
 
 
+class Torch:
+    """The student itself as a server's model."""
+
+    version = "torch"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def score(self, pairs: Pairs) -> list[float]:
+        probs_NK = self._model.probabilities(pairs, batch_tokens=1)["relevance"]
+        scores: list[float] = grade(probs_NK.astype(float)).tolist()
+        return scores
+
+
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "swapped": (
         {"read": lambda one, pairs: one.encoder.encode([(document, query) for query, document in pairs])},
@@ -152,16 +168,28 @@ def test_a_fault_of_the_served_model_is_named(
     model = load_student(student)
     change(model)
 
-    class Torch:
-        version = "torch"
-
-        def score(self, pairs: Pairs) -> list[float]:
-            scores: list[float] = grade(model.probabilities(pairs, batch_tokens=1)["relevance"].astype(float)).tolist()
-            return scores
-
-    found = checked(bundle, serve(Torch()))
+    found = checked(bundle, serve(Torch(model)))
     assert found.verdict == "different"
     assert reason in found.reason
+
+
+def _largest(hidden_BTD: Any, mask_BT: Any, _: str) -> Any:
+    return hidden_BTD.masked_fill(mask_BT[:, :, None] == 0, -torch.inf).amax(1)
+
+
+def _last(hidden_BTD: Any, mask_BT: Any, _: str) -> Any:
+    return hidden_BTD[torch.arange(len(mask_BT)), mask_BT.sum(1) - 1]
+
+
+@pytest.mark.parametrize(("pool", "name"), [(_largest, "max"), (_last, "last")], ids=["max", "last"])
+def test_each_pooling_is_named_for_itself(
+    pool: Any, name: str, student: Path, bundle: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(networks, "pool", pool)
+    model = load_student(student)
+
+    found = checked(bundle, serve(Torch(model)))
+    assert (found.verdict, found.reason) == ("different", f"another pooling: {name} of the tokens")
 
 
 @pytest.mark.parametrize("name", SAME_ORDER)

@@ -60,9 +60,10 @@ class Rerank(BaseHTTPRequestHandler):
     """POST /rerank or /v1/rerank {query, documents, top_n}; GET /health."""
 
     def do_GET(self):
-        self._reply(200, {"version": self.server.scorer.student.version}) if self.path == "/health" else self._reply(
-            404, {"error": "POST /rerank or GET /health"}
-        )
+        if self.path == "/health":
+            self._reply(200, {"version": self.server.scorer.student.version})
+        else:
+            self._reply(404, {"error": "POST /rerank or GET /health"})
 
     def do_POST(self):
         try:
