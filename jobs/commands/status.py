@@ -18,8 +18,9 @@ from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import output_of, priced_args
 from relabel.jobs.output import emit, table
+from relabel.jobs.run.budget import charge_of, charge_of_receipts
 from relabel.jobs.run.canary import load_results
-from relabel.jobs.run.counts import WorkerState, asked_for, live_states
+from relabel.jobs.run.counts import WorkerState, live_states
 from relabel.jobs.run.rates import left_s, left_text, read_auto
 from relabel.manifests.costs import BudgetState, Range
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
@@ -114,10 +115,8 @@ def _budget(folder: RunFolder, tally: Tally, spec: Mapping[str, Any], args: Engi
     with contextlib.suppress(ConfigError):  # of a job file that `run` refuses
         run = validate_spec(RunSpec, spec.get("run") or {}, where="run")
         if run.max_tokens is not None or run.max_cost is not None:
-            lost = asked_for(folder.lost_receipts())
-            tokens = tally.tokens[0] + lost["prompt_tokens"], tally.tokens[1] + lost["output_tokens"]
-            cost = 0.0 if args is None else price_of(args, *tokens) or 0.0
-            return BudgetState(run.max_tokens, run.max_cost, sum(tokens), round(cost, 9))
+            spent = charge_of(args, *tally.tokens).plus(charge_of_receipts(args, folder.lost_receipts()))
+            return BudgetState(run.max_tokens, run.max_cost, spent.tokens, round(spent.cost, 9))
     return None
 
 

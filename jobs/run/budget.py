@@ -12,7 +12,7 @@ from relabel.manifests.asks import Answer, Ask, Charge, Engine, Request, most_ou
 from relabel.manifests.costs import BudgetState, Limits
 from relabel.manifests.manifest import Tally
 from relabel.manifests.receipts import Receipt
-from relabel.manifests.specs import EngineSpec, PaidByToken, price_of
+from relabel.manifests.specs import EngineArgs, EngineSpec, PaidByToken, price_of
 
 AT_BUDGET = "the budget is used up"
 """Why a run is drained."""
@@ -102,7 +102,7 @@ class Allowance:
             most = self._flying.pop(answer.request_id, None)
             if most is not None:
                 self._held = self._held.minus(most) if self._flying else self._gone
-                charge = _charge_of(self._spec, answer.prompt_tokens, answer.output_tokens)
+                charge = charge_of(self._spec.args, answer.prompt_tokens, answer.output_tokens)
                 self._answered = self._answered.plus(charge)
 
     def may_begin(self, rows: int, rows_begun: int, rows_done: int) -> bool:
@@ -128,7 +128,7 @@ class Allowance:
         etags = folder.listing()
         now = folder.attempts_in(etags)
         new = (one for one in folder.new_receipts(self._seen, now, etags) if one.worker != self._worker)
-        self._others, self._seen = self._others.plus(_of_receipts(self._spec, new)), now
+        self._others, self._seen = self._others.plus(charge_of_receipts(self._spec.args, new)), now
         ended_s = time.perf_counter()
         self._next_read_s = ended_s + max(READ_EVERY_S, 20 * (ended_s - started_s))
 
@@ -162,8 +162,8 @@ def spent_so_far(opened: OpenRun, tally: Tally | None = None) -> Charge:
     """What receipts hold, those of work that another worker committed first included; of all rounds of a search."""
     spec, folders = opened.job.spec.engine, [opened.folder, *other_rounds(opened.job)]
     tallies = _tallies(opened) if tally is None else [tally, *_tallies(opened)[1:]]
-    lost = (_of_receipts(spec, folder.lost_receipts()) for folder in folders)
-    return _sum([*(_charge_of(spec, *one.tokens) for one in tallies), *lost])
+    lost = (charge_of_receipts(spec.args, folder.lost_receipts()) for folder in folders)
+    return _sum([*(charge_of(spec.args, *one.tokens) for one in tallies), *lost])
 
 
 def _tallies(opened: OpenRun) -> list[Tally]:
@@ -171,20 +171,22 @@ def _tallies(opened: OpenRun) -> list[Tally]:
     return [folder.snapshot().tally for folder in (opened.folder, *other_rounds(opened.job))]
 
 
-def _of_receipts(spec: EngineSpec, receipts: Iterable[Receipt]) -> Charge:
+def charge_of_receipts(args: EngineArgs | None, receipts: Iterable[Receipt]) -> Charge:
+    """What the work of some receipts took."""
     counts = asked_for(receipts)
-    return _charge_of(spec, counts["prompt_tokens"], counts["output_tokens"])
+    return charge_of(args, counts["prompt_tokens"], counts["output_tokens"])
 
 
 def most_charge(spec: EngineSpec, ask: Ask) -> Charge:
     """What an ask takes at most, of an engine that does not know better: one that cuts a prompt by its own tokens."""
     prompt, output = min(most_prompt_tokens(ask), spec.max_prompt_tokens), most_output_tokens(ask)
-    return _charge_of(spec, prompt, output)
+    return charge_of(spec.args, prompt, output)
 
 
-def _charge_of(spec: EngineSpec, prompt_tokens: int, output_tokens: int) -> Charge:
-    cost = round(price_of(spec.args, prompt_tokens, output_tokens) or 0.0, 9)
-    return Charge(prompt_tokens + output_tokens, cost)
+def charge_of(args: EngineArgs | None, prompt_tokens: int, output_tokens: int) -> Charge:
+    """Tokens as limits count them; without options that name a price they cost nothing."""
+    cost = 0.0 if args is None else price_of(args, prompt_tokens, output_tokens) or 0.0
+    return Charge(prompt_tokens + output_tokens, round(cost, 9))
 
 
 def _sum(charges: Iterable[Charge]) -> Charge:
