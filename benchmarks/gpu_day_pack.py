@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import shutil
 import struct
 import subprocess
@@ -20,8 +21,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-PART_BYTES = 52 << 20
-"""Of a part: the working tree travels in the same 64 MiB."""
+CALL_BYTES = 55 << 20
+"""Of a call: the working tree travels in the same 64 MiB."""
+FILTERS = [
+    {"id": lzma.FILTER_X86},
+    {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 256 << 20},
+]
+"""Minutes here, a call less there."""
 ARCH = 90
 FATBIN = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 PTX, ELF = 1, 2
@@ -81,58 +87,45 @@ def pack(folder: Path) -> dict[str, Any]:
     """Fetch, reduce and compress the packs; folders `call-1`, `call-2` ... hold what one call carries."""
     found: dict[str, Any] = {}
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    parts: list[Path] = []
+    call, left = 0, 0
     for name, wanted in PACKS.items():
-        with tempfile.TemporaryDirectory() as made:
-            wheels, site = Path(made, "wheels"), Path(made, "site")
-            line = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "--only-binary=:all:",
-                "-d",
-                str(wheels),
-            ]
-            line += ["--python-version", "3.12", "--implementation", "cp", *(f"--platform={one}" for one in PLATFORMS)]
-            subprocess.run([*line, *wanted], check=True)
-            for wheel in wheels.iterdir():
-                zipfile.ZipFile(wheel).extractall(site)
-            for place in (place for pattern in LEFT_OUT for place in site.glob(pattern)):
-                place.unlink()
-            for place in (place for place in site.rglob("*.so*") if place.is_file()):
-                library = bytearray(place.read_bytes())
-                if thin(library):
-                    place.write_bytes(library)
-            archive = Path(made, "archive")
-            with tarfile.open(archive, "w:xz", preset=3) as file:
-                file.add(site, ".")
-            data = archive.read_bytes()
-        count = -(-len(data) // PART_BYTES)
-        step = -(-len(data) // count)
-        for number in range(count):
-            parts.append(folder / f"{name}.{number}")
-            parts[-1].write_bytes(data[number * step : (number + 1) * step])
-        about = {"parts": count, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-        (folder / f"{name}.json").write_text(json.dumps(about))
-        found[name] = about
-    calls: list[list[Path]] = []
-    for part in parts:  # in the order of importance, as many a call as it carries
-        if not calls or sum(one.stat().st_size for one in [*calls[-1], part]) > PART_BYTES:
-            calls.append([])
-        calls[-1].append(part)
-    for number, held in enumerate(calls, 1):
-        place = folder / f"call-{number}"
-        place.mkdir()
-        for part in held:
-            part.rename(place / part.name)
-            shutil.copy(folder / f"{part.stem}.json", place)
-    for about in folder.glob("*.json"):
-        about.unlink()
-    return {**found, "calls": [[part.name for part in held] for held in calls]}
+        data = archive_of(wanted)
+        parts = 0
+        about = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        places, at = [], 0
+        while at < len(data):
+            if not left:
+                call, left = call + 1, CALL_BYTES
+            places.append(folder / f"call-{call}")
+            places[-1].mkdir(parents=True, exist_ok=True)
+            piece = data[at : at + left]
+            (places[-1] / f"{name}.{parts}").write_bytes(piece)
+            at, left, parts = at + len(piece), left - len(piece), parts + 1
+        for place in places:
+            (place / f"{name}.json").write_text(json.dumps(about | {"parts": parts}))
+        found[name] = about | {"calls": sorted({place.name for place in places})}
+    return found
+
+
+def archive_of(wanted: list[str]) -> bytes:
+    """Wheels, unpacked and reduced, in one archive."""
+    with tempfile.TemporaryDirectory() as made:
+        wheels, site = Path(made, "wheels"), Path(made, "site")
+        line = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
+        line += ["--python-version", "3.12", "--implementation", "cp", *(f"--platform={one}" for one in PLATFORMS)]
+        subprocess.run([*line, *wanted], check=True)
+        for wheel in wheels.iterdir():
+            zipfile.ZipFile(wheel).extractall(site)
+        for place in (place for pattern in LEFT_OUT for place in site.glob(pattern)):
+            place.unlink()
+        for place in (place for place in site.rglob("*.so*") if place.is_file()):
+            library = bytearray(place.read_bytes())
+            if thin(library):
+                place.write_bytes(library)
+        archive = Path(made, "archive")
+        with lzma.open(archive, "wb", filters=FILTERS) as file, tarfile.open(fileobj=file, mode="w|") as tar:
+            tar.add(site, ".")
+        return archive.read_bytes()
 
 
 def unpack(folder: Path, to: Path) -> dict[str, Any]:

@@ -75,7 +75,13 @@ def distill(day: Day) -> None:
 def distill_decoder(day: Day) -> None:
     """A decoder: rows/s, and a training that is killed and resumed."""
     rows = day.pick(1024, 96)
-    sizes = {"batch_size": day.pick(16, 8), "save_every": day.pick(20, 3), "max_tokens": 512, "learning_rate": 1e-5}
+    sizes = {
+        "batch_size": day.pick(16, 8),
+        "save_every": day.pick(30, 3),
+        "keep_checkpoints": 1,
+        "max_tokens": 512,
+        "learning_rate": 1e-5,
+    }
     values = spec_values(day, "decoder", "qwen-1.5b", rows, **sizes)
     values["student"]["batching"] = "packed"
     output = Path(values["output"])
@@ -110,7 +116,7 @@ def bench(day: Day) -> None:
     day.emit(f"export of BERT-base, {precision} on {provider}", time.perf_counter() - started, "s")
     found = relabel(
         "bench", str(bundle), "--providers", provider, "--precisions", precision, "--preset", "table3", "--pairs",
-        str(pairs), "--seconds", day.pick("60", "10"),
+        str(pairs), "--seconds", day.pick("40", "10"),
     )  # fmt: skip
     rows = [row for model in found["models"] for row in model["closed"] if row["preset"] == "table3"]
     seconds = {row["rows"]: row["seconds"] / row["samples"] for row in rows}

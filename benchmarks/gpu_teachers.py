@@ -64,7 +64,7 @@ def labeler_options(name: str, think: int) -> Any:
 
 def vllm_small(day: Day) -> None:
     """1.5B."""
-    _against_raw(day, "qwen-1.5b", pairs=day.pick((3072, 1024), (32, 16)), share=1.46, rounds=day.pick(3, 1))
+    _against_raw(day, "qwen-1.5b", pairs=day.pick((2048, 640), (32, 16)), share=1.46, rounds=day.pick(2, 1))
 
 
 def vllm_large(day: Day) -> None:
@@ -142,7 +142,7 @@ def probs(day: Day) -> None:
 
 def kill(day: Day) -> None:
     """A run is killed once it has committed a few chunks; two workers of less memory each finish it."""
-    queries = day.pick(150, 12)
+    queries = day.pick(120, 12)
     pairs = write_pairs(day.folder / "pairs.parquet", made_up_pairs(queries, 8, doc_words=day.pick(350, 30)))
     output = day.folder / f"killed-{os.getpid()}"
     job = {

@@ -43,8 +43,9 @@ class Changed:
     def __init__(self, labeler: Any, **changes: Any) -> None:
         self._labeler = labeler
         self._changes = changes
-        self.uses_context = labeler.uses_context
-        self.template_digests = labeler.template_digests
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._labeler, name)
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         inner = self._labeler.label(pair)
