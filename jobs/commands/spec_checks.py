@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from relabel.jobs.job import Job, load_job
 from relabel.jobs.settings import JOB, SpecKind, resolved
 from relabel.jobs.spec_yaml import read_spec_file
 from relabel.manifests.errors import ConfigError, ManifestError, RelabelError, StoreError
-from relabel.manifests.files import Storage, filesystem_of, is_url
+from relabel.manifests.files import Storage, is_url
 from relabel.manifests.gold import load_gold_by_row
 from relabel.manifests.input_files import list_files
 from relabel.manifests.manifest import load_manifest
@@ -31,13 +28,11 @@ from relabel.manifests.store import has_links, open_run_store
 from relabel.manifests.tables import read_grades
 
 STEPS = {
-    "job": ("spec", "input", "model", "engine", "server", "output", "clock"),
+    "job": ("spec", "input", "model", "engine", "server", "output"),
     "student": ("spec", "labels", "gold", "model", "packages", "output"),
     "teacher": ("spec", "runs", "gold", "model", "packages", "output"),
 }
 """By kind of spec, its checks in order; one with nothing to check is not shown."""
-NEAR_S = 2.0
-"""Clocks that differ by less count as one: storage gives whole seconds."""
 
 
 def checked(spec_file: str) -> tuple[str, dict[str, str], Exit]:
@@ -68,7 +63,6 @@ def _job(spec_file: str) -> Iterator[str]:
     asks = job.labeler.probe()
     yield engine.try_server(job.spec.engine, asks, job.secrets)
     yield _output(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
-    yield _clock(job.spec.output, job.storage)
 
 
 def _student(spec_file: str) -> Iterator[str]:
@@ -147,7 +141,9 @@ def _output(place: str, storage: Storage, *, single_writer: bool = False) -> str
         if single_writer:
             return f"{place}: not checked for conditional writes (run.single_writer)"
         return f"{place} can be written, and heeds conditions"
-    there = _nearest(Path(place))
+    there = Path(place)
+    while not there.exists():
+        there = there.parent
     if not there.is_dir():
         raise StoreError(f"{there}: a file, where the output wants a folder. Name another.")
     if not os.access(there, os.W_OK):
@@ -158,38 +154,3 @@ def _output(place: str, storage: Storage, *, single_writer: bool = False) -> str
             "power, in the middle of a commit leaves half a receipt, which is named then and has to be moved away"
         )
     return f"{place} can be written"
-
-
-def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
-    while not folder.exists():
-        folder = folder.parent
-    return folder
-
-
-def _clock(place: str, storage: Storage) -> str:
-    """How far the clock of where the output lies is from this machine's: leases and dates go by both."""
-    before = time.time()
-    try:
-        written = _written_now(place, storage)
-    except OSError as exc:
-        return f"not known ({type(exc).__name__})"
-    after = time.time()
-    ahead = written - after if written > after else min(written - before, 0.0)
-    if abs(ahead) < NEAR_S:
-        return "that of the output agrees with this machine's"
-    return f"that of the output is {abs(ahead):,.0f} s {'later' if ahead > 0 else 'earlier'} than this machine's"
-
-
-def _written_now(place: str, storage: Storage) -> float:
-    """When a file that is written there now was written, by the clock there; seconds since 1970."""
-    if not is_url(place):
-        with tempfile.NamedTemporaryFile(dir=_nearest(Path(place)), prefix=".relabel-clock-") as file:
-            return Path(file.name).stat().st_mtime
-    filesystem, path = filesystem_of(place, storage)
-    key = f"{path.rstrip('/')}/.relabel-clock-{secrets.token_hex(4)}"
-    filesystem.pipe_file(key, b"now")
-    try:
-        return float(filesystem.modified(key).timestamp())
-    finally:
-        filesystem.rm_file(key)

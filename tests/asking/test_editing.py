@@ -189,6 +189,6 @@ def test_what_an_editor_leaves_with_a_template_is_ignored(
     relabel: Callable[..., Any], job: Callable[..., str], name: str
 ) -> None:
     job("direct", "fake")
-    relabel("templates", "export", "direct", "prompts", "--job", "job.yaml")
+    relabel("templates", "export", "direct", "prompts")
     Path("prompts", name).write_text("{{ broken")
-    assert relabel("ask", "job.yaml", "--dry-run").code == 0
+    assert relabel("ask", "job.yaml", "--set", "labeler.templates=prompts", "--dry-run").code == 0
