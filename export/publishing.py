@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from relabel.export.store import (
     check_name,
     check_same,
     check_whole,
+    facts_of,
     find_channel,
     find_version,
     is_name,
@@ -373,7 +374,7 @@ def publish(
         StoreError: store or disk fail.
     """
     if channel is not None and not is_anyway:
-        _check_baselines(bundle)
+        _check_baselines(bundle.facts, str(bundle.folder))
     name = check_name(name or bundle.name, "name")
     wanted = Version(name, check_name(version, "version") if version else bundle.version, bundle.all_files)
     pointer = None
@@ -415,33 +416,38 @@ def publish(
     return Published(wanted, len(uploaded), size, len(files), pointer, has_changed)
 
 
-def _check_baselines(bundle: Bundle) -> None:
-    """Compare the student's figures on its test split with its baselines; older bundles have none."""
+def _check_baselines(facts: Mapping[str, Any], where: str) -> None:
+    """Compare the student's figures on its test split, as a bundle carries them, with its baselines; older bundles have
+    none.
+    """
     from relabel.manifests.metrics.evaluation import (
         Baselines,
         not_beaten,  # brings numpy, which a move does without
     )
 
-    test: Any = bundle.facts
+    test: Any = facts
     for name in ("lineage", "student", "metrics", "test"):
         test = test.get(name) if isinstance(test, dict) else None
     baselines = test.get("baselines") if isinstance(test, dict) else None
     below = not_beaten(test["student"], checked(Baselines, baselines)) if baselines else []
     if below:
         raise GateError(
-            f"{bundle.folder}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a "
-            "better one, or publish it with --anyway. Nothing was uploaded, and the channel is where it was."
+            f"{where}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a better "
+            "one, or point the channel at it with --anyway. Nothing was uploaded, and the channel is where it was."
         )
 
 
 def set_channel(
-    bundle_store: Store, name: str, channel: str, version: str, key: SigningKey | None
+    bundle_store: Store, name: str, channel: str, version: str, key: SigningKey | None, *, is_anyway: bool = False
 ) -> tuple[Channel, bool]:
     """Point a channel at a version that is published and whole.
 
+    Args:
+        is_anyway: point it at a student that beats no baseline, too.
     Returns:
         The pointer, and whether it was moved (else it was there already).
     Raises:
+        GateError: the student is no better than a baseline; the channel is where it was.
         InputError: no such version, or a version has the channel's name.
         ManifestError: the version is not whole.
         ChannelMovedError: another process moved it meanwhile.
@@ -453,6 +459,8 @@ def set_channel(
     if held is not None and held.points_to(wanted, key):
         return held, False
     _rely_on(bundle_store, wanted)
+    if not is_anyway:
+        _check_baselines(facts_of(bundle_store, wanted), f"{bundle_store.url}/{name}: version {version}")
     return move_channel(bundle_store, name, channel, held, wanted, "set", key=key), True
 
 

@@ -482,16 +482,12 @@ def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
     }
 
 
-def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
-    """One version: its files, and what its own manifest says of it.
+def facts_of(bundle_store: Store, version: Version) -> dict[str, Any]:
+    """What a published version's own manifest says of it, without its files.
 
     Raises:
-        InputError: neither a channel nor a version of that name.
         ManifestError: its manifest is not the one published.
     """
-    at = address.at or STABLE
-    channel = find_channel(bundle_store, address.name, at)
-    version = load_version(bundle_store, address.name, channel.head.version if channel else at)
     manifest = version.manifest
     name = object_name(manifest.sha256)
     try:
@@ -506,11 +502,24 @@ def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
             f"{bundle_store.url}/{name}: is not the manifest that was published. Publish the bundle again."
         )
     facts, _ = read_manifest(data, f"{bundle_store.url}/{name}")
+    return {key: value for key, value in facts.items() if key != "files"}
+
+
+def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
+    """One version: its files, and what its own manifest says of it.
+
+    Raises:
+        InputError: neither a channel nor a version of that name.
+        ManifestError: its manifest is not the one published.
+    """
+    at = address.at or STABLE
+    channel = find_channel(bundle_store, address.name, at)
+    version = load_version(bundle_store, address.name, channel.head.version if channel else at)
     return {
         **_about(version),
         "channel": _about_channel(channel) if channel else None,
         "list": plain(version.files),
-        "facts": {key: value for key, value in facts.items() if key != "files"},
+        "facts": facts_of(bundle_store, version),
     }
 
 

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 # `publish`, `channel`, `rollback`, `list`, `show` and `gc`: bundles in a store. `pull` has a file of its own.
 
 
+anyway_option = click.option(
+    "--anyway", is_flag=True, help="Point the channel at a student that is no better than a baseline, too."
+)
+
+
 @click.command(epilog="Example: relabel publish out/bundle s3://bucket/models --channel candidate")
 @click.argument("bundle", metavar="BUNDLE")
 @click.argument("url", metavar="URL")
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--reread", is_flag=True, help="Read every object back, known ones too, and repair what is damaged in the store."
 )
-@click.option("--anyway", is_flag=True, help="Point the channel at a student that is no better than a baseline, too.")
+@anyway_option
 @sign_key_option
 @output_option
 def publish(
@@ -119,17 +124,19 @@ def channel() -> None:
 @click.argument("bundle", metavar="URL/NAME")
 @click.argument("name", metavar="CHANNEL")
 @click.argument("version", metavar="VERSION")
+@anyway_option
 @sign_key_option
 @output_option
-def channel_set(bundle: str, name: str, version: str, sign_key: str | None, output: str) -> int:
+def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: str | None, output: str) -> int:
     """Point a channel at a version that is published and whole.
 
-    Exits 10 if it points there already, 20 if another process moved it meanwhile.
+    Exits 10 if it points there already, 20 if another process moved it meanwhile, and 5, as `publish` does, at a
+    student that is no better than a baseline, unless --anyway is given.
     """
     from relabel.export.publishing import set_channel
 
     bundle_store, bundle_name = _bundle_at(bundle)
-    moved, has_moved = set_channel(bundle_store, bundle_name, name, version, _signing_key(sign_key))
+    moved, has_moved = set_channel(bundle_store, bundle_name, name, version, _signing_key(sign_key), is_anyway=anyway)
     return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from relabel.export.bundles import seal_bundle
+from relabel.export.bundles import open_bundle, seal_bundle
 
 BOUNDS = {"grade": 1, "constant": {"accuracy": 0.5, "kappa": 0.0}, "random": {}, "lexical": {"ndcg@10": 0.8}}
 
@@ -35,4 +35,10 @@ def test_a_channel_takes_a_student_below_a_baseline_with_anyway_alone(
     assert named in done.err
     assert not (tmp_path / "store" / "ecom").exists()
     assert relabel("publish", str(folder), store).code == 0
-    assert relabel("publish", str(folder), store, "--channel", "stable", "--anyway").code == 0
+    moves = ("channel", "set", f"{store}/ecom", "stable", open_bundle(folder).version)
+    done = relabel(*moves)
+    assert done.code == 5
+    assert named in done.err
+    assert not (tmp_path / "store" / "ecom" / "channels").exists()
+    assert relabel(*moves, "--anyway").code == 0
+    assert relabel("publish", str(folder), store, "--channel", "candidate", "--anyway").code == 0
