@@ -1,11 +1,8 @@
-"""Wikitext as a page: what a reader of the wiki sees is kept as far as no other page is needed for it, and no text
-takes more than linear time.
-"""
+"""Wikitext as a page: what a reader of the wiki sees is kept as far as no other page is needed for it."""
 
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +13,7 @@ pytest.importorskip("mwparserfromhell")
 
 from relabel.jobs.pairs.page_columns import read_page
 from relabel.jobs.pairs.pages import CleanedPage
-from relabel.jobs.pairs.wikitext import MOST_DEPTH, well_nested
-from tests.pairs.pages import assert_sound, repeated
+from tests.pairs.pages import assert_sound
 from tests.strategies import texts
 
 
@@ -102,70 +98,3 @@ def test_marks_without_their_ends_take_no_word_along(soup: list[str]) -> None:
     opening = [mark for mark in soup if not re.search(r"\]|\}|/|-->|'|=", mark)]
     words = re.findall(r"w[0-9]+x", read("".join(f" {mark} w{number}x " for number, mark in enumerate(opening))).text)
     assert words == [f"w{number}x" for number in range(len(opening))]
-
-
-def test_marks_are_well_nested_and_those_that_were_so_stay() -> None:
-    fine = "{{a|[[b|[http://c d]]]<ref name=e>{{f}}</ref>}} {| g\n| h\n|} <br> <nowiki>[[ {{ <b></nowiki> i"
-    assert well_nested(fine) == fine
-    assert well_nested("<b>{|</b>|}") == "<b>&#123;|</b>|}"
-    assert well_nested("<i><b>a</i>") == "<i>a</i>"
-    assert well_nested("a<!-- [[ -->b]]<ref/>") == "ab]]<ref/>"
-    deep = well_nested("<b>" * 1000 + "a" + "</b>" * 1000)
-    assert deep == "<b>" * MOST_DEPTH + "a" + "</b>" * MOST_DEPTH
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("<ul><li>a<li>b</ul>c", "<ul><li>a</li><li>b</li></ul>c"),
-        ("<ul><li>a</li><li>b</ul>c</li>", "<ul><li>a</li><li>b</li></ul>c"),
-        ("<table><tr><td>a<td>b<tr><td>c</table>", "<table><tr><td>a</td><td>b</td></tr><tr><td>c</td></tr></table>"),
-        ("<dl><dt><ul><li>a</dl>", "<dl><dt><li>a</li></dt></dl>"),
-        ("<li>a\n== b ==\n<li>c\n", "<li>a\n== b ==\n<li>c\n"),
-        ("{|\n| <li>a\n| <td>b\n|}", "{|\n| <li>a\n| <td>b\n|}"),
-    ],
-)
-def test_ends_that_may_be_left_out_are_put_in(text: str, wanted: str) -> None:
-    """Not where nothing holds the item, nor before marks of wikitext, which begin a line."""
-    assert well_nested(text) == wanted
-    assert well_nested(wanted) == wanted
-
-
-HOSTILE = {
-    "links": "[[",
-    "links with text": "[[a|",
-    "templates": "{{",
-    "fields": "{{a|b=",
-    "arguments": "{{{",
-    "tables": "{|\n",
-    "references": "<ref>",
-    "tags without end": "<div ",
-    "attributes": "<a b=\"'",
-    "comments": "<!--",
-    "raw": "<nowiki>",
-    "addresses": "[http://a ",
-    "quotes": "'''a''b",
-    "headings": "== a\n",
-    "lists": "* a\n",
-    "marks of lists": "*",
-    "rules": "----\n",
-    "entities": "&amp",
-    "items without ends": "<li>a\n",
-}
-NESTED = {"tags": ("<div>", "</div>"), "templates": ("{{a|", "}}"), "tables": ("{|\n|-\n|\n", "|}\n")}
-NESTED["crossed"] = ("<b>{|\n", "</b>|}\n")
-NESTED |= {"items": ("<li>", "</li>"), "lists": ("<ul><li>", "</li></ul>"), "cells": ("<tr><td>", "</td></tr>")}
-
-
-@pytest.mark.parametrize("name", [*HOSTILE, *(f"nested {name}" for name in NESTED)])
-def test_hostile_wikitext_takes_linear_time(name: str) -> None:
-    """Alone, mwparserfromhell takes 15 s of 0.1 MB of `<ref>`, and 39 s of 0.2 MB of addresses."""
-    if name in HOSTILE:
-        text = repeated(HOSTILE[name], 0.05)
-    else:
-        start, end = NESTED[name.partition(" ")[2]]
-        text = repeated(start, 0.025) + "deep" + repeated(end, 0.025)
-    started = time.process_time()
-    page = read_page([(text, "wikitext")])
-    assert time.process_time() - started < 10  # 0.1 to 1.2 s
-    assert_sound(page)
