@@ -27,12 +27,10 @@ from relabel.labelers.engines.openai_replies import (
     Reply,
     ReplyError,
     Usage,
-    is_stream,
     parse_reply,
     read_complaint,
     read_model_names,
     shown,
-    whole_stream,
 )
 from relabel.manifests.asks import Finish
 from relabel.manifests.errors import ModelError, ServerGoneError, StoreError
@@ -364,8 +362,6 @@ class ApiClient:
             return await self._refused(reply, self._complaint(reply.body), is_trial=is_trial)
         plain = self._without_key(reply.body)
         try:
-            if is_stream(reply.headers):
-                plain = json.dumps(whole_stream(plain)).encode()
             found = read(plain)
         except ReplyError as exc:
             complaint = self._complaint(plain, is_json=True)

@@ -1,12 +1,11 @@
-"""Replies of an OpenAI-compatible server, parsed strictly: completions, chat replies, event streams and error bodies,
+"""Replies of an OpenAI-compatible server, parsed strictly: completions, chat replies and error bodies,
 with the usage and costs they report."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, TypeGuard
 
@@ -272,10 +271,8 @@ MAX_COUNT = 10_000_000
 """No request has more tokens; what a server says beyond that is not a count."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_ID_DIGITS = 10
-ROUNDING = 1e-3
-"""How far above 0 a log-probability may lie."""
-MAX_DIGITS = 40
-"""A number with more of them is none of the API's."""
+LEAST_LOGPROB, ROUNDING = -1e9, 1e-3
+"""Between which a log-probability lies: a little above 0 by rounding."""
 
 
 class ReplyError(ValueError):
@@ -286,11 +283,10 @@ def parse_reply(raw: bytes) -> Any:
     """A reply's JSON.
 
     Raises:
-        ReplyError: it is none: cut off, nested too deep, a key twice in one object, NaN, numbers of more than
-            `MAX_DIGITS` digits.
+        ReplyError: it is none: cut off, nested too deep, NaN.
     """
     try:
-        return json.loads(raw, parse_constant=_refuse, parse_int=_integer, object_pairs_hook=_object)
+        return json.loads(raw, parse_constant=_refuse)
     except (ValueError, RecursionError):
         raise ReplyError("the reply is not complete JSON") from None
 
@@ -410,15 +406,6 @@ def _refuse(text: str) -> NoReturn:
     raise ValueError(text)
 
 
-def _integer(text: str) -> int:
-    return int(text) if len(text) <= MAX_DIGITS else _refuse("too many digits")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else _refuse("a key twice")
-
-
 def _is_text(value: Any) -> TypeGuard[str]:
     """Whether it is text that can be written down: JSON may hold half a character (`\\ud800`)."""
     try:
@@ -486,65 +473,8 @@ def _logprobs(value: Any) -> dict[int, float]:
     found: dict[int, float] = {}
     for key, logprob in first.items():
         number = key.removeprefix(_TOKEN_KEY)
-        if (
-            isinstance(logprob, bool)
-            or not isinstance(logprob, int | float)
-            or not math.isfinite(logprob)
-            or logprob > ROUNDING
-        ):
+        if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not LEAST_LOGPROB < logprob <= ROUNDING:
             raise ReplyError("a log-probability is not a number up to 0")
         if key != number and number.isascii() and number.isdecimal() and len(number) <= MAX_ID_DIGITS:
             found[int(number)] = float(logprob)
     return found
-
-
-# ------------------------------------------------------------------------------
-# A chat reply as server-sent events, put together as if it had come whole: some servers stream without being asked.
-#
-# Not httpx-sse: it reads an open response, where this body is whole, bounded and without the key already; and it drops
-# events that no blank line ends, which would be asked for, and paid, again.
-
-
-_END = b"[DONE]"
-
-
-def is_stream(headers: Mapping[str, str]) -> bool:
-    """Whether a reply comes as events."""
-    return headers.get("content-type", "").startswith("text/event-stream")
-
-
-def whole_stream(raw: bytes) -> dict[str, Any]:
-    """What the reply would have been in one piece.
-
-    Raises:
-        ReplyError: a piece has not the form of one, or the stream ended before the answer did.
-    """
-    texts: dict[str, str] = {}
-    finish = usage = None
-    for line in raw.split(b"\n"):
-        name, _, data = line.strip().partition(b":")
-        if name != b"data":  # comments, and fields that this API has no use for
-            continue
-        if data.strip() == _END:
-            return {"choices": [{"message": texts, "finish_reason": finish}], "usage": usage}
-        piece = parse_reply(data.strip())
-        choices = piece.get("choices", []) if isinstance(piece, dict) else None
-        if not isinstance(choices, list) or len(choices) > 1:
-            raise ReplyError("a piece of the stream has not the form of one")
-        if (not choices or (isinstance(choices[0], dict) and "error" in choices[0])) and read_complaint(piece).is_said:
-            return {"error": piece}
-        usage = piece.get("usage") or usage
-        for choice in choices:
-            delta = choice.get("delta") if isinstance(choice, dict) else None
-            if not isinstance(delta, dict):
-                raise ReplyError("a piece of the stream has no `delta`")
-            finish = choice.get("finish_reason") or finish
-            text, thought = parts_of(delta.get("content"))
-            found = {"content": text, "thinking": thought, "refusal": delta.get("refusal") or ""}
-            found |= {name: "".join(parts_of(delta[name])) for name in THOUGHTS if delta.get(name)}
-            if not isinstance(found["refusal"], str):
-                raise ReplyError("a piece's `refusal` is not text")
-            for key, more in found.items():
-                if more:
-                    texts[key] = texts.get(key, "") + more
-    raise ReplyError("the stream ended before the answer did")

@@ -48,7 +48,7 @@ class Mutation(NamedTuple):
 
     Args:
         path: keys and indices that lead there.
-        kind: of `KINDS`, or `absent`, `twice`.
+        kind: of `KINDS`, or `absent`.
     """
 
     path: tuple[str | int, ...]
@@ -65,10 +65,6 @@ def mutations(payload: Any) -> Iterator[Mutation]:
         for kind, text in KINDS.items():
             raw = json.dumps(_changed(payload, path, PLACEHOLDER)).replace(json.dumps(PLACEHOLDER), text)
             yield Mutation(path, kind, raw.encode())
-        if path and isinstance(path[-1], str):
-            changed = _changed(payload, path, PLACEHOLDER)
-            twice = f"1, {json.dumps(path[-1])}: {json.dumps(_at(payload, path))}"
-            yield Mutation(path, "twice", json.dumps(changed).replace(json.dumps(PLACEHOLDER), twice).encode())
         if path:
             changed = copy.deepcopy(payload)
             del _at(changed, path[:-1])[path[-1]]

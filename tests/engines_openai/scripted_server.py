@@ -81,16 +81,6 @@ def chat(
     return Json({"choices": [choice], "usage": usage})
 
 
-def pieces(*texts: str, finish: str | None = "stop", prompt: int = 10, output: int = 5, end: str = "[DONE]") -> Raw:
-    """A reply of `/chat/completions` in pieces."""
-    usage = {"prompt_tokens": prompt, "completion_tokens": output}
-    events: list[Any] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
-    events += [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in texts]
-    events += [{"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}, {"choices": [], "usage": usage}]
-    lines = [": wait", *(f"data: {json.dumps(event)}" for event in events), *([f"data: {end}"] if end else [])]
-    return Raw("\n\n".join([*lines, ""]).encode(), headers={"content-type": "text/event-stream; charset=utf-8"})
-
-
 def error(status: int, message: str = "no", code: str | None = None, **headers: str) -> Json:
     """An error in OpenAI's form."""
     return Json(

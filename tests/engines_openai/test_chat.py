@@ -13,7 +13,7 @@ from relabel.manifests.errors import ModelError
 from relabel.manifests.formats import AnswerFormat, Choice
 
 from .conftest import GOOD, ask_for, echo, run_all
-from .scripted_server import Call, Raw, chat, error
+from .scripted_server import Call, chat, error
 
 GRADE_ALONE = ask_for("q", "d", format=AnswerFormat((Choice("score", ("0", "1", "2")),)))
 SCORE = Decision("score", "<score>", ("0", "1", "2"))
@@ -167,20 +167,12 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_thought_is_the_answers_first_section_however_the_server_gives_it(
-    is_streamed: bool, serve: Any, connect: Any
-) -> None:
+def test_a_thought_is_the_answers_first_section_however_the_server_gives_it(serve: Any, connect: Any) -> None:
     """Where the format begins with one; else it is no part of the answer. Text in parts is put together. What came is
     kept as it was, where it was other.
     """
     for message, text in MESSAGES:
         reply: Any = chat("", **message)
-        if is_streamed:
-            pieces = [{"choices": [{"delta": {name: value}}]} for name, value in message.items()]
-            lines = [*pieces, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
-            raw = "".join(f"data: {json.dumps(line)}\r\n\r\n" for line in lines) + "data: [DONE]\n\n"
-            reply = Raw(raw.encode(), headers={"content-type": "text/event-stream"})
         engine = connect(serve(lambda _, reply=reply: reply))
         answer, plain = run_all(engine, [Request(0, ask_for("q", "d"), 0), Request(1, GRADE_ALONE, 0)])
         assert (answer.finish, answer.text.replace("</think>\n<", "</think>\n\n<")) == ("stop", text), message

@@ -4,7 +4,6 @@ and run.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections import Counter
@@ -285,9 +284,8 @@ NOT_LIKED: list[tuple[int, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
 def test_what_a_server_complains_of_is_known_by_its_words_whatever_its_status(
-    is_streamed: bool, serve: Any, connect: Any, waits: Waits
+    serve: Any, connect: Any, waits: Waits
 ) -> None:
     """The row alone, and asked once, where it is too long or not liked; asked again where that may help."""
     rows = [
@@ -303,8 +301,6 @@ def test_what_a_server_complains_of_is_known_by_its_words_whatever_its_status(
         if number % 2 == 0:
             return echo(call)
         status, payload = rows[number // 2][0]
-        if is_streamed and status == 200:
-            return Raw(f"data: {json.dumps(payload)}\n\n".encode(), headers={"content-type": "text/event-stream"})
         return Json(payload, status)
 
     engine = connect(serve(script), max_tries=3, concurrency=2)
