@@ -258,7 +258,10 @@ class SpecVariables:
         if kind == "date":
             if colon and not form:
                 raise ConfigError(f"${{{name}}} has no format after the colon, for instance ${{date:%Y/%m/%d}}")
-            _check_format(form)
+            for directive in re.findall(r"%(.?)", form):
+                if directive not in DATE_DIRECTIVES or not directive:
+                    known = " ".join(f"%{one}" for one in sorted(DATE_DIRECTIVES))
+                    raise ConfigError(f"%{directive} is not a date format: known are {known}")
             value = self.day.strftime(form) if form else self.day.isoformat()
         elif name.startswith("env.") and name != "env.":
             value = self._from_environment(name.removeprefix("env."))
@@ -303,13 +306,6 @@ def spec_variables(environment: Mapping[str, str], day: str | None = None) -> Sp
 def today() -> date:
     """The UTC day."""
     return datetime.now(UTC).date()
-
-
-def _check_format(form: str) -> None:
-    for directive in re.findall(r"%(.?)", form):
-        if directive not in DATE_DIRECTIVES or not directive:
-            known = " ".join(f"%{one}" for one in sorted(DATE_DIRECTIVES))
-            raise ConfigError(f"%{directive} is not a date format: known are {known}")
 
 
 # ------------------------------------------------------------------------------

@@ -204,23 +204,15 @@ class PlainParquet(pq.ParquetFile):  # type: ignore[misc]
         if not is_id:
             return column
         if "binary" in str(stored.type):
-            _refuse_other_bytes(column, self.path, name)
+            # refuse bytes that are no text as ids: read with replacement characters, two ids would become one
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as exc:
+                raise InputError(
+                    f"{self.path}: column `{name}` holds bytes that are not UTF-8. Ids are text, whole numbers or "
+                    "UUIDs: store them as hexadecimal text."
+                ) from exc
         return id_texts(column, path=self.path, name=name)
-
-
-def _refuse_other_bytes(texts: pa.Array, path: str, name: str) -> None:
-    """Refuse bytes that are no text as ids: read with replacement characters, two ids would become one.
-
-    Raises:
-        InputError: names the column.
-    """
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid as exc:
-        raise InputError(
-            f"{path}: column `{name}` holds bytes that are not UTF-8. Ids are text, whole numbers or UUIDs: store them "
-            "as hexadecimal text."
-        ) from exc
 
 
 # ------------------------------------------------------------------------------

@@ -458,7 +458,10 @@ def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
     scheme = scheme_of(url)
     options = storage.options_of(scheme)
     if scheme == "s3":
-        options = _with_s3_defaults(options)
+        merged = {**_S3_DEFAULTS, **options}
+        merged["config_kwargs"] = {**_S3_DEFAULTS["config_kwargs"], **options.get("config_kwargs", {})}
+        merged.setdefault("use_listings_cache", False)  # others write meanwhile
+        options = merged
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as exc:
@@ -485,10 +488,3 @@ def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
     if scheme == "s3":
         filesystem.retries = 1
     return filesystem, str(path)
-
-
-def _with_s3_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    merged = {**_S3_DEFAULTS, **options}
-    merged["config_kwargs"] = {**_S3_DEFAULTS["config_kwargs"], **options.get("config_kwargs", {})}
-    merged.setdefault("use_listings_cache", False)  # others write meanwhile
-    return merged

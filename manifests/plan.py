@@ -52,12 +52,6 @@ it lies is no part of a label.
 """
 
 
-def parts_as_of(parts: dict[str, Any], was: dict[str, Any]) -> dict[str, Any]:
-    """A job's parts as a plan's: where the job names no chunk size, that of the plan holds."""
-    held = was.get("cut")
-    return {**parts, "cut": held} if held and parts.get("cut") == {**held, "chunk_rows": None} else parts
-
-
 def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
     """What a plan's `parts` say about how a label is made: everything but the input and how the work is cut.
 
@@ -463,7 +457,9 @@ def check_plan(
     Raises:
         StaleRunError: names every file that changed, or every setting that differs.
     """
-    now = parts_as_of(parts, plan.parts)
+    # a job's parts as a plan's: where the job names no chunk size, that of the plan holds
+    held = plan.parts.get("cut")
+    now = {**parts, "cut": held} if held and parts.get("cut") == {**held, "chunk_rows": None} else parts
     if plan.parts == now:
         return
     changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []

@@ -302,19 +302,14 @@ def commit_chunk(
     failpoints.hit("after_receipt")
     if was_first:
         return receipt
-    _keep_lost(store, receipt)
-    return None
-
-
-def _keep_lost(store: RunStore, receipt: Receipt) -> None:
-    """Note the work that was for nothing, for anyone who counts it; a store that is out of order loses no more than
-    that note.
-    """
+    # note the work that was for nothing, for anyone who counts it; a store that is out of order loses no more than
+    # that note
     name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
     try:
         store.put(name, sealed_json(asdict(receipt)))
     except (RelabelError, OSError) as exc:
         logger.info("%s/%s: can't be written (%s)", store.root, name, exc)
+    return None
 
 
 def _put_rows(store: RunStore, kind: str, chunk: ChunkId, rows: list[Any], schema: pa.Schema) -> FileRef | None:

@@ -248,12 +248,6 @@ def masked_shapes(text: str) -> str:
     return text
 
 
-def shape_in(text: str) -> str | None:
-    """What of a text surely has the form of a secret, or None."""
-    sure = (shape for shape in _likely(text) if shape.is_sure)
-    return next((shape.what for shape in sure if re.sub(shape.pattern, shape.replacement, text) != text), None)
-
-
 def _likely(text: str) -> list[Shape]:
     lowered = text.lower()
     return [shape for shape in SHAPES if any(needle in lowered for needle in shape.needles)]
@@ -425,7 +419,9 @@ def secret_in(text: str) -> str | None:
     found = _kept.found(text)
     if found is not None:
         return f"the value of {found}"
-    return shape_in(text)
+    # what of a text surely has the form of a secret, or None
+    sure = (shape for shape in _likely(text) if shape.is_sure)
+    return next((shape.what for shape in sure if re.sub(shape.pattern, shape.replacement, text) != text), None)
 
 
 def _forms(value: str) -> set[str]:

@@ -99,7 +99,11 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if spec.student.lora is not None:
         check_targets(config, spec.student.lora, key="student.lora", reference=reference)
-    limit = _limit(config, tokenizer)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and positions > 0 and config.model_type in OFFSET_POSITIONS:
+        positions -= 2
+    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None and 0 < limit < 10**9]
+    limit = min(limits) if limits else None
     if limit is not None and spec.train.max_tokens > limit:
         raise ConfigError(
             f"train.max_tokens is {spec.train.max_tokens}; model {reference!r} reads at most {limit} tokens. Lower it."
@@ -123,14 +127,6 @@ def kind_of(config: Any) -> BaseKind | None:
         # BERT has a causal head too: what it was trained for decides
         return "encoder"
     return "decoder" if config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
-
-
-def _limit(config: Any, tokenizer: Any) -> int | None:
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and positions > 0 and config.model_type in OFFSET_POSITIONS:
-        positions -= 2
-    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None and 0 < limit < 10**9]
-    return min(limits) if limits else None
 
 
 def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTable, columns: Columns) -> StudentRecord:

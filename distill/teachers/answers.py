@@ -19,7 +19,7 @@ from relabel.distill.students.labels import (
     rejoin,
 )
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels
-from relabel.distill.teachers.evidence import EvidenceQuery, chosen_in, load_evidence_queries
+from relabel.distill.teachers.evidence import chosen_in, load_evidence_queries
 from relabel.distill.teachers.spec import SftData, SftGold, TeacherSpec
 from relabel.labelers.evidence_set import EVIDENCE_SET
 from relabel.labelers.query_inputs import rendered_sets
@@ -192,7 +192,12 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
         chosen = {row.row_id: row.columns["selected"] for row in held}
         for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
             pairs = read_pairs(dataset, shard_row_ids(run.store, shard))
-            _add_sets(found, chosen_in(chosen, pairs), run)
+            for query in chosen_in(chosen, pairs):
+                assert query.sets is not None
+                found.rows.append(
+                    AnsweredRow(query.pair, int(any(query.sets)), source=len(found.runs), sets=query.sets)
+                )
+                found.names.append((run.root, query.pair.row_id))
         found.runs.append(run.about(weight=1.0, labels=len(held)))
         return
     pairs = rejoin(columns, dataset, run.root)
@@ -208,13 +213,6 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
     found.parts.append(run.plan.parts)
     found.answers.append(_shared_answers(run))
     found.runs.append(run.about(weight=1.0, labels=len(held)))
-
-
-def _add_sets(found: AnsweredRows, queries: Sequence[EvidenceQuery], run: ProvenRun) -> None:
-    for query in queries:
-        assert query.sets is not None
-        found.rows.append(AnsweredRow(query.pair, int(any(query.sets)), source=len(found.runs), sets=query.sets))
-        found.names.append((run.root, query.pair.row_id))
 
 
 def _shared_answers(run: ProvenRun) -> dict[bytes, str]:

@@ -56,7 +56,6 @@ from relabel.manifests.labels import RewardWeights
 from relabel.manifests.process import require
 from relabel.manifests.records import digest_of
 from relabel.manifests.secrets import counted
-from relabel.manifests.specs import LabelerOptions
 
 # ------------------------------------------------------------------------------
 # `method: grpo` and `method: graph-grpo`: a teacher learns from what its own answers earn.
@@ -135,7 +134,13 @@ class GrpoTeacher(TeacherTrainer):
     def _read_gold(self, labeler: Labeler, storage: Storage) -> GoldRows:
         assert isinstance(self._spec, GrpoSpec)
         options = self._spec.labeler
-        _check_rewardable(labeler, options)
+        # gold has a grade for each row, so each row has to be one conversation that ends in one
+        if not options.grades or labeler.reads.siblings or labeler.recalls:
+            raise ConfigError(
+                f"labeler {options.name}: its answers are not one grade for one pair, which is what is rewarded here. "
+                "Take one whose are (`r1`, `umbrela`, `r3a`, `graph-grpo`), or `method: sft`; `method: res-rag` is for "
+                "evidence-set."
+            )
         return load_gold_rows(self._spec.data.gold, labeler, self._dialogues, storage, grades=options.grades)
 
     def estimate(self) -> TrainingEstimate:
@@ -246,20 +251,6 @@ def _nothing_learned(curve: Curve) -> list[str]:
         "nothing was learned: at every step all answers of a prompt earned the same. Read them in rollouts.parquet; "
         "start from a teacher that knows the format (method: sft), or raise rollouts.group."
     ]
-
-
-def _check_rewardable(labeler: Labeler, options: LabelerOptions) -> None:
-    """Gold has a grade for each row, so each row has to be one conversation that ends in one.
-
-    Raises:
-        ConfigError: it is not, by this labeler.
-    """
-    if not options.grades or labeler.reads.siblings or labeler.recalls:
-        raise ConfigError(
-            f"labeler {options.name}: its answers are not one grade for one pair, which is what is rewarded here. Take "
-            "one whose are (`r1`, `umbrela`, `r3a`, `graph-grpo`), or `method: sft`; `method: res-rag` is for "
-            "evidence-set."
-        )
 
 
 def answer_end_ids(base: TeacherBase) -> list[int]:

@@ -312,7 +312,11 @@ class CheckpointTrainer(Trainer):  # type: ignore[misc]  # transformers is not t
             self.seconds += time.perf_counter() - self._step_began
             self._step_began = None
         if self._pending:
-            self._check_gradient(grad_norm)
+            # stop before the weights of such a gradient are in a checkpoint; with fp16 the scaler checks it
+            rows, self._rows_of_step = self._rows_of_step, []
+            if grad_norm is not None and self._scaler is None and not math.isfinite(float(grad_norm)):
+                what = f"the gradient is not finite (norm {float(grad_norm):.4g}), though the loss is"
+                raise self.place.not_finite(what, rows, step=self.state.global_step)
             extra = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
             extra["learning_rate"] = float(kwargs.get("learning_rate") or 0.0)
             self.curve.add(self.state.global_step, "train", {**self._pending, **extra})
@@ -324,17 +328,6 @@ class CheckpointTrainer(Trainer):  # type: ignore[misc]  # transformers is not t
             if is_stop_wished() and self.may_stop():
                 self.control.should_save = self.control.should_training_stop = True
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
-
-    def _check_gradient(self, grad_norm: Any) -> None:
-        """Stop before the weights of such a gradient are in a checkpoint; with fp16 the scaler checks it.
-
-        Raises:
-            TrainingError: it is not finite.
-        """
-        rows, self._rows_of_step = self._rows_of_step, []
-        if grad_norm is not None and self._scaler is None and not math.isfinite(float(grad_norm)):
-            what = f"the gradient is not finite (norm {float(grad_norm):.4g}), though the loss is"
-            raise self.place.not_finite(what, rows, step=self.state.global_step)
 
     def measured(self) -> None:
         """Called when a step's figures are in the curve."""
@@ -487,7 +480,10 @@ def train_to_end(
         instead="Teachers are not sharded: take it out, or set it to plain multi-GPU with `method: sft`; where memory "
         "is short, train adapters alone (`lora: {}`)."
     )
-    set_threads(spec.train)
+    # one thread fewer than there are cores: a thread that a step waits for must not wait for others. A lower number,
+    # set from outside, is kept.
+    if is_on_cpu(spec.train):
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
 
     def attempt(halvings: int) -> tuple[Any, Outcome]:
         trainer = build(halvings)
@@ -517,14 +513,6 @@ def train_to_end(
         was_batch_halved=halvings > 0,
     )
     return Trained(merged(model), outcome)
-
-
-def set_threads(train: TrainingSection) -> None:
-    """One thread fewer than there are cores: a thread that a step waits for must not wait for others. A lower number,
-    set from outside, is kept.
-    """
-    if is_on_cpu(train):
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
 
 
 def argument_values(settings: TrainingSection, folder: Path, *, halvings: int = 0) -> dict[str, Any]:

@@ -205,12 +205,6 @@ def best_checkpoint(folder: Path, step: int) -> Path:
     return kept
 
 
-def write_digests(folder: Path) -> None:
-    """Write the digests of all files of a checkpoint."""
-    found = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
-    (folder / DIGESTS).write_text(json.dumps(found), encoding="utf-8")
-
-
 def check_digests(checkpoint: Path) -> None:
     """Read every byte of a checkpoint. One of relabel up to 0.1 has no digests, and is taken as it is, if all its files
     are there.
@@ -415,7 +409,9 @@ def write_checkpoint(
         state.random = random_states()
         save_state(scratch, vars(state))
         write_more(scratch)
-        write_digests(scratch)
+        # write the digests of all files of a checkpoint
+        found = {path.name: sha256_file(path) for path in sorted(scratch.iterdir())}
+        (scratch / DIGESTS).write_text(json.dumps(found), encoding="utf-8")
         if place.title is not None:
             write_curves(place.folder, Curve(state.curve), title=place.title)
         failpoints.hit("before_checkpoint")

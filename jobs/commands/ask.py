@@ -76,7 +76,11 @@ def ask(
     choice = RowChoice(row, query_id, random, seed)
     job = load_job(job_file, overrides=overrides, day=day)
     if stage is not None:
-        _check_stage(job, stage)
+        stages = list(dict.fromkeys(one.stage for one in job.labeler.probe()))
+        if stage not in stages:
+            raise UsageError(
+                f"--stage {stage}: {job.spec.labeler.name} has none of that name; it has {', '.join(stages)}."
+            )
     if is_refused:
         return _show_refused(job, row, stage, output)
     if edited is not None and not Path(edited).is_dir():
@@ -105,12 +109,6 @@ def ask(
             overrides = (*overrides, f"labeler.templates={json.dumps(edited)}")
             again_on_change(Path(edited), lambda: put(load_job(job_file, overrides=overrides, day=day)))
     return Exit.DONE
-
-
-def _check_stage(job: Job, stage: str) -> None:
-    stages = list(dict.fromkeys(one.stage for one in job.labeler.probe()))
-    if stage not in stages:
-        raise UsageError(f"--stage {stage}: {job.spec.labeler.name} has none of that name; it has {', '.join(stages)}.")
 
 
 def _show_refused(job: Job, row: int | None, stage: str | None, output: str) -> int:

@@ -225,7 +225,10 @@ def with_context(
     replaced = 0
     if noise is not None:
         deck = Deck(documents.select("text", "key").iter_rows(), noise, max_chars=rule.max_chars, where=source_path)
-        judged = _judged_documents(pairs, document, pairs_path)
+        # keys of the documents that the pairs have with each query
+        with translate_polars_errors(pairs_path):
+            keys = pairs.select("query", key=document.hash()).unique().collect(engine="streaming")
+        judged = {query: set(group) for query, group in keys.group_by("query").agg("key").iter_rows()}
         replaced = sum(noise.replaced(len(context)) for context in contexts)
         contexts = [
             deck.noisy(query, context, judged[query]) for query, context in zip(queries["query"], contexts, strict=True)
@@ -257,13 +260,6 @@ def _best_documents(documents: Any, queries: Any, k: int) -> list[list[str]]:
     index = Bm25Index(documents["text"].to_list())
     best = {text: index.best(text, k) for text in queries.unique().to_list()}
     return [best[text] for text in queries]
-
-
-def _judged_documents(pairs: Any, document: Any, path: str) -> dict[str, set[int]]:
-    """Keys of the documents that the pairs have with each query."""
-    with translate_polars_errors(path):
-        keys = pairs.select("query", key=document.hash()).unique().collect(engine="streaming")
-    return {query: set(group) for query, group in keys.group_by("query").agg("key").iter_rows()}
 
 
 def queries_of(pairs: Any, path: str, *, is_given: bool = False) -> Any:

@@ -79,7 +79,11 @@ class _Lines:
         if first:
             self._take(html.escape(first, quote=False))
         for line in others:
-            self._end_line()
+            if self._is_line_empty and not self._mark:
+                self._nest("")
+                self.pieces.append("<p>")
+            self.pieces.append("\n")
+            self._mark, self._is_line_empty = "", True
             if line:
                 self._take(html.escape(line, quote=False))
 
@@ -101,13 +105,6 @@ class _Lines:
     def _take(self, written: str) -> None:
         if not self._is_line_empty or written.strip():
             self.inline(written)
-
-    def _end_line(self) -> None:
-        if self._is_line_empty and not self._mark:
-            self._nest("")
-            self.pieces.append("<p>")
-        self.pieces.append("\n")
-        self._mark, self._is_line_empty = "", True
 
     def _begin(self) -> None:
         """What a line begins with, once there is something on it."""

@@ -162,7 +162,10 @@ def _joined(ray: Any, address: str | None) -> Iterator[None]:
     where = address or os.environ.get("RAY_ADDRESS") or "this machine"
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        _reach(where)
+        # whether something listens at an address: Ray itself would try for minutes
+        host, colon, port = where.removeprefix("ray://").rpartition(":")
+        if colon and port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
         # Ray puts the working directory of this moment first on its workers' path: they get one that they have there
         # anyhow
         with warnings.catch_warnings(), contextlib.chdir(Path(ray.__file__).parent / "_private" / "workers"):
@@ -184,14 +187,3 @@ def _joined(ray: Any, address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _reach(where: str) -> None:
-    """Whether something listens at an address: Ray itself would try for minutes.
-
-    Raises:
-        OSError: nothing does.
-    """
-    host, colon, port = where.removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()

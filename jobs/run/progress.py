@@ -276,7 +276,18 @@ class MetricsFile:
         if self.progress is not None:
             found += _of_progress(self.progress)
         if self.report is not None:
-            found += _of_report(self.report)
+            tally = self.report.tally
+            rows = {"ok": tally.labelled, **tally.quarantined, "open": self.report.rows - tally.rows}
+            found += [
+                ("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", ("status", rows)),
+                (
+                    "relabel_quarantine_fraction",
+                    "Share of the output's finished rows that are quarantined.",
+                    tally.num_quarantined / tally.rows if tally.rows else 0.0,
+                ),
+                ("relabel_chunks_done", "Chunks of the whole output that are committed.", tally.chunks_done),
+                ("relabel_engine_start_seconds", "How long the engine took to start.", self.report.engine_start_s),
+            ]
         if code is not None:
             text = "Exit code of the execution (see docs/something-broke.md); its reason is the kind of the error."
             found.append(("relabel_exit_code", text, ("reason", {reason or Exit(code).name.lower(): code})))
@@ -325,21 +336,6 @@ def _of_progress(progress: Progress) -> list[Metric]:
         ("relabel_run_in_vain_requests", f"Requests {lost}", progress.lost["requests"]),
         ("relabel_run_in_vain_tokens", f"Tokens {lost}", ("kind", lost_tokens)),
         ("relabel_run_engine_starts", "How often an engine was started.", progress.engine_starts),
-    ]
-
-
-def _of_report(report: RunReport) -> list[Metric]:
-    tally = report.tally
-    rows = {"ok": tally.labelled, **tally.quarantined, "open": report.rows - tally.rows}
-    return [
-        ("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", ("status", rows)),
-        (
-            "relabel_quarantine_fraction",
-            "Share of the output's finished rows that are quarantined.",
-            tally.num_quarantined / tally.rows if tally.rows else 0.0,
-        ),
-        ("relabel_chunks_done", "Chunks of the whole output that are committed.", tally.chunks_done),
-        ("relabel_engine_start_seconds", "How long the engine took to start.", report.engine_start_s),
     ]
 
 

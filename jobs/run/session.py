@@ -246,7 +246,9 @@ class Session:
             settled = self.left.settled_rows(shard) if self.is_retry else {}
             rows = read_chunks(opened.dataset, planned, row_ids, sorted(attempts), wanted=wanted)
             for chunk, pairs in rows:
-                if self._is_lost(shard):
+                # whether another worker has the lease by now
+                lock = self._locks.get(shard)
+                if lock is not None and lock.is_lost and shard not in self._given_up:
                     self._give_up(shard, [one for one in attempts if one >= chunk])
                     break
                 self._count_others()
@@ -265,11 +267,6 @@ class Session:
             return [int(row) for row in row_ids[start:stop]]
         first = planned.first_row or 0
         return list(range(first + start, first + stop))
-
-    def _is_lost(self, shard: int) -> bool:
-        """Whether another worker has the lease by now."""
-        lock = self._locks.get(shard)
-        return lock is not None and lock.is_lost and shard not in self._given_up
 
     def _give_up(self, shard: int, chunks: list[int]) -> None:
         """Ask no more of a shard whose lease another worker has by now. What was begun may still be committed first."""

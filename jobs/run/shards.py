@@ -209,7 +209,9 @@ class WorkLeft:
         for shard in self.shards:
             for receipts in self.opened.folder.chunk_receipts(shard):
                 own = max([own, *(one.attempt for one in receipts if one.execution == execution)])
-                if self._is_askable(receipts):
+                # whether any quarantined row of a chunk may be asked again
+                quarantine = receipts[-1].quarantine
+                if quarantine is not None and len(self._settled(receipts)) < quarantine.rows:
                     found.setdefault(shard, {})[receipts[0].chunk] = receipts[-1].attempt + 1
         lagging = {
             shard: late
@@ -244,11 +246,6 @@ class WorkLeft:
         labelled = {query_id for table in labels for query_id in table["query_id"].to_pylist()}
         waiting = folder.quarantined_rows(receipts[-1])
         return [QuarantineRow(**row) for row in waiting if row["query_id"] in labelled]
-
-    def _is_askable(self, receipts: list[Receipt]) -> bool:
-        """Whether any quarantined row of a chunk may be asked again."""
-        quarantine = receipts[-1].quarantine
-        return quarantine is not None and len(self._settled(receipts)) < quarantine.rows
 
     def quarantined_ids(self, shard: int) -> dict[int, set[int]]:
         """Row ids to ask again, by chunk of a shard: what the attempt before this round's left in quarantine, whatever

@@ -267,7 +267,11 @@ class Batch:
                 self._prefill(group, shared)
             elif self._active:
                 self._has_news = False
-                self._decode()
+                logits_BV = self._forward.decode(
+                    [sequence.tokens[-1] for sequence in self._active],
+                    [sequence.length - 1 for sequence in self._active],
+                )
+                self._advance(list(self._active), logits_BV)
         done, self._done = self._done, []
         return done
 
@@ -408,12 +412,6 @@ class Batch:
         )
         self._active += group
         self._advance(group, logits_BV)
-
-    def _decode(self) -> None:
-        logits_BV = self._forward.decode(
-            [sequence.tokens[-1] for sequence in self._active], [sequence.length - 1 for sequence in self._active]
-        )
-        self._advance(list(self._active), logits_BV)
 
     def _advance(self, sequences: list[TokenSequence], logits_BV: torch.Tensor) -> None:
         """Read decisions from the raw logits, draw the next token of each sequence, and drop those that are done."""

@@ -324,7 +324,10 @@ def admit(
     ask = request.ask
     prompt = encoder.encode(ask, max_prompt_tokens=max_prompt_tokens)
     if isinstance(prompt, Overlong):
-        return overlong_answer(request, prompt)
+        # the answer to a request whose prompt does not fit
+        room = f"{prompt.max_prompt_tokens} fit, and nothing but the document may be cut"
+        detail = f"the prompt has {prompt.num_tokens} tokens or more, {room}"
+        return Answer(request.id, "", "overlong", prompt_tokens=prompt.num_tokens, detail=detail)
     return TokenSequence(
         request,
         np.array(prompt.ids, dtype=np.int64),
@@ -337,13 +340,6 @@ def admit(
         closing=closing_tag(ask),
         flags=("document_truncated",) if prompt.cut_document is not None else (),
     )
-
-
-def overlong_answer(request: Request, prompt: Overlong) -> Answer:
-    """The answer to a request whose prompt does not fit."""
-    room = f"{prompt.max_prompt_tokens} fit, and nothing but the document may be cut"
-    detail = f"the prompt has {prompt.num_tokens} tokens or more, {room}"
-    return Answer(request.id, "", "overlong", prompt_tokens=prompt.num_tokens, detail=detail)
 
 
 def quotable(ask: Ask, prompt: Prompt) -> str | None:

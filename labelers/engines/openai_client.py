@@ -388,7 +388,17 @@ class ApiClient:
             return _Try(said, wait_s)
         if status in (401, 403):
             if status == 401 or self._accepted is None or (self.listed and await self._is_locked_out()):
-                self._deny(status, said)
+                # of a key that is not accepted the server's own words stay out: some repeat a part of it
+                have = (
+                    f"the key in {self._args.api_key_env}"
+                    if self._key
+                    else f"no key ({self._args.api_key_env} is not set)"
+                )
+                why = said if status == 403 else f"HTTP {status}"
+                raise ModelError(
+                    f"the server at {self.at} refuses {have} ({why}). Put a valid key into that variable, or name "
+                    "another in api_key_env."
+                )
             # moderation, at some providers
             return Failure("refused", f"the server refused this request ({said})", status)
         if subject == "filter":
@@ -406,15 +416,6 @@ class ApiClient:
                 "engine.args.base_url."
             )
         return Failure("error", f"the server refused the request ({said})", status, complaint.param)
-
-    def _deny(self, status: int, said: str) -> NoReturn:
-        """Of a key that is not accepted the server's own words stay out: some repeat a part of it."""
-        have = f"the key in {self._args.api_key_env}" if self._key else f"no key ({self._args.api_key_env} is not set)"
-        why = said if status == 403 else f"HTTP {status}"
-        raise ModelError(
-            f"the server at {self.at} refuses {have} ({why}). Put a valid key into that variable, or name another in "
-            "api_key_env."
-        )
 
     async def _is_locked_out(self) -> bool:
         """Whether the key opens nothing any more, as against one request that was not liked."""

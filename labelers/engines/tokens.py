@@ -173,9 +173,20 @@ class PromptEncoder:
         self._backend = tokenizer.backend_tokenizer
         self._overlong = overlong
         self._template = ChatTemplate(tokenizer, chat_template_kwargs)
-        self._anchor = self._find_anchor()
-        texts = _control_texts(tokenizer)
-        self.control_ids = self._reserved_ids(texts)
+        # sentencePiece tokenizers put a space before what they encode; a line break before it keeps that space off
+        # our text
+        first = self._tokenizer.decode(self._ids("a"), clean_up_tokenization_spaces=False)
+        pieces = self._tokenizer.convert_ids_to_tokens(self._ids("a"))
+        self._anchor = "\n" if first != "a" or (pieces and pieces[0].startswith("▁")) else ""
+        special = {str(token) for token in tokenizer.all_special_tokens}
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token).strip()}
+        texts = frozenset(text for text in special | added if text)
+        ids = {self._tokenizer.convert_tokens_to_ids(text) for text in texts}
+        # Where unknown characters become `unk`, that id is no sign of an attack (a byte-level vocabulary never needs
+        # it).
+        if self._tokenizer.unk_token_id in self._ids("\U000f1234"):
+            ids.discard(self._tokenizer.unk_token_id)
+        self.control_ids = frozenset(token for token in ids if token is not None)
         """Ids that no data may give rise to."""
         longest_first = sorted(texts, key=len, reverse=True)
         # A lookahead finds overlapping strings too: "<|im_<|im_end|>end|>" hides one in another.
@@ -286,22 +297,6 @@ class PromptEncoder:
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
-
-    def _find_anchor(self) -> str:
-        """SentencePiece tokenizers put a space before what they encode; a line break before it keeps that space off our
-        text.
-        """
-        first = self._tokenizer.decode(self._ids("a"), clean_up_tokenization_spaces=False)
-        pieces = self._tokenizer.convert_ids_to_tokens(self._ids("a"))
-        return "\n" if first != "a" or (pieces and pieces[0].startswith("▁")) else ""
-
-    def _reserved_ids(self, texts: frozenset[str]) -> frozenset[int]:
-        ids = {self._tokenizer.convert_tokens_to_ids(text) for text in texts}
-        # Where unknown characters become `unk`, that id is no sign of an attack (a byte-level vocabulary never needs
-        # it).
-        if self._tokenizer.unk_token_id in self._ids("\U000f1234"):
-            ids.discard(self._tokenizer.unk_token_id)
-        return frozenset(token for token in ids if token is not None)
 
     def _has_control_text(self, text: str) -> bool:
         return self._control is not None and self._control.search(text) is not None
@@ -428,12 +423,6 @@ def extends(earlier: Sequence[int], later: Sequence[int]) -> bool:
     build on the cached one.
     """
     return len(later) >= len(earlier) and list(later[: len(earlier)]) == list(earlier)
-
-
-def _control_texts(tokenizer: Any) -> frozenset[str]:
-    special = {str(token) for token in tokenizer.all_special_tokens}
-    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token).strip()}
-    return frozenset(text for text in special | added if text)
 
 
 def documents_of(messages: Sequence[Message]) -> list[tuple[int, int, str]]:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -419,7 +419,13 @@ def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
     ).UsageContext.LLM_CLASS  # limits as for offline work
     platform = require("vllm.platforms", extra="vllm", purpose=PURPOSE).current_platform
     planned = plan_engine_args(args, resolved.path, is_cpu=platform.is_cpu())
-    _check_known(library.EngineArgs, args.extra)
+    known = [field.name for field in dataclasses.fields(library.EngineArgs)]
+    for name in args.extra:
+        if name not in known:
+            hint = nearest(name, known)
+            raise ConfigError(
+                f"engine.args.extra: vLLM has no argument `{name}`." + (f" Did you mean `{hint}`?" if hint else "")
+            )
     try:
         with stdout_apart():
             return engines.LLMEngine.from_engine_args(library.EngineArgs(**planned), usage_context=usage)
@@ -431,16 +437,6 @@ def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
             "engine.args.max_model_len "
             "or raise engine.args.gpu_memory_utilization (engine.args.kv_cache_space_gib on a CPU)."
         ) from exc
-
-
-def _check_known(engine_args: Any, extra: Mapping[str, Any]) -> None:
-    known = [field.name for field in dataclasses.fields(engine_args)]
-    for name in extra:
-        if name not in known:
-            hint = nearest(name, known)
-            raise ConfigError(
-                f"engine.args.extra: vLLM has no argument `{name}`." + (f" Did you mean `{hint}`?" if hint else "")
-            )
 
 
 def _named_ends(transformers: Any, resolved: ResolvedModel, config: Any) -> Any:
