@@ -63,18 +63,13 @@ from relabel.manifests.files import Storage
 )
 @duplicates_option("grades in the qrels")
 @click.option(
-    "--calibrate",
-    type=click.Choice(["temperature", "isotonic"]),
-    help="Fit on half the queries, show the other half before and after.",
-)
-@click.option(
     "--resamples",
     type=click.IntRange(0, 100_000),
     default=1000,
     show_default=True,
     help="Bootstrap resamples; 0 for no intervals.",
 )
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of resamples and split.")
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of resamples.")
 @click.option(
     "--pass-at",
     metavar="K,...",
@@ -97,7 +92,6 @@ def evaluate(
     grade_map: str | None,
     label_map: str | None,
     duplicates: Any,
-    calibrate: Any,
     resamples: int,
     seed: int,
     pass_at: str | None,
@@ -149,16 +143,12 @@ def evaluate(
             raise click.UsageError(
                 "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
-        judged = judged_labels(labels, options, gates, Storage(), calibrate=calibrate, **draws)
+        judged = judged_labels(labels, options, gates, Storage(), **draws)
         emit(plain(judged), as_text(evaluation_blocks(judged)), output)
         _report_refused(judged.gates)
         return judged.exit_code
     if options.pass_at and qrels is None:
         raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
-    if calibrate is not None:
-        raise click.UsageError(
-            "--calibrate fits one set of labels. Judge them one at a time, or as one set with --pool."
-        )
     compared = compare_sets(labels, options, gates, Storage(), **draws)
     emit(plain(compared), as_text(sets_blocks(compared)), output)
     _report_refused(verdict for one in compared.comparisons for verdict in one.gates)

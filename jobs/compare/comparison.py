@@ -32,7 +32,7 @@ from relabel.manifests.label_sets import LabelSet, label_set
 from relabel.manifests.metrics.comparison import BY_IDS, PairedRows, PairedSums
 from relabel.manifests.metrics.evaluation import evaluate_both
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.measures import EXTRA, bowker, mcnemar, stuart_maxwell
+from relabel.manifests.metrics.measures import EXTRA
 from relabel.manifests.plan import recipe_differences
 from relabel.manifests.process import require
 from relabel.manifests.run import RunLabels
@@ -100,7 +100,7 @@ class JudgedMatches:
         )
 
     def result(self, matched: int, *, resamples: int, seed: int) -> AgainstGold:
-        """Both runs judged, the second minus the first, and McNemar's test of who is right.
+        """Both runs judged, the second minus the first, and who is right alone.
 
         Raises:
             InputError: no matched row has a grade.
@@ -138,7 +138,6 @@ class JudgedMatches:
         first, second, difference = evaluate_both(*judged, resamples=resamples, seed=seed)
         first.notes.extend(notes)
         is_right = [one.labels == gold_N for one in judged]
-        only_a, only_b = int((is_right[0] & ~is_right[1]).sum()), int((~is_right[0] & is_right[1]).sum())
         return AgainstGold(
             qrels=self._qrels,
             joined_by=self.joined_by,
@@ -149,7 +148,8 @@ class JudgedMatches:
             a=first,
             b=second,
             difference=difference,
-            mcnemar={"only_a_right": only_a, "only_b_right": only_b, **mcnemar(only_a, only_b)._asdict()},
+            only_a_right=int((is_right[0] & ~is_right[1]).sum()),
+            only_b_right=int((~is_right[0] & is_right[1]).sum()),
         )
 
 
@@ -205,7 +205,6 @@ def compare_runs(
     shown, more = examples(flips.rows, ours, theirs, storage)
     named = row_counts(counts)
     notes = [*ours.notes, *theirs.notes, *notes, *_notes(named), *more]
-    confusion = sums.confusion
     return RunComparison(
         a=_about(ours),
         b=_about(theirs),
@@ -215,8 +214,7 @@ def compare_runs(
         side=sides.cut,
         counts=named,
         figures=sums.figures(resamples=resamples, seed=seed),
-        confusion=confusion.tolist(),
-        tests={"stuart_maxwell": stuart_maxwell(confusion)._asdict(), "bowker": bowker(confusion)._asdict()},
+        confusion=sums.confusion.tolist(),
         gold=None if gold is None else gold.result(num_matched, resamples=resamples, seed=seed),
         flips={"rows": flips.up + flips.down, "up": flips.up, "down": flips.down, "examples": shown},
         queries={**summary(sums.moves), "depth": depth, "moved_most": moved.rows},

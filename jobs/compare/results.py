@@ -43,7 +43,7 @@ SHOWN = 60
 @dataclass(frozen=True)
 class AgainstGold:
     """Both runs by gold grades: matched rows that are judged, that have no grade, that have a null one; queries of the
-    judged. `mcnemar` holds the rows where one run alone is right, and the test of whether both are right equally often.
+    judged; rows where one run alone is right.
     """
 
     qrels: str
@@ -55,7 +55,8 @@ class AgainstGold:
     a: Evaluation
     b: Evaluation
     difference: dict[str, Difference]
-    mcnemar: dict[str, Any]
+    only_a_right: int
+    only_b_right: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,6 @@ class RunComparison:
         grades: of both scales.
         counts: rows by what each run has of them: see `matches.row_counts`.
         confusion: rows by grade of A, columns by grade of B.
-        tests: those that need no gold, by name.
         gold: None without gold grades.
         flips: rows whose grade changed, with the largest as `examples`.
         queries: those whose order or mean changed, with the largest as `moved_most`.
@@ -84,7 +84,6 @@ class RunComparison:
     counts: dict[str, int]
     figures: dict[str, MetricValue]
     confusion: list[list[int]]
-    tests: dict[str, dict[str, Any]]
     gold: AgainstGold | None
     flips: dict[str, Any]
     queries: dict[str, Any]
@@ -98,7 +97,6 @@ def comparison_sections(result: RunComparison) -> list[Section]:
     return [
         Section("matched", "Rows", [*top_texts(verdicts_of(result), result.side), _facts(result)]),
         Section("figures", "Figures", _figures(result)),
-        Section("tests", "Tests", [_tests(result)]),
         Section("gold", "Both against gold", _gold(result.gold) if result.gold else []),
         Section("flips", "Flips", _flips(result.flips)),
         Section("queries", "Queries that moved", _queries(result.queries)),
@@ -149,30 +147,12 @@ def _figures(result: RunComparison) -> list[Block]:
     ]
 
 
-def _tests(result: RunComparison) -> Table:
-    rows: list[list[Cell]] = [
-        ["each grade equally often (Stuart-Maxwell)", outcome_text(result.tests["stuart_maxwell"])],
-        ["each change as often as its reverse (Bowker)", outcome_text(result.tests["bowker"])],
-        ["right equally often (McNemar)", "not available: it needs gold, see --qrels"],
-    ]
-    if result.gold:
-        test = result.gold.mcnemar
-        right = f"A alone {test['only_a_right']:,}, B alone {test['only_b_right']:,} rows"
-        rows[-1] = [f"right equally often ({test['method']})", f"{right}; {outcome_text(test)}"]
-    return Table("tests, which take the rows of a query for independent", ("question", "outcome"), rows)
-
-
-def outcome_text(test: dict[str, Any]) -> str:
-    """A test's statistic and p."""
-    p = "p < 0.0001" if test["p"] < 1e-4 else f"p = {test['p']:.4f}"
-    return p if test["statistic"] is None else f"χ² = {test['statistic']:.3f}, {test['df']} df, {p}"
-
-
 def _gold(gold: AgainstGold) -> list[Block]:
     counts = {"unjudged": gold.unjudged, "gold_null": gold.gold_null}
     judged = f"{gold.judged:,} rows, joined by {gold.joined_by}; {unjudged_text(counts)}"
+    right = f"A alone {gold.only_a_right:,}, B alone {gold.only_b_right:,} rows"
     return [
-        Facts("", [("gold", gold.qrels), ("judged", judged)]),
+        Facts("", [("gold", gold.qrels), ("judged", judged), ("right", right)]),
         both_table(f"both against {gold.qrels}", ("A", "B"), gold.a, gold.b, gold.difference),
         figures_plot("A and B by gold grades", {"A": gold.a.figures, "B": gold.b.figures}),
     ]

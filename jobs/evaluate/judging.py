@@ -56,10 +56,9 @@ def judged_labels(
     *,
     resamples: int,
     seed: int,
-    calibrate: Any = None,
 ) -> JudgedLabels:
     """One set, or several as one, by gold grades: the whole result of `relabel evaluate`; see `judge`."""
-    return judge(paths, options, gates, storage, resamples=resamples, seed=seed, calibrate=calibrate)[1]
+    return judge(paths, options, gates, storage, resamples=resamples, seed=seed)[1]
 
 
 def judge(
@@ -70,12 +69,9 @@ def judge(
     *,
     resamples: int,
     seed: int,
-    calibrate: Any = None,
 ) -> tuple[Judged, JudgedLabels]:
     """Join labels with grades, and compute all figures of them and the gates' verdicts.
 
-    Args:
-        calibrate: `temperature` or `isotonic`, fitted on half the queries; None for neither.
     Raises:
         InputError: a file or column is off, grades are off the scale, or no label has a grade.
         ManifestError: a run is unfinished, over its limit or damaged.
@@ -111,7 +107,7 @@ def judge(
     notes = [*(note for one in sets for note in one.notes), *notes, *_join_notes(join, pairs, options), *texts]
     if len(sets) > 1:
         notes.append(f"{len(sets)} sources are judged together, as one set of labels")
-    found = evaluation.evaluate(judged, resamples=resamples, seed=seed, calibrate=calibrate, pass_at=options.pass_at)
+    found = evaluation.evaluate(judged, resamples=resamples, seed=seed, pass_at=options.pass_at)
     verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
     return judged, JudgedLabels(
         **{**vars(found), "notes": [*notes, *found.notes]},

@@ -13,7 +13,7 @@ from relabel.manifests.metrics.evaluation import Baselines, Difference, Evaluati
 from relabel.manifests.metrics.gates import GateVerdict
 from relabel.manifests.metrics.measures import DEPTH
 from relabel.manifests.metrics.metric import MetricValue
-from relabel.manifests.metrics.registry import CALIBRATION, METRICS, title_of
+from relabel.manifests.metrics.registry import METRICS, title_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +242,6 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
             [f"{one.from_:.2f} to {one.to:.2f}", one.rows, one.confidence, one.accuracy] for one in result.reliability
         ]
         blocks.append(Table(f"reliability{of}", ("confidence", "rows", "mean", "accuracy"), bins))
-    if result.calibration:
-        blocks.append(_calibration_table(result))
     return [*blocks, *closing_blocks(result.notes, result.gates)]
 
 
@@ -323,20 +321,3 @@ def resampled_text(what: str, groups: int, resamples: int, seed: int) -> str:
     if not resamples or groups < 2:
         return "nothing, so there are no intervals"
     return f"{what}, {resamples:,} times, seed {seed}"
-
-
-def _calibration_table(result: JudgedLabels) -> Table:
-    found = result.calibration
-    assert found is not None
-    method = f"temperature {found.parameters['temperature']:.3f}" if found.method == "temperature" else "isotonic"
-    fitted, held = found.fitted_on, found.held_out
-    caption = (
-        f"calibration: {method}; fitted on {fitted.groups:,} {found.split_by} ({fitted.rows:,} rows), held out "
-        f"{held.groups:,} ({held.rows:,} rows)"
-    )
-    rows: list[list[Cell]] = []
-    for name in (metric.name for metric in CALIBRATION):
-        sides = found.before[name], found.after[name]
-        cells = [(one.value, "" if one.low is None else f"{one.low:.4f} to {one.high:.4f}") for one in sides]
-        rows.append([title_of(name), *cells[0], *cells[1]])
-    return Table(caption, ("held out", "before", "95 % interval", "after", "95 % interval"), rows)

@@ -1,4 +1,4 @@
-"""All metrics of one or two label sets against gold, with baselines and a calibration trial."""
+"""All metrics of one or two label sets against gold, with baselines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,14 +15,11 @@ from relabel.manifests.metrics.judged import Judged, JudgedStatistics
 from relabel.manifests.metrics.measures import (
     BINS,
     DEPTH,
-    Method,
     QueryRanking,
     auc,
     cut_names,
-    fit_calibrator,
     random_order,
     rank_queries,
-    split_groups,
 )
 from relabel.manifests.metrics.metric import (
     NOTHING_DRAWN,
@@ -33,8 +30,7 @@ from relabel.manifests.metrics.metric import (
     finite,
     paired_bootstrap,
 )
-from relabel.manifests.metrics.registry import CALIBRATION, METRICS, QUERY_METRICS, count_metrics
-from relabel.manifests.records import LEFT_OUT
+from relabel.manifests.metrics.registry import METRICS, QUERY_METRICS, count_metrics
 from relabel.manifests.schemas import release_unused
 
 # ------------------------------------------------------------------------------
@@ -154,81 +150,6 @@ def not_beaten(figures: Mapping[str, float | None], found: Baselines) -> list[st
 
 
 # ------------------------------------------------------------------------------
-# What calibration on one half of the judged rows does on the other.
-
-
-@dataclass(frozen=True, kw_only=True)
-class HalfSize:
-    """One half of what `--calibrate` split; `queries` is None where it split single rows."""
-
-    queries: int | None = field(default=None, metadata=LEFT_OUT)
-    rows: int
-
-    @property
-    def groups(self) -> int:
-        """Queries, or rows."""
-        return self.rows if self.queries is None else self.queries
-
-
-@dataclass(frozen=True)
-class CalibrationTrial:
-    """What a calibrator fitted on one half does for the other.
-
-    Args:
-        parameters: of `Calibrator`.
-        split_by: `queries` or `rows`.
-        before, after: those of `CALIBRATION`, of the half held out.
-    """
-
-    method: Method
-    parameters: dict[str, object]
-    split_by: str
-    fitted_on: HalfSize
-    held_out: HalfSize
-    before: dict[str, MetricValue]
-    after: dict[str, MetricValue]
-
-
-def calibration_trial(found: JudgedStatistics, method: Method, resamples: int, seed: int) -> CalibrationTrial:
-    """Fit on half the groups, judge on the other half, before and after."""
-    judged, has_N = found.judged, found.has_probs
-    unit = "queries" if found.is_by_query else "rows"
-    present, group_of_N = np.unique(found.group_N[has_N], return_inverse=True)
-    if judged.probs is None or len(present) < 2:
-        raise InputError(
-            f"--calibrate {method}: needs distributions (`probs`) of at least two {unit}; half fit, half are held out."
-        )
-    probs_NK, gold_N = judged.probs[has_N], judged.gold[has_N]
-    is_fitted_N = split_groups(len(present), seed)[group_of_N]
-    calibrator = fit_calibrator(method, probs_NK[is_fitted_N], gold_N[is_fitted_N])
-    held_NK, held_gold_N = probs_NK[~is_fitted_N], gold_N[~is_fitted_N]
-    held_groups, held_group_N = np.unique(group_of_N[~is_fitted_N], return_inverse=True)
-
-    def size(groups: int, rows: int) -> HalfSize:
-        return HalfSize(queries=groups if found.is_by_query else None, rows=rows)
-
-    def figures(probs_NK: np.ndarray) -> dict[str, MetricValue]:
-        no_docs = np.zeros_like(held_gold_N)
-        held = Judged(
-            judged.grades, held_gold_N, held_gold_N, held_group_N, len(held_groups), no_docs, probs_NK, None, None
-        )
-        metrics = MetricSet(CALIBRATION, JudgedStatistics(held), num_groups=len(held_groups))
-        return metrics.with_intervals(
-            bootstrap(metrics.resampled, num_groups=len(held_groups), resamples=resamples, seed=seed)
-        )
-
-    return CalibrationTrial(
-        method,
-        calibrator.parameters,
-        unit,
-        fitted_on=size(len(present) - len(held_groups), int(is_fitted_N.sum())),
-        held_out=size(len(held_groups), len(held_gold_N)),
-        before=figures(held_NK),
-        after=figures(calibrator.apply(held_NK)),
-    )
-
-
-# ------------------------------------------------------------------------------
 # All figures of judged labels, each with its 95 % interval: which are computed, over what, and in which order they are
 # shown.
 #
@@ -254,7 +175,6 @@ class Evaluation:
         confusion: rows gold, columns label.
         resampled: `queries` or `rows`; `num_groups` of them.
         reliability: bins of confidence that hold a row; None without distributions.
-        calibration: of `--calibrate`, on held-out groups; None if not asked for.
         baselines: of the same rows.
     """
 
@@ -264,7 +184,6 @@ class Evaluation:
     resampled: str
     num_groups: int
     reliability: list[ReliabilityBin] | None
-    calibration: CalibrationTrial | None
     notes: list[str]
     baselines: Baselines
 
@@ -274,19 +193,17 @@ def evaluate(
     *,
     resamples: int = 1000,
     seed: int = 7,
-    calibrate: Method | None = None,
     pass_at: Sequence[int] = (),
 ) -> Evaluation:
     """Compute every figure that the rows allow.
 
     Args:
         judged: at least one row.
-        seed: of the resamples, and of the split that `calibrate` makes.
+        seed: of the resamples.
         pass_at: the k of pass@k, each 1 or more; by default the powers of two and the number of samples that every
             sampled row has.
     Raises:
-        InputError: `calibrate` without distributions, or with fewer than two groups that have some; a k without so many
-            samples.
+        InputError: a k without so many samples.
         MissingExtraError: a package of the extra `eval` is absent.
     """
     check_samples([judged], pass_at)
@@ -295,8 +212,7 @@ def evaluate(
     metrics = MetricSet(METRICS, found, num_groups=found.num_groups)
     release_unused()
     intervals = bootstrap(metrics.resampled, num_groups=found.num_groups, resamples=resamples, seed=seed)
-    calibration = None if calibrate is None else calibration_trial(found, calibrate, resamples, seed)
-    return evaluation_of(found, metrics, intervals, calibration, baselines_of(judged))
+    return evaluation_of(found, metrics, intervals, baselines_of(judged))
 
 
 def baselines_of(judged: Judged) -> Baselines:
@@ -315,7 +231,6 @@ def evaluation_of(
     found: JudgedStatistics,
     metrics: MetricSet,
     intervals: Mapping[str, Interval],
-    calibration: CalibrationTrial | None,
     baselines: Baselines,
 ) -> Evaluation:
     return Evaluation(
@@ -325,7 +240,6 @@ def evaluation_of(
         "queries" if found.is_by_query else "rows",
         found.num_groups,
         None if found.reliability is None else reliability_table(found.reliability.by_group.sum(0)),
-        calibration,
         [*_notes(found), *_left_out(metrics)],
         baselines,
     )
@@ -451,7 +365,7 @@ def evaluate_both(
         differences[name] = Difference(finite(step), finite(low), finite(high), num_undefined)
     baselines = baselines_of(first)
     judged = [
-        evaluation_of(one, metrics, intervals, None, baselines)
+        evaluation_of(one, metrics, intervals, baselines)
         for one, metrics, intervals in zip(found, (ours, theirs), (paired.first, paired.second), strict=True)
     ]
     if alike != both:

@@ -1,10 +1,8 @@
-"""Measures over arrays of labels and grades: agreement, calibration, ranking, and tests of paired labels."""
+"""Measures over arrays of labels and grades: agreement, calibration and ranking."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -121,8 +119,8 @@ def pass_at_k(num_correct_N: np.ndarray, num_samples_N: np.ndarray, k: int) -> n
 
 
 # ------------------------------------------------------------------------------
-# Whether probabilities mean what they say, and two ways to correct them: expected calibration error, Brier score,
-# temperature, isotonic.
+# Whether probabilities mean what they say: expected calibration error, Brier score; and the temperature that corrects
+# them.
 #
 # Letters: N rows, K grades, G groups, B bins, R resamples.
 
@@ -132,8 +130,6 @@ BINS = 15
 
 TINY = 1e-12
 """Least probability that a logarithm is taken of."""
-
-Method = Literal["temperature", "isotonic"]
 
 
 def brier_rows(probs_NK: np.ndarray, gold_N: np.ndarray) -> np.ndarray:
@@ -181,28 +177,6 @@ def ece(probs_NK: np.ndarray, gold_N: np.ndarray) -> float:
     return float(ece_of_bins(bins[0]))
 
 
-@dataclass(frozen=True)
-class Calibrator:
-    """A fitted map from distributions to distributions.
-
-    Args:
-        parameters: what was fitted, for a report: `{"temperature": 1.7}`, or the knots of each cut.
-    """
-
-    method: Method
-    parameters: dict[str, object]
-    apply: Callable[[np.ndarray], np.ndarray]
-
-
-def fit_calibrator(method: Method, probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
-    """Fit on rows that will not be judged.
-
-    Raises:
-        MissingExtraError: scipy or scikit-learn is absent.
-    """
-    return _fit_temperature(probs_NK, gold_N) if method == "temperature" else _fit_isotonic(probs_NK, gold_N)
-
-
 def tempered(probs_NK: np.ndarray, temperature: float) -> np.ndarray:
     """p^(1/T), renormalised."""
     scaled_NK = np.log(np.maximum(probs_NK, TINY)) / temperature
@@ -218,7 +192,7 @@ def fit_temperature(probs_NK: np.ndarray, target_NK: np.ndarray) -> float:
     Raises:
         MissingExtraError: scipy is absent.
     """
-    optimize = require("scipy.optimize", extra=EXTRA, purpose=PURPOSE)
+    optimize = require("scipy.optimize", extra="cpu", purpose="A temperature fitted on dev")
 
     def loss(log_temperature: float) -> float:
         logs_NK = np.log(np.maximum(tempered(probs_NK, np.exp(log_temperature)), TINY))
@@ -230,46 +204,9 @@ def fit_temperature(probs_NK: np.ndarray, target_NK: np.ndarray) -> float:
     return float(np.exp(found.x))
 
 
-def _fit_temperature(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
-    temperature = fit_temperature(probs_NK, np.eye(probs_NK.shape[1])[gold_N])
-    return Calibrator("temperature", {"temperature": temperature}, lambda probs: tempered(probs, temperature))
-
-
-def _fit_isotonic(probs_NK: np.ndarray, gold_N: np.ndarray) -> Calibrator:
-    """One isotonic regression a cut j, of [gold ≥ j] on P(k ≥ j); made decreasing in j, then turned back into
-    probabilities.
-
-    Cuts and not single grades, since grades are ordered: P(k ≥ j) is the score that AUC judges, and its rise means the
-    same everywhere.
-    """
-    isotonic = require("sklearn.isotonic", extra=EXTRA, purpose=PURPOSE)
-    above_NJ = at_least(probs_NK)
-    fitted = []
-    for cut in range(above_NJ.shape[1]):
-        regression = isotonic.IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-        fitted.append(regression.fit(above_NJ[:, cut], gold_N > cut))
-
-    def apply(probs: np.ndarray) -> np.ndarray:
-        above = at_least(probs)
-        corrected = np.stack([regression.predict(above[:, cut]) for cut, regression in enumerate(fitted)], axis=1)
-        corrected = np.minimum.accumulate(np.clip(corrected, 0, 1), axis=1)
-        edges = np.concatenate([np.ones((len(probs), 1)), corrected, np.zeros((len(probs), 1))], axis=1)
-        return np.asarray(edges[:, :-1] - edges[:, 1:])
-
-    knots = [{"score": one.X_thresholds_.tolist(), "probability": one.y_thresholds_.tolist()} for one in fitted]
-    return Calibrator("isotonic", {"cuts": knots}, apply)
-
-
 def at_least(probs_NK: np.ndarray) -> np.ndarray:
     """P(k ≥ j) for j = 1..K-1: float64 [N, K-1]."""
     return np.asarray(np.cumsum(probs_NK[:, ::-1], axis=1)[:, ::-1][:, 1:])
-
-
-def split_groups(num_groups: int, seed: int) -> np.ndarray:
-    """Which groups a calibrator is fitted on, about half of them, drawn by seed: bool [G]. The others are held out."""
-    is_fitted_G = np.zeros(num_groups, dtype=bool)
-    is_fitted_G[np.random.default_rng(seed).permutation(num_groups)[: (num_groups + 1) // 2]] = True
-    return is_fitted_G
 
 
 # ------------------------------------------------------------------------------
@@ -472,87 +409,3 @@ def auc(score_N: np.ndarray, is_relevant_N: np.ndarray) -> float:
         return float("nan")
     won = np.searchsorted(other, relevant, side="left").sum() + np.searchsorted(other, relevant, side="right").sum()
     return float(won / 2 / (len(relevant) * len(other)))
-
-
-# ------------------------------------------------------------------------------
-# Tests of two label sets over the same rows: do they err equally often (McNemar), does one grade higher
-# (Stuart–Maxwell), do grades change one way (Bowker)?
-#
-# Each takes rows for independent, which rows of one query are not: a p-value here is the least that chance explains.
-# The paired bootstrap over queries (`bootstrap.py`) makes no such assumption.
-#
-# Letters: K grades; counts have a row a grade of the first set, a column a grade of the second.
-
-
-EXACT_BELOW = 25
-"""Discordant rows up to which the binomial's own tail is taken instead of χ²."""
-_EXTRA, _PURPOSE = "eval", "relabel compare"
-
-
-class PairedTest(NamedTuple):
-    """The result of a test.
-
-    Args:
-        statistic: χ²; None for an exact test.
-        df: degrees of freedom; None for an exact test.
-        p: 1.0 where nothing differs.
-    """
-
-    method: str
-    statistic: float | None
-    df: int | None
-    p: float
-
-
-def mcnemar(only_first: int, only_second: int) -> PairedTest:
-    """Whether two sets are right equally often.
-
-    Args:
-        only_first, only_second: rows where that set alone is right.
-    Source:
-        McNemar 1947; the binomial's two tails below 25 discordant rows, else χ² with Edwards' continuity correction
-        (1948).
-    """
-    stats = require("scipy.stats", extra=_EXTRA, purpose=_PURPOSE)
-    discordant = only_first + only_second
-    if discordant < EXACT_BELOW:
-        p = float(stats.binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
-        return PairedTest("McNemar, exact binomial", None, None, p)
-    statistic = (abs(only_first - only_second) - 1) ** 2 / discordant
-    return PairedTest("McNemar, χ² with continuity correction", statistic, 1, float(stats.chi2.sf(statistic, 1)))
-
-
-def bowker(counts_KK: np.ndarray) -> PairedTest:
-    """Whether each change of grade is as frequent as its reverse.
-
-    Source:
-        Bowker 1948: Σ_{i<j} (n_ij - n_ji)² / (n_ij + n_ji); one degree of freedom for each pair of grades that occurs.
-    """
-    counts_KK = np.asarray(counts_KK, dtype=np.float64)
-    above = np.triu_indices(len(counts_KK), 1)
-    there, back = counts_KK[above], counts_KK.T[above]
-    occurs = there + back > 0
-    statistic = float(((there - back)[occurs] ** 2 / (there + back)[occurs]).sum())
-    return _chi2("Bowker", statistic, int(occurs.sum()))
-
-
-def stuart_maxwell(counts_KK: np.ndarray) -> PairedTest:
-    """Whether both sets give each grade equally often; with two grades this is McNemar's test without a correction.
-
-    Source:
-        Stuart 1955, Maxwell 1970: dᵀ S⁻¹ d, d the differences of the margins, S_ii = n_i. + n_.i - 2 n_ii, S_ij =
-        -(n_ij + n_ji). Of all K grades S has no inverse; its pseudo-inverse gives what leaving one grade out gives, and
-        its rank the degrees of freedom, also where grades are unused.
-    """
-    counts_KK = np.asarray(counts_KK, dtype=np.float64)
-    first_K, second_K = counts_KK.sum(1), counts_KK.sum(0)
-    spread_KK = np.diag(first_K + second_K) - counts_KK - counts_KK.T
-    shift_K = first_K - second_K
-    df = int(np.linalg.matrix_rank(spread_KK)) if spread_KK.any() else 0
-    statistic = float(shift_K @ np.linalg.pinv(spread_KK, hermitian=True) @ shift_K) if df else 0.0
-    return _chi2("Stuart–Maxwell", statistic, df)
-
-
-def _chi2(method: str, statistic: float, df: int) -> PairedTest:
-    stats = require("scipy.stats", extra=_EXTRA, purpose=_PURPOSE)
-    return PairedTest(method, statistic, df, float(stats.chi2.sf(statistic, df)) if df else 1.0)

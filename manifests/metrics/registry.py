@@ -466,9 +466,6 @@ METRICS: tuple[Metric, ...] = (
     *ROUTING_METRICS,
 )
 
-CALIBRATION = tuple(metric for metric in METRICS if metric.name in ("ece", "brier"))
-"""Those that judge distributions: what `--calibrate` is judged by."""
-
 
 def metric_of(name: str, metrics: Iterable[Metric] = METRICS) -> tuple[Metric, str] | None:
     """The metric of a name as JSON has it, and what replaces its `{}`; None for an unknown name.

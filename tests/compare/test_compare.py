@@ -120,12 +120,7 @@ def test_human_grades_say_who_is_right(
     rows = [row for row in range(len(pairs)) if first[row].status == second[row].status == "ok"]
     right = [(first[row].grade == pairs[row]["grade"], second[row].grade == pairs[row]["grade"]) for row in rows]
     only_a, only_b = right.count((True, False)), right.count((False, True))
-    test = found["mcnemar"]
-    assert (test["only_a_right"], test["only_b_right"], found["judged"]) == (only_a, only_b, len(rows))
-    if only_a + only_b < 25:
-        assert test["p"] == pytest.approx(stats.binomtest(only_a, only_a + only_b).pvalue)
-    else:
-        assert test["p"] == pytest.approx(stats.chi2.sf((abs(only_a - only_b) - 1) ** 2 / (only_a + only_b), 1))
+    assert (found["only_a_right"], found["only_b_right"], found["judged"]) == (only_a, only_b, len(rows))
     difference = found["b"]["figures"]["accuracy"]["value"] - found["a"]["figures"]["accuracy"]["value"]
     assert found["difference"]["accuracy"]["value"] == pytest.approx(difference)
     assert difference == pytest.approx((only_b - only_a) / len(rows))
@@ -158,16 +153,6 @@ def test_qrels_elsewhere_judge_by_pair_and_null_grades_judge_nothing(
     relabel("compare", "a", "b", "--qrels", "strange.qrels").refused(3, "none of the", "has a grade in strange.qrels")
 
 
-def test_without_human_grades_it_says_that_nobody_can_be_called_right(
-    two_runs: TwoRuns, relabel: Callable[..., Any]
-) -> None:
-    two_runs()
-    done = relabel("compare", "a", "b")
-    assert "not available: it needs gold" in done.out
-    assert "Stuart-Maxwell" in done.out
-    assert relabel("compare", "a", "b", "--output", "json").json["gold"] is None
-
-
 def test_a_run_next_to_its_twin_agrees_in_everything(
     two_runs: TwoRuns, compare: Callable[..., Any], folder: Path
 ) -> None:
@@ -180,9 +165,7 @@ def test_a_run_next_to_its_twin_agrees_in_everything(
     assert found["differences"] == {}
     assert found["flips"] == {"rows": 0, "up": 0, "down": 0, "examples": []}
     assert found["queries"]["moved_most"] == []
-    assert (
-        found["tests"]["bowker"]["p"] == found["tests"]["stuart_maxwell"]["p"] == found["gold"]["mcnemar"]["p"] == 1.0
-    )
+    assert (found["gold"]["only_a_right"], found["gold"]["only_b_right"]) == (0, 0)
 
 
 def test_what_differs_in_the_making_is_named(
@@ -292,8 +275,7 @@ def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
     for word in (
         "run-a and run-b",
         "Cohen kappa",
-        "Stuart-Maxwell",
-        "McNemar",
+        "B alone",
         "the largest flips",
         "queries that moved furthest",
     ):

@@ -144,10 +144,6 @@ def test_scales_that_differ_are_not_mixed(relabel: Callable[..., Any], write_row
     relabel("evaluate", two, "--qrels", qrels, "--label", "label", "--grades", "3").refused(2, "--grades 3")
 
 
-def test_calibration_wants_distributions_of_two_queries(judged: Callable[..., Any]) -> None:
-    judged(trec(lambda row: row % 3), "--calibrate", "isotonic").refused(3, "--calibrate isotonic", "distributions")
-
-
 def test_one_query_has_figures_and_no_intervals(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
     path = write_rows([{"query_id": "q", "doc_id": f"d{row}", "label": row % 2, "grade": 1} for row in range(4)])
     done = relabel("evaluate", path, "--qrels", path, "--label", "label")
@@ -177,28 +173,6 @@ def test_hostile_ids_reach_the_join_as_they_are(relabel: Callable[..., Any], wri
     found = relabel("evaluate", path, "--qrels", qrels, "--label", "label", "--output", "json").json
     assert found["counts"]["judged"] == 2 * len(ids)
     assert found["counts"]["relabelled"] == found["counts"]["queries"] == len(ids)
-
-
-def test_missing_packages_name_the_extra(
-    relabel: Callable[..., Any],
-    write_rows: Callable[..., str],
-    random_rows: Callable[..., list[dict[str, Any]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import importlib
-
-    real = importlib.import_module
-
-    def absent(name: str, package: str | None = None) -> Any:
-        if name.split(".")[0] == "sklearn":
-            raise ModuleNotFoundError("no sklearn", name="sklearn")
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", absent)
-    path = write_rows(random_rows())
-    command = ("evaluate", path, "--qrels", path, "--label", "label", "--resamples", "10")
-    assert relabel(*command).code == 0  # figures need none of them
-    relabel(*command, "--calibrate", "isotonic").refused(4, "sklearn", "relabel-ir[eval]")
 
 
 def test_float_grades_are_read_where_they_are_whole(judged: Callable[..., Any]) -> None:

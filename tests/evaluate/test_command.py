@@ -361,24 +361,6 @@ def test_where_judges_some_rows_of_a_file(relabel: Callable[..., Any], write_row
     assert found["figures"]["accuracy"]["value"] == 1.0
 
 
-@pytest.mark.parametrize("method", ["temperature", "isotonic"])
-def test_calibration_is_fitted_on_some_queries_and_shown_on_the_others(
-    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows], method: str
-) -> None:
-    path = write_rows(random_rows(600, queries=30))
-    done = relabel(
-        "evaluate", path, "--qrels", path, "--label", "label", "--calibrate", method, "--output", "json"
-    ).json
-    found = done["calibration"]
-    assert found["method"] == method
-    assert found["fitted_on"] == {"queries": 15, "rows": 300}
-    assert found["held_out"] == {"queries": 15, "rows": 300}
-    assert found["after"]["ece"]["value"] < found["before"]["ece"]["value"]
-    assert found["before"]["ece"]["low"] < found["before"]["ece"]["high"]
-    text = relabel("evaluate", path, "--qrels", path, "--label", "label", "--calibrate", method).out
-    assert "held out 15 (300 rows)" in text
-
-
 def test_the_same_seed_gives_the_same_bytes(
     relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
 ) -> None:
@@ -417,7 +399,7 @@ def test_the_report_is_the_one_reviewed(
     qrels = write_rows(
         [row | {"grade": None if number == 3 else row["grade"]} for number, row in enumerate(rows[:55])], "grades.jsonl"
     )
-    done = relabel("evaluate", labels, "--qrels", qrels, "--label", "label", "--calibrate", "temperature")
+    done = relabel("evaluate", labels, "--qrels", qrels, "--label", "label")
     assert (done.code, done.err) == (0, "")
     golden("evaluate/report.txt", done.out)
 

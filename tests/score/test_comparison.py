@@ -277,7 +277,6 @@ def test_options_that_go_with_one_set_are_refused_for_several(
     relabel: Callable[..., Any], two_files: tuple[str, str, str]
 ) -> None:
     line = ("evaluate", *two_files[:2], "--qrels", two_files[2], "--label", "label")
-    relabel(*line, "--calibrate", "temperature").refused(2, "--calibrate", "--pool")
     assert relabel(*line, "--pool", "--duplicates", "first").code == 0
     relabel("evaluate", f"a={two_files[0]}", f"a={two_files[1]}", "--label", "label").refused(
         2, "two sets are called a"
