@@ -22,7 +22,6 @@ from relabel.manifests.process import require
 
 
 EXTRA = "eval"
-PURPOSE = "relabel evaluate"
 
 
 def confusion_by_group(
