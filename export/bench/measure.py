@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +136,24 @@ def bench_bundle(
     return facts, judge_gates(gates, measured_figures(facts, names), None)
 
 
+def suffices_text(cells: Sequence[Cell], token_s: float, usual: int, left_s: float, open_s: float) -> str:
+    """What a model's time suffices for, by the first cell's calls.
+
+    Args:
+        token_s: seconds a token; `usual` tokens has a replayed pair.
+        left_s: until the model's time ends, of a single pair with the open loop's `open_s`.
+    """
+    first_s, *others = [FEWEST_SAMPLES * SLACK * token_s * cell.size(usual) for cell in cells]
+    is_single, call_ms = cells[0].is_single, first_s / FEWEST_SAMPLES / SLACK * MS
+    whole_s = first_s * P99_SAMPLES / FEWEST_SAMPLES if is_single else first_s
+    known = "no figure" if first_s > left_s else "p50 and p99" if is_single and whole_s <= left_s else "p50"
+    rest_s = left_s - (whole_s if whole_s <= left_s else first_s) - (open_s if is_single else 0.0)
+    reached = sum(upto_s <= rest_s for upto_s in itertools.accumulate(others))
+    needed_s = (whole_s + sum(others)) * (2 if open_s else 1)
+    told = f"{left_s:,.0f} s suffice for {known} of {cells[0].name} ({call_ms:,.2f} ms)"
+    return f"{told} and for {reached} of {len(others)} further cells; all take this model about {needed_s:,.0f} s"
+
+
 @dataclass
 class ModelBench:
     """One model of a bundle under measurement.
@@ -235,6 +254,9 @@ class ModelBench:
                 if left_s > 0 and call_s * FEWEST_SAMPLES * SLACK <= left_s:
                     call_s = float(np.median(time_calls(call, 0.0, fewest=3)))  # a stall is not what calls cost
                     token_s = call_s / cell.size(usual)
+                    if number == 0:
+                        text = suffices_text(cells, token_s, usual, left_s, open_s)
+                        self.say(f"{self.model.name}: {text}")
             except ModelError:
                 if cell.tokens is None or cell.tokens <= self.encoder.max_tokens:
                     raise
