@@ -406,7 +406,9 @@ def _attempt(
         is_compiled = settings.compile == "on" or (settings.compile == "auto" and accelerator.device.type == "cuda")
         feed = _feed(inputs, dev_figures, accelerator, halvings=halvings, is_compiled=is_compiled)
         objective = Objective(spec.loss, inputs.examples.heads, inputs.examples.phi)
-        place = TrainingPlace(folder, settings.keep_checkpoints, inputs.say, inputs.examples.names, settings.report_to)
+        place = TrainingPlace(
+            folder, settings.keep_checkpoints, inputs.say, inputs.examples.names, settings.report_to, spec.name
+        )
         training = StudentTraining(accelerator, module, objective, feed, settings, place)
         if is_compiled:
             compile_layers(module, max_tokens=settings.max_tokens)

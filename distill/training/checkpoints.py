@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from relabel.distill.training.output import (
     checkpoint_name,
     damaged,
     digests_of,
-    join_tensors,
     list_checkpoints,
     open_to_readers,
     sync_files,
@@ -295,6 +294,18 @@ def split_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> An
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TypeError(f"{path}: a {type(value).__name__} can't be written to a checkpoint")
+
+
+def join_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
+    """What `split_tensors` took apart; tuples come back as lists."""
+    (kind, inner), *_ = value.items()
+    if kind == "tensor":
+        return tensors[inner]
+    if kind == "dict":
+        return {key: join_tensors(one, tensors) for key, one in inner}
+    if kind == "list":
+        return [join_tensors(one, tensors) for one in inner]
+    return inner
 
 
 def save_state(folder: Path, values: dict[str, Any]) -> None:

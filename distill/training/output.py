@@ -11,17 +11,15 @@ import os
 import re
 import shutil
 import stat
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 
-from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME, Point, TrainingFacts
+from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME, TrainingFacts
 from relabel.manifests import failpoints
 from relabel.manifests.errors import (
     ConfigError,
@@ -37,15 +35,13 @@ from relabel.manifests.manifest import MANIFEST_NAME
 from relabel.manifests.models import ResolvedModel
 from relabel.manifests.plan import differing
 from relabel.manifests.process import check_interrupted
-from relabel.manifests.records import LEFT_OUT, checked, digest_of, plain, read_record, readable_json, sha256_bytes
+from relabel.manifests.records import LEFT_OUT, checked, digest_of, plain, read_record, readable_json
 from relabel.manifests.specs import Spec
 from relabel.manifests.store import LocalRunStore, sync_folder
 
 CARD_NAME = "README.md"
 RECORD_VERSION = 1
 MOST_CHANGES = 10
-READ_ATTEMPTS = 3
-"""How often a checkpoint that was replaced while it was read is looked up again before it is called damaged."""
 
 Start = Literal["new", "resume", "restart"]
 """`new` refuses to touch what an earlier training left; `resume` continues it, and begins where there is nothing;
@@ -315,18 +311,6 @@ def damaged(checkpoint: Path, fault: str) -> ManifestError:
     return ManifestError(f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before.")
 
 
-def join_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """What `checkpoints.split_tensors` took apart; tuples come back as lists."""
-    (kind, inner), *_ = value.items()
-    if kind == "tensor":
-        return tensors[inner]
-    if kind == "dict":
-        return {key: join_tensors(one, tensors) for key, one in inner}
-    if kind == "list":
-        return [join_tensors(one, tensors) for one in inner]
-    return inner
-
-
 # ------------------------------------------------------------------------------
 # Errors of the disk while a model or a checkpoint is written, as ours; the mode of the files, and when they are
 # on the disk.
@@ -496,69 +480,6 @@ def read_training_record(checkpoints: Path) -> TrainingRecord | None:
         return checked(TrainingRecord, json.loads((checkpoints / RECORD_NAME).read_bytes()))
     except (OSError, ValueError):
         return None
-
-
-# ------------------------------------------------------------------------------
-# How far an unfinished training is, read without a lock and without torch while it may go on.
-
-
-@dataclass(frozen=True)
-class StepReached:
-    """How far a training's last whole checkpoint goes.
-
-    Args:
-        step: the optimizer step that it was written after.
-        written: when.
-        curve: points up to there.
-        own: plain values that its trainer keeps.
-    """
-
-    step: int
-    written: datetime
-    curve: list[Point]
-    own: dict[str, Any]
-
-
-def read_step_reached(checkpoints: Path) -> StepReached | None:
-    """How far the last whole checkpoint goes; None where there is none.
-
-    Raises:
-        ManifestError: it is damaged.
-    """
-    for attempt in range(READ_ATTEMPTS):
-        kept = list_checkpoints(checkpoints)
-        if not kept:
-            return None
-        try:
-            return _read_step(kept[-1])
-        except FileNotFoundError as exc:
-            if attempt == READ_ATTEMPTS - 1:
-                raise damaged(kept[-1], f"{Path(exc.filename or exc.args[0]).name} is missing") from exc
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _read_step(checkpoint: Path) -> StepReached:
-    """
-    Raises:
-        FileNotFoundError: the checkpoint was deleted meanwhile, or was never whole.
-    """
-    try:
-        digests = digests_of(checkpoint)
-        for name in {STATE: None, **digests}:
-            if not (checkpoint / name).is_file():  # opening a pipe would wait for a writer
-                raise FileNotFoundError(name)
-        with (checkpoint / STATE).open("rb") as handle:
-            written = datetime.fromtimestamp(int(os.fstat(handle.fileno()).st_mtime), UTC)
-            data = handle.read()
-        if digests[STATE] != sha256_bytes(data):
-            raise ValueError("it is not as it was written")
-        held = join_tensors(json.loads(data), defaultdict(lambda: None))
-        curve = [(int(step), str(split), str(name), float(value)) for step, split, name, value in held["curve"]]
-        return StepReached(step_of(checkpoint), written, curve, dict(held["own"]))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as exc:
-        raise damaged(checkpoint, f"{STATE} can't be read") from exc
 
 
 # ------------------------------------------------------------------------------

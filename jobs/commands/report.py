@@ -59,8 +59,8 @@ def report(
     """Write one self-contained HTML page: what ran, its figures, and the labels to browse.
 
     PATH is the output of a run, of `score`, `train`, `distill` or `export`, or several of them: then the page shows how
-    they are related, and runs side by side. A training that is under way or was stopped is shown as far as its last
-    checkpoint. The page needs no network, and shows documents as text. docs/report.md lists its sections.
+    they are related, and runs side by side. The page needs no network, and shows documents as text. docs/report.md
+    lists its sections.
     """
     from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
     from relabel.jobs.files import written
@@ -89,15 +89,10 @@ def report(
         "sections": built.sections,
         "rows": built.rows,
         "rows_shown": built.rows_shown,
-        "unfinished": [
-            {"path": one.path, "step": one.reached.step, "written": one.reached.written.isoformat()}
-            for one in built.unfinished
-        ],
         "exit_code": int(Exit.DONE),
     }
     rows = [
         ("size", f"{len(data) / 1e6:,.2f} MB, {built.rows_shown:,} of {built.rows:,} rows to browse"),
         ("sections", ", ".join(built.sections)),
-        *(("not finished", f"{one.path}: shown as of {one.when}") for one in built.unfinished),
     ]
     return emit(result, f"The report is in {to}\n{table(rows)}", output)

@@ -1,5 +1,4 @@
-"""Artifacts that a report can cover: label runs, teachers, students, bundles and unfinished trainings, opened from a
-folder or URL."""
+"""Artifacts that a report can cover: label runs, teachers, students and bundles, opened from a folder or URL."""
 
 from __future__ import annotations
 
@@ -15,17 +14,11 @@ from relabel.distill.teachers.manifest import (
     TeacherManifest,
     read_teacher_manifest,
 )
-from relabel.distill.training.output import (
-    CHECKPOINTS,
-    RECORD_NAME,
-    StepReached,
-    TrainingRecord,
-    read_step_reached,
-    read_training_record,
-)
+from relabel.distill.training.curves import PLOT_NAME
+from relabel.distill.training.output import CHECKPOINTS, RECORD_NAME
 from relabel.export.bundle_facts import Parity, StudentFacts, read_parity, read_student_facts
 from relabel.export.bundles import read_manifest
-from relabel.manifests.errors import InputError, ManifestError, TransientError, UsageError
+from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of, scheme_of
 from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, Snapshot, load_manifest
 from relabel.manifests.models import default_cache_dir, digest_of_files, directory_digest
@@ -126,58 +119,6 @@ class TeacherArtifact:
 
 
 # ------------------------------------------------------------------------------
-# A training that is not finished: its last whole checkpoint.
-
-
-UNFINISHED = "(not finished)"
-
-
-@dataclass
-class TrainingArtifact:
-    """A training that is under way, or was stopped.
-
-    Args:
-        checkpoints: folder that they lie in.
-        record: what is trained; None where that is not known.
-        name: says that it is not finished, too: it is the title of every figure.
-    """
-
-    path: str
-    checkpoints: Path
-    record: TrainingRecord | None
-    reached: StepReached
-    name: str
-    manifest: None = None
-
-    @property
-    def when(self) -> str:
-        """The step that is shown, and when that was written."""
-        return f"step {self.reached.step:,}, written {self.reached.written:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def unfinished_training(path: str) -> TrainingArtifact | None:
-    """The training whose output a path is, if it was begun and is not finished.
-
-    Raises:
-        TransientError: it has written no checkpoint yet.
-        ManifestError: what it has written is damaged.
-    """
-    checkpoints = Path(path) / CHECKPOINTS
-    if is_url(path) or not (checkpoints / RECORD_NAME).is_file():
-        return None
-    reached = read_step_reached(checkpoints)
-    if reached is None:
-        raise TransientError(
-            f"{path}: a training that has written no checkpoint yet, so there is nothing to show. If it is under way, "
-            "try again once it has (train.save_every says how often it does); if it was stopped, its command with "
-            "--resume starts over."
-        )
-    record = read_training_record(checkpoints)
-    name = str(record.spec.get("name")) if record is not None else path.rstrip("/").rpartition("/")[2] or path
-    return TrainingArtifact(path, checkpoints, record, reached, f"{name} {UNFINISHED}")
-
-
-# ------------------------------------------------------------------------------
 # Opening paths: each artifact is recognized by its files.
 
 
@@ -234,7 +175,7 @@ class BundleArtifact:
         return read_parity(held, f"{self.path}/{MANIFEST_NAME}") if held else None
 
 
-Artifact: TypeAlias = RunArtifact | TeacherArtifact | StudentArtifact | BundleArtifact | TrainingArtifact
+Artifact: TypeAlias = RunArtifact | TeacherArtifact | StudentArtifact | BundleArtifact
 
 
 def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list[Artifact]:
@@ -243,7 +184,6 @@ def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list
     Raises:
         UsageError: one place twice, however it is spelled.
         InputError: a path holds nothing that a report knows.
-        TransientError: a training that has written no checkpoint yet.
         ManifestError: what it holds is damaged.
     """
     seen: dict[str, str] = {}
@@ -257,7 +197,7 @@ def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list
     found: list[Artifact] = []
     for path in paths:
         found.append(open_artifact(path, storage))
-    for kind in (RunArtifact, TeacherArtifact, StudentArtifact, BundleArtifact, TrainingArtifact):
+    for kind in (RunArtifact, TeacherArtifact, StudentArtifact, BundleArtifact):
         same = [one for one in found if isinstance(one, kind)]
         names = [one.name for one in same]
         for one in same:
@@ -271,7 +211,6 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
 
     Raises:
         InputError: nothing that a report knows.
-        TransientError: a training that has written no checkpoint yet.
         ManifestError: it is damaged.
     """
     if (not is_url(path) or scheme_of(path) in ("file", "local")) and Path(place_of(path)).is_file():
@@ -285,9 +224,11 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         assert plan is not None
         return RunArtifact(path, store, storage, plan, plan.name, read_if_there(store, MANIFEST_NAME))
     manifest = read_if_there(store, MANIFEST_NAME)
-    # first: the files of a model that is being written are not whole yet
-    if manifest is None and (training := unfinished_training(path)) is not None:
-        return training
+    if manifest is None and not is_url(path) and Path(path, CHECKPOINTS, RECORD_NAME).is_file():
+        raise InputError(
+            f"{path}: a training that is not finished. Its curves up to the last checkpoint are in "
+            f"{path}/{CHECKPOINTS}/{PLOT_NAME}."
+        )
     record = read_if_there(store, STUDENT)
     if record is not None:
         file = f"{path}/{STUDENT}"

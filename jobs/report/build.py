@@ -31,7 +31,6 @@ from relabel.jobs.report.artifacts import (
     RunArtifact,
     StudentArtifact,
     TeacherArtifact,
-    TrainingArtifact,
     open_artifacts,
 )
 from relabel.jobs.report.gold_sections import (
@@ -49,8 +48,6 @@ from relabel.jobs.report.model_sections import (
     student_facts,
     student_section,
     teacher_facts,
-    training_facts,
-    training_note,
     training_section,
 )
 from relabel.jobs.report.page import Browser, opening, render_page, shown_row
@@ -80,14 +77,12 @@ class BuiltPage:
     Args:
         sections: names of those that it has, in order; `labels` is the browser.
         rows_shown, rows: that the browser shows, and that there are.
-        unfinished: trainings that are shown up to their last checkpoint.
     """
 
     html: str
     sections: list[str]
     rows_shown: int
     rows: int
-    unfinished: list[TrainingArtifact]
 
 
 def build_report(
@@ -106,7 +101,6 @@ def build_report(
         max_rows: most rows of the label browser; 0 leaves it out.
         is_inside_bundle: the page will be one of the bundle's own files, so it holds neither paths nor its version.
     Raises:
-        TransientError: a training has written no checkpoint yet.
         UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
         MissingExtraError: gold grades were named, and the packages that judge by them are not here.
     """
@@ -114,7 +108,7 @@ def build_report(
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     students = [one for one in artifacts if isinstance(one, StudentArtifact)]
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
-    trained = [one for one in artifacts if isinstance(one, TeacherArtifact | TrainingArtifact)]
+    trained = [one for one in artifacts if isinstance(one, TeacherArtifact)]
     scored = tuple(run.path for run in runs if run.is_scored)
     choice = replace(gold or JudgingOptions(), students=scored, allow_partial=True)
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
@@ -142,8 +136,7 @@ def build_report(
     title = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
     html = render_page(title, _subtitle(artifacts), sections, browser=browser)
     shown = [section.name for section in sections if section.blocks] + (["labels"] if browser is not None else [])
-    unfinished = [one for one in trained if isinstance(one, TrainingArtifact)]
-    return BuiltPage(html, shown, len(rows), sum(tally.num_rows for tally in tallies), unfinished)
+    return BuiltPage(html, shown, len(rows), sum(tally.num_rows for tally in tallies))
 
 
 def _subtitle(artifacts: Sequence[Artifact]) -> str:
@@ -161,7 +154,6 @@ _KINDS: dict[type, str] = {
     TeacherArtifact: "teacher",
     StudentArtifact: "student",
     BundleArtifact: "bundle",
-    TrainingArtifact: "unfinished training",
 }
 
 
@@ -183,10 +175,6 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
             cards.append(teacher_facts(one))
             notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
             spec = one.manifest.spec
-        elif isinstance(one, TrainingArtifact):
-            cards.append(training_facts(one))
-            notes.append(training_note(one))
-            spec = one.record and one.record.spec
         elif isinstance(one, StudentArtifact):
             cards.append(student_facts(one, has_places=has_places))
             spec = one.manifest and one.manifest.spec

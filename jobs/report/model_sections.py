@@ -15,7 +15,7 @@ from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANE
 from relabel.export.bench.records import BenchFacts, measurements_of
 from relabel.export.bundle_facts import Parity, compared_on, parity_rows, undecided_lines
 from relabel.jobs.evaluate.results import baseline_text
-from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact, TrainingArtifact
+from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact
 from relabel.jobs.sections import (
     Badge,
     Block,
@@ -35,27 +35,6 @@ from relabel.manifests.metrics.registry import title_of
 
 # ------------------------------------------------------------------------------
 # Facts of each model.
-
-
-def training_facts(one: TrainingArtifact) -> Facts:
-    """How far it is, and what is trained."""
-    rows: list[tuple[str, Cell]] = [("state", Badge("not finished", "warn")), ("shown as of", one.when)]
-    if record := one.record:
-        method, labeler = record.spec.get("method"), record.spec.get("labeler")
-        rows += [("trains", f"a {record.kind}"), ("starts from", record.model.reference)]
-        rows += [("method", str(method))] if method else []
-        rows += [("labeler", str(labeler.get("name")))] if isinstance(labeler, dict) else []
-        rows += [("relabel", record.relabel), ("fingerprint", record.fingerprint[:DIGITS])]
-    return Facts(f"Training {one.name}", [*rows, ("path", one.path)])
-
-
-def training_note(one: TrainingArtifact) -> Paragraph:
-    """What it means for the page that a training is not finished."""
-    return Paragraph(
-        f"{one.name}: This training is not finished: it is running, or was stopped. Its curves end at its last whole "
-        f"checkpoint ({one.when}). --resume continues one that was stopped.",
-        "warn",
-    )
 
 
 def teacher_facts(one: TeacherArtifact) -> Facts:
@@ -110,14 +89,14 @@ def _heads(heads: Mapping[str, int], temperature: Mapping[str, float]) -> list[t
 
 
 # ------------------------------------------------------------------------------
-# Training curves, of models and of trainings that are not finished.
+# Training curves.
 
 MOST_LINES = 8
 POINTS = 400
 """Most points of a curve that is drawn."""
 
 
-def training_section(trained: Sequence[StudentArtifact | TeacherArtifact | TrainingArtifact]) -> Section:
+def training_section(trained: Sequence[StudentArtifact | TeacherArtifact]) -> Section:
     """Losses and rewards by step, figures on dev, and facts of the training."""
     blocks: list[Block] = []
     for one in trained:
@@ -132,7 +111,7 @@ def training_section(trained: Sequence[StudentArtifact | TeacherArtifact | Train
     return Section("training", "Training", blocks)
 
 
-def _curves(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> Iterator[Plot]:
+def _curves(one: StudentArtifact | TeacherArtifact) -> Iterator[Plot]:
     """A plot for each kind of figure, and one of figures on dev."""
     points = _points(one)
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
@@ -152,9 +131,7 @@ def _curves(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> Iterat
             yield Plot(f"{title}{number}, {one.name}", "lines", series, "optimizer step", label)
 
 
-def _points(one: StudentArtifact | TeacherArtifact | TrainingArtifact) -> list[tuple[int, str, str, float]]:
-    if isinstance(one, TrainingArtifact):
-        return one.reached.curve
+def _points(one: StudentArtifact | TeacherArtifact) -> list[tuple[int, str, str, float]]:
     try:
         data = one.store.read(CURVES_NAME)
         columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
