@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,13 +26,11 @@ from relabel.manifests.metrics.metric import (
     Interval,
     MetricSet,
     MetricValue,
-    Order,
     bootstrap,
     finite,
     paired_bootstrap,
 )
 from relabel.manifests.metrics.registry import METRICS, QUERY_METRICS, count_metrics
-from relabel.manifests.records import LEFT_OUT
 from relabel.manifests.schemas import release_unused
 
 # ------------------------------------------------------------------------------
@@ -58,25 +56,17 @@ class Baselines:
             shares as every row's distribution.
         random: the expected figures of a random order of each query; empty where rows name no query.
         lexical: of BM25 of query and document; empty where their texts are not known.
-        intervals: by baseline and figure, where they were computed; without those of what is the same in every draw.
     """
 
     grade: int
     constant: dict[str, float | None]
     random: dict[str, float | None]
     lexical: dict[str, float | None]
-    intervals: dict[str, dict[str, tuple[float, float]]] | None = field(default=None, metadata=LEFT_OUT)
 
     def of(self, figure: str) -> dict[str, float]:
         """The baselines that have a figure, by name."""
         kinds = {"constant": self.constant, "random": self.random, "lexical": self.lexical}
         return {kind: value for kind, held in kinds.items() if (value := held.get(figure)) is not None}
-
-    def text(self, figure: str) -> str:
-        """The baselines of a figure in words; empty where it has none."""
-        ends = {kind: held[figure] for kind, held in (self.intervals or {}).items() if figure in held}
-        shown = {kind: f" ({low:.4f} to {high:.4f})" for kind, (low, high) in ends.items()}
-        return ", ".join(f"{value:.4f} {kind}{shown.get(kind, '')}" for kind, value in self.of(figure).items())
 
 
 def baselines(
@@ -235,31 +225,6 @@ def baselines_of(judged: Judged) -> Baselines:
         num_queries=judged.num_queries,
         lexical_N=judged.lexical,
     )
-
-
-def with_intervals(found: Baselines, judged: Judged) -> Baselines:
-    """Baselines of judged rows with the intervals that figures of labels have by default."""
-    rows = replace(judged, labels=np.full_like(judged.gold, found.grade), probs=None)
-    kinds = {kind: JudgedStatistics(rows) for kind in ("constant", "random", "lexical")}
-    query_N, doc_N, gold_N, queries = judged.queries, judged.docs, judged.gold, judged.num_queries
-    if query_N is not None:
-        kinds["random"].ranking = random_order(query_N, doc_N, gold_N, num_queries=queries)
-    if query_N is not None and judged.lexical is not None:
-        kinds["lexical"].ranking = rank_queries(query_N, doc_N, judged.lexical, gold_N, num_queries=queries)
-    if judged.lexical is not None:
-        kinds["lexical"].orders = {
-            f"{name}": Order(judged.lexical, gold_N >= cut, kinds["lexical"].group_N, num_groups=kinds["lexical"].num_groups)
-            for cut, name in enumerate(cut_names(judged.grades), start=1)
-        }
-    held = {}
-    for kind, statistics in kinds.items():
-        figures = metrics_with_intervals(statistics)
-        held[kind] = {
-            name: (one.low, one.high)
-            for name, one in figures.items()
-            if kind in found.of(name) and one.low is not None and one.high is not None and one.low < one.high
-        }
-    return replace(found, intervals=held)
 
 
 def evaluation_of(
