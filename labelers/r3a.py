@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from relabel.labelers.evidence import read_evidence
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
@@ -44,9 +44,7 @@ class R3AOptions(ThinkOptions, TextOptions):
     extract: bool = True
     """Have the evidence copied from the document before the grade."""
     context: Literal["use", "none"] = "use"
-    """Documents that hint at the query's intent: shown or left out. For noise among them, see `relabel
-    pairs context --noisy`.
-    """
+    """Documents that hint at the query's intent: shown or left out."""
     context_is: Literal["found", "clicked"] = "found"
     """What the column of context documents holds, as the prompt says it: documents that a search found for the query,
     or those that people who typed it opened (the paper's).
@@ -64,16 +62,6 @@ class R3AOptions(ThinkOptions, TextOptions):
     lets the model write (also several fragments, one a line) and refuses what is not in the document. Both are checked
     when read.
     """
-
-    @field_validator("context", mode="before")
-    @classmethod
-    def _noise_is_in_the_data(cls, value: Any) -> Any:
-        if value == "noisy":
-            raise ValueError(
-                "noise comes from the corpus now, and into the data: `relabel pairs context PAIRS --to NOISY --noisy "
-                "1` (or 0.5), then label NOISY with context: use"
-            )
-        return value
 
 
 class R3A(Labeler):

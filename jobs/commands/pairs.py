@@ -303,13 +303,6 @@ def cited(
 @click.option(
     "--max-chars", type=click.IntRange(min=1), default=2000, show_default=True, help="Cut each to this many characters."
 )
-@click.option(
-    "--noisy",
-    type=Number(0.0, 1.0, min_open=True),
-    metavar="SHARE",
-    help="Replace this share (0.5, 1) of each query's context, of PAIRS where it has one, by random documents.",
-)
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of --noisy.")
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def context(
@@ -318,35 +311,25 @@ def context(
     k: int,
     corpus: str | None,
     max_chars: int,
-    noisy: float | None,
-    seed: int,
     force: bool,
     output: str,
 ) -> int:
     """Add the column `context` for r3a: the documents that fit the query best by BM25, one list a query.
 
-    Replaces high-click documents where there are no clicks. Grades are never read. With --noisy, random
-    documents take the place of a share of them: how much noise does the teacher bear?
+    Replaces high-click documents where there are no clicks. Grades are never read.
     """
-    from relabel.jobs.pairs.contexts import ContextRule, NoiseRule, with_context
+    from relabel.jobs.pairs.contexts import with_context
     from relabel.jobs.tables import check_target, publish
 
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), storage, force=force)
-    rule = ContextRule(k, max_chars, None if noisy is None else NoiseRule(noisy, seed))
-    frame, counts = with_context(pairs_file, rule, storage, corpus_path=corpus)
+    frame, counts = with_context(pairs_file, storage, k=k, max_chars=max_chars, corpus_path=corpus)
     rows = publish(frame, to, storage, source=pairs_file)
     result = {
         "output": to,
         "pairs": rows,
-        "queries": counts.queries,
-        "queries_without_context": counts.queries_without,
-        "documents": counts.documents,
-        "context_documents": counts.context_documents,
+        **counts,
         "k": k,
-        "noisy": noisy,
-        "replaced": counts.replaced,
-        "seed": seed,
         "seconds": round(time.perf_counter() - started, 3),
     }
     return emit_record(f"Wrote {rows:,} pairs with up to {k} context documents to {to}", result, output)

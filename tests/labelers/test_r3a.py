@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relabel.manifests.asks import Ask, Distribution
-from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import Choice, Fragment
 from relabel.manifests.labels import Label, Pair
 from tests.labelers.driving import ROSES, fake, labeler, reply, walk
@@ -148,14 +148,6 @@ def test_context_is_shown_or_left_out() -> None:
     used, none = (asks_of(context=context)[0].messages[1] for context in ("use", "none"))
     assert used.parts[3::2] == ROSES.context
     assert none.fields == ("query",)
-
-
-def test_noise_that_was_an_option_names_the_command_that_makes_it() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"`context` = 'noisy': noise comes from the corpus now, .*`relabel pairs context PAIRS --to NOISY",
-    ):
-        labeler("r3a", context="noisy")
 
 
 def test_constrained_evidence_is_one_piece_and_none_for_an_empty_document() -> None:
