@@ -64,7 +64,7 @@ def chunk(
     long is cut at sentences, rows or items. Scripts, styles, navigation and hidden parts of HTML are left out.
     """
     from relabel.jobs.job import CACHE_VARIABLE
-    from relabel.jobs.pairs.chunks import ChunkRule, chunk_pairs, token_counter
+    from relabel.jobs.pairs.chunks import CHUNK_COUNTS, ChunkRule, chunk_pairs, token_counter
     from relabel.jobs.tables import check_target
 
     started, storage = time.perf_counter(), Storage()
@@ -72,23 +72,16 @@ def chunk(
     cache = os.environ.get(CACHE_VARIABLE)
     count = token_counter(tokenizer, storage, cache_dir=Path(cache) if cache else None)
     counts = chunk_pairs(pairs_file, to, ChunkRule(form, column, count, max_tokens), storage)
-    kinds = {f"{kind}_chunks": count for kind, count in counts.chunks.items()}
     result = {
         "output": to,
-        "pairs": counts.pairs,
+        "pairs": counts["pairs"],
         "format": form,
         "max_tokens": max_tokens,
         "tokenizer": tokenizer,
-        "chunks": sum(counts.chunks.values()),
-        **kinds,
-        "tokens": counts.tokens,
-        "duplicates_left_out": counts.duplicates,
-        "documents_without_chunks": counts.without_chunks,
-        "json_ld": counts.json_ld,
-        "json_ld_unreadable": counts.unreadable_json_ld,
+        **{name: counts[name] for name in CHUNK_COUNTS},
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return emit_record(f"Wrote {counts.pairs:,} pairs with their chunks to {to}", result, output)
+    return emit_record(f"Wrote {counts['pairs']:,} pairs with their chunks to {to}", result, output)
 
 
 @click.command(
@@ -112,14 +105,12 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     counts = tree_pairs(pairs_file, to, form, column, storage)
     result = {
         "output": to,
-        "pairs": counts.pairs,
+        "pairs": counts["pairs"],
         "format": form,
-        "structure_nodes": counts.structure_nodes,
-        "content_nodes": counts.content_nodes,
-        "documents_without_content": counts.without_content,
+        **{name: counts[name] for name in ("structure_nodes", "content_nodes", "documents_without_content")},
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return emit_record(f"Wrote {counts.pairs:,} pairs with their trees to {to}", result, output)
+    return emit_record(f"Wrote {counts['pairs']:,} pairs with their trees to {to}", result, output)
 
 
 @click.command(
@@ -191,10 +182,10 @@ def similar(
     counts = compared.write(target, embedder, fingerprint)
     result = {
         "output": target,
-        "pairs": counts.pairs,
-        "chunks": counts.chunks if compared.has_chunks else None,
-        "similar": counts.similar if compared.has_chunks else None,
-        "pairs_without_cosine": counts.without,
+        "pairs": counts["pairs"],
+        "chunks": counts["chunks"] if compared.has_chunks else None,
+        "similar": counts["similar"] if compared.has_chunks else None,
+        "pairs_without_cosine": counts["pairs_without_cosine"],
         "threshold": threshold,
         "model": model,
         "pooling": embedder.settings.pooling,
@@ -202,7 +193,7 @@ def similar(
         "device": embedder.device,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return emit_record(f"Wrote {counts.pairs:,} pairs with their cosines to {target}", result, output)
+    return emit_record(f"Wrote {counts['pairs']:,} pairs with their cosines to {target}", result, output)
 
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")

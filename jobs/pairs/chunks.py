@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -286,6 +287,13 @@ _CHUNK = pa.struct([CHUNK[0], ("type", TEXT), *list(CHUNK)[1:]])  # the fields o
 _ADDED = {DOCUMENT: TEXT, "chunks": pa.large_list(_CHUNK), "jsonld": pa.large_list(TEXT)}
 
 
+CHUNK_COUNTS = (
+    *("chunks", "text_chunks", "table_chunks", "list_chunks", "tokens"),
+    *("duplicates_left_out", "documents_without_chunks", "json_ld", "json_ld_unreadable"),
+)
+"""What is counted besides pairs, in the order in which it is shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkRule:
     """How documents are read and cut.
@@ -303,39 +311,26 @@ class ChunkRule:
     max_tokens: int
 
 
-@dataclass(slots=True)
-class ChunkCounts:
-    """What came of it."""
-
-    pairs: int = 0
-    without_chunks: int = 0
-    """Pairs whose document has no text."""
-    chunks: dict[str, int] = field(default_factory=lambda: {"text": 0, "table": 0, "list": 0})
-    duplicates: int = 0
-    tokens: int = 0
-    json_ld: int = 0
-    unreadable_json_ld: int = 0
-
-
-def chunk_pairs(pairs_path: str, to: str, rule: ChunkRule, storage: Storage) -> ChunkCounts:
-    """Write the pairs with the columns `document`, `chunks` and `jsonld`, rows in the order of the input.
+def chunk_pairs(pairs_path: str, to: str, rule: ChunkRule, storage: Storage) -> Counter[str]:
+    """Write the pairs with the columns `document`, `chunks` and `jsonld`, rows in the order of the input; pairs, chunks
+    by type, and what was left out.
 
     Raises:
         InputError, DiskFullError, StoreError, MissingExtraError: see `add_page_columns`.
     """
-    counts = ChunkCounts()
+    counts = Counter[str]()
 
     def values(row: PageRow) -> Sequence[Any]:
         page = row.page
         cut, num_duplicates = chunk_page(page, rule.max_tokens, rule.count)
-        counts.pairs += 1
-        counts.without_chunks += not cut
-        counts.duplicates += num_duplicates
-        counts.json_ld += len(page.json_ld)
-        counts.unreadable_json_ld += page.unreadable_json_ld
-        for chunk in cut:
-            counts.chunks[chunk.type] += 1
-            counts.tokens += chunk.token_len
+        counts["pairs"] += 1
+        counts["documents_without_chunks"] += not cut
+        counts["duplicates_left_out"] += num_duplicates
+        counts["json_ld"] += len(page.json_ld)
+        counts["json_ld_unreadable"] += page.unreadable_json_ld
+        counts["chunks"] += len(cut)
+        counts["tokens"] += sum(chunk.token_len for chunk in cut)
+        counts.update(f"{chunk.type}_chunks" for chunk in cut)
         return page.text, cut, page.json_ld
 
     add_page_columns(pairs_path, to, rule.form, rule.column, _ADDED, values, storage)

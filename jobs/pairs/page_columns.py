@@ -4,8 +4,8 @@ tree. Memory does not grow with the file."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -175,31 +175,21 @@ def _read(row: Mapping[str, str | None], columns: Sequence[str], form: Form, col
 _ADDED: dict[str, pa.DataType] = {DOCUMENT: TEXT, COLUMN: NODES}
 
 
-@dataclass(slots=True)
-class TreeCounts:
-    """What came of it: pairs, pairs whose document has no content, and nodes by type without the roots."""
-
-    pairs: int = 0
-    without_content: int = 0
-    structure_nodes: int = 0
-    content_nodes: int = 0
-
-
-def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage: Storage) -> TreeCounts:
-    """Write the pairs with the columns `document` and `tree`, rows in the order of the input.
+def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage: Storage) -> Counter[str]:
+    """Write the pairs with the columns `document` and `tree`, rows in the order of the input; pairs and nodes (without
+    the roots) by type, and documents without content.
 
     Raises:
         InputError, DiskFullError, StoreError, MissingExtraError: see `add_page_columns`.
     """
-    counts = TreeCounts()
+    counts = Counter[str]()
 
     def values(row: PageRow) -> Sequence[Any]:
         nodes = tree_of(row.page, row.title, has_title=row.has_title)
-        counts.pairs += 1
-        counts.without_content += not any(node.is_content for node in nodes)
-        for node in nodes[1:]:
-            counts.content_nodes += node.is_content
-            counts.structure_nodes += not node.is_content
+        counts["pairs"] += 1
+        counts["documents_without_content"] += not any(node.is_content for node in nodes)
+        counts["content_nodes"] += sum(node.is_content for node in nodes[1:])
+        counts["structure_nodes"] += sum(not node.is_content for node in nodes[1:])
         return row.page.text, [node._asdict() for node in nodes]
 
     add_page_columns(pairs_path, to, form, column, _ADDED, values, storage)

@@ -6,8 +6,8 @@ Source: RES-RAG, section 3.4.1 (a sentence embedding model, chunks above 0.4).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,18 +29,6 @@ _BATCH_ROWS = 256
 """Rows whose texts are embedded together, so that texts of like length share a batch."""
 _FINGERPRINT_KEY = b"relabel.similar"
 """Key of the Parquet file's metadata that says what it was made of and how."""
-
-
-@dataclass(slots=True)
-class SimilarCounts:
-    """What came of it."""
-
-    pairs: int = 0
-    chunks: int = 0
-    similar: int = 0
-    """Chunks above the threshold."""
-    without: int = 0
-    """Pairs without a cosine: their query, or all of their document, is blank."""
 
 
 class SimilarPairs:
@@ -109,7 +97,7 @@ class SimilarPairs:
             )
         return True
 
-    def write(self, target: str, embedder: Embedder, fingerprint: str) -> SimilarCounts:
+    def write(self, target: str, embedder: Embedder, fingerprint: str) -> Counter[str]:
         """Write this worker's rows with the columns that are added, in order; the file is there whole or not at all.
 
         Raises:
@@ -118,7 +106,7 @@ class SimilarPairs:
         """
         mark = {_FINGERPRINT_KEY: fingerprint.encode()}
         schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())], metadata=mark)
-        counts = SimilarCounts()
+        counts = Counter[str]()
         tables = stream_tables(
             self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS, rows=self.rows
         )
@@ -127,19 +115,19 @@ class SimilarPairs:
             write_grouped(file, schema, found)
         return counts
 
-    def _with_cosines(self, table: pa.Table, embedder: Embedder, counts: SimilarCounts) -> pa.Table:
+    def _with_cosines(self, table: pa.Table, embedder: Embedder, counts: Counter[str]) -> pa.Table:
         queries = [text or "" for text in values_of(table["query"], self.path)]
         texts = self._texts(table)
         cosines = cosines_of(queries, texts, embedder)
         best = [max((one for one in row if one is not None), default=None) for row in cosines]
-        counts.pairs += len(queries)
-        counts.without += best.count(None)
+        counts["pairs"] += len(queries)
+        counts["pairs_without_cosine"] += best.count(None)
         columns: dict[str, Sequence[Any]] = {COSINE: best}
         if self.has_chunks:
             numbers = [[chunk["n"] for chunk in row or ()] for row in table[_CHUNKS].to_pylist()]
             chosen = [above(*pair, self._threshold) for pair in zip(numbers, cosines, strict=True)]
-            counts.chunks += sum(map(len, numbers))
-            counts.similar += sum(map(len, chosen))
+            counts["chunks"] += sum(map(len, numbers))
+            counts["similar"] += sum(map(len, chosen))
             columns |= {COSINES: cosines, SIMILAR: chosen}
         for name, kind in self.added.items():
             table = table.append_column(name, pa.array(columns[name], type=kind))
