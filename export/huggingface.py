@@ -1,4 +1,5 @@
-"""A student as a folder that Hugging Face's libraries load: the relevance head alone, its temperature folded in.
+"""A student as a folder that Hugging Face's libraries load: the relevance head alone, its temperature folded in. Form
+`hf` answers a logit a grade; `rerank`, for endpoints that want one number a pair, the expected grade as its log-odds.
 
 The weights are those of transformers' class for the task where that can answer the same, else sentence-transformers'
 modules. Only transformers and safetensors are needed to write either. What transformers loads is loaded again and
@@ -13,7 +14,7 @@ import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import yaml
@@ -33,13 +34,23 @@ _SHOWN = ("accuracy", "f1_macro", "kappa_quadratic", "auc")
 _PAIR = '[("red shoe", "A red running shoe, size 9")]'
 
 
-def render_hub_card(manifest: StudentManifest, record: StudentRecord, library: str, licence: str | None) -> str:
+def render_hub_card(
+    manifest: StudentManifest, record: StudentRecord, form: Form, library: str, licence: str | None
+) -> str:
     """Markdown below the Hub's metadata.
 
     Args:
         library: `transformers` or `sentence-transformers`.
         licence: SPDX expression; the Hub knows them in small letters.
     """
+    top = record.grades - 1
+    usage = {
+        "hf": [
+            f"probabilities = model.predict({_PAIR}, apply_softmax=True)  # calibrated, a column a grade",
+            f"expected_grade = probabilities @ {list(range(record.grades))}  # what to rank by",
+        ],
+        "rerank": [f"scores = model.predict({_PAIR})  # expected grade / {top}: 0 to 1, what to rank by"],
+    }[form]
     data = _metadata(manifest, library, licence)
     left_out = [name for name in record.heads if name != "relevance"]
     lines = [
@@ -51,21 +62,22 @@ def render_hub_card(manifest: StudentManifest, record: StudentRecord, library: s
         "",
         (
             f"Grades how relevant a document is to a query, 0 to {record.grades - 1}. A student by `relabel distill`, "
-            f"exported by `relabel export --format hf`; starts from `{manifest.model.reference.rsplit('/', 1)[-1]}`."
+            f"exported by `relabel export --format {form}`; starts from "
+            f"`{manifest.model.reference.rsplit('/', 1)[-1]}`."
         ),
         "",
         "```python",
         "from sentence_transformers import CrossEncoder",
         "",
         'model = CrossEncoder("path/of/this/folder")',
-        f"probabilities = model.predict({_PAIR}, apply_softmax=True)  # calibrated, a column a grade",
-        f"expected_grade = probabilities @ {list(range(record.grades))}  # what to rank by",
+        *usage,
         "```",
         "",
-        *(_TRANSFORMERS if library == "transformers" else _MODULES),
+        *(_MODULES if library == "sentence-transformers" else _TRANSFORMERS if form == "hf" else _SERVERS),
         "",
         f"- Reads at most {record.max_tokens} tokens of a pair; what is longer is cut.",
-        "- The temperature that calibrated it is in the head: softmax of the logits is the probabilities.",
+        "- The temperature that calibrated it is in the head"
+        + (": softmax of the logits is the probabilities." if form == "hf" else "."),
         *([f"- Without the student's other heads ({', '.join(left_out)})."] if left_out else []),
         f"- Licence: {licence or 'not stated; ask its authors before you ship it'}",
         "",
@@ -77,6 +89,11 @@ _TRANSFORMERS = [
     "`AutoModelForSequenceClassification.from_pretrained` loads it too, with its own head and `id2label`. The dense",
     "layer before the head does nothing but scale by a power of two, which the head takes back: keep it in float32 or",
     "bfloat16.",
+]
+_SERVERS = [
+    "One logit a pair, whose sigmoid is the score. `AutoModelForSequenceClassification`, vLLM (`--dtype float32`) and",
+    "text-embeddings-inference serve it behind `/rerank` and `/score`; `relabel conform URL BUNDLE` compares such a",
+    "server with the bundle. Keep the head in float32: its tanh units stand for the logarithms of the expected grade.",
 ]
 _MODULES = [
     "The folder holds modules (Transformer, Pooling, Dense) and no config at its top, so that transformers' Auto",
@@ -108,12 +125,18 @@ def _metadata(manifest: StudentManifest, library: str, licence: str | None) -> d
 # B rows, K grades, D hidden
 
 HEAD = "relevance"
+Form = Literal["hf", "rerank"]
 MOST_APART = 1e-5
-"""|Δp| at most between the student and what transformers loads."""
+"""|Δp| at most between the student and what transformers loads; of `rerank`, of the expected grade over the highest."""
 SMALL = 2.0**-13
 """What goes into a pooler's tanh is this part of the vector, and its head is as many times as large: tanh of so little
 is what went in, to a part in 10⁸, and a power of two costs no digit.
 """
+STEP, SLOPE, EDGE = 0.75, 2 / 3, 4.5
+"""Of tanh units that stand for a softplus, to 1e-6: their spacing, the slope of their argument, and how far the outermost
+lie beyond the range in which they do: -67 to 67 in an encoder as wide as MiniLM.
+"""
+ACTIVATION = "torch.nn.{}"
 ROWS, SEED = 24, 0
 MODULES = (
     ("0_Transformer", "sentence_transformers.base.modules.transformer.Transformer"),
@@ -122,7 +145,7 @@ MODULES = (
 )
 
 
-def write_model(student: StudentModel, folder: Path, say: Callable[[str], None]) -> str:
+def write_model(student: StudentModel, form: Form, folder: Path, say: Callable[[str], None]) -> str:
     """Write weights, config and tokenizer.
 
     Returns:
@@ -130,11 +153,12 @@ def write_model(student: StudentModel, folder: Path, say: Callable[[str], None])
     Raises:
         ModelError: what was written answers otherwise than the student.
     """
-    model = _classifier(student) if student.record.pooling == "cls" else None
+    layers = {"hf": _a_logit_a_grade, "rerank": _one_logit}[form](*_folded(student))
+    model = _classifier(student, form, layers) if student.record.pooling == "cls" else None
     if model is not None:
         model.save_pretrained(folder)
         _write_tokenizer(student, folder)
-        if (apart := _apart(student, _reloaded(folder))) <= MOST_APART:
+        if (apart := _apart(student, form, _reloaded(folder))) <= MOST_APART:
             say(f"transformers: {type(model).__name__}, at most {apart:.1g} from the student")
             return "transformers"
         raise ModelError(
@@ -142,11 +166,53 @@ def write_model(student: StudentModel, folder: Path, say: Callable[[str], None])
             "export it to a bundle, and report this with the model's name."
         )
     say(f"sentence-transformers: Transformer, Pooling ({student.record.pooling}), Dense")
-    _write_modules(student, folder)
+    if form == "rerank":
+        say("Neither vLLM nor text-embeddings-inference serves these modules: their heads read BERT's first token.")
+    _write_modules(student, form, layers, folder)
     return "sentence-transformers"
 
 
-def _classifier(student: StudentModel) -> Any | None:
+_Layers: TypeAlias = tuple[Any, Any, Any, Any]
+"""Weight [D, D] and bias [D] of a linear layer of the pooled vector, then, after tanh, weight [K, D] and bias [K]."""
+
+
+def _a_logit_a_grade(weight_KD: Any, bias_K: Any) -> _Layers:
+    """The vector through tanh as it is."""
+    import torch
+
+    width = weight_KD.shape[1]
+    return torch.eye(width) * SMALL, torch.zeros(width), weight_KD / SMALL, bias_K
+
+
+def _one_logit(weight_KD: Any, bias_K: Any) -> _Layers:
+    """Log-odds of the expected grade e of top: log e - log (top - e), of two or three grades.
+
+    Of two grades that is z1 - z0. Of three it is softplus(u) - softplus(v) where u = z2 - z1 + log 2 and v = z0 - z1 +
+    log 2, and a softplus is t / 2, which is linear in the vector, and an even function, for which tanh units at equal
+    steps stand.
+    """
+    import torch
+
+    grades, width = weight_KD.shape
+    dense_DD, dense_D, weight_1D = torch.zeros(width, width), torch.zeros(width), torch.zeros(1, width)
+    dense_DD[0] = (weight_KD[-1] - weight_KD[0]) / (grades - 1) * SMALL
+    weight_1D[0, 0] = 1 / SMALL
+    bias_1 = (bias_K[-1:] - bias_K[:1]) / (grades - 1)
+    if grades == 3:
+        count = (width - 1) // 2
+        places = (np.arange(count) - (count - 1) / 2) * STEP
+        at = np.linspace(-1, 1, 4001) * max(places[-1] - EDGE, STEP)
+        units = np.column_stack([np.tanh(SLOPE * (at[:, None] - places)), np.ones_like(at)])
+        parts = np.linalg.lstsq(units, np.logaddexp(0, at) - at / 2, rcond=1e-9)[0][:-1]
+        for first, grade, sign in ((1, 2, 1), (1 + count, 0, -1)):
+            held = slice(first, first + count)
+            dense_DD[held] = SLOPE * (weight_KD[grade] - weight_KD[1])
+            dense_D[held] = SLOPE * (bias_K[grade] - bias_K[1] + np.log(2) - torch.from_numpy(places))
+            weight_1D[0, held] = torch.from_numpy(sign * parts)
+    return dense_DD, dense_D, weight_1D, bias_1
+
+
+def _classifier(student: StudentModel, form: Form, layers: _Layers) -> Any | None:
     """transformers' class for the task with the student's weights; None where it has none of a shape that can say the
     same.
     """
@@ -158,13 +224,13 @@ def _classifier(student: StudentModel) -> Any | None:
     config = AutoConfig.from_pretrained(config_file(student.path))
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return None
-    names = {grade: f"grade {grade}" for grade in range(student.record.grades)}
+    names = {"hf": [f"grade {grade}" for grade in range(student.record.grades)], "rerank": ["expected grade"]}[form]
     config.update(
         {
-            "num_labels": student.record.grades,
-            "id2label": names,
-            "label2id": {name: grade for grade, name in names.items()},
-            "problem_type": "single_label_classification",
+            "num_labels": len(names),
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: place for place, name in enumerate(names)},
+            **({"problem_type": "single_label_classification"} if form == "hf" else {}),
         }
     )
     model = AutoModelForSequenceClassification.from_config(config).eval()
@@ -175,16 +241,13 @@ def _classifier(student: StudentModel) -> Any | None:
         dense, head = getattr(head, "dense", None), getattr(head, "out_proj", None)
     if not isinstance(dense, linear) or not isinstance(head, linear):
         return None
-    weight_KD, bias_K = _folded(student)
     missing = model.base_model.load_state_dict(backbone.state_dict(), strict=False)
     if missing.unexpected_keys or any(not name.startswith("pooler.") for name in missing.missing_keys):
         return None
     with torch.no_grad():
-        dense.weight.copy_(torch.eye(*dense.weight.shape) * SMALL)
-        dense.bias.zero_()
-        head.weight.copy_(weight_KD / SMALL)
-        head.bias.copy_(bias_K)
-    return model if _apart(student, model) <= MOST_APART else None  # another function than tanh
+        for place, values in zip((dense.weight, dense.bias, head.weight, head.bias), layers, strict=True):
+            place.copy_(values)
+    return model if _apart(student, form, model) <= MOST_APART else None  # another function than tanh
 
 
 def _folded(student: StudentModel) -> tuple[Any, Any]:
@@ -208,7 +271,7 @@ def _reloaded(folder: Path) -> Any:
     return model.eval()
 
 
-def _apart(student: StudentModel, model: Any) -> float:
+def _apart(student: StudentModel, form: Form, model: Any) -> float:
     """The largest |Δp| between a student and a classifier, over drawn rows of all lengths, padded together."""
     import torch
 
@@ -224,24 +287,28 @@ def _apart(student: StudentModel, model: Any) -> float:
     with torch.inference_mode():
         want_BK = student.module(**batch)[HEAD].numpy() / student.record.temperature.get(HEAD, 1.0)
         found_BK = model(**batch).logits.numpy()
-    return float(np.abs(softmax(found_BK) - softmax(want_BK)).max())
+    probs_BK = softmax(want_BK)
+    if form == "hf":
+        return float(np.abs(softmax(found_BK) - probs_BK).max())
+    expected_B = probs_BK @ np.arange(student.record.grades) / (student.record.grades - 1)
+    return float(np.abs(1 / (1 + np.exp(-found_BK[:, 0])) - expected_B).max())
 
 
-def _write_modules(student: StudentModel, folder: Path) -> None:
-    """Transformer, Pooling and Dense as sentence-transformers keeps them."""
+def _write_modules(student: StudentModel, form: Form, layers: _Layers, folder: Path) -> None:
+    """Transformer, Pooling and Dense, of one logit two of these, as sentence-transformers keeps them."""
     from safetensors.torch import save_file
 
-    places = [folder / name for name, _ in MODULES]
-    for place in places:
-        place.mkdir()
-    transformer, pooling, dense = places
+    transformer, pooling = (folder / name for name, _ in MODULES[:2])
+    modules = list(MODULES)
+    folded = [("Identity", *_folded(student))]
+    if form == "rerank":
+        modules.append(("3_Dense", MODULES[-1][1]))
+        folded = [("Tanh", *layers[:2]), ("Identity", *layers[2:])]
+    for name, _ in modules:
+        (folder / name).mkdir()
     student.module.backbone.save_pretrained(transformer)
     _write_tokenizer(student, transformer)
-    weight_KD, bias_K = _folded(student)
-    grades, width = weight_KD.shape
-    save_file({"linear.weight": weight_KD.contiguous(), "linear.bias": bias_K}, dense / "model.safetensors")
     modality = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-    identity = "torch.nn.modules.linear.Identity"
     written = {
         transformer / "sentence_bert_config.json": {
             "transformer_task": "feature-extraction",
@@ -249,28 +316,31 @@ def _write_modules(student: StudentModel, folder: Path) -> None:
             "module_output_name": "token_embeddings",
         },
         pooling / "config.json": {
-            "embedding_dimension": width,
+            "embedding_dimension": layers[0].shape[0],
             "pooling_mode": student.record.pooling,
             "include_prompt": True,
         },
-        dense / "config.json": {
-            "in_features": width,
-            "out_features": grades,
-            "bias": True,
-            "activation_function": identity,
-            "module_input_name": "sentence_embedding",
-            "module_output_name": "scores",
-        },
         folder / "modules.json": [
-            {"idx": place, "name": str(place), "path": name, "type": kind} for place, (name, kind) in enumerate(MODULES)
+            {"idx": place, "name": str(place), "path": name, "type": kind} for place, (name, kind) in enumerate(modules)
         ],
         folder / "config_sentence_transformers.json": {
-            "activation_fn": identity,
+            "activation_fn": ACTIVATION.format({"hf": "Identity", "rerank": "Sigmoid"}[form]),
             "default_prompt_name": None,
             "model_type": "CrossEncoder",
             "prompts": {},
         },
     }
+    for place, (name, weight_OI, bias_O) in enumerate(folded, 2):
+        dense, is_last = folder / f"{place}_Dense", place == len(modules) - 1
+        save_file({"linear.weight": weight_OI.contiguous(), "linear.bias": bias_O}, dense / "model.safetensors")
+        written[dense / "config.json"] = {
+            "in_features": weight_OI.shape[1],
+            "out_features": weight_OI.shape[0],
+            "bias": True,
+            "activation_function": ACTIVATION.format(name),
+            "module_input_name": "sentence_embedding",
+            "module_output_name": "scores" if is_last else "sentence_embedding",
+        }
     for file, held in written.items():
         file.write_bytes(readable_json(held))
 
@@ -289,7 +359,13 @@ RECORD_NAME = "relabel.json"
 
 
 def export_to_hub_folder(
-    path: Path, target: Path, *, licence: str | None, is_replacing: bool, say: Callable[[str], None] = lambda _: None
+    path: Path,
+    target: Path,
+    form: Form,
+    *,
+    licence: str | None,
+    is_replacing: bool,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[str, list[str], bool]:
     """Write a student's folder for transformers and sentence-transformers.
 
@@ -312,18 +388,23 @@ def export_to_hub_folder(
             f"{path}: a student of kind {record.kind} has no class there that answers as it does. Export it to a "
             "bundle, or take an encoder."
         )
+    if form == "rerank" and record.grades > 3:
+        raise ConfigError(
+            f"{path}: has {record.grades} grades, and the heads of rerank endpoints can say the expected grade of two "
+            "or three in one number. Take --format hf, or serve a bundle: docs/deploy/serving/rerank.py."
+        )
     student_manifest(path)  # compares its files
     file = path / "manifest.json"
     manifest = read_student_manifest(file.read_bytes(), str(file))
-    recipe = {"student": student_digest(path), "relabel": version("relabel-ir"), "licence": licence}
+    recipe = {"student": student_digest(path), "form": form, "relabel": version("relabel-ir"), "licence": licence}
     done = made_before(target, _noted, recipe, is_replacing=is_replacing, what="export for these libraries")
     left_out = [name for name in record.heads if name != HEAD]
     if done is not None:
         return done, left_out, True
     student = load_student(path)
     with new_folder_for(target) as folder:
-        library = write_model(student, folder, say)
-        text = render_hub_card(manifest, record, library, licence)
+        library = write_model(student, form, folder, say)
+        text = render_hub_card(manifest, record, form, library, licence)
         (folder / CARD_NAME).write_text(text, encoding="utf-8")
         (folder / RECORD_NAME).write_bytes(readable_json({**recipe, "library": library}))
         with locked(target, waits=True):

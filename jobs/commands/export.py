@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["bundle", "hf"]),
+    type=click.Choice(["bundle", "hf", "rerank"]),
     default="bundle",
     show_default=True,
-    help="hf: a folder for transformers and sentence-transformers instead of a bundle.",
+    help="Instead of a bundle, a folder for transformers and sentence-transformers: hf with a logit a grade, rerank "
+    "with one a pair, for vLLM's and TEI's endpoints.",
 )
 @click.option("--formats", default="onnx", show_default=True, metavar="LIST", help="onnx, and tensorrt where a GPU is.")
 @click.option("--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8.")
@@ -78,8 +79,8 @@ def export(
     Every model is compared with the student on real pairs, alone and in batches. If a gate fails, the command lists the
     worst rows, makes no bundle and exits 5. docs/export.md has the gates.
     """
-    if form == "hf":
-        return _export_hf(student, to, own["licence"], is_replacing=replace, done_ok=done_ok, output=output)
+    if form != "bundle":
+        return _export_hf(student, to, form, own["licence"], is_replacing=replace, done_ok=done_ok, output=output)
     from relabel.export.exporting import export_bundle
     from relabel.export.parity import PairsFile
     from relabel.export.specs import ExportSpec
@@ -113,7 +114,9 @@ def export(
 HF_OPTIONS = frozenset({"student", "to", "form", "licence", "replace", "done_ok", "output"})
 
 
-def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool, done_ok: bool, output: str) -> int:
+def _export_hf(
+    student: str, to: str, form: Any, licence: str | None, *, is_replacing: bool, done_ok: bool, output: str
+) -> int:
     """A folder for transformers and sentence-transformers.
 
     Raises:
@@ -121,13 +124,16 @@ def _export_hf(student: str, to: str, licence: str | None, *, is_replacing: bool
     """
     given = [option.opts[0] for name, option in given_parameters().items() if name not in HF_OPTIONS]
     if given:
-        raise UsageError(f"{given[0]} belongs to bundles; --format hf takes --to, --licence, --replace and --done-ok.")
+        raise UsageError(
+            f"{given[0]} belongs to bundles; --format {form} takes --to, --licence, --replace and --done-ok."
+        )
     from relabel.export.huggingface import export_to_hub_folder
 
     place = _place(to)
     library, left_out, was_done = export_to_hub_folder(
         _student(student, Storage()),
         place,
+        form,
         licence=licence,
         is_replacing=is_replacing,
         say=lambda line: click.echo(line, err=True),

@@ -63,13 +63,13 @@ def word_tokenizer(*, has_types: bool) -> Any:
     )
 
 
-def tiny_encoder(kind: str, vocab_size: int) -> Any:
+def tiny_encoder(kind: str, vocab_size: int, width: int = 32) -> Any:
     import torch
     import transformers as tf
 
     shape: dict[str, Any] = {
         "vocab_size": vocab_size,
-        "hidden_size": 32,
+        "hidden_size": width,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,

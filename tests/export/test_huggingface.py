@@ -26,29 +26,31 @@ APART = 1e-5
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Callable[[str, str], Path]:
+def made(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Callable[..., Path]:
     """`made("bert", "cls")`: a student with loud weights, so that answers differ from pair to pair, and with the
     manifest of one that was trained.
     """
-    done: dict[tuple[str, str], Path] = {}
+    done: dict[tuple[Any, ...], Path] = {}
 
-    def make(kind: str, pooling: Any) -> Path:
-        if (kind, pooling) in done:
-            return done[kind, pooling]
+    def make(kind: str, pooling: Any, grades: int = 3, width: int = 32) -> Path:
+        key = (kind, pooling, grades, width)
+        if key in done:
+            return done[key]
         tokenizer = word_tokenizer(has_types=kind == "bert")
-        backbone = tiny_encoder(kind, len(tokenizer))
+        backbone = tiny_encoder(kind, len(tokenizer), width)
         for weight in backbone.parameters():
             if weight.dim() > 1:
                 weight.data.mul_(20)
-        record = replace(read_student(student), pooling=pooling)
+        record = read_student(student)
+        record = replace(record, pooling=pooling, heads={**record.heads, "relevance": grades})
         module = EncoderStudent(backbone, record.heads, pooling=pooling).eval()
         for head in module.heads.values():
-            head.weight.data.mul_(20)
+            head.weight.data.mul_(20 if width == 32 else 2)
         path = tmp_path_factory.mktemp("student") / f"{kind}-{pooling}"
         write_student(path, record, module, tokenizer)
         held = json.loads((student / "manifest.json").read_bytes())
         (path / "manifest.json").write_text(json.dumps({**held, "files": student_files(path)}))
-        done[kind, pooling] = path
+        done[key] = path
         return path
 
     return make
@@ -97,6 +99,32 @@ def test_transformers_loads_a_student_that_pools_by_its_first_token_with_its_own
     with torch.inference_mode():
         probs = model.eval()(**batch).logits.softmax(1).numpy()
     assert apart(student, probs) <= APART
+
+
+RERANK = [
+    ("bert", "cls", 2, 32, "transformers"),
+    ("bert", "cls", 3, 384, "transformers"),
+    ("xlm-roberta", "cls", 3, 384, "transformers"),
+    ("bert", "mean", 3, 384, "sentence-transformers"),
+    ("modernbert", "cls", 2, 32, "sentence-transformers"),
+]
+
+
+@pytest.mark.parametrize(("kind", "pooling", "grades", "width", "library"), RERANK)
+def test_a_rerank_folder_answers_the_expected_grade_with_one_number(
+    relabel: Relabel, made: Callable[..., Path], folder: Path, kind: str, pooling: str, grades: int, width: int,
+    library: str,
+) -> None:  # fmt: skip
+    cross_encoders = pytest.importorskip("sentence_transformers")
+    student = made(kind, pooling, grades, width)
+    done = relabel("export", str(student), "--to", "rerank", "--format", "rerank", "--output", "json")
+    assert (done.code, done.json["library"]) == (0, library), done
+    assert ("Neither vLLM" in done.err) == (library == "sentence-transformers")
+    model = cross_encoders.CrossEncoder("rerank", device="cpu", local_files_only=True)
+    found = model.predict(HOSTILE + LONG)
+    want = load_student(student).probabilities(HOSTILE + LONG)["relevance"] @ np.arange(grades) / (grades - 1)
+    assert want.std() > 0.01
+    assert np.abs(found - want).max() <= APART
 
 
 def test_no_auto_class_puts_a_random_head_on_a_folder_of_modules(relabel: Relabel, student: Path, folder: Path) -> None:
@@ -174,9 +202,12 @@ def test_a_link_is_followed_and_stays_one(relabel: Relabel, student: Path, folde
     assert sorted(path.name for path in folder.glob(".*")) == []
 
 
-def test_what_no_class_there_can_say_is_refused(relabel: Relabel, decoder: Path, student: Path, folder: Path) -> None:
+def test_what_no_class_there_can_say_is_refused(
+    relabel: Relabel, decoder: Path, student: Path, made: Callable[..., Path], folder: Path
+) -> None:
     relabel("export", str(decoder), "--to", "hf", "--format", "hf").refused(3, "kind decoder", "bundle")
     relabel("export", str(student), "--to", "hf", "--format", "hf", "--precisions", "int8").refused(
         2, "--precisions belongs to bundles"
     )
+    relabel("export", str(made("bert", "cls", 4)), "--to", "hf", "--format", "rerank").refused(3, "4 grades", "serve")
     assert not (folder / "hf").exists()
