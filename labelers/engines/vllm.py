@@ -8,7 +8,9 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -229,6 +231,10 @@ class Vllm(Engine):
         tokenizer = load_tokenizer(transformers, self._resolved)
         self._engine = _start(library, self._args, self._resolved)
         self._loop: StepLoop | None = None
+        self._ready: list[Answer] = []
+        # Prompts become tokens while vLLM's step waits for the device: that needs little of Python's lock.
+        self._encoders = ThreadPoolExecutor(1, thread_name_prefix="relabel-encode")
+        self._encoding: deque[Future[TokenSequence | Answer]] = deque()
         try:
             config = self._engine.model_config
             self._context = int(config.max_model_len)
@@ -254,7 +260,6 @@ class Vllm(Engine):
             self.close()
             raise
         self._facts = self._describe(library)
-        self._ready: list[Answer] = []
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
@@ -289,23 +294,34 @@ class Vllm(Engine):
 
     @property
     def capacity(self) -> int:
-        return max(self._width * WAITING - self._open_loop().num_open - len(self._ready), 0)
+        taken = self._open_loop().num_open + len(self._encoding) + len(self._ready)
+        return max(self._width * WAITING - taken, 0)
 
     def submit(self, request: Request) -> None:
+        self._open_loop()
+        self._encoding.append(self._encoders.submit(self._admit, request))
+
+    def _admit(self, request: Request) -> TokenSequence | Answer:
         ask = request.ask
-        loop = self._open_loop()
         is_bound = self._is_bound(ask) and ask.format is not None
-        admitted = admit(
+        return admit(
             request,
             self._encoder,
             self._places,
             max_prompt_tokens=self._max_prompt(ask),
             matcher=partial(self._matcher, ask) if is_bound else None,
         )
-        if isinstance(admitted, TokenSequence):
-            loop.add(admitted)
-        else:
-            self._ready.append(admitted)
+
+    def _take_encoded(self, loop: StepLoop) -> None:
+        """Hand over what is encoded, in the order in which it was asked; wait for the first where nothing else is
+        to do.
+        """
+        while self._encoding and (self._encoding[0].done() or not (loop.num_open or self._ready)):
+            admitted = self._encoding.popleft().result()
+            if isinstance(admitted, TokenSequence):
+                loop.add(admitted)
+            else:
+                self._ready.append(admitted)
 
     def _matcher(self, ask: Ask, prompt: Prompt) -> Any:
         assert ask.format is not None
@@ -313,11 +329,12 @@ class Vllm(Engine):
 
     def poll(self) -> list[Answer]:
         loop = self._open_loop()
-        answers, self._ready = self._ready, []
         until = time.perf_counter() + POLL_S
         try:
-            while not answers and loop.num_open and time.perf_counter() < until:
-                answers += [sequence.answer() for sequence in loop.step()]
+            self._take_encoded(loop)
+            while not self._ready and loop.num_open and time.perf_counter() < until:
+                self._ready += [sequence.answer() for sequence in loop.step()]
+                self._take_encoded(loop)
         except RelabelError:
             raise
         except Exception as exc:  # whatever vLLM's workers and kernels raise, its engine is of no use any more
@@ -325,6 +342,7 @@ class Vllm(Engine):
                 f"vLLM failed with {loop.num_open} requests in flight on {self._facts.device}: {type(exc).__name__}. "
                 "If memory ran out, lower engine.args.max_num_seqs or engine.args.gpu_memory_utilization."
             ) from exc
+        answers, self._ready = self._ready, []
         return answers
 
     def rendered(self, ask: Ask) -> list[str]:
@@ -337,6 +355,7 @@ class Vllm(Engine):
         engine, self._engine, self._loop = self._engine, None, None
         if engine is None:
             return
+        self._encoders.shutdown(cancel_futures=True)
         with stdout_apart():
             engine.engine_core.shutdown()
             del engine

@@ -295,17 +295,22 @@ def test_inline_asks_again_only_for_places_that_never_came_by(start, finished, m
     assert probes.count(True) == 1  # the place inside the last one's prefill
 
 
-def test_a_free_answer_ends_at_its_closing_tag(start, finished):
+def test_a_free_answer_ends_at_its_closing_tag(start, finished, monkeypatch):
     engine = start(constrain=False, decisions="inline")
+    plain = engine._loop.add
+
+    def add(row):
+        row.closing = b"e"  # a random model never writes `</e>`; one byte of it shows where an answer stops
+        plain(row)
+
+    monkeypatch.setattr(engine._loop, "add", add)
     form = AnswerFormat((Choice("e", ("0",)),))
     closes = [
         Request(number, ask_for("q", f"d {number}", format=form, max_tokens=400, sampling=Sampling(2.0)), number)
         for number in range(8)
     ]
-    for request in closes:  # a random model never writes `</e>`; one byte of it is enough to see where an answer stops
+    for request in closes:
         engine.submit(request)
-    for row in engine._loop._waiting:
-        row.closing = b"e"
     answers = []
     while len(answers) < len(closes):
         answers += engine.poll()
