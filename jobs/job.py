@@ -250,10 +250,10 @@ def load_job(
     except ConfigError as exc:
         if not settings.overrides:
             raise
-        told = ", ".join(settings.overrides)
-        named = re.search(r"--set (\w+)\.name=([^, ]+)", told) if "unknown key" in str(exc) else None
+        outside = ", ".join(settings.overrides)
+        named = re.search(r"--set (\w+)\.name=([^, ]+)", outside) if "unknown key" in str(exc) else None
         hint = f". To leave the file's {named[1]} out: --set '{named[1]}={{name: {named[2]}}}'" if named else ""
-        raise ConfigError(f"{exc} (set outside the file: {told}){hint}") from exc
+        raise ConfigError(f"{exc} (set outside the file: {outside}){hint}") from exc
     return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
 
 

@@ -94,9 +94,6 @@ def _data_digest(examples: Examples) -> str:
 # The model card: what a student is, what it learned from and how well, for a person who finds the folder.
 
 
-_SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll")
-
-
 def render_card(manifest: StudentManifest, spec: DistillSpec) -> str:
     """Markdown from a student's manifest, and the spec that is in it."""
     heads = ", ".join(f"{name} ({grades} grades)" for name, grades in manifest.heads.items())
@@ -172,16 +169,10 @@ def _split(split: SplitFacts) -> list[str]:
 
 
 def _figures(test: SideFigures) -> list[str]:
-    student, teacher = test.student, test.teacher
-    if not student.get("rows"):
+    if not test.student.get("rows"):
         return ["No test row has a grade to judge by."]
-    head = f"| judged by {test.judged_by} | student |" + (" teacher |" if teacher else "")
-    rows = [
-        f"| {name} | {_number(student.get(name))} |" + (f" {_number(teacher.get(name))} |" if teacher else "")
-        for name in _SHOWN
-        if name in student
-    ]
-    return [head, "|---|---|" + ("---|" if teacher else ""), *rows]
+    head, *rows = [f"| {' | '.join(row)} |" for row in test.figure_rows()]
+    return [head, "|---" * (head.count("|") - 1) + "|", *rows]
 
 
 def _gate(gate: JudgedGates) -> list[str]:
@@ -197,10 +188,6 @@ def _gate(gate: JudgedGates) -> list[str]:
 
 def _pairs(values: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-
-
-def _number(value: int | float | None) -> str:
-    return "undefined" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 # ------------------------------------------------------------------------------

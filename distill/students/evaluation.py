@@ -13,8 +13,16 @@ from relabel.distill.students.manifest import Figures, GateCheck, JudgedGates, S
 from relabel.distill.students.model import logits_of_rows, softmax
 from relabel.distill.students.spec import DistillSpec
 from relabel.manifests.errors import InputError
-from relabel.manifests.metrics.evaluation import MOST_LEXICAL, Baselines, baselines, bm25
+from relabel.manifests.metrics.evaluation import (
+    MOST_LEXICAL,
+    Baselines,
+    baselines_with_intervals,
+    bm25,
+    evaluate,
+    intervals_of,
+)
 from relabel.manifests.metrics.gates import judge_gate, judge_gates
+from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.measures import (
     DEPTH,
     TINY,
@@ -166,18 +174,20 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
         own = rows[examples.weights[name][rows] > 0]
         by_node[name] = graded_figures(probs[name][own], examples.targets[name][own].argmax(1))
     relevance_NK = probs["relevance"]
+    student = _judged(examples, relevance_NK, judge_N, judged)
+    intervals, baselines = _bounds(examples, relevance_NK, judge_N, judged, student) if len(judged) else (None, None)
     taught_sets = (trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
     return SideFigures(
         rows=len(rows),
         judged_by=by,
-        baselines=_baselines(examples, judge_N, judged) if len(judged) else None,
-        student=graded_figures(relevance_NK[judged], judge_N[judged])
-        | _ranked(examples, relevance_NK, judge_N, judged),
+        student=student,
         teacher=_teacher_against(examples, both) if has_teacher else None,
         student_where_teacher=(
             _judged(examples, relevance_NK, judge_N, both) if has_teacher and len(both) != len(judged) else None
         ),
         to_teacher=teacher_figures(*taught_sets) if len(taught) else None,
+        baselines=baselines,
+        intervals=intervals,
         **by_node,
     )
 
@@ -202,17 +212,19 @@ def _ranked(examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows:
     return {NDCG: None if np.isnan(found.ndcg).all() else float(np.nanmean(found.ndcg))}
 
 
-def _baselines(examples: Examples, grade_N: np.ndarray, rows: np.ndarray) -> Baselines:
+def _bounds(
+    examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray, student: Figures
+) -> tuple[dict[str, tuple[float, float]], Baselines]:
+    """The intervals of the student's figures on one row or more, and the baselines, with theirs."""
     query_N, num_queries = _query_numbers(examples, rows)
     lexical_N = bm25([examples.texts[row] for row in rows.tolist()]) if len(rows) <= MOST_LEXICAL else None
-    return baselines(
-        grade_N[rows],
-        query_N,
-        np.arange(len(rows)),
-        grades=examples.grades,
-        num_queries=num_queries,
-        lexical_N=lexical_N,
+    probs_MK = probs_NK[rows].astype(np.float64)
+    probs_MK /= probs_MK.sum(1, keepdims=True)
+    labels, docs = probs_NK[rows].argmax(1), np.arange(len(rows))
+    judged = Judged(
+        examples.grades, grade_N[rows], labels, query_N, num_queries, docs, probs_MK, None, None, lexical=lexical_N
     )
+    return intervals_of(evaluate(judged).figures, student), baselines_with_intervals(judged)
 
 
 def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +137,7 @@ STUDENT_MANIFEST_VERSION = 1
 
 Figures: TypeAlias = dict[str, int | float | None]
 """Figures by name, as `distill/students/evaluation.py` gives them, with `rows`; None where one is not defined."""
+SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll", "ndcg@10")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,7 @@ class SideFigures:
         to_teacher: the student against its teacher, before calibration.
         subject, attribute: of these heads, by their labels.
         baselines: of the rows that `student` is over; None in students of earlier days, and without such a row.
+        intervals: of `student`, 95 % over queries, by figure; likewise.
     """
 
     rows: int
@@ -160,6 +163,26 @@ class SideFigures:
     subject: Figures | None = field(default=None, metadata=LEFT_OUT)
     attribute: Figures | None = field(default=None, metadata=LEFT_OUT)
     baselines: Baselines | None = field(default=None, metadata=LEFT_OUT)
+    intervals: dict[str, tuple[float, float]] | None = field(default=None, metadata=LEFT_OUT)
+
+    def figure_rows(self) -> list[list[str]]:
+        """The main figures as a table, its head first; columns that would be empty are left out."""
+        rows = [[f"judged by {self.judged_by}", "student", "95 % interval", "teacher", "baselines"]]
+        for name in (name for name in SHOWN if name in self.student):
+            values = [_number(figures.get(name, "")) for figures in (self.student, self.teacher or {})]
+            bounds = self.baselines.text(name) if self.baselines else ""
+            rows.append([name, values[0], self.interval_text(name), values[1], bounds])
+        kept = [any(column[1:]) for column in zip(*rows, strict=True)]
+        return [list(itertools.compress(row, kept)) for row in rows]
+
+    def interval_text(self, figure: str) -> str:
+        """The interval of a figure of the student; empty where it has none."""
+        ends = (self.intervals or {}).get(figure)
+        return "" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}"
+
+
+def _number(value: float | str | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

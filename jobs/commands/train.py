@@ -13,19 +13,18 @@ import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import clock_text, emit, table
+from relabel.jobs.output import clock_text, emit, grid, table
 from relabel.manifests.errors import UsageError
 
 if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
-    from relabel.distill.students.manifest import Figures
+    from relabel.distill.students.manifest import SideFigures
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.teachers.teaching import TeacherReport
     from relabel.distill.teachers.trainer import TrainingEstimate
     from relabel.distill.training.output import Start
     from relabel.jobs.settings import Settings, SpecKind
     from relabel.manifests.files import Storage
-    from relabel.manifests.metrics.evaluation import Baselines
 
 # ------------------------------------------------------------------------------
 # Options, spec loading and progress that both commands share.
@@ -135,7 +134,6 @@ def teller() -> Callable[[str], None]:
 
 
 STUDENT_BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
-SHOWN = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "ndcg@10")
 
 
 @click.command(epilog="Example: relabel distill student.yaml --resume")
@@ -218,44 +216,35 @@ def _student_result(report: Report) -> dict[str, Any]:
     return {**{key: plain(getattr(report.manifest, key)) for key in keys}, "gate": plain(report.gate)}
 
 
-def verdicts(student: Figures, found: Baselines | None, *, judged_by: str) -> list[str]:
-    """Whether a student is above the baselines on its test split; without intervals, which `evaluate` has."""
+def _verdict(test: SideFigures) -> str:
+    """Whether a student is above the baselines on its test split, and whether that is shown."""
     from relabel.manifests.metrics.evaluation import not_beaten
 
-    if found is None or not student.get("rows"):
-        return []
-    below = not_beaten(student, found)
-    over = f"over {student['rows']:,} test rows, by {judged_by}"
-    if below:
-        return [f"no better than a baseline {over}: {'; '.join(below)}"]
-    return [f"above the constant and lexical baselines {over}; `relabel evaluate` says whether that is shown"]
+    if test.baselines is None:
+        return "not known: no test row has a grade to judge by"
+    over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
+    if below := not_beaten(test.student, test.baselines):
+        return f"no better than a baseline {over}: {'; '.join(below)}"
+    lows = {name: low for name, (low, _) in (test.intervals or {}).items()}
+    unclear = [text.partition(" ")[0] for text in not_beaten(lows, test.baselines)]
+    shown = f"; not shown for {' and '.join(unclear)}, whose interval reaches down to it" if unclear else ""
+    return f"above the constant and lexical baselines {over}{shown}"
 
 
 def _student_text(report: Report) -> str:
     manifest = report.manifest
     training, test = manifest.training, manifest.metrics.test
     sides = (f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items())
-    rows = [("verdict", text) for text in verdicts(test.student, test.baselines, judged_by=test.judged_by)]
-    rows += [
+    rows = [
+        ("verdict", _verdict(test)),
         ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
         ("rows", ", ".join(sides)),
         ("trained", f"{training.steps:,} steps, {training.rows_per_s or 0:,} rows/s on {training.device}"),
     ]
-    for who, figures in (("student", test.student), ("teacher", test.teacher or {})):
-        found = [f"{name} {value:.4f}" for name in SHOWN if (value := figures.get(name)) is not None]
-        if found:
-            found.append(f"over {figures.get('rows') or 0:,} rows")
-        if found:
-            rows.append((f"{who}, by {test.judged_by}", ", ".join(found)))
-    for kind in ("constant", "random", "lexical"):
-        held = {name: test.baselines.of(name).get(kind) for name in SHOWN} if test.baselines else {}
-        bounds = [f"{name} {value:.4f}" for name, value in held.items() if value is not None]
-        if bounds:
-            rows.append((f"{kind} baseline", ", ".join(bounds)))
     rows += [("note", note) for note in manifest.notes]
     rows += [("gate", check.text) for check in report.gate.checks] or [("gate", "no gate set")]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
-    return f"{head} {report.output}\n{table(rows)}"
+    return f"{head} {report.output}\n{table(rows)}\n\n{grid(test.figure_rows())}"
 
 
 # ------------------------------------------------------------------------------

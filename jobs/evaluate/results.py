@@ -131,11 +131,6 @@ def verdicts_of(one: ComparedStudent) -> list[str]:
 # Tables and plots of figures.
 
 
-def baseline_text(found: Baselines, figure: str) -> str:
-    """The baselines of a figure; empty where it has none."""
-    return ", ".join(f"{value:.4f} {kind}" for kind, value in found.of(figure).items())
-
-
 def figure_title(figure: str, sides: Mapping[str, Mapping[str, MetricValue]]) -> str:
     """A figure's name, with a word where it ranks by the written grade for want of distributions.
 
@@ -163,7 +158,7 @@ def figures_table(
             "undefined" if one.value is None else one.value,
             "" if one.low is None else f"{one.low:.4f} to {one.high:.4f}",
             f"{one.over:,} {one.unit}",
-            *([baseline_text(baselines, name)] if baselines else []),
+            *([baselines.text(name)] if baselines else []),
         ]
         for name, one in figures.items()
     ]
@@ -188,7 +183,7 @@ def both_table(
                 "" if step is None or step.value is None else f"{step.value:+.4f}",
                 f"{step.low:+.4f} to {step.high:+.4f}" if step and has_interval else "",
                 f"{over} {held[0].unit}",
-                baseline_text(second.baselines, figure),
+                second.baselines.text(figure),
             ]
         )
     head = ("figure", *names, f"{names[1]} - {names[0]}", "95 % interval", "over", "baseline")

@@ -14,7 +14,6 @@ from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from relabel.export.bench.records import BenchFacts, measurements_of
 from relabel.export.bundle_facts import Parity, compared_on, parity_rows, undecided_lines
-from relabel.jobs.evaluate.results import baseline_text
 from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact
 from relabel.jobs.sections import (
     Badge,
@@ -160,9 +159,6 @@ def student_section(students: Sequence[StudentArtifact]) -> Section:
     for student in students:
         if student.manifest is not None:
             blocks += _student_tables(student.name, student.manifest)
-    if blocks:
-        hint = "for intervals, score pairs that have gold grades, and give label run, scores and --gold together."
-        blocks.append(Paragraph(f"A student's own manifest holds no intervals; {hint}"))
     return Section("student", "Student", blocks)
 
 
@@ -175,13 +171,18 @@ def _student_tables(student: str, manifest: StudentManifest) -> Iterator[Block]:
         [
             _MORE_NAMES.get(name) or title_of(name),
             *(figures.get(name) for figures in columns.values()),
-            baseline_text(test.baselines, name) if test.baselines else "",
+            test.interval_text(name),
+            test.baselines.text(name) if test.baselines else "",
         ]
         for name in names
     ]
     by = "trusted grades" if test.judged_by == "gold" else "its labels"
     if rows:
-        yield Table(f"{student} on its test split, by {by}", ("figure", *columns, "baseline"), rows)
+        yield Table(
+            f"{student} on its test split, by {by}",
+            ("figure", *columns, "95 % of the student", "baseline"),
+            rows,
+        )
     counts: list[list[Cell]] = [[name, side.rows, side.queries] for name, side in split.sides().items()]
     yield Table(f"Split of {student}, by {split.by}", ("split", "rows", "queries"), counts)
     if manifest.gate.checks:

@@ -122,7 +122,7 @@ def test_time_goes_to_one_pair_first_and_then_as_far_as_it_suffices(
 ) -> None:
     """At 10 ms a pair p99 takes 4.8 s, and twenty calls of 32 pairs take 8.3 s."""
     paced(0.01)
-    found, told = {}, {}
+    found, reported = {}, {}
     for seconds in ("0.000001", "3", "6", "18", "60"):
         line = ("--providers", "cpu", "--precisions", "fp32", "--threads", "1", "--seconds", seconds)
         done = relabel("bench", "bundle", *line, "--to", "results", "--output", "json")
@@ -135,7 +135,7 @@ def test_time_goes_to_one_pair_first_and_then_as_far_as_it_suffices(
         assert planned <= {row["cell"] for row in rows} | {name for name, _ in model["not_run"]}
         assert model["open"] or ["open-grid", measure.TOO_SHORT] in model["not_run"]
         assert len([line for line in done.err.splitlines() if line.startswith("warning")]) == 1
-        told[seconds] = re.findall(r" s suffice for (.*) cells;", done.err.splitlines()[1])  # before any figure
+        reported[seconds] = re.findall(r" s suffice for (.*) cells;", done.err.splitlines()[1])  # before any figure
         found[seconds] = [(row["cell"], row["p99_ms"] is not None) for row in model["closed"]]
     assert found["0.000001"] == []
     assert found["3"][0] == ("1xreplay", False)
@@ -143,7 +143,9 @@ def test_time_goes_to_one_pair_first_and_then_as_far_as_it_suffices(
     assert "32xreplay" not in dict(found["18"])
     assert {"1xreplay", "8xreplay", "32xreplay"} <= set(dict(found["60"]))
     for seconds, figures in (("3", "p50"), ("6", "p50 and p99"), ("18", "p50 and p99")):
-        assert told[seconds] == [f"{figures} of 1xreplay (10.00 ms) and for {len(found[seconds]) - 1} of 11 further"]
+        assert reported[seconds] == [
+            f"{figures} of 1xreplay (10.00 ms) and for {len(found[seconds]) - 1} of 11 further"
+        ]
 
 
 @pytest.mark.parametrize("seconds", ["0.000001", "0.05"])

@@ -135,6 +135,11 @@ def test_its_figures_lie_with_the_baselines_of_the_same_rows(trained: tuple[Path
     assert 0 < found.random["ndcg@10"] < test.student["ndcg@10"] <= 1
     lexical = bm25([examples.texts[row] for row in rows.tolist()])
     assert found.lexical["auc_0/12"] == pytest.approx(roc_auc_score(gold >= 1, lexical))
+    low, high = test.intervals["accuracy"]
+    assert low <= test.student["accuracy"] <= high
+    assert set(test.intervals) <= set(test.student)
+    assert set(found.intervals) == {"constant", "random", "lexical"}
+    assert f"| 1.0000 | {low:.4f} to {high:.4f} |" in (trained[0] / "README.md").read_text()
 
 
 def test_rows_of_a_query_never_fall_apart(trained: tuple[Path, Any, list[str]]) -> None:

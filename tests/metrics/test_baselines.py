@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import bm25s
@@ -12,7 +13,16 @@ import pytest
 from sklearn import metrics
 from sklearn.dummy import DummyClassifier
 
-from relabel.manifests.metrics.evaluation import BM25_B, BM25_K1, Baselines, baselines, bm25, evaluate, not_beaten
+from relabel.manifests.metrics.evaluation import (
+    BM25_B,
+    BM25_K1,
+    Baselines,
+    baselines,
+    baselines_with_intervals,
+    bm25,
+    evaluate,
+    not_beaten,
+)
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.measures import random_order, rank_queries
 
@@ -87,6 +97,23 @@ def test_every_evaluation_has_the_baselines_of_its_own_rows() -> None:
     assert found.baselines == wanted
     assert set(wanted.of("ndcg@10")) == {"random", "lexical"}
     assert wanted.of("ece") == {}
+
+
+def test_baselines_have_the_intervals_of_labels_that_say_the_same() -> None:
+    gold, query, doc = rows()
+    score = np.random.default_rng(2).random(len(gold)) * 2 + gold
+    judged = Judged(GRADES, gold, gold, query, 5, doc, None, None, None, lexical=score)
+    found = baselines_with_intervals(judged)
+    assert replace(found, intervals=None) == evaluate(judged, resamples=0).baselines
+    constant = evaluate(replace(judged, labels=np.full_like(gold, found.grade))).figures["accuracy"]
+    assert found.intervals["constant"]["accuracy"] == (constant.low, constant.high)
+    assert found.text("accuracy") == f"{constant.value:.4f} constant ({constant.low:.4f} to {constant.high:.4f})"
+    order = evaluate(replace(judged, probs=np.stack([1 - score / 4, 0 * score, score / 4], 1))).figures
+    for name in ("ndcg@10", "auc_01/2", "kendall_tau"):
+        assert found.intervals["lexical"][name] == pytest.approx((order[name].low, order[name].high))
+    low, high = found.intervals["random"]["ndcg@10"]
+    assert low < found.random["ndcg@10"] < high
+    assert "kappa" not in found.intervals["constant"]
 
 
 def test_each_figure_is_over_the_rows_that_it_rests_on() -> None:

@@ -28,6 +28,13 @@ from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, ta
 FILES = {"student.json": "ab" * 32, "model.safetensors": "cd" * 32}
 FIGURES = {"rows": 40, "accuracy": 0.7, "f1_macro": 0.61, "auc_0/12": 0.8, "nll": 0.9}
 TEACHER = {**FIGURES, "accuracy": 0.8}
+BOUNDS = {
+    "grade": 1,
+    "constant": {"accuracy": 0.4},
+    "random": {},
+    "lexical": {},
+    "intervals": {"constant": {"accuracy": [0.3, 0.5]}},
+}
 NEAR = {"rows": 40, "kl": 0.05}
 PART = {"rows": 40, "queries": 5}
 CHECKED = {
@@ -128,7 +135,15 @@ def student(tmp_path: Path, run: Path) -> Path:
         | {"padding_share": 0.04},
         "metrics": {
             "dev": {"rows": 8, "judged_by": "gold", "student": FIGURES},
-            "test": {"rows": 40, "judged_by": "gold", "student": FIGURES, "teacher": TEACHER, "to_teacher": NEAR},
+            "test": {
+                "rows": 40,
+                "judged_by": "gold",
+                "student": FIGURES,
+                "teacher": TEACHER,
+                "to_teacher": NEAR,
+                "baselines": BOUNDS,
+                "intervals": {"accuracy": [0.55, 0.82]},
+            },
         },
         "gate": {"has_passed": False, "checks": [{**check, "text": "macro_f1 >= 0.9*teacher"}]},
         "notes": ["a note"],
@@ -224,10 +239,9 @@ def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
     assert plots["Training loss, ecom"].startswith("loss: from 1 1.0000 to ")
     assert plots["On dev, ecom"] == "accuracy: 450 0.5000, 900 1.0000"
     figures = table_of(built.html, "ecom on its test split, by trusted grades")
-    assert ["accuracy", "0.7000", "0.8000", "–", ""] in figures
+    assert ["accuracy", "0.7000", "0.8000", "–", "0.5500 to 0.8200", "0.4000 constant (0.3000 to 0.5000)"] in figures
     assert "macro_f1 &gt;= 0.9*teacher" in built.html
     assert "refused" in built.html
-    assert "holds no intervals" in built.html
 
 
 def test_bundle_is_shown_with_its_parity(bundle: Path) -> None:
