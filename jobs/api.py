@@ -66,8 +66,8 @@ def run(
 ) -> RunResult:
     """Label what is not labelled yet, as `relabel run` does; the same call again continues.
 
-    Progress is shown on stderr: a bar on a terminal, lines elsewhere. The first Ctrl-C, or a notebook's interrupt,
-    commits what is under way and returns; the second raises KeyboardInterrupt.
+    Progress is shown on stderr: a bar on a terminal, one line in a notebook, lines elsewhere. The first Ctrl-C, or a
+    notebook's interrupt, commits what is under way and returns; the second raises KeyboardInterrupt.
 
     Args:
         overrides: `KEY=VALUE` strings that win over the spec, as `--set`.

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from relabel.jobs.run.results import RunReport
 
 # ------------------------------------------------------------------------------
-# What is seen of a run while it goes on: bars on a terminal, a line a minute elsewhere (more often until it is known
-# how long the run takes), JSON objects on request. Always on stderr.
+# What is seen of a run while it goes on: bars on a terminal, one line in a notebook that is written over, a line a
+# minute elsewhere (more often until it is known how long the run takes), JSON objects on request. Always on stderr.
 
 
 FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
-DRAW_EVERY_S = 0.25
+DRAW_EVERY_S, NOTEBOOK_EVERY_S = 0.25, 1.0
 LOGGERS = ("relabel",)
 
 
@@ -90,6 +90,8 @@ class Display:
         self._bars: _BarAndLines | None = None
         self._next_s = 0.0
         self._aloud = _Aloud(self)
+        self._is_notebook = self._console.is_jupyter and not logs.is_json()
+        self._width = 0  # of the line that a notebook shows and that may be written over
         if self._console.is_terminal and not logs.is_json():
             self._bars = _BarAndLines(
                 TextColumn("[bold]{task.description}"),
@@ -109,7 +111,8 @@ class Display:
             self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._aloud)
-        self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else min(FIRST_LINE_S, LINE_EVERY_S))
+        first_s = NOTEBOOK_EVERY_S if self._is_notebook else min(FIRST_LINE_S, LINE_EVERY_S)
+        self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else first_s)
         return self
 
     def __exit__(
@@ -120,6 +123,10 @@ class Display:
         self._door.close()
         if self._bars is not None:
             self._bars.stop()
+        if self._is_notebook:  # a short run is shown once, at its end
+            self._next_s = 0.0
+            self.update()
+            self._end_line()
 
     def update(self) -> None:
         """Draw, or say a line, if it is time to; say at once that no answer was accepted."""
@@ -139,7 +146,18 @@ class Display:
             self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
             pairs = ", ".join((f"{done:,} of {self._before + self._total:,} pairs", *self._by_others()))
             line = " · ".join((pairs, self._rates(now), *self._inside(now), f"ETA {left_text(left)}"))
-            self.say(line, event="progress", **self._counts(now))
+            if self._is_notebook:
+                self._next_s = now + NOTEBOOK_EVERY_S
+                text = logs.as_text(redacted(line), "info")
+                print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)  # noqa: T201
+                self._width = len(text)
+            else:
+                self.say(line, event="progress", **self._counts(now))
+
+    def _end_line(self) -> None:
+        if self._width:
+            print(file=sys.stderr, flush=True)  # noqa: T201
+            self._width = 0
 
     def _rows_done(self) -> int:
         """A chunk that a pool has in hand may be another's by now, which is not known yet."""
@@ -155,6 +173,7 @@ class Display:
         if self._bars is not None:
             self._bars.console.print(redacted(logs.as_text(line, level)), markup=False, highlight=False)
         else:
+            self._end_line()
             logs.say(line, level=level, event=event, **fields)
 
     def _counts(self, now: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ gives what the commands give.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import relabel
+from relabel.jobs.run import progress
 from relabel.manifests.errors import ConfigError, InputError
 from tests.docs.pages import DOCS, blocks
 from tests.docs.worlds import call, write_pairs, write_tiny_student
@@ -44,6 +46,26 @@ def test_its_blocks_run_in_order(folder: Path) -> None:  # noqa: F811
         check=False,
     )
     assert done.stdout == "True\n", done
+
+
+def test_a_notebook_shows_one_line_of_progress_that_is_written_over(
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_pairs(folder)
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
+    monkeypatch.setattr(progress, "NOTEBOOK_EVERY_S", 0.0)
+    exec(compile(BLOCKS[0].text, "python.md", "exec"), {})
+    out, err = capsys.readouterr()
+    assert out == ""
+    shown = re.findall(r"\r([^\r\n]*)", err)
+    assert len(shown) > 1
+    assert all(" of 192 pairs · " in text for text in shown)
+    assert shown[-1].startswith("192 of 192 pairs · ")
+    assert err.count("\n") < len(shown) + 5
+    assert err.endswith("\n")
 
 
 def test_import_relabel_loads_nothing_heavy() -> None:
