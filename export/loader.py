@@ -347,14 +347,7 @@ class Student:
         self.encoder = Encoder(self.folder, self.manifest["inputs"])
         path = _file(self.folder, chosen["path"])
         self.session = open_session(path, self.provider, precision=self.precision, threads=threads)
-        self._check_graph(path)
-
-    def _check_graph(self, path: Path) -> None:
-        """The manifest must be of this very graph.
-
-        Raises:
-            BundleError: it names other inputs or outputs.
-        """
+        # the manifest must be of this very graph
         wanted, asked = set(self.encoder.inputs.names), {one.name for one in self.session.get_inputs()}
         widths = {one.name: getattr(one, "shape", [None])[-1] for one in self.session.get_outputs()}
         has_heads = all(

@@ -172,7 +172,12 @@ def load_manifest(store: RunStore) -> RunManifest | None:
         if version != MANIFEST_VERSION:
             raise ManifestError(f"{where}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
         manifest = checked(RunManifest, held)
-        _check_sums(manifest)
+        # raise unless its rows add up, and its files hold them
+        rows = manifest.rows
+        labels, quarantine = (sum(file.rows for file in files) for files in (manifest.labels, manifest.quarantine))
+        if (labels, quarantine, labels + quarantine) != (rows.labelled + rows.reused, rows.quarantined, rows.in_):
+            in_files = {"labels": labels, "quarantine": quarantine}
+            raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")
     except ValueError as exc:
         raise ManifestError(f"{where}: not a manifest ({fault_of(exc)}). Move it away and run the job again.") from exc
     return manifest
@@ -182,15 +187,6 @@ def manifest_sha256_of(store: RunStore) -> str | None:
     """sha256 of an output's manifest, which is not read as one; None if there is none."""
     data = read_if_there(store, MANIFEST_NAME)
     return None if data is None else sha256_bytes(data)
-
-
-def _check_sums(manifest: RunManifest) -> None:
-    """Raise unless its rows add up, and its files hold them."""
-    rows = manifest.rows
-    labels, quarantine = (sum(file.rows for file in files) for files in (manifest.labels, manifest.quarantine))
-    if (labels, quarantine, labels + quarantine) != (rows.labelled + rows.reused, rows.quarantined, rows.in_):
-        in_files = {"labels": labels, "quarantine": quarantine}
-        raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")
 
 
 def write_manifest(store: RunStore, manifest: RunManifest) -> None:

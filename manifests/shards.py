@@ -521,7 +521,11 @@ def make_plan(
         whole=dataset.reads.whole_query,
         block_rows=block_rows,
     )
-    group_starts, group_bytes = _groups(dataset)
+    # first row id of every row group that is in use, and its bytes in the columns read
+    flat = [group for groups in dataset.group_bytes for group in groups if group[0]]
+    starts = np.concatenate([[0], np.cumsum([rows for rows, _ in flat])[:-1]]).astype(np.int64)
+    in_use = starts < dataset.rows
+    group_starts, group_bytes = starts[in_use], np.array([size for _, size in flat], dtype=np.int64)[in_use]
     plan_files = SpilledFiles()
     planned = []
     scattered: Iterator[np.ndarray | None] = itertools.repeat(None, len(cut.chunks))
@@ -566,11 +570,3 @@ def _groups_of_range(group_starts: np.ndarray, start: int, stop: int) -> np.ndar
         return np.zeros(0, np.int64)
     first, last = np.searchsorted(group_starts, [start, stop - 1], side="right") - 1
     return np.arange(first, last + 1)
-
-
-def _groups(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """First row id of every row group that is in use, and its bytes in the columns read."""
-    flat = [group for groups in dataset.group_bytes for group in groups if group[0]]
-    starts = np.concatenate([[0], np.cumsum([rows for rows, _ in flat])[:-1]]).astype(np.int64)
-    in_use = starts < dataset.rows
-    return starts[in_use], np.array([size for _, size in flat], dtype=np.int64)[in_use]

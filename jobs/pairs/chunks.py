@@ -237,7 +237,9 @@ def chunk_page(page: CleanedPage, max_tokens: int, count: CountTokens) -> tuple[
     for section in _sections(page):
         for span, num_tokens in split(page.text, section.parts, max_tokens, count):
             text = page.text[span.start : span.end]
-            key = _key(section.heading_path, text)
+            # equal for texts that differ in white space and case alone, under the same headings
+            normal = "\n".join(" ".join(one.casefold().split()) for one in (*section.heading_path, text))
+            key = hashlib.blake2b(normal.encode(), digest_size=16).digest()
             if key in seen:
                 num_duplicates += 1
                 continue
@@ -275,12 +277,6 @@ def _sections(page: CleanedPage) -> Iterator[_Section]:
         yield _Section("text", path, buffer)
     elif is_bare:
         yield _Section("text", path[:-1], [above[-1].span])
-
-
-def _key(heading_path: tuple[str, ...], text: str) -> bytes:
-    """Equal for texts that differ in white space and case alone, under the same headings."""
-    normal = "\n".join(" ".join(one.casefold().split()) for one in (*heading_path, text))
-    return hashlib.blake2b(normal.encode(), digest_size=16).digest()
 
 
 _CHUNK = pa.struct([CHUNK[0], ("type", TEXT), *list(CHUNK)[1:]])  # the fields of `PageChunk`, in its order

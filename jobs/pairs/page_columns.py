@@ -42,17 +42,13 @@ def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
     writer, json_ld = PageWriter(), JsonLd()
     for text, form in texts:
         if form == "text":
-            _read_text(text, writer)
+            lines = fit(text).replace("\r\n", "\n").replace("\r", "\n")
+            for paragraph in _BLANK.split(lines):
+                if stripped := paragraph.strip():
+                    writer.add("text", [stripped])
         else:
             read_html(_AS_HTML[form](text), writer, json_ld)
     return writer.finish(json_ld.items, json_ld.unreadable)
-
-
-def _read_text(text: str, to: PageWriter) -> None:
-    lines = fit(text).replace("\r\n", "\n").replace("\r", "\n")
-    for paragraph in _BLANK.split(lines):
-        if stripped := paragraph.strip():
-            to.add("text", [stripped])
 
 
 def _html_of(markdown: str) -> str:

@@ -78,7 +78,11 @@ def trace(artifacts: Iterable[Artifact]) -> Graph:
         elif isinstance(one, StudentArtifact) and one.manifest is not None:
             _trace_trained(graph, key, one.manifest.labels, one.manifest.gold, one.manifest.model)
         elif isinstance(one, BundleArtifact):
-            _trace_bundle(graph, key, one)
+            student, lineage = one.student.lineage.student, one.student.lineage
+            student_key = f"student {student.digest}"
+            graph.join(key, student_key, "student", student.name)
+            if student_key not in graph.given:
+                _trace_trained(graph, student_key, lineage.labels or (), lineage.gold, student.model)
     return graph
 
 
@@ -169,14 +173,6 @@ def _trace_trained(
     if gold is not None:
         kind = "wanted chunks" if isinstance(gold, LearnedGold) and gold.sets is not None else "trusted grades"
         graph.join(key, f"gold {gold.path}", kind, base_name(gold.path))
-
-
-def _trace_bundle(graph: Graph, key: str, bundle: BundleArtifact) -> None:
-    student, lineage = bundle.student.lineage.student, bundle.student.lineage
-    student_key = f"student {student.digest}"
-    graph.join(key, student_key, "student", student.name)
-    if student_key not in graph.given:
-        _trace_trained(graph, student_key, lineage.labels or (), lineage.gold, student.model)
 
 
 def lineage_section(graph: Graph) -> Section:

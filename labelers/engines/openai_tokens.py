@@ -186,8 +186,16 @@ class TokensMode:
             usage_prompt, usage_cached = found.usage.prompt, found.usage.cached
         for place, end in sequence.missing() if self.has_distributions else ():
             probe = sequence.probe_for(place, end, self._encoder.encode_text)
+            # temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server
+            # gives processed ones
             probed = await self._client.post(
-                PATH, self._decision(probe.prompt.tolist(), place.label_ids), read_completion
+                PATH,
+                {
+                    **self._body(probe.prompt.tolist(), 1, {"temperature": 1.0, "top_p": 1.0}),
+                    **_NEUTRAL,
+                    **_logprobs_of(place.label_ids),
+                },
+                read_completion,
             )
             if isinstance(probed, Failure):
                 if not sequence.max_new:
@@ -240,12 +248,6 @@ class TokensMode:
             body |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
         body |= self._args.extra_body
         return {key: value for key, value in body.items() if value is not None}
-
-    def _decision(self, prompt: list[int], label_ids: Sequence[int]) -> dict[str, Any]:
-        """Temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server gives
-        processed ones.
-        """
-        return {**self._body(prompt, 1, {"temperature": 1.0, "top_p": 1.0}), **_NEUTRAL, **_logprobs_of(label_ids)}
 
     def _body(self, prompt: list[int], max_tokens: int, sampling: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._args.served_model, "prompt": prompt, "max_tokens": max_tokens, **sampling}
