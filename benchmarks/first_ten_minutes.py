@@ -107,7 +107,7 @@ def record(model: Path, folder: Path) -> list[str]:
     recording.run(JOB)
     recording.run("relabel ask job.yaml --row 3")
     recording.run(QUOTES)
-    recording.run("relabel templates export r3a my-prompts --job job.yaml")
+    recording.run("relabel templates export r3a my-prompts")
     recording.edit_and_ask_again("relabel ask job.yaml --row 3 --stage verdict --edit-prompt my-prompts", EDIT)
     recording.run("relabel plan job.yaml")
     recording.run("relabel plan job.yaml --probe")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import os
@@ -30,7 +29,7 @@ from relabel.jobs.environment import (
 )
 from relabel.jobs.logs import SAYS_ONLY, Sink, redacted_streams, unfailing_streams
 from relabel.jobs.root_help import COMMANDS, MAX_WIDTH, root_help
-from relabel.manifests.secrets import forget_secrets, redacted, shortened
+from relabel.manifests.secrets import forget_secrets, redacted
 
 # ------------------------------------------------------------------------------
 # The `relabel` command: subcommands are loaded when they are called; the one place where errors become exit codes.
@@ -137,7 +136,6 @@ def _ended(arguments: list[str]) -> Any:
     """Run a command; its exit code, with what went wrong said."""
     try:
         refuse_secret_arguments(arguments)
-        _refuse_odd_arguments(arguments)
         return relabel.main(args=arguments, prog_name="relabel", standalone_mode=False)
     except click.ClickException as exc:
         _show(exc)
@@ -165,30 +163,6 @@ def _ended(arguments: list[str]) -> Any:
     return code
 
 
-def _refuse_odd_arguments(arguments: list[str]) -> None:
-    """Before a command is parsed: what no plan could hold would be found out late, each place in its own way.
-
-    Raises:
-        InputError: names the argument.
-    """
-    from relabel.manifests.secrets import oddity_of, shown
-
-    for argument in arguments:
-        oddity = oddity_of(argument)
-        if oddity is not None and not _is_there(argument):
-            from relabel.manifests.errors import InputError
-
-            raise InputError(f"argument {shown(argument)}: {oddity}. Rename the file that it names.")
-
-
-def _is_there(argument: str) -> bool:
-    """Whether an argument names an existing file of this machine, and so is no secret."""
-    try:
-        return os.path.lexists(argument)
-    except ValueError:  # a NUL
-        return False
-
-
 def _failed(exc: Exception) -> int:
     """Say what went wrong. The one place where any error at all is caught: it ends the process
     with the code that fits.
@@ -201,11 +175,6 @@ def _failed(exc: Exception) -> int:
         return int(exit_for(exc))
     from relabel.jobs.logs import say_crash
 
-    if isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG:
-        # of a path that was given: none of ours comes near
-        message = f"relabel: {shortened(str(exc.filename), 100)}: longer than a path may be. Give a shorter one."
-        _say_error(message, "error", exit_code=int(Exit.BAD_INPUT))
-        return int(Exit.BAD_INPUT)
     say_crash(
         exc,
         "relabel: this is a fault of relabel, not of your input. Committed work is safe. "

@@ -25,7 +25,7 @@ from relabel.labelers.engines.registry import engine_class, engine_names, engine
 from relabel.labelers.registry import labeler_schemas
 from relabel.manifests.errors import ConfigError, UsageError
 from relabel.manifests.files import is_url
-from relabel.manifests.secrets import STORAGE_KEY, keep_secret, names_secret, secret_in
+from relabel.manifests.secrets import STORAGE_KEY, keep_secret, names_secret, secret_in, texts_in
 from relabel.manifests.specs import (
     DRAFT,
     Columns,
@@ -493,24 +493,19 @@ def _is_secret(keys: list[str]) -> bool:
     return names_secret(keys[-1]) and keys[-1] not in plain_keys()
 
 
-def refuse_secrets(value: Any, *, where: str, key: str = "") -> None:
+def refuse_secrets(values: Any, *, where: str) -> None:
     """Refuse a spec that holds a secret: what it says is written into plans, manifests and pages.
 
     Raises:
         ConfigError: names the key, and never shows what it holds.
     """
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            refuse_secrets(inner, where=where, key=f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for inner in value:
-            refuse_secrets(inner, where=where, key=key)
-    elif isinstance(value, str) and (found := secret_in(value)) is not None:
-        raise ConfigError(
-            f"{where}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys from "
-            "the environment (engine.args.api_key_env), stores by the usual variables and profiles, or "
-            "storage_options."
-        )
+    for key, text in texts_in(values):
+        if (found := secret_in(text)) is not None:
+            raise ConfigError(
+                f"{where}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys "
+                "from the environment (engine.args.api_key_env), stores by the usual variables and profiles, or "
+                "storage_options."
+            )
 
 
 def _resolved_secrets(value: Any, environment: Mapping[str, str], *, where: str) -> Any:

@@ -30,7 +30,7 @@ from relabel.manifests.errors import (
     RelabelError,
     StoreError,
 )
-from relabel.manifests.secrets import keep_secret, secret_in_url
+from relabel.manifests.secrets import keep_secret, secret_in_url, texts_in
 
 # ------------------------------------------------------------------------------
 # What the operating system refuses, in our words.
@@ -372,7 +372,10 @@ class Storage:
         Args:
             options: fsspec's, by scheme.
         """
-        _keep(options, "an option")
+        for key, text in texts_in(options):
+            name = next((part for part in reversed(key.split(".")) if not part.isdecimal()), key)
+            if not _OPEN.fullmatch(name):
+                keep_secret(text, f"the storage option {name}")
         return cls(retry_s, lease_s, {family(scheme): _Secret(values) for scheme, values in options.items()})
 
     def options_of(self, scheme: str) -> dict[str, Any]:
@@ -384,18 +387,6 @@ class Storage:
 def family(scheme: str) -> str:
     """The name under which a scheme's options are kept: `s3a` and `s3` are one."""
     return "s3" if scheme.lower() == "s3a" else scheme.lower()
-
-
-def _keep(value: Any, name: str) -> None:
-    """Keep every text among storage options that may be a secret."""
-    if isinstance(value, Mapping):
-        for inner_name, inner in value.items():
-            _keep(inner, str(inner_name))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _keep(inner, name)
-    elif isinstance(value, str) and not _OPEN.fullmatch(name):
-        keep_secret(value, f"the storage option {name}")
 
 
 # ------------------------------------------------------------------------------

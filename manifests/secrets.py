@@ -489,18 +489,16 @@ def message_lines(text: str) -> str:
     return "\n  ".join(map(one_line, text.split("\n  ")))
 
 
-def odd_values(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Where odd texts are in plain values, as dotted keys, and what is wrong with each."""
+def texts_in(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Every text among plain values, each after the dotted keys and numbers that lead to it."""
     if isinstance(values, str):
-        oddity = oddity_of(values)
-        if oddity is not None:
-            yield where, oddity
+        yield where, values
     elif isinstance(values, Mapping):
         for key, value in values.items():
-            yield from odd_values(value, f"{where}.{key}" if where else str(key))
+            yield from texts_in(value, f"{where}.{key}" if where else str(key))
     elif isinstance(values, Sequence):
         for number, value in enumerate(values):
-            yield from odd_values(value, f"{where}.{number}")
+            yield from texts_in(value, f"{where}.{number}")
 
 
 def counted(number: int, thing: str) -> str:

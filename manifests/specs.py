@@ -37,7 +37,7 @@ from pydantic import (
 )
 
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.secrets import STORAGE_KEY, odd_values, redacted, shown
+from relabel.manifests.secrets import STORAGE_KEY, oddity_of, redacted, shown, texts_in
 
 # The job spec: what a user writes in YAML, checked key by key. Pure: no environment, no network, no disk.
 #
@@ -456,9 +456,9 @@ def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) 
         ConfigError: one line per fault: the field's path, what was got, what is allowed, and the nearest key for a
             typo.
     """
-    odd = next(odd_values(values), None)
-    if odd is not None:
-        raise ConfigError(f"{where}: `{shown(odd[0])}` {odd[1]}. Write it in letters that a file can hold.")
+    for key, text in texts_in(values):
+        if (oddity := oddity_of(text)) is not None:
+            raise ConfigError(f"{where}: `{shown(key)}` {oddity}. Write it in letters that a file can hold.")
     try:
         return model.model_validate(dict(values))
     except ValidationError as exc:

@@ -29,12 +29,11 @@ class DemoPair(NamedTuple):
 
 
 class DemoLabel(NamedTuple):
-    """What the demo shows of a label; `quotes` are its evidence."""
+    """What the demo shows of a label."""
 
     grade: int
     probs: list[float]
     outside_mass: float
-    quotes: list[str]
 
 
 def load_pairs() -> list[DemoPair]:
@@ -65,13 +64,10 @@ def labels_in(folder: Path) -> dict[int, DemoLabel]:
 
     manifest = load_manifest(open_run_store(str(folder), Storage()))
     assert manifest is not None  # the step that writes it has ended well
-    names = ["row_id", "grade", "probs", "outside_mass", "evidence"]
+    names = ["row_id", "grade", "probs", "outside_mass"]
     tables = [pq.read_table(folder / file.path, columns=names).select(names) for file in manifest.labels]
     rows = (row for table in tables for row in zip(*(column.to_pylist() for column in table.columns), strict=True))
-    return {
-        row_id: DemoLabel(grade, probs, outside, [span["text"] for span in evidence or ()])
-        for row_id, grade, probs, outside, evidence in rows
-    }
+    return {row_id: DemoLabel(*label) for row_id, *label in rows}
 
 
 def agreement(pairs: list[DemoPair], labels: dict[int, DemoLabel]) -> float:

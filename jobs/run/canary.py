@@ -20,6 +20,7 @@ from relabel.manifests.asks import Engine
 from relabel.manifests.errors import GateError
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import engine_identity
+from relabel.manifests.metrics.metric import wilson
 from relabel.manifests.plan import shard_row_ids
 from relabel.manifests.receipts import ChunkId, FileRef
 from relabel.manifests.records import digest_of, read_record, sealed_json
@@ -32,7 +33,6 @@ from relabel.manifests.store import RunStore
 FOLDER = "canary"
 _FLOOR = 1e-6
 """Least probability in a KL divergence: distributions are kept as float32, and an engine may round a small one to 0."""
-_Z95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,8 @@ def compare(
         if row.probs is not None and one.label.probs is not None:
             divergences.append(_kl(one.label.probs, row.probs))
     rate = flips / len(drawn)
-    low, high = _wilson(flips, len(drawn))
+    share, size = np.array(rate), np.array(len(drawn))
+    low, high = (round(float(wilson(share, size, side)), 6) for side in (-1, 1))
     mean_kl = round(math.fsum(divergences) / len(divergences), 6) if divergences else None
     num_own = sum(one.is_own for one in drawn)
     return CanaryResult(
@@ -346,12 +347,3 @@ def _own_rows(
 
 def _kl(old: Any, new: Any) -> float:
     return math.fsum(p * math.log(max(p, _FLOOR) / max(q, _FLOOR)) for p, q in zip(old, new, strict=True) if p > 0)
-
-
-def _wilson(count: int, total: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927), rounded; well behaved where no row flips."""
-    share, z2 = count / total, _Z95**2
-    middle = share + z2 / (2 * total)
-    spread = _Z95 * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
-    scale = 1 + z2 / total
-    return round(max(0.0, (middle - spread) / scale), 6), round(min(1.0, (middle + spread) / scale), 6)

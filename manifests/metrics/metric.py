@@ -150,10 +150,10 @@ def share_bounds(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[np.ndarray, n
         size = unit * total**2 / square * (num_groups - 1) / num_groups * (_Z / _t(freedom)) ** 2
         size = np.where(square > _ROUNDING * unit * total, np.maximum(size, alike), alike)
     step = 0.5 / size
-    return _wilson(np.maximum(share - step, 0.0), size, -1), _wilson(np.minimum(share + step, 1.0), size, 1)
+    return wilson(np.maximum(share - step, 0.0), size, -1), wilson(np.minimum(share + step, 1.0), size, 1)
 
 
-def _wilson(share: np.ndarray, size: np.ndarray, side: int) -> np.ndarray:
+def wilson(share: np.ndarray, size: np.ndarray, side: int) -> np.ndarray:
     """One bound (Wilson 1927)."""
     spread = _Z * np.sqrt(share * (1 - share) / size + _Z**2 / (4 * size**2))
     return np.asarray(np.clip((share + _Z**2 / (2 * size) + side * spread) / (1 + _Z**2 / size), 0.0, 1.0))

@@ -101,7 +101,6 @@ NO_TABLES = {
     "students, bundles and stores": "score student, export student, bench bundle, "
     "build-engine bundle, conform bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
-    "a job file, changed and not run": "templates export job_file",
     "running servers": "conform url",
     "what workers share": "run part_of, retry part_of, run ledger, retry ledger",
     "prompt templates": "ask edited",

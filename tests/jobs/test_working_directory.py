@@ -34,10 +34,7 @@ DONE, NOTHING_TO_DO, REFUSED, UNREACHED = {0}, {10}, {3, 4}, {20}
 CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "init": [("init first.yaml", DONE)],
     "ask": [("ask crew.yaml --row 1", DONE)],
-    "templates export": [
-        ("templates export r3a prompts --job search.yaml", {2}),
-        ("templates export r3a prompts", DONE),
-    ],
+    "templates export": [("templates export r3a prompts", DONE)],
     "plan": [("plan crew.yaml", DONE)],
     "run": [("run crew.yaml --workers 2", DONE)],
     "rounds": [("rounds search.yaml --workers 1", DONE)],
