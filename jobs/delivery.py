@@ -22,7 +22,7 @@ from relabel.jobs.logs import redacted_streams
 from relabel.manifests import failpoints
 from relabel.manifests.errors import RelabelError, TransientError
 from relabel.manifests.files import translate_errors
-from relabel.manifests.secrets import redacted
+from relabel.manifests.secrets import counted, redacted
 from relabel.manifests.store import Store
 
 # ------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def size_text(size_bytes: int) -> str:
 
 def files_text(files: Sequence[File]) -> str:
     """A bundle's files for people, its manifest among them: `6 files, 150.9 MB`."""
-    return f"{len(files)} files, {size_text(sum(file.size_bytes for file in files))}"
+    return f"{counted(len(files), 'file')}, {size_text(sum(file.size_bytes for file in files))}"
 
 
 # ------------------------------------------------------------------------------

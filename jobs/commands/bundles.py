@@ -16,6 +16,7 @@ from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, table
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
+from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
     from relabel.manifests.store import Store
@@ -207,12 +208,12 @@ def list_bundles(url: str, output: str) -> int:
 
     bundle_store = open_bundle_store(url, Storage())
     found = bundles_in(bundle_store)
-    lines = [f"{bundle_store.url}: {len(found)} bundles"]
+    lines = [f"{bundle_store.url}: {counted(len(found), 'bundle')}"]
     for bundle in found:
         channels = ", ".join(
             f"{one['channel']} → {one['version']} (sequence {one['sequence']})" for one in bundle["channels"]
         )
-        lines.append(f"  {bundle['name']}  {bundle['versions']} versions  {channels or 'no channel'}")
+        lines.append(f"  {bundle['name']}  {counted(bundle['versions'], 'version')}  {channels or 'no channel'}")
     return emit({"url": bundle_store.url, "bundles": found}, "\n".join(lines), output)
 
 
@@ -249,12 +250,11 @@ def show(bundle: str, output: str) -> int:
 def _bundle_text(url: str, found: dict[str, Any]) -> str:
     from relabel.jobs.delivery import size_text
 
-    lines = [f"{url}/{found['name']}: {len(found['versions'])} versions, newest first"]
+    lines = [f"{url}/{found['name']}: {counted(len(found['versions']), 'version')}, newest first"]
     for one in found["versions"][:VERSIONS_SHOWN]:
-        marks = [*one["channels"], *(f"signed by {key}" for key in one["signed_by"])]
-        lines.append(
-            f"  {one['version']}  {one['files']} files, {size_text(one['size_bytes'])}  {', '.join(marks)}".rstrip()
-        )
+        marks = ", ".join([*one["channels"], *(f"signed by {key}" for key in one["signed_by"])])
+        size = f"{counted(one['files'], 'file')}, {size_text(one['size_bytes'])}"
+        lines.append(f"  {one['version']}  {size}  {marks}".rstrip())
     channels = sorted(found["channels"], key=lambda channel: channel["moved"], reverse=True)
     for channel in channels[:CHANNELS_SHOWN]:
         signed = "".join(f", signed by {key}" for key in channel["signed_by"])
@@ -262,7 +262,8 @@ def _bundle_text(url: str, found: dict[str, Any]) -> str:
             f"channel {channel['channel']}: {channel['version']}, move {channel['sequence']} ({channel['reason']}) of "
             f"{channel['moved']}{signed}"
         )
-    left = [f"{len(found['versions']) - VERSIONS_SHOWN} older versions"] if found["versions"][VERSIONS_SHOWN:] else []
+    older = found["versions"][VERSIONS_SHOWN:]
+    left = [counted(len(older), "older version")] if older else []
     left += [f"channels {', '.join(one['channel'] for one in more)}"] if (more := channels[CHANNELS_SHOWN:]) else []
     return "\n".join([*lines, f"{_line(', '.join([*left, 'all moves']))}: --output json"])
 
@@ -338,7 +339,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
     would = "" if deletes else "would be "
     rows = [
-        ("kept", f"{found.garbage.kept_versions} versions, {found.garbage.kept_objects} objects"),
+        ("kept", f"{counted(found.garbage.kept_versions, 'version')}, {counted(found.garbage.kept_objects, 'object')}"),
         (f"{would}deleted", f"{len(found.deleted)} versions and objects, {size_text(found.deleted_bytes)}"),
         (f"{would}marked", f"{len(found.marked)}, for a gc a day later to delete"),
     ]

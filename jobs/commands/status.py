@@ -31,7 +31,7 @@ from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import plain, sha256_bytes
 from relabel.manifests.run import RunFolder, open_planned
 from relabel.manifests.schemas import ANSWERS, LABELS
-from relabel.manifests.secrets import redacted
+from relabel.manifests.secrets import counted, redacted
 from relabel.manifests.specs import EngineArgs, RunSpec, price_of, validate_spec
 from relabel.manifests.store import read_if_there, shard_lock_name
 
@@ -286,29 +286,29 @@ def verify(target: str, day: str | None, output: str) -> int:
             f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy."
         )
     _check_records(folder)
-    counted = fates.by_kind()
+    kinds = fates.by_kind()
     said = (manifest.fingerprint, manifest.rows, manifest.quarantined_by_status, manifest.receipts_sha256)
-    holds = (folder.plan.fingerprint, counted, fates.quarantined, found.digest)
+    holds = (folder.plan.fingerprint, kinds, fates.quarantined, found.digest)
     if said != holds or (manifest.labels, manifest.quarantine) != (found.labels, found.quarantine):
         raise ManifestError(
             f"{folder.store.root}/manifest.json: does not say what the files hold (rows {plain(manifest.rows)}, in the "
-            f"files {plain(counted)}). Move it away and run the same command as before (run, retry, score or merge) to "
+            f"files {plain(kinds)}). Move it away and run the same command as before (run, retry, score or merge) to "
             "write it again."
         )
     files = len(found.labels) + len(found.quarantine) + len(found.answers)
     result = {
         "output": folder.store.root,
-        "labelled": counted.labelled,
-        "reused": counted.reused,
-        "quarantined": counted.quarantined,
+        "labelled": kinds.labelled,
+        "reused": kinds.reused,
+        "quarantined": kinds.quarantined,
         "files": files,
-        "rows": counted.in_,
+        "rows": kinds.in_,
     }
     sums = (
         f"{fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused + "
         f"{fates.num_quarantined:,} quarantined"
     )
-    text = f"{folder.plan.name}: verified. {sums}, {files:,} files unchanged."
+    text = f"{folder.plan.name}: verified. {sums}, {counted(files, 'file')} unchanged."
     return emit(result, text, output)
 
 

@@ -15,6 +15,7 @@ from relabel.jobs.commands.options import Command, output_option, sigterm_ends, 
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import clock_text, emit, grid, table
 from relabel.manifests.errors import UsageError
+from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
@@ -239,7 +240,7 @@ def _student_text(report: Report) -> str:
         ("verdict", _verdict(test)),
         ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
         ("rows", ", ".join(sides)),
-        ("trained", f"{training.steps:,} steps, {training.rows_per_s or 0:,} rows/s on {training.device}"),
+        ("trained", f"{counted(training.steps, 'step')}, {training.rows_per_s or 0:,} rows/s on {training.device}"),
     ]
     rows += [("note", note) for note in manifest.notes]
     rows += [("gate", check.text) for check in report.gate.checks] or [("gate", "no gate set")]
@@ -368,7 +369,10 @@ def _text(report: TeacherReport) -> str:
     rows = [
         ("rows", f"{data.rows:,}, {data.examples:,} examples"),
         ("tokens", f"{data.tokens:,}, {data.answer_tokens:,} of them in answers"),
-        ("trained", f"{training.steps:,} steps{kept}, {training.rows_per_s or 0:,} examples/s on {training.device}"),
+        (
+            "trained",
+            f"{counted(training.steps, 'step')}{kept}, {training.rows_per_s or 0:,} examples/s on {training.device}",
+        ),
         *(("left out", f"{count:,} {reason}") for reason, count in data.dropped.items()),
         *(("note", note) for note in report.manifest.notes),
     ]

@@ -203,6 +203,8 @@ class Display:
         prompt, output = self._progress.prompt_tokens - self._progress.cached_tokens, self._progress.output_tokens
         asks = f"{live.in_flight:,} in flight, {live.answers_text()}"
         tokens = f"{prompt / seconds:,.0f} prompt + {output / seconds:,.0f} output tokens/s"
+        if not (live.in_flight or live.accepted or live.refused):  # nothing is asked yet, or ever: a student scores
+            return ()
         refused = live.last_refused if self._shows_refused else None
         return (f"{asks} · {tokens}", *([f"last refused: {refused.line()}"] if refused is not None else ()))
 

@@ -104,6 +104,19 @@ def test_a_line_of_progress_says_slow_from_refused(
     assert err.endswith("ETA unknown\n")
 
 
+def test_a_run_that_asks_nothing_shows_no_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a student's does, which scores."""
+    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    progress = Progress(pairs=4)
+    with Display(progress, 24) as display:
+        display.update()
+    err = capsys.readouterr().err
+    assert err.startswith("4 of 24 pairs · ")
+    assert "answered" not in err
+
+
 def test_lines_come_soon_until_one_could_tell_how_long_it_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
