@@ -133,8 +133,8 @@ SMALL = 2.0**-13
 is what went in, to a part in 10⁸, and a power of two costs no digit.
 """
 STEP, SLOPE, EDGE = 0.75, 2 / 3, 4.5
-"""Of tanh units that stand for a softplus, to 1e-6: their spacing, the slope of their argument, and how far the outermost
-lie beyond the range in which they do: -67 to 67 in an encoder as wide as MiniLM.
+"""Of tanh units that stand for a softplus, to 1e-6: their spacing, the slope of their argument, and how far the
+outermost lie beyond the range in which they do: -67 to 67 in an encoder as wide as MiniLM.
 """
 ACTIVATION = "torch.nn.{}"
 ROWS, SEED = 24, 0
