@@ -92,7 +92,7 @@ _TRANSFORMERS = [
 ]
 _SERVERS = [
     "One logit a pair, whose sigmoid is the score. `AutoModelForSequenceClassification`, vLLM (`--dtype float32`) and",
-    "text-embeddings-inference serve it behind `/rerank` and `/score`; `relabel conform URL BUNDLE` compares such a",
+    "text-embeddings-inference serve it as `/rerank` and `/score`; `relabel conform URL BUNDLE` compares such a",
     "server with the bundle. Keep the head in float32: its tanh units stand for the logarithms of the expected grade.",
 ]
 _MODULES = [
