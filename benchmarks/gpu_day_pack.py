@@ -46,7 +46,8 @@ PACKS = {
         "partial-json-parser==0.2.1.1.post7", "prometheus-fastapi-instrumentator==8.1.0", "pybase64==1.5.1",
         "python-json-logger==4.2.0", "pyzmq==27.3.0", "setproctitle==1.3.8", "sniffio==1.3.1", "starlette==1.3.1",
         "uvicorn==0.54.0", "watchfiles==1.3.0", "websockets==17.4", "xgrammar==0.2.8",
-        "lm-format-enforcer==0.11.3", "interegular==0.3.3",
+        "lm-format-enforcer==0.11.3", "interegular==0.3.3", # vLLM imports it where a grammar is asked for
+
     ],
     "ort": ["onnxruntime-gpu==1.31.1"],
 }  # fmt: skip
