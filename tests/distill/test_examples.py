@@ -182,7 +182,7 @@ def test_figures_are_those_of_evaluate() -> None:
     chance = np.random.default_rng(2)
     probs, gold = chance.dirichlet(np.ones(3), size=60), chance.integers(0, 3, size=60)
     judged = Judged(3, gold, probs.argmax(1), None, 0, np.zeros(60), probs, None, None)
-    theirs = evaluate(judged, resamples=0, seed=0, calibrate=None).figures
+    theirs = evaluate(judged, resamples=0, seed=0).figures
     ours = graded_figures(probs, gold)
     for name in ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "ece", "brier", "auc_0/12", "auc_01/2"):
         found = next(value for key, value in theirs.items() if key.replace(" ", "_") == name)
