@@ -149,10 +149,10 @@ def suffices_text(cells: Sequence[Cell], token_s: float, usual: int, left_s: flo
     known = "no figure" if first_s > left_s else "p50 and p99" if is_single and whole_s <= left_s else "p50"
     rest_s = left_s - (whole_s if whole_s <= left_s else first_s) - (open_s if is_single else 0.0)
     reached = sum(upto_s <= rest_s for upto_s in itertools.accumulate(others))
-    needed_s = (whole_s + sum(others)) * (2 if open_s else 1)
-    reached_text = f"{left_s:,.0f} s suffice for {known} of {cells[0].name} ({call_ms:,.2f} ms)"
     return (
-        f"{reached_text} and for {reached} of {len(others)} further cells; all take this model about {needed_s:,.0f} s"
+        f"{left_s:,.0f} s suffice for {known} of {cells[0].name} ({call_ms:,.2f} ms) and for {reached} of "
+        f"{len(others)} further cells; all take this model about "
+        f"{(whole_s + sum(others)) * (2 if open_s else 1):,.0f} s"
     )
 
 

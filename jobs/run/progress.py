@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 
 FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
-DRAW_EVERY_S, NOTEBOOK_EVERY_S = 0.25, 1.0
+DRAW_EVERY_S = 0.25
+NOTEBOOK_EVERY_S, NOTEBOOK_CHARS = 1.0, 200
 LOGGERS = ("relabel",)
 
 
@@ -91,7 +92,6 @@ class Display:
         self._next_s = 0.0
         self._aloud = _Aloud(self)
         self._is_notebook = self._console.is_jupyter and not logs.is_json()
-        self._width = 0  # of the line that a notebook shows and that may be written over
         if self._console.is_terminal and not logs.is_json():
             self._bars = _BarAndLines(
                 TextColumn("[bold]{task.description}"),
@@ -111,8 +111,8 @@ class Display:
             self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._aloud)
-        first_s = NOTEBOOK_EVERY_S if self._is_notebook else min(FIRST_LINE_S, LINE_EVERY_S)
-        self._next_s = time.perf_counter() + (DRAW_EVERY_S if self._bars else first_s)
+        first_s = DRAW_EVERY_S if self._bars or self._is_notebook else min(FIRST_LINE_S, LINE_EVERY_S)
+        self._next_s = time.perf_counter() + first_s
         return self
 
     def __exit__(
@@ -126,7 +126,7 @@ class Display:
         if self._is_notebook:  # a short run is shown once, at its end
             self._next_s = 0.0
             self.update()
-            self._end_line()
+            print(file=sys.stderr, flush=True)  # noqa: T201
 
     def update(self) -> None:
         """Draw, or say a line, if it is time to; say at once that no answer was accepted."""
@@ -148,16 +148,14 @@ class Display:
             line = " · ".join((pairs, self._rates(now), *self._inside(now), f"ETA {left_text(left)}"))
             if self._is_notebook:
                 self._next_s = now + NOTEBOOK_EVERY_S
-                text = logs.as_text(redacted(line), "info")
-                print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)  # noqa: T201
-                self._width = len(text)
+                self._write_over(line, end="")
             else:
                 self.say(line, event="progress", **self._counts(now))
 
-    def _end_line(self) -> None:
-        if self._width:
-            print(file=sys.stderr, flush=True)  # noqa: T201
-            self._width = 0
+    def _write_over(self, line: str, *, end: str) -> None:
+        """A line in place of the one that a notebook shows last; spaces cover what is longer there."""
+        text = logs.as_text(redacted(line), "info").ljust(NOTEBOOK_CHARS)
+        print(f"\r{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201
 
     def _rows_done(self) -> int:
         """A chunk that a pool has in hand may be another's by now, which is not known yet."""
@@ -172,8 +170,9 @@ class Display:
         """A line above the bars; the fields are in the JSON form alone."""
         if self._bars is not None:
             self._bars.console.print(redacted(logs.as_text(line, level)), markup=False, highlight=False)
+        elif self._is_notebook:
+            self._write_over(logs.as_text(line, level), end="\n")
         else:
-            self._end_line()
             logs.say(line, level=level, event=event, **fields)
 
     def _counts(self, now: float) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Baselines:
     constant: dict[str, float | None]
     random: dict[str, float | None]
     lexical: dict[str, float | None]
-    intervals: dict[str, dict[str, tuple[float, float]]] | None = field(default=None, metadata=LEFT_OUT)
+    intervals: dict[str, dict[str, tuple[float, float]]] | None = field(default=None, kw_only=True, metadata=LEFT_OUT)
 
     def of(self, figure: str) -> dict[str, float]:
         """The baselines that have a figure, by name."""
@@ -109,10 +109,8 @@ def baselines(
         lexical |= {name: auc(lexical_N, gold_N >= cut) for name, cut in cuts}
         if query_N is not None:
             lexical |= _ranked(rank_queries(query_N, doc_N, lexical_N, gold_N, num_queries=num_queries))
-    constant["brier"] = float(1 - share_K @ share_K)
-    kinds = {"constant": constant, "random": random, "lexical": lexical}
-    finites = {kind: {name: finite(value) for name, value in one.items()} for kind, one in kinds.items()}
-    return Baselines(grade, finites["constant"], finites["random"], finites["lexical"])
+    found = ({**constant, "brier": float(1 - share_K @ share_K)}, random, lexical)
+    return Baselines(grade, *({name: finite(value) for name, value in one.items()} for one in found))
 
 
 def _ranked(found: QueryRanking) -> dict[str, float]:
