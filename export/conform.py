@@ -338,6 +338,10 @@ def _judged(
     apart_N = apart(right[precision]["relevance"], scale)
     tau = tau_of(kept_orders(np.zeros(len(pairs), int), expected_N, served_N, TOLERANCE)[1]) or 0.0
     most = tolerances[precision]
+    empty_N = np.array([not document.strip() for _, document in pairs])
+    if (odd := float(apart_N[empty_N].max(initial=0.0))) > most:
+        remarks.append(f"answers an empty document otherwise than the bundle, by {odd:.2g}; nothing hangs on it")
+        apart_N[empty_N] = 0.0
     reason, points = "", []
     if apart_N.max() > SAME:
         mistakes = [(float(apart(right["fp32"]["relevance"], one).mean()), one.name) for one in scales]

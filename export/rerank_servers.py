@@ -33,7 +33,8 @@ class Api(NamedTuple):
 
 
 def _text_pair(query: str, documents: Sequence[str], model: str) -> dict[str, Any]:
-    return {"model": model, "text_1": query, "text_2": list(documents)}
+    # vLLM refuses what is too long unless it is told to cut
+    return {"model": model, "text_1": query, "text_2": list(documents), "truncate_prompt_tokens": -1}
 
 
 def _indexed(key: str | None, score: str) -> Callable[[Any], list[tuple[int, float]]]:

@@ -295,7 +295,8 @@ class PromptEncoder:
         return known
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # a batch of one lets go of Python's lock meanwhile; `encode` holds it, and vLLM's step waits
+        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
 
     def _has_control_text(self, text: str) -> bool:

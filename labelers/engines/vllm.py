@@ -232,7 +232,7 @@ class Vllm(Engine):
         self._engine = _start(library, self._args, self._resolved)
         self._loop: StepLoop | None = None
         self._ready: list[Answer] = []
-        # Prompts become tokens while vLLM's step waits for the device: that needs little of Python's lock.
+        # Prompts become tokens while vLLM's step waits for the device.
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="relabel-encode")
         self._encoding: deque[Future[TokenSequence | Answer]] = deque()
         try:
