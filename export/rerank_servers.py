@@ -33,7 +33,7 @@ class Api(NamedTuple):
 
 
 def _text_pair(query: str, documents: Sequence[str], model: str) -> dict[str, Any]:
-    # vLLM refuses what is too long unless it is told to cut
+    # vLLM refuses what is too long unless it is asked to cut
     return {"model": model, "text_1": query, "text_2": list(documents), "truncate_prompt_tokens": -1}
 
 

@@ -61,7 +61,7 @@ def test_a_notebook_shows_one_line_of_progress_that_is_written_over(
     out, err = capsys.readouterr()
     assert out == ""
     shown = [text for text in re.findall(r"\r([^\r\n]*)", err) if " pairs/s" in text]
-    assert len(shown) > 1
+    assert shown
     assert all(" of 192 pairs · " in text for text in shown)
     assert shown[-1].startswith("192 of 192 pairs · ")
     assert err.count("\n") < len(shown) + 5

@@ -1,4 +1,4 @@
-"""A student exported with one logit, behind vLLM's own server: the student's expected grade comes out."""
+"""A student exported with one logit, served by vLLM: the student's expected grade comes out."""
 
 from __future__ import annotations
 
