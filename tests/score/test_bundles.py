@@ -37,9 +37,10 @@ Score = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny student in fp32 and int8; its int8 passes whatever it loses."""
+    """The tiny student in fp32 and int8; its int8 passes whatever it loses, which is more on a CPU without VNNI."""
     folder = tmp_path_factory.mktemp("exported")
-    spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100, "min_pairs": 40})  # type: ignore[arg-type]
+    bounds = {"int8_max_f1_loss": 100, "int8_min_tau": -1.0, "min_pairs": 40}
+    spec = ExportSpec(precisions="fp32,int8", parity=bounds)  # type: ignore[arg-type]
     source = PairsFile(str(write_scattered_pairs(folder)))
     export_bundle(tiny, folder / "tiny", spec, Storage(), pairs=source, provider="cpu")
     return folder / "tiny"
