@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -148,25 +147,20 @@ def test_a_key_in_a_form_that_is_none_is_refused_and_not_shown(keys: dict[str, P
 
 
 def test_without_cryptography_an_unsigned_bundle_goes_all_the_way_and_a_key_says_what_is_missing(
-    tmp_path: Path, bundle: Callable[..., Path], keys: dict[str, Path]
+    relabel: Callable[..., Any],
+    tmp_path: Path,
+    bundle: Callable[..., Path],
+    keys: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    script = "import sys\nsys.modules['cryptography'] = None\nfrom relabel.jobs.cli import main\nmain(sys.argv[1:])"
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
-
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.setitem(sys.modules, name, None)
     store = str(tmp_path / "store")
-    assert call("publish", str(bundle("one")), store, "--channel", "stable").returncode == 0
-    assert call("pull", f"{store}/ecom", str(tmp_path / "dest")).returncode == 0
-    for arguments in (
-        ("publish", str(bundle("one")), store, "--sign-key", str(keys["ours"])),
-        ("pull", f"{store}/ecom", str(tmp_path / "d"), "--key", "x"),
-    ):
-        done = call(*arguments)
-        assert done.returncode == 4, done.stderr
-        assert "relabel-ir[sign]" in done.stderr
+    assert relabel("publish", str(bundle("one")), store, "--channel", "stable").code == 0
+    assert relabel("pull", f"{store}/ecom", str(tmp_path / "dest")).code == 0
+    sign = ("--sign-key", str(keys["ours"]))
+    relabel("publish", str(bundle("one")), store, *sign).refused(4, "relabel-ir[sign]")
+    relabel("pull", f"{store}/ecom", str(tmp_path / "d"), "--key", "x").refused(4, "relabel-ir[sign]")
 
 
 def test_an_empty_key_is_refused_and_not_taken_for_none(
