@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
 from relabel.labelers.registry import Labeler
-from relabel.labelers.verdicts import Reader, require_generated, token_budget
+from relabel.labelers.verdicts import Reader, decided, token_budget
 from relabel.manifests.asks import GREEDY, Answer, Ask, Decision, Sampling
-from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import AnswerFormat, Choice, Section, Text
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.specs import LabelerOptions, ThinkOptions
@@ -127,15 +126,7 @@ class DecisionAlone(Labeler):
                 `refused` by the finish.
         """
         answer = yield self._ask(pair)
-        require_generated(answer)
-        if answer.finish == "refused":
-            raise VerdictError("refused", answer.detail or "the server refused to answer")
-        distribution = answer.distributions.get(self._decision.name)
-        if distribution is None:
-            raise VerdictError("engine", f"the engine gave no distribution over {self.choices}")
-        if len(distribution.probs) != len(self._decision.labels):
-            count = len(distribution.probs)
-            raise VerdictError("engine", f"the engine gave a distribution over {count} labels, expected {self.choices}")
+        distribution = decided(answer, self._decision, self.choices)
         return Label(distribution.argmax, distribution, flags=list(answer.flags))
 
     def probe(self) -> list[Ask]:

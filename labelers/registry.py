@@ -21,6 +21,7 @@ from relabel.manifests.specs import LabelerOptions, ObjectSchema, Registry, Sche
 LABELERS: dict[str, str] = {
     "complexity": "relabel.labelers.complexity:Complexity",
     "direct": "relabel.labelers.direct:Direct",
+    "ensemble": "relabel.labelers.ensemble:Ensemble",
     "evidence-set": "relabel.labelers.evidence_set:EvidenceSet",
     "graph-grpo": "relabel.labelers.graph_grpo:GraphGrpo",
     "pointwise": "relabel.labelers.pointwise:Pointwise",

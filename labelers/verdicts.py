@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from relabel.manifests.asks import Answer
+from relabel.manifests.asks import Answer, Decision, Distribution
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import (
     AnswerFormat,
@@ -47,6 +47,27 @@ def require_generated(answer: Answer) -> None:
         raise VerdictError("overlong", answer.detail or "the prompt does not fit")
     if answer.finish == "error":
         raise VerdictError("engine", answer.detail or "the engine failed at this request")
+
+
+def decided(answer: Answer, decision: Decision, choices: str) -> Distribution:
+    """The distribution of an answer that is a decision alone.
+
+    Args:
+        choices: what the labels are, for messages.
+    Raises:
+        VerdictError: `engine` if the distribution is absent or has another number of labels; `overlong` or `refused`
+            by the finish.
+    """
+    require_generated(answer)
+    if answer.finish == "refused":
+        raise VerdictError("refused", answer.detail or "the server refused to answer")
+    distribution = answer.distributions.get(decision.name)
+    if distribution is None:
+        raise VerdictError("engine", f"the engine gave no distribution over {choices}")
+    if len(distribution.probs) != len(decision.labels):
+        count = len(distribution.probs)
+        raise VerdictError("engine", f"the engine gave a distribution over {count} labels, expected {choices}")
+    return distribution
 
 
 def unreadable(answer: Answer, reason: str) -> VerdictError:

@@ -17,6 +17,7 @@ from tests.jobs.conftest import Outcome, folder, no_scheduler, relabel  # noqa: 
 LABELERS = (
     "complexity",
     "direct",
+    "ensemble",
     "evidence-set",
     "graph-grpo",
     "pointwise",
