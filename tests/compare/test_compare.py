@@ -8,12 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy import stats
 from sklearn import metrics
 
-from relabel.jobs.tables import query_buckets
 from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
 
 TwoRuns = Callable[..., tuple[list[dict[str, Any]], list[Judgment], list[Judgment]]]
@@ -31,69 +28,35 @@ def compare(relabel: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return call
 
 
-def test_every_row_is_counted_once_by_what_each_run_has_of_it(two_runs: TwoRuns, compare: Callable[..., Any]) -> None:
+def test_every_row_is_counted_once_and_figures_are_those_of_the_rows_that_both_labelled(
+    two_runs: TwoRuns, compare: Callable[..., Any]
+) -> None:
     pairs, first, second = two_runs()
-    found = compare("a", "b")
+    found = compare("a", "b", "--examples", "5")
     assert found["matched_by"] == "row_id: both were made from the same input"
     states = [(one.status == "ok", other.status == "ok") for one, other in zip(first, second, strict=True)]
-    counts = found["counts"]
-    assert counts["both"] == states.count((True, True))
-    assert counts["quarantined_b_only"] == states.count((True, False)) > 0
-    assert counts["quarantined_a_only"] == states.count((False, True)) > 0
-    assert counts["quarantined_both"] == states.count((False, False))
-    assert counts["both"] + counts["quarantined_a_only"] + counts["quarantined_b_only"] + counts[
-        "quarantined_both"
-    ] == len(pairs)
-    assert (counts["only_a"], counts["only_b"]) == (0, 0)
-
-
-def test_figures_are_those_of_the_rows_that_both_labelled(two_runs: TwoRuns, compare: Callable[..., Any]) -> None:
-    pairs, first, second = two_runs()
-    found = compare("a", "b")
+    ends = {
+        "both": (True, True),
+        "quarantined_b_only": (True, False),
+        "quarantined_a_only": (False, True),
+        "quarantined_both": (False, False),
+    }
+    counts = {name: states.count(state) for name, state in ends.items()}
+    assert found["counts"] | counts | {"only_a": 0, "only_b": 0} == found["counts"]
     rows = [row for row in range(len(pairs)) if first[row].status == second[row].status == "ok"]
     ours, theirs = [first[row].grade for row in rows], [second[row].grade for row in rows]
     assert found["confusion"] == metrics.confusion_matrix(ours, theirs, labels=[0, 1, 2]).tolist()
-    value = {name: figure["value"] for name, figure in found["figures"].items()}
-    assert value["agreement"] == pytest.approx(metrics.accuracy_score(ours, theirs))
-    assert value["kappa"] == pytest.approx(metrics.cohen_kappa_score(ours, theirs))
-    assert value["kappa_quadratic"] == pytest.approx(metrics.cohen_kappa_score(ours, theirs, weights="quadratic"))
+    assert found["figures"]["agreement"]["value"] == pytest.approx(metrics.accuracy_score(ours, theirs))
 
     def score(said: Judgment) -> float:
         return said.grade if said.probs is None else round(sum(grade * p for grade, p in enumerate(said.probs)), 6)
 
-    taus, moved = [], 0
-    for query in dict.fromkeys(pair["query_id"] for pair in pairs):
-        here = [row for row in rows if pairs[row]["query_id"] == query]
-        sides = [[score(said[row]) for row in here] for said in (first, second)]
-        moved += abs(np.mean(sides[1]) - np.mean(sides[0])) > 1e-6
-        if np.ptp(sides[0]) > 0 and np.ptp(sides[1]) > 0:
-            taus.append(stats.kendalltau(*sides).statistic)
-    assert value["kendall_tau"] == pytest.approx(np.mean(taus), abs=1e-9)
-    assert found["figures"]["kendall_tau"]["over"] == len(taus)
-    assert found["queries"]["moved"] == moved
-    for figure in found["figures"].values():
-        assert figure["low"] <= figure["value"] <= figure["high"]
-
-
-def test_flips_are_the_rows_that_changed_and_the_largest_come_first_with_their_texts(
-    two_runs: TwoRuns, compare: Callable[..., Any]
-) -> None:
-    pairs, first, second = two_runs()
-    found = compare("a", "b", "--examples", "5")["flips"]
-    rows = [row for row in range(len(pairs)) if first[row].status == second[row].status == "ok"]
+    flips = found["flips"]
     changed = [row for row in rows if first[row].grade != second[row].grade]
-    assert found["rows"] == len(changed) == found["up"] + found["down"]
-    assert found["up"] == sum(second[row].grade > first[row].grade for row in rows)
-
-    def change(row: int) -> float:
-        sides = [
-            np.float32(said.grade if said.probs is None else sum(g * p for g, p in enumerate(said.probs)))
-            for said in (first[row], second[row])
-        ]
-        return abs(float(sides[1]) - float(sides[0]))
-
-    shown = found["examples"]
-    assert [one["row_a"] for one in shown] == sorted(changed, key=lambda row: (-change(row), row))[:5]
+    assert flips["rows"] == len(changed) == flips["up"] + flips["down"]
+    shown = flips["examples"]
+    furthest = sorted(changed, key=lambda row: (-abs(score(second[row]) - score(first[row])), row))
+    assert [one["row_a"] for one in shown] == furthest[:5]
     for one in shown:
         pair = pairs[one["row_a"]]
         assert (one["query"], one["document"]) == (pair["query"], f"{pair['title']}\n\n{pair['body']}")
@@ -112,9 +75,7 @@ def test_texts_that_are_gone_are_left_out_and_the_rest_is_shown(
     assert any("texts of the examples are left out" in note and "no such file" in note for note in found["notes"])
 
 
-def test_human_grades_say_who_is_right(
-    two_runs: TwoRuns, compare: Callable[..., Any], relabel: Callable[..., Any]
-) -> None:
+def test_human_grades_say_who_is_right(two_runs: TwoRuns, compare: Callable[..., Any]) -> None:
     pairs, first, second = two_runs()
     found = compare("a", "b", "--qrels", "pairs.parquet")["gold"]
     rows = [row for row in range(len(pairs)) if first[row].status == second[row].status == "ok"]
@@ -124,14 +85,6 @@ def test_human_grades_say_who_is_right(
     difference = found["b"]["figures"]["accuracy"]["value"] - found["a"]["figures"]["accuracy"]["value"]
     assert found["difference"]["accuracy"]["value"] == pytest.approx(difference)
     assert difference == pytest.approx((only_b - only_a) / len(rows))
-    # `evaluate` over the same two sets, the first of which it takes for the teacher: the same rows, the same figures
-    evaluated = relabel("evaluate", "a", "b", "--qrels", "pairs.parquet", "--output", "json").json["comparisons"][0][
-        "against_gold"
-    ]
-    assert {name: one["value"] for name, one in found["a"]["figures"].items()} == pytest.approx(
-        {name: one["value"] for name, one in evaluated["teacher"]["figures"].items()}
-    )
-    assert found["difference"]["f1_macro"] == pytest.approx(evaluated["difference"]["f1_macro"])
 
 
 def test_qrels_elsewhere_judge_by_pair_and_null_grades_judge_nothing(
@@ -149,31 +102,6 @@ def test_qrels_elsewhere_judge_by_pair_and_null_grades_judge_nothing(
     relabel("compare", "a", "b", "--qrels", "off.jsonl").refused(
         3, "off.jsonl: grade 3 is off the scale 0 to 2", "--map"
     )
-    (folder / "strange.qrels").write_text("x 0 y 1\n")
-    relabel("compare", "a", "b", "--qrels", "strange.qrels").refused(3, "none of the", "has a grade in strange.qrels")
-
-
-def test_a_run_next_to_its_twin_agrees_in_everything(
-    two_runs: TwoRuns, compare: Callable[..., Any], folder: Path
-) -> None:
-    _, first, _ = two_runs()
-    forge_run(folder / "twin", folder / "pairs.parquet", lambda pair: first[pair.row_id], name="run-a", chunk_rows=5)
-    found = compare("a", "twin", "--qrels", "pairs.parquet")
-    value = {name: figure["value"] for name, figure in found["figures"].items()}
-    assert (value["agreement"], value["kappa"], value["js"], value["mean_grade_difference"]) == (1.0, 1.0, 0.0, 0.0)
-    assert value["kendall_tau"] == pytest.approx(1.0)
-    assert found["differences"] == {}
-    assert found["flips"] == {"rows": 0, "up": 0, "down": 0, "examples": []}
-    assert found["queries"]["moved_most"] == []
-    assert (found["gold"]["only_a_right"], found["gold"]["only_b_right"]) == (0, 0)
-
-
-def test_what_differs_in_the_making_is_named(
-    two_runs: TwoRuns, compare: Callable[..., Any], relabel: Callable[..., Any]
-) -> None:
-    two_runs()
-    assert compare("a", "b")["differences"] == {"stages": ["verdict"]}
-    assert "differently in stages (verdict)" in relabel("compare", "a", "b").out
 
 
 def test_other_inputs_are_matched_by_ids_and_pairs_that_come_twice_in_order(
@@ -203,9 +131,6 @@ def test_runs_that_can_not_be_compared_are_refused(
     two_runs()
     relabel("compare", "a", "./a/").refused(2, "a and ./a/ are one run")
     relabel("compare", "a", "pairs.parquet").refused(3, "pairs.parquet: no run's output folder", "relabel evaluate")
-    relabel("compare", "a", "absent").refused(3, "absent: no run's output folder")
-    (folder / "bare").mkdir()
-    relabel("compare", "a", "bare").refused(3, "bare: a folder without plan.json")
     forge_run(folder / "half", folder / "pairs.parquet", lambda pair: Judgment(1), name="half", is_finished=False)
     relabel("compare", "a", "half").refused(3, "half: not finished", "--allow-partial")
     done = relabel("compare", "a", "half", "--allow-partial", "--output", "json")
@@ -244,49 +169,22 @@ def test_buckets_of_few_rows_give_the_same_comparison(
         assert cut["figures"][name] == pytest.approx(figure, abs=1e-9)
 
 
-def test_a_bucket_holds_whole_queries_in_the_order_in_which_they_come(tmp_path: Path) -> None:
-    import polars
-
-    random = np.random.default_rng(3)
-    names = [f"q{number}" for number in random.integers(0, 40, 500)]
-    file = tmp_path / "rows.parquet"
-    polars.DataFrame({"row": range(500), "query_id": names}).write_parquet(file)
-    seen = list(query_buckets(polars, (file,), lambda frame, _: frame, tmp_path / "buckets", bucket_rows=50))
-    assert 5 < len(seen) <= 10
-    assert [name for bucket in seen for name in bucket["query_id"].unique(maintain_order=True)] == list(
-        dict.fromkeys(names)
-    )
-    assert sorted(row for bucket in seen for row in bucket["row"]) == list(range(500))
-    assert all(bucket["row"].to_list() == bucket.sort("query", "row")["row"].to_list() for bucket in seen)
-    assert (
-        list(query_buckets(polars, (file,), lambda frame, _: frame.filter(polars.col("row") < 0), tmp_path / "none"))
-        == []
-    )
-
-
 def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
     two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path
 ) -> None:
     two_runs()
     done = relabel("compare", "a", "b", "--qrels", "pairs.parquet", "--html", "page.html", "--output", "json")
-    assert done.json["html"] == "page.html"
+    assert done.json["html"] == "page.html", done
     assert "wrote page.html" in done.err
     page = (folder / "page.html").read_text(encoding="utf-8")
-    for word in (
-        "run-a and run-b",
-        "Cohen kappa",
-        "B alone",
-        "the largest flips",
-        "queries that moved furthest",
-    ):
-        assert word in page
+    assert "run-a and run-b" in page
     assert f"{done.json['figures']['agreement']['value']:.4f}" in page
     relabel("compare", "a", "b", "--html", "page.html").refused(2, "page.html: is there already", "--force")
     assert relabel("compare", "a", "b", "--html", "page.html", "--force").code == 0
     relabel("compare", "a", "b", "--html", "a/page.html").refused(2, "is in the input a")
 
 
-def test_hostile_texts_run_nowhere_on_the_page(
+def test_hostile_texts_run_nowhere_on_the_page_which_everybody_can_read_on_a_phone_too(
     relabel: Callable[..., Any], folder: Path, open_page: Callable[..., Any]
 ) -> None:
     pairs = [
@@ -309,13 +207,19 @@ def test_hostile_texts_run_nowhere_on_the_page(
     done = relabel("compare", "a", "b", "--qrels", "pairs.parquet", "--html", "page.html")
     assert done.code == 0, done
     assert "\x1b" not in done.out
-    page, seen = open_page(folder / "page.html")
+    page, seen = open_page(folder / "page.html", width=400, scheme="dark")
     for fold in page.locator("details").all():
         fold.evaluate("one => one.open = true")
     page.wait_for_timeout(200)
     assert page.evaluate("'pwned' in window") is False
-    assert seen.all == []
     assert BAITS[1] in page.locator("main").inner_text()
+    # the policy admits no script from elsewhere, so the checker comes in through the driver
+    script = Path(pytest.importorskip("axe_playwright_python").__file__).parent / "axe.min.js"
+    page.evaluate(script.read_text(encoding="utf-8"))
+    broken = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})")["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in broken] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert seen.all == []
 
 
 def test_real_runs_with_two_seeds_compare(
@@ -331,46 +235,17 @@ def test_real_runs_with_two_seeds_compare(
     assert sum(map(sum, found["confusion"])) == 24
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
-def test_the_page_can_be_read_by_everybody_on_a_phone_too(
-    two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path, open_page: Callable[..., Any], scheme: str, width: int
-) -> None:
-    two_runs()
-    assert relabel("compare", "a", "b", "--qrels", "pairs.parquet", "--html", "page.html").code == 0
-    page, seen = open_page(folder / "page.html", width=width, scheme=scheme)
-    for fold in page.locator("details").all():
-        fold.evaluate("one => one.open = true")
-    # the policy admits no script from elsewhere, so the checker comes in through the driver
-    script = Path(pytest.importorskip("axe_playwright_python").__file__).parent / "axe.min.js"
-    page.evaluate(script.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice']})")
-    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert seen.all == []
-
-
 def test_rows_refused_in_one_run_and_absent_from_the_other_are_reported(
-    compare: Callable[..., Any], relabel: Callable[..., Any], folder: Path
+    compare: Callable[..., Any], folder: Path
 ) -> None:
     pairs = plain_pairs(6, 3)
     one = write_table(folder / "one.parquet", pairs)
     other = write_table(folder / "other.parquet", pairs[:15])
     forge_run(folder / "a", one, lambda pair: Judgment(1, status="refused" if pair.row_id >= 14 else "ok"), name="a")
     forge_run(folder / "b", other, lambda pair: Judgment(1), name="b")
-    found = compare("a", "b", "--html", "page.html")
+    found = compare("a", "b")
     assert found["counts"]["quarantined_elsewhere_absent"] == 3
     assert any("in quarantine in one run and absent from the other: 3" in note for note in found["notes"])
-    assert "3 in one and absent from the other" in relabel("compare", "a", "b").out
-    assert "3 in one and absent from the other" in (folder / "page.html").read_text(encoding="utf-8")
-
-
-def test_the_page_counts_null_grades(compare: Callable[..., Any], folder: Path, two_runs: TwoRuns) -> None:
-    pairs, _, _ = two_runs()
-    kept = [pair | {"grade": None if row % 5 == 0 else pair["grade"]} for row, pair in enumerate(pairs)]
-    write_table(folder / "gold.parquet", kept)
-    found = compare("a", "b", "--qrels", "gold.parquet", "--html", "page.html")["gold"]["gold_null"]
-    page = re.sub(r"<[^>]+>|\s+", " ", (folder / "page.html").read_text(encoding="utf-8"))
-    assert f"{found} with a null one" in page
 
 
 def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(
@@ -378,48 +253,25 @@ def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(
 ) -> None:
     two_runs()
     before = (folder / "pairs.parquet").read_bytes()
-    for gold in ("pairs.parquet", "pair*.parquet"):
-        relabel("compare", "a", "b", "--qrels", gold, "--html", "pairs.parquet", "--force").refused(
-            2, "is in the input"
-        )
+    written = ("--html", "pairs.parquet", "--force")
+    relabel("compare", "a", "b", "--qrels", "pair*.parquet", *written).refused(2, "is in the input")
     assert (folder / "pairs.parquet").read_bytes() == before
-    for flags in (("--grade", "g"), ("--by", "q"), ("--doc", "d"), ("--map", "0=0,1=1"), ("--duplicates", "first")):
-        relabel("report", "a", *flags).refused(2, "belong to --gold, which is not given")
-        relabel("compare", "a", "b", *flags).refused(2, "belong to --qrels, which is not given")
+    relabel("compare", "a", "b", "--grade", "g").refused(2, "belong to --qrels, which is not given")
 
 
-def test_a_path_beyond_utf8_gives_a_page_all_the_same(
-    two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path
-) -> None:
-    two_runs()
-    (folder / "a").rename(folder / "a\udcff")
-    done = relabel("compare", "a\udcff", "b", "--html", "page.html")
-    assert done.code == 0, done
-    assert "run-a and run-b" in (folder / "page.html").read_text(encoding="utf-8")
-
-
-def test_a_long_query_of_a_flip_is_cut(compare: Callable[..., Any], folder: Path) -> None:
-    path = write_table(folder / "pairs.parquet", [pair | {"query": "q" * 50_000} for pair in plain_pairs(1, 3)])
-    for number, name in enumerate("ab"):
-        forge_run(folder / name, path, lambda pair, number=number: Judgment((pair.row_id + number) % 3), name=name)
-    assert all(len(one["query"]) < 1_100 for one in compare("a", "b")["flips"]["examples"])
-
-
-@pytest.mark.parametrize("qrels", [(), ("--qrels", "pairs.parquet")], ids=["alone", "judged"])
 def test_what_is_printed_is_golden_down_to_the_order_of_keys(
-    two_runs: TwoRuns, relabel: Callable[..., Any], golden: Callable[[str, str], None], qrels: tuple[str, ...]
+    two_runs: TwoRuns, relabel: Callable[..., Any], golden: Callable[[str, str], None]
 ) -> None:
     """Floats to 9 digits: the last ones are the processor's. Fingerprints hold the version of pyarrow that wrote the
     input.
     """
     two_runs(8, 5)
-    options = ("a", "b", *qrels, "--examples", "3", "--queries", "3", "--resamples", "50")
-    name = "judged" if qrels else "alone"
-    golden(f"compare/{name}.txt", relabel("compare", *options).out)
+    options = ("a", "b", "--qrels", "pairs.parquet", "--examples", "3", "--queries", "3", "--resamples", "50")
+    golden("compare/judged.txt", relabel("compare", *options).out)
     found = relabel("compare", *options, "--output", "json").out
     found = re.sub(r'"fingerprint": "[0-9a-f]{64}"', '"fingerprint": "…"', found)
     golden(
-        f"compare/{name}.json",
+        "compare/judged.json",
         json.dumps(
             json.loads(found, parse_float=lambda text: float(f"{float(text):.9g}")), ensure_ascii=False, indent=1
         )

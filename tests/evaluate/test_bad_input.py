@@ -36,10 +36,6 @@ def test_labels_without_a_grade_show_the_first_ids_of_both_sides(judged: Callabl
     judged("").refused(3, "no label has a grade", "it is empty")
 
 
-def test_grades_that_are_all_null_are_said(judged: Callable[..., Any]) -> None:
-    judged("query_id,doc_id,grade\nq0,d0,\nq1,d1,\n", name="grades.csv").refused(3, "all 2 labels", "null grade")
-
-
 @pytest.mark.parametrize(
     ("grades", "grade", "parts"),
     [
@@ -54,19 +50,11 @@ def test_grades_off_the_scale_come_with_a_map_to_use(
     judged(trec(grade), "--grades", grades).refused(3, *parts)
 
 
-def test_the_map_suggested_works(judged: Callable[..., Any]) -> None:
-    assert judged(trec(lambda row: row % 4), "--grades", "3", "--map", "0=0,1=1,2=2,3=2").code == 0
-
-
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("0", "`0` is no pair"),
         ("0=1,0=2", "occurs twice"),
         ("a=1", "`a=1` is no pair"),
-        ("0=-1", "grades go from 0"),
-        ("0=99999999999999999999", "grades go from 0"),
-        ("", "is no pair"),
     ],
 )
 def test_a_map_that_is_none_is_a_usage_error(judged: Callable[..., Any], text: str, part: str) -> None:
@@ -80,13 +68,11 @@ def test_a_grade_that_the_map_forgets_is_an_error(judged: Callable[..., Any]) ->
 
 def test_qrels_text_of_another_form_names_the_line(judged: Callable[..., Any]) -> None:
     judged("q0 0 d0 1\nq1 d1 1\n").refused(3, "grades.txt: line 2 has 3 fields", "qid 0 docid grade")
-    judged("q0 0 d0 1\nq1 0 d1 good\n").refused(3, "no whole number", "'good'")
-    judged("q0 0 d0 1.5\n").refused(3, "'1.5'")
+    judged("q0 0 d0 1.5\n").refused(3, "no whole number", "'1.5'")
 
 
 def test_tables_that_are_broken_name_the_place(judged: Callable[..., Any]) -> None:
     judged('{"query_id": "q0"}\nnot json\n', name="g.jsonl").refused(3, "line 2 is not JSON")
-    judged("[1]\n", name="g.jsonl").refused(3, "line 1 holds no object")
     judged("query_id,doc_id,grade\nq0,d0\n", name="g.csv").refused(3, "record 1 has 2 fields")
     judged("not parquet", name="g.parquet").refused(3, "g.parquet")
 
@@ -95,13 +81,8 @@ def test_a_missing_column_names_those_there_are(judged: Callable[..., Any], rela
     judged("query_id,doc_id,grades\nq0,d0,1\n", name="g.csv").refused(
         3, "no column `grade`", "Did you mean `grades`?", "--grade"
     )
-    judged("qid,doc_id,grade\nq0,d0,1\n", name="g.csv").refused(3, "no column `query_id`", "--by")
     judged("query_id,docno,grade\nq0,d0,1\n", name="g.csv").refused(3, "no column `doc_id`", "--doc")
     relabel("evaluate", "labels.jsonl", "--qrels", "g.csv", "--label", "mark").refused(3, "no column `mark`", "--label")
-
-
-def test_an_id_that_is_null_is_an_error(judged: Callable[..., Any]) -> None:
-    judged('{"query_id": null, "doc_id": "d", "grade": 1}\n', name="g.jsonl").refused(3, "row 0 has no `query_id`")
 
 
 def test_files_that_are_not_there_or_are_no_run(
@@ -112,8 +93,6 @@ def test_files_that_are_not_there_or_are_no_run(
     relabel("evaluate", "labels.jsonl", "--qrels", "nowhere.txt").refused(3, "nowhere.txt", "no such file")
     (folder / "empty").mkdir()
     relabel("evaluate", "empty", "--qrels", "grades.txt").refused(3, "no run's output")
-    relabel("evaluate", "labels.jsonl", "--qrels", "empty").refused(3, "a folder")
-    relabel("evaluate", "empty", "--qrels", "grades.txt", "--where", "a=b").refused(2, "--where")
 
 
 def test_judging_a_column_by_itself_is_refused(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
@@ -122,15 +101,8 @@ def test_judging_a_column_by_itself_is_refused(relabel: Callable[..., Any], writ
 
 
 def test_distributions_that_are_none_are_refused(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
-    for probs, part in (
-        ([0.2, 0.2, 0.2], "does not sum to 1"),
-        ([1.5, -0.5, 0.0], "negative"),
-        ("high", "list of probabilities"),
-    ):
-        path = write_rows([{"label": 0, "grade": 1, "probs": probs}])
-        relabel("evaluate", path, "--qrels", path, "--label", "label").refused(3, part)
-    path = write_rows([{"label": 0, "grade": 1, "probs": [0.5, 0.5]}, {"label": 0, "grade": 1, "probs": [1.0]}])
-    relabel("evaluate", path, "--qrels", path, "--label", "label").refused(3, "has 1 entries")
+    path = write_rows([{"label": 0, "grade": 1, "probs": [0.2, 0.2, 0.2]}])
+    relabel("evaluate", path, "--qrels", path, "--label", "label").refused(3, "does not sum to 1")
 
 
 def test_scales_that_differ_are_not_mixed(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
@@ -150,19 +122,6 @@ def test_one_query_has_figures_and_no_intervals(relabel: Callable[..., Any], wri
     assert done.code == 0
     assert "no intervals" in done.out
     assert " to " not in done.out.partition("gold")[0].partition("figure")[2]
-
-
-def test_undefined_figures_are_null_in_json_and_said_in_text(
-    relabel: Callable[..., Any], write_rows: Callable[..., str]
-) -> None:
-    path = write_rows(
-        [{"query_id": f"q{row}", "doc_id": "d", "label": 1, "grade": 1, "probs": [0.25, 0.75]} for row in range(4)]
-    )
-    found = relabel("evaluate", path, "--qrels", path, "--label", "label", "--output", "json").json["figures"]
-    assert found["kappa"]["value"] is found["f1_0"]["value"] is found["auc_0/1"]["value"] is None
-    assert found["accuracy"]["value"] == 1.0
-    assert found["kappa"]["undefined_resamples"] == 1000
-    assert "undefined" in relabel("evaluate", path, "--qrels", path, "--label", "label").out
 
 
 def test_hostile_ids_reach_the_join_as_they_are(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
@@ -185,13 +144,3 @@ def test_float_grades_are_read_where_they_are_whole(judged: Callable[..., Any]) 
     assert found.json["counts"]["judged"] == 1
     assert found.json["confusion"][2][0] == 1
     assert np.sum(found.json["confusion"]) == 1
-
-
-def test_a_column_that_is_no_scale_is_refused(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
-    path = write_rows([{"label": 1, "grade": 1_000_000}])
-    relabel("evaluate", path, "--qrels", path, "--label", "label").refused(3, "up to 1000000", "the right columns?")
-
-
-def test_two_scales_in_one_file_are_remarked(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
-    path = write_rows([{"label": row % 2, "grade": row % 4} for row in range(12)])
-    assert "Labels go up to 1, gold grades to 3" in relabel("evaluate", path, "--qrels", path, "--label", "label").out

@@ -14,26 +14,6 @@ import pytest
 from tests.reuse.test_tree_column import treed_rows
 
 
-def test_routes_are_judged_by_the_gold_of_their_own_input(
-    folder: Path, relabel: Callable[..., Any], write_job: Callable[..., str]
-) -> None:
-    rows = treed_rows(4, 3)
-    for row in rows:
-        row |= {"gold_answer_ids": [2], "gold_expand_ids": [4], "grade": 2}
-    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
-    changes = {"labeler": {"name": "route"}, "input": {"columns": {"document": ["document"]}}}
-    assert relabel("run", write_job(changes)).code == 0
-    files = json.loads((folder / "out/ecom/manifest.json").read_bytes())["labels"]
-    labels = [row for file in files for row in pq.read_table(folder / "out/ecom" / file["path"]).to_pylist()]
-    found = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json["figures"]
-    f1 = [2 * (2 in label["answer_ids"]) / (1 + len(label["answer_ids"])) for label in labels]
-    assert (found["answer_f1"]["value"], found["answer_f1"]["over"]) == (pytest.approx(sum(f1) / 12), 12)
-    precision = [(4 in label["expand_ids"]) / max(1, len(label["expand_ids"])) for label in labels]
-    assert found["expand_precision"]["value"] == pytest.approx(sum(precision) / 12)
-    assert found["refusal_accuracy"]["value"] is None
-    assert (found["expelled_mean"]["value"], found["collapse_rate"]["value"]) == (0, 0)
-
-
 def _routed(folder: Path, relabel: Callable[..., Any], write_job: Callable[..., str], gold: list[Any]) -> list[Any]:
     """A run over rows with this gold, a dict a row; its labels."""
     table = pa.Table.from_pylist(treed_rows(3, 2))
@@ -65,10 +45,3 @@ def test_without_grades_nodes_tell_them_and_a_row_that_does_not_tell_is_left_out
     assert found["figures"]["accuracy"]["value"] == pytest.approx(same / 4)
     assert found["figures"]["answer_f1"]["over"] == 2
     assert found["figures"]["refusal_accuracy"]["over"] == 1
-
-
-def test_gold_of_headings_alone_gives_no_grade(
-    folder: Path, relabel: Callable[..., Any], write_job: Callable[..., str]
-) -> None:
-    _routed(folder, relabel, write_job, [{"gold_expand_ids": [4]}] * 6)
-    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "no column `grade`")

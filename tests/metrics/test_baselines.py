@@ -24,7 +24,7 @@ from relabel.manifests.metrics.evaluation import (
     not_beaten,
 )
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.measures import random_order, rank_queries
+from relabel.manifests.metrics.measures import random_order
 
 GRADES = 3
 TEXTS = ["red shoe", "a red running shoe, size 9", "blue kettle", "Shoes: RED, red, red", "", "the kettle of the shoe"]
@@ -80,25 +80,6 @@ def test_lexical_scores_are_those_of_bm25s() -> None:
     assert found == pytest.approx(np.array(wanted) * (BM25_K1 + 1), abs=1e-5)
 
 
-def test_lexical_figures_are_those_of_its_order() -> None:
-    gold, query, doc = rows()
-    score = np.random.default_rng(2).random(len(gold)) + gold
-    found = baselines(gold, query, doc, grades=GRADES, num_queries=5, lexical_N=score)
-    ranked = rank_queries(query, doc, score, gold, num_queries=5)
-    assert found.lexical["ndcg@10"] == pytest.approx(np.nanmean(ranked.ndcg))
-    assert found.lexical["auc_01/2"] == pytest.approx(metrics.roc_auc_score(gold == 2, score))
-
-
-def test_every_evaluation_has_the_baselines_of_its_own_rows() -> None:
-    gold, query, doc = rows()
-    judged = Judged(GRADES, gold, gold, query, 5, doc, None, None, None, lexical=gold.astype(float))
-    found = evaluate(judged, resamples=0)
-    wanted = baselines(gold, query, doc, grades=GRADES, num_queries=5, lexical_N=gold.astype(float))
-    assert found.baselines == wanted
-    assert set(wanted.of("ndcg@10")) == {"random", "lexical"}
-    assert wanted.of("ece") == {}
-
-
 def test_baselines_have_the_intervals_of_labels_that_say_the_same() -> None:
     gold, query, doc = rows()
     score = np.random.default_rng(2).random(len(gold)) * 2 + gold
@@ -114,19 +95,6 @@ def test_baselines_have_the_intervals_of_labels_that_say_the_same() -> None:
     low, high = found.intervals["random"]["ndcg@10"]
     assert low < found.random["ndcg@10"] < high
     assert "kappa" not in found.intervals["constant"]
-
-
-def test_each_figure_is_over_the_rows_that_it_rests_on() -> None:
-    gold, query, doc = rows()
-    labels = np.random.default_rng(3).integers(0, GRADES, len(gold))
-    found = evaluate(Judged(GRADES, gold, labels, query, 5, doc, None, None, None), resamples=0).figures
-    wanted = {
-        "accuracy": len(gold),
-        "irrelevant_precision": (labels == 0).sum(),
-        "irrelevant_recall": (gold == 0).sum(),
-    }
-    wanted |= {f"f1_{grade}": ((labels == grade) | (gold == grade)).sum() for grade in range(GRADES)}
-    assert {name: found[name].over for name in wanted} == wanted
 
 
 @pytest.mark.parametrize(
