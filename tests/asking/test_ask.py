@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.labelers.registry import LABELERS, labeler_class
+from relabel.labelers.registry import LABELERS
 from relabel.manifests.columns import CHUNK
 from relabel.manifests.trees import NODES
 
@@ -55,10 +55,20 @@ def job(folder: Path) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("name", sorted(LABELERS))
-def test_a_row_is_asked_as_the_run_asks_it(relabel: Callable[..., Any], job: Callable[..., None], name: str) -> None:
+def test_a_row_is_asked_as_the_run_asks_it_and_a_dry_run_shows_its_first_prompt(
+    relabel: Callable[..., Any], job: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     job(name, args={"p_garbage": 0.3})
     found = relabel("ask", "job.yaml", "--random", "10", "--output", "json").json
     assert not Path("out").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("relabel.jobs.ask.start_engine", lambda _: pytest.fail("an engine was started"))
+        (rendered,) = relabel("ask", "job.yaml", "--row", "3", "--dry-run", "--output", "json").json["asked"]
+    (asked,) = (one for one in found["asked"] if 3 in {row["row_id"] for row in one["rows"]})
+    first, same = asked["asks"][0], rendered["asks"][0]
+    assert same == {**first, "answer": None}
+    held = [part["text"] for turn in same["messages"] for part in turn["parts"] if part["field"] is not None]
+    assert "how to prune roses 3" in held
     said = {row["row_id"]: row for asked in found["asked"] for row in asked["rows"]}
     assert sorted(said) == list(range(10))
     assert relabel("run", "job.yaml").code == 0
@@ -72,35 +82,6 @@ def test_a_row_is_asked_as_the_run_asks_it(relabel: Callable[..., Any], job: Cal
     asks = [ask for asked in found["asked"] for ask in asked["asks"]]
     assert asks
     assert all(ask["answer"]["finish"] for ask in asks)
-
-
-@pytest.mark.parametrize("name", sorted(LABELERS))
-def test_a_dry_run_shows_the_first_prompt_of_a_row(
-    relabel: Callable[..., Any], job: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    job(name)
-    asked = relabel("ask", "job.yaml", "--row", "3", "--output", "json").json["asked"]
-    monkeypatch.setattr("relabel.jobs.ask.start_engine", lambda _: pytest.fail("an engine was started"))
-    rendered = relabel("ask", "job.yaml", "--row", "3", "--dry-run", "--output", "json").json["asked"]
-    first, same = (one[0]["asks"][0] for one in (asked, rendered))
-    assert same["answer"] is None
-    assert same == {**first, "answer": None}
-    held = [part["text"] for turn in same["messages"] for part in turn["parts"] if part["field"] is not None]
-    assert "how to prune roses 3" in held
-
-
-@pytest.mark.parametrize("name", ["direct", "review"])
-def test_a_query_s_rows_are_asked_once_where_the_labeler_sees_them_together(
-    relabel: Callable[..., Any], job: Callable[..., None], name: str
-) -> None:
-    job(name)
-    found = relabel("ask", "job.yaml", "--query-id", "q1", "--output", "json").json["asked"]
-    cls = labeler_class(name)
-    is_together = cls(cls.Options(name=name)).reads.whole_query
-    assert [[row["row_id"] for row in one["rows"]] for one in found] == (
-        [[1, 5, 9]] if is_together else [[1], [5], [9]]
-    )
-    assert sum(len(one["asks"]) for one in found) == (1 if is_together else 3)
 
 
 def test_a_prompt_that_was_cut_before_it_was_asked_is_said_to_be(
@@ -127,15 +108,6 @@ def test_the_text_marks_data_in_the_template_and_says_how_sure_the_model_was(
     assert "outside these 0." in shown
     assert "row 2: label" in shown
     assert "phi_grade" in shown
-
-
-def test_each_refused_answer_is_shown_with_its_reason(relabel: Callable[..., Any], job: Callable[..., None]) -> None:
-    job("r3a", args={"p_garbage": 1.0})
-    done = relabel("ask", "job.yaml")
-    assert done.code == 0
-    assert "row 0: no label, quarantined as format" in done.out
-    assert "attempt 1: " in done.out
-    assert "attempt 2: " in done.out
 
 
 def test_one_stage_of_several(relabel: Callable[..., Any], job: Callable[..., None]) -> None:
@@ -166,8 +138,6 @@ def test_no_text_of_the_data_is_a_command_to_the_terminal(
     [
         (["--row", "10"], 3, ["row 10: the input has 10 rows, numbered from 0 to 9"]),
         (["--query-id", "q9"], 3, ["no row of the input has the query id `q9`"]),
-        (["--row", "1", "--random", "2"], 2, ["give one of them"]),
-        (["--set", "engine.name=none"], 3, ["engine"]),
     ],
 )
 def test_a_row_that_is_not_there_is_refused_before_a_model_is_loaded(
@@ -183,21 +153,12 @@ def test_a_row_that_is_not_there_is_refused_before_a_model_is_loaded(
     relabel("ask", "job.yaml", *arguments).refused(code, *parts)
 
 
-def test_an_input_without_rows_and_a_search_in_rounds_are_refused(
-    relabel: Callable[..., Any], job: Callable[..., None]
-) -> None:
-    job("review")
-    Path("search.yaml").write_text(Path("job.yaml").read_text()[:-1] + ", " + '"rounds": {"corpus": "pairs.parquet"}}')
-    relabel("ask", "search.yaml").refused(3, "has `rounds`", "input.path=", "inputs/round-1")
-    pq.write_table(pq.read_table("pairs.parquet").slice(0, 0), "pairs.parquet")
-    relabel("ask", "job.yaml", "--random", "3").refused(3, "no row")
-
-
-def test_a_prompt_that_goes_on_from_the_one_above_shows_what_is_new(
+def test_a_refused_answer_has_its_reason_and_a_prompt_that_goes_on_from_the_one_above_shows_what_is_new(
     relabel: Callable[..., Any], job: Callable[..., None]
 ) -> None:
     job("r3a", args={"p_garbage": 1.0})
     refused = relabel("ask", "job.yaml").out
+    assert "row 0: no label, quarantined as format" in refused
     assert refused.count("⟦how to prune roses 0⟧") == 1
     assert refused.count("the prompt above, with another seed") == 1
     job("r3a")

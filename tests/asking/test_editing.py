@@ -17,10 +17,7 @@ import pytest
 from relabel.jobs.ask import AskedRows, Exchange
 from relabel.jobs.ask_text import again_on_change, asked_text
 from relabel.manifests.asks import Answer, Ask, Message
-from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.secrets import keep_secret, redacted
-from tests.labelers.driving import caps
-from tests.teachers.models import write_tiny_decoder
 
 SECRET = "Zq7hunter2Xv9"
 ROWS = [
@@ -29,27 +26,19 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_decoder(tmp_path_factory.mktemp("decoder"))
-
-
 @pytest.fixture
-def job(folder: Path, decoder: Path) -> Callable[..., str]:
+def prompts(folder: Path, relabel: Callable[..., Any]) -> None:
+    """A job file, and the prompts of its labeler in `prompts`."""
     pq.write_table(pa.Table.from_pylist(ROWS), "pairs.parquet")
-
-    def write(labeler: str = "umbrela", engine: str = "transformers", **options: Any) -> str:
-        spec = {
-            "name": "asked",
-            "input": {"path": "pairs.parquet"},
-            "labeler": {"name": labeler, "attempts": 2, **caps(labeler, think=24), **options},
-            "engine": {"name": engine, "seed": 5, **({"model": str(decoder)} if engine == "transformers" else {})},
-            "output": "out/run",
-        }
-        Path("job.yaml").write_text(json.dumps(spec))
-        return "job.yaml"
-
-    return write
+    spec = {
+        "name": "asked",
+        "input": {"path": "pairs.parquet"},
+        "labeler": {"name": "direct"},
+        "engine": {"name": "fake", "seed": 5},
+        "output": "out/run",
+    }
+    Path("job.yaml").write_text(json.dumps(spec))
+    assert relabel("templates", "export", "direct", "prompts").code == 0
 
 
 ASK = Ask("think", (Message("user", ("hello",)),), None, 9)
@@ -91,10 +80,8 @@ def replaces(file: str, old: str, new: str) -> Callable[[], object]:
 
 
 def test_a_changed_template_is_asked_with_the_same_engine_and_a_broken_one_is_said(
-    relabel: Callable[..., Any], job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    prompts: None, relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job("direct", "transformers")
-    assert relabel("templates", "export", "direct", "prompts").code == 0
     editor = Editor(
         wait,
         replaces("prompts/user.j2", "{{ query }}", "{{ quary }}"),
@@ -126,11 +113,11 @@ def test_a_changed_template_is_asked_with_the_same_engine_and_a_broken_one_is_sa
 
 
 def test_a_dry_run_renders_again_and_loads_no_model(
-    relabel: Callable[..., Any], job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    prompts: None, relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job("direct", "fake")
-    relabel("ask", "job.yaml", "--edit-prompt", "prompts").refused(2, "relabel templates export direct prompts")
-    relabel("templates", "export", "direct", "prompts")
+    relabel("ask", "job.yaml", "--edit-prompt", "absent").refused(2, "relabel templates export direct absent")
+    relabel("ask", "job.yaml", "--row", "9", "--edit-prompt", "prompts").refused(3, "row 9: the input has 3 rows")
+    Path("prompts/user.j2~").write_text("{{ broken, as an editor leaves it")
     monkeypatch.setattr("relabel.jobs.ask.start_engine", lambda _: pytest.fail("an engine was started"))
     editor = Editor(replaces("prompts/user.j2", "{{ query }}", "Mine: {{ query }}"), wait)
     monkeypatch.setattr(again_on_change, "__kwdefaults__", {"pause": editor})
@@ -139,13 +126,6 @@ def test_a_dry_run_renders_again_and_loads_no_model(
     assert len(re.findall(r"\d+ rows?, \d+ asks? would be asked first; nothing was written\.", done.out)) == 2
     assert done.out.count("Mine: ⟦") == 1
     assert not Path("out").exists()
-
-
-def test_a_fault_that_no_template_mends_ends_the_watch(relabel: Callable[..., Any], job: Callable[..., str]) -> None:
-    job("direct", "fake")
-    relabel("templates", "export", "direct", "prompts")
-    relabel("ask", "job.yaml", "--row", "9", "--edit-prompt", "prompts").refused(3, "row 9: the input has 3 rows")
-    relabel("ask", "job.yaml", "--set", "labeler.gradez=3", "--edit-prompt", "prompts").refused(3, "gradez")
 
 
 def test_a_file_that_is_written_in_steps_is_one_change_and_what_editors_leave_is_none(folder: Path) -> None:
@@ -173,22 +153,3 @@ def test_a_file_that_is_written_in_steps_is_one_change_and_what_editors_leave_is
     with pytest.raises(KeyboardInterrupt):
         again_on_change(Path("p"), read, pause=editor)
     assert seen == ["one", "two", "moretwo", "more"]
-
-
-def test_only_what_a_template_can_mend_is_waited_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    faults: list[Exception] = [ConfigError("p/a.j2:1: off"), InputError("gone")]
-    Path("a.j2").write_text("one")
-    editor = Editor(lambda: Path("a.j2").write_text("two"), wait)
-    with pytest.raises(InputError, match="gone"):
-        again_on_change(folder, lambda: (_ for _ in ()).throw(faults.pop(0)), pause=editor)
-    assert "relabel: p/a.j2:1: off" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["user.j2~", "#user.j2#"])
-def test_what_an_editor_leaves_with_a_template_is_ignored(
-    relabel: Callable[..., Any], job: Callable[..., str], name: str
-) -> None:
-    job("direct", "fake")
-    relabel("templates", "export", "direct", "prompts")
-    Path("prompts", name).write_text("{{ broken")
-    assert relabel("ask", "job.yaml", "--set", "labeler.templates=prompts", "--dry-run").code == 0

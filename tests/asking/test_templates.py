@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import pytest
 
 from relabel.jobs.job import load_job
-from relabel.jobs.spec_yaml import parse_yaml
-from relabel.labelers.registry import LABELERS, labeler_class
-from relabel.manifests.errors import ConfigError
+from relabel.labelers.registry import LABELERS
 
 JOB = """\
 # A job of mine.
@@ -54,20 +51,9 @@ def test_a_job_over_what_was_exported_asks_what_it_asked_until_a_file_is_edited(
     assert {name for name, digest in digests(str(job)).items() if digest != before[name]} == {file.name}
 
 
-def test_the_lines_for_a_job_are_said_and_they_work(relabel: Callable[..., Any], folder: Path) -> None:
-    said = relabel("templates", "export", "r3a", "prompts").out
-    lines = parse_yaml(said[said.index("labeler:") :])
-    assert lines == {"labeler": {"name": "r3a", "templates": "prompts"}}
-    Path("job.yaml").write_text(json.dumps({**parse_yaml(JOB), **lines}))
-    assert digests("job.yaml") == labeler_class("r3a")(labeler_class("r3a").Options(name="r3a")).template_digests
-
-
 def test_files_that_are_there_are_replaced_only_by_force_and_a_refusal_writes_nothing(
     relabel: Callable[..., Any], folder: Path
 ) -> None:
-    relabel("templates", "export", "r3", "prompts").refused(3, 'No labeler "r3"', "Did you mean r3a?")
-    relabel("templates", "export", "r3a", "s3://b/prompts").refused(2, "DIR is a folder on this machine")
-    assert not Path("prompts").exists()
     assert relabel("templates", "export", "r3a", "prompts").code == 0
     Path("prompts/verdict.j2").write_text("mine")
     Path("prompts/intent.j2").unlink()
@@ -76,18 +62,3 @@ def test_files_that_are_there_are_replaced_only_by_force_and_a_refusal_writes_no
     assert Path("prompts/verdict.j2").read_text() == "mine"
     assert relabel("templates", "export", "r3a", "prompts", "--force").code == 0
     assert Path("prompts/verdict.j2").read_text() != "mine"
-
-
-def test_a_labeler_whose_templates_lie_elsewhere_is_refused(
-    relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Elsewhere(labeler_class("direct")):  # type: ignore[misc]
-        def __init__(self, options: Any) -> None:
-            super().__init__(options)
-            self.template_digests = {"system.j2": "0" * 64}
-
-    monkeypatch.setattr("relabel.labelers.template_files.labeler_class", lambda _: Elsewhere)
-    from relabel.labelers.template_files import template_files
-
-    with pytest.raises(ConfigError, match=r"its template system.j2 does not lie in .*/templates"):
-        template_files("direct")

@@ -4,7 +4,6 @@ is gainsaid.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -127,17 +126,6 @@ def test_anything_else_is_refused_and_says_why(text: str, why: str) -> None:
     assert (reading.grade, reading.why) == (None, why), reading
 
 
-@settings(max_examples=600, deadline=None)
-@given(text=texts(), grades=st.integers(2, 10))
-def test_any_text_is_read_or_refused_and_what_is_read_is_there(text: str, grades: int) -> None:
-    reading = read_foreign_answer(text, grades=grades)
-    assert (reading.grade is None) == (reading.why != "read")
-    if reading.grade is not None:
-        assert 0 <= reading.grade < grades
-        assert re.search(rf"(?<![0-9]){reading.grade}(?![0-9])", text)
-        assert set(reading.verdicts) == {str(reading.grade)}
-
-
 pieces = st.sampled_from(
     (
         "score",
@@ -179,75 +167,39 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=800, deadline=None)
-@given(st.lists(pieces, max_size=14).map("".join))
-def test_near_verdicts_are_read_or_refused(text: str) -> None:
-    reading = read_foreign_answer(text, grades=4)
-    assert reading.grade is None or str(reading.grade) in text
+chatter = st.one_of(texts(6), st.lists(pieces, max_size=14).map("".join))
 
 
-@given(text=texts().filter(lambda text: not any(char in text for char in "0123456789")))
-def test_no_answer_without_a_digit_becomes_a_grade(text: str) -> None:
-    assert grade(text) is None
+@settings(max_examples=400, deadline=None)
+@given(text=chatter, grades=st.integers(2, 10))
+def test_any_text_is_read_or_refused_and_what_is_read_is_there(text: str, grades: int) -> None:
+    reading = read_foreign_answer(text, grades=grades)
+    assert (reading.grade is None) == (reading.why != "read")
+    if reading.grade is not None:
+        assert 0 <= reading.grade < grades
+        assert re.search(rf"(?<![0-9]){reading.grade}(?![0-9])", text)
+        assert set(reading.verdicts) == {str(reading.grade)}
 
 
 @settings(max_examples=200, deadline=None)
-@given(chatter=texts(6), first=st.integers(0, 3), second=st.integers(0, 3))
-def test_two_verdicts_that_differ_are_refused_whatever_is_before(chatter: str, first: int, second: int) -> None:
-    said = grade(f"{chatter.replace('<', '(')}\n\n##final score: {first}\n##final score: {second}")
-    assert said in ((None, first) if first == second else (None,))
-
-
-chatter = st.one_of(texts(6), st.lists(pieces, max_size=10).map("".join))
-
-
-@settings(max_examples=600, deadline=None)
-@given(before=chatter, after=chatter, said=st.integers(0, 3))
-def test_nothing_around_a_stated_verdict_turns_it_into_another(before: str, after: str, said: int) -> None:
-    """A document that speaks through the answer can spoil a verdict, not change it."""
-    text = f"{before.replace('<think>', '')}\n\n##final score: {said}\n\n{after}"
-    assert grade(text) in (None, said)
+@given(before=chatter, after=chatter, said=st.integers(0, 3), second=st.integers(0, 3))
+def test_nothing_around_a_stated_verdict_turns_it_into_another(before: str, after: str, said: int, second: int) -> None:
+    """A document that speaks through the answer can spoil a verdict, not change it; two that differ are refused."""
+    text = f"{before.replace('<think>', '')}\n\n##final score: {said}"
+    assert grade(f"{text}\n\n{after}") in (None, said)
+    if second != said:
+        assert grade(f"{text}\n##final score: {second}") is None
 
 
 @pytest.mark.parametrize(
-    "piece",
-    [
-        " ",
-        "\n",
-        "\n\n2",
-        "2",
-        "#",
-        "*",
-        "score ",
-        "score: ",
-        "Score: 2\n",
-        "I would rate ",
-        "I would rate a ",
-        "I rate it a 2 or ",
-        "{",
-        "[",
-        "`",
-        '{"O":',
-        "<score>",
-        "<think>",
-        "</think>",
-        "M: 1, ",
-        "O: 2, T: 1; ",
-        "1. ",
-        "score is ",
-        "Therefore, my final ",
-        "( ",
-        "passage: ",
-        "a_ ",
-        "- ",
-    ],
+    "piece", ["\n", "2", "score: ", "I would rate a ", "I rate it a 2 or ", "{", "<think>", "M: 1, ", "1. "]
 )
 def test_reading_takes_linear_time(piece: str) -> None:
-    text = piece * (300_000 // len(piece))
+    text = piece * (100_000 // len(piece))
     for hostile in (text, f"##final score: {text}", f"I would rate it{text}2", f"M: 1{text}"):
         start = time.process_time()
         read_foreign_answer(hostile, grades=4)
-        assert time.process_time() - start < 2.0  # takes 1 to 300 ms; a quadratic reader takes minutes
+        assert time.process_time() - start < 2.0  # a quadratic reader takes minutes
 
 
 def rows_of(file: str) -> list[dict[str, Any]]:
@@ -266,22 +218,6 @@ def test_where_all_known_parsers_agree_ours_agrees_or_refuses() -> None:
         equal += reading.grade is not None
         refused += reading.grade is None
     assert (equal, refused) == (63_388, 410), "benchmarks/foreign_answers.md holds these figures too"
-
-
-@needs_data
-@pytest.mark.parametrize("file", ["raw_outputs", "parser_disputes", "degenerate_outputs"])
-def test_no_real_answer_without_a_grade_becomes_one(file: str) -> None:
-    for row in rows_of(file):
-        text = row["raw_output"] or ""
-        reading = read_foreign_answer(text, grades=4)
-        if reading.grade is not None:
-            assert re.search(rf"(?<![0-9]){reading.grade}(?![0-9])", text), text
-
-
-@needs_data
-def test_umbrelas_own_cases_are_read_alike_or_refused() -> None:
-    for case in json.loads((DATA / "umbrela_parser_cases.json").read_text())["cases"]:
-        assert grade(case["response"]) in ((case["label"],) if case["valid"] and case["response"] else (None,)), case
 
 
 @needs_data

@@ -19,22 +19,13 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_dry_run_names_each_part_with_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_day.main(["--dry"]) == 0
-    reported = capsys.readouterr().out
-    for name, part in gpu_day.PARTS.items():
-        assert f"{name} " in reported
-        assert f"{part.limit_s:.0f} s" in reported
-        assert part.does in reported
-
-
 def test_a_part_that_hangs_is_cut_and_the_next_one_runs(tmp_path: Path) -> None:
     results = tmp_path / "day.jsonl"
-    line = ["--only", "hang,distill", "--rehearse", "--results", str(results), "--scratch", str(tmp_path / "scratch")]
-    assert gpu_day.main(line) == 1
+    kept = ["--results", str(results), "--scratch", str(tmp_path / "scratch")]
+    assert gpu_day.main(["--only", "hang,score-host", "--rehearse", *kept]) == 1
     first, cut, figure, whole = lines_of(results)
     assert (first["part"], first["what"], cut["verdict"]) == ("hang", "before it hangs", "cut")
-    assert (figure["part"], whole["verdict"]) == ("distill", "whole")
+    assert (figure["part"], whole["verdict"]) == ("score-host", "whole")
     assert {"what", "figure", "baseline", "ratio", "verdict", "device", "versions", "unit"} <= set(figure)
 
 
