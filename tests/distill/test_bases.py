@@ -14,7 +14,7 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from relabel.distill.students.bases import Embedder, build_module, check_base, make_record
-from relabel.distill.students.model import load_student, write_student
+from relabel.distill.students.model import load_student
 from relabel.distill.students.spec import DistillSpec
 from relabel.manifests.errors import ModelError
 from relabel.manifests.labels import DEFAULT_PHI
@@ -70,7 +70,6 @@ PREFIXED = r"tensors are not in its weights, {} among them; they carry the prefi
     ("kind", "damage", "words"),
     [
         ("encoder", renamed("module.{}".format), PREFIXED.format(r"embeddings\..+", "module.")),
-        ("encoder", renamed("_orig_mod.bert.{}".format), PREFIXED.format(r"embeddings\..+", "_orig_mod.bert.")),
         ("decoder", renamed("module.{}".format), PREFIXED.format(r"lm_head.+", "module.")),
         (
             "encoder",
@@ -78,21 +77,15 @@ PREFIXED = r"tensors are not in its weights, {} among them; they carry the prefi
             "1 tensors are not in",
         ),
         ("encoder", configured(num_hidden_layers=1), r"have no place .*encoder\.layer\.1\."),
-        ("encoder", configured(num_hidden_layers=3), r"tensors are not in .*encoder\.layer\.2\."),
         ("encoder", configured(intermediate_size=64), "another shape than config.json says"),
         ("encoder", lambda folder: (folder / "model.safetensors").write_bytes(b"1234"), "its weights can't be loaded"),
         ("encoder", saved_as("BertForMaskedLM"), None),
-        ("encoder", with_tensor("encoder.layer.0.attention.self.distance_embedding.weight"), "have no place"),
         ("decoder", with_tensor("model.layers.0.self_attn.rotary_emb.inv_freq"), None),
-        ("decoder", with_tensor("model.layers.0.self_attn.masked_bias"), None),
-        ("encoder", saved_as("BertForSequenceClassification"), None),
         (
             "decoder",
             saved_as("Qwen2ForSequenceClassification", tie_word_embeddings=False, pad_token_id=0),
             r"1 tensors are not .*lm_head\.weight .*a classifier has no lm_head",
         ),
-        ("decoder", saved_as("Qwen2ForSequenceClassification", pad_token_id=0), None),
-        ("decoder", configured(model_type="llama"), "tensors of layers in its weights have no place"),
         ("decoder", saved_as("Qwen2Model"), None),
     ],
 )
@@ -134,8 +127,6 @@ def test_distill_says_so(run: Callable[..., Any], encoder_dir: Callable[..., Pat
 
 SHAPES: dict[str, dict[str, Any]] = {
     "convbert": {"embedding_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
-    "nystromformer": {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
-    "rwkv": {"num_hidden_layers": 2, "attention_hidden_size": 32},
     "mamba": {"num_hidden_layers": 2},
     "opt": {"num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32},
     "qwen2": {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48},
@@ -146,8 +137,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     ("kind", "model_type", "batching", "is_refused"),
     [
         ("encoder", "convbert", None, True),
-        ("encoder", "nystromformer", None, True),
-        ("decoder", "rwkv", "padded", True),
         ("decoder", "mamba", "packed", True),
         ("decoder", "opt", "packed", True),
         ("decoder", "opt", "padded", False),
@@ -163,7 +152,6 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(
     encoder_dir: Callable[..., Path],
     decoder_dir: Callable[..., Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, likeness = tmp_path / "base", encoder_dir() if kind == "encoder" else decoder_dir()
     rows = json.loads((likeness / "config.json").read_text())["vocab_size"]
@@ -183,12 +171,6 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(
     says = r"its answer to a row changes with the other rows .*--batch-tokens"
     with pytest.raises(ModelError, match=f"the-model.*{says}"):
         build_module(values, base, record)
-    with monkeypatch.context() as patch:  # one that was trained before this was checked
-        patch.setattr("relabel.distill.students.bases.check_batches", lambda *_: None)
-        module = build_module(values, base, record)
-    write_student(tmp_path / "student", record, module, base.tokenizer)
-    with pytest.raises(ModelError, match=says):
-        load_student(tmp_path / "student")
     if kind == "encoder":
         with pytest.raises(ModelError, match=says):
             Embedder(folder, max_tokens=None, batch_tokens=None, device="cpu")

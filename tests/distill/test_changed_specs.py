@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.training.output import CHECKPOINTS, RECORD_NAME, BaseModelUsed, Product, TrainingRecord, changes
+from relabel.distill.training.output import BaseModelUsed, Product, TrainingRecord, changes
 from relabel.manifests.errors import StaleRunError
 from tests.killing import killed_at
 
@@ -32,21 +32,15 @@ def record(learned: str = "d", digest: str = "m", init: str = "hf:a/b", **spec: 
     )
 
 
-@pytest.mark.parametrize("start", ["new", "resume"])
-def test_the_key_that_changed_is_named_with_both_values(run: Callable[..., Any], start: str) -> None:
+def test_the_key_that_changed_is_named_with_both_values(run: Callable[..., Any]) -> None:
     with killed_at("after_checkpoint"):
         run(train=TRAIN)
     with pytest.raises(StaleRunError) as found:
-        run(start=start, train={**TRAIN, "learning_rate": 1e-4, "device": "cpu"}, name="another")
+        run(start="resume", train={**TRAIN, "learning_rate": 1e-4, "device": "cpu"}, name="another")
     said = str(found.value)
     assert "checkpoint-000002 is of another spec, model or data (train.learning_rate: was 0.003, is 0.0001)" in said
     assert "Restore what changed and give --resume, name another `output`, or start over with --restart" in said
-
-
-def test_so_is_it_where_a_finished_student_is_in_the_way(run: Callable[..., Any]) -> None:
-    run(train=TRAIN)
-    with pytest.raises(StaleRunError, match=r"\(train\.max_steps: was 4, is 3\).*--restart"):
-        run(start="resume", train={**TRAIN, "max_steps": 3})
+    assert run(start="restart", train={**TRAIN, "learning_rate": 1e-4}).manifest.training.steps == 4
 
 
 def test_labels_and_a_model_that_changed_where_they_are_are_named(
@@ -67,16 +61,6 @@ def test_labels_and_a_model_that_changed_where_they_are_are_named(
     (model / "more.json").write_text("{}")
     with pytest.raises(StaleRunError, match=r"\(the model that `student.model` names\)"):
         run(start="resume", **changed)
-    with pytest.raises(StaleRunError, match=r"\(the model that `student\.model` names\)"):
-        run(start="resume", **{**changed, "student": {"model": str(encoder_dir("xlm-roberta"))}})
-
-
-def test_with_a_damaged_record_it_is_refused_all_the_same(run: Callable[..., Any], tmp_path: Path) -> None:
-    with killed_at("after_checkpoint"):
-        run(train=TRAIN)
-    (tmp_path / "out" / CHECKPOINTS / RECORD_NAME).write_text("{")
-    with pytest.raises(StaleRunError, match=r"is of another spec, model or data\. Restore"):
-        run(start="resume", train={**TRAIN, "learning_rate": 1e-4})
 
 
 def differences(was: TrainingRecord, now: TrainingRecord) -> list[str]:
@@ -88,20 +72,3 @@ def test_texts_are_not_shown_and_numbers_are() -> None:
     was = record(prompt={"system": "Be kind."}, url="http://hunter2@host", r=8, method="grpo", credit={"learn": True})
     now = record(prompt={"system": "Be harsh."}, url="http://host", r=16, method="sft")
     assert differences(was, now) == ["credit", "method", "prompt.system", "r: was 8, is 16", "url"]
-
-
-def test_what_decides_nothing_is_not_named() -> None:
-    was = record(name="a", train={"device": "cpu", "seed": 1}, data={"gold": {"path": "here", "grade": "g"}})
-    now = record(name="b", train={"device": "auto", "seed": 2}, data={"gold": {"path": "there", "grade": "g"}})
-    assert differences(was, now) == ["train.seed: was 1, is 2"]
-    held = {"gold": {"grade": "g"}}
-    moved = record(learned="other", digest="n", data=held)
-    assert differences(moved, record(data=held)) == ["the model that `init` names", "the data (`data`)"]
-
-
-def test_many_differences_are_counted_and_none_is_reported_where_none_is_known() -> None:
-    was, now = record(), record(**{f"key{number:02}": number for number in range(20)})
-    said = differences(was, now)
-    assert len(said) == 11
-    assert said[-1] == "and 10 more"
-    assert differences(was, record()) == []

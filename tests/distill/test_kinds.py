@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from relabel.distill.students import spec as kinds
 from relabel.distill.students.model import module_class
 from relabel.distill.students.spec import KINDS, DistillSpec, student_schema, takers
 from relabel.manifests.errors import ConfigError
@@ -34,18 +32,3 @@ def test_the_schema_lists_the_kinds_and_another_is_refused(spec: Callable[..., d
     assert student_schema()["$defs"]["StudentSection"]["properties"]["kind"]["enum"] == list(KINDS)
     with pytest.raises(ConfigError, match="there are encoder, decoder"):
         validate_spec(DistillSpec, spec(student={"kind": "reader"}), where="student.yaml")
-
-
-def test_a_kind_is_one_value_that_spec_and_schema_follow(
-    monkeypatch: pytest.MonkeyPatch, spec: Callable[..., dict[str, Any]]
-) -> None:
-    bare = replace(KINDS["encoder"], has_nodes=False, refuses=("train.batch_size",))
-    monkeypatch.setitem(kinds.KINDS, "bare", bare)
-    values = spec(student={"kind": "bare"})
-    with pytest.raises(ConfigError, match=r"keys like `train.batch_size` are for encoders and decoders"):
-        validate_spec(DistillSpec, values, where="student.yaml")
-    monkeypatch.setitem(kinds.KINDS, "bare", replace(bare, refuses=()))
-    assert validate_spec(DistillSpec, values, where="student.yaml").student.kind == "bare"
-    values = spec(student={"kind": "bare", "heads": {"relevance": 3, "subject": 5}})
-    with pytest.raises(ConfigError, match="an encoder has the head relevance alone"):
-        validate_spec(DistillSpec, values, where="student.yaml")

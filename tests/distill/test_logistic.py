@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from relabel.distill.students.spec import LossSection
 from relabel.manifests.errors import ConfigError, InputError, TrainingError
 from relabel.manifests.labels import DEFAULT_PHI
 from tests.distill.conftest import ATTRIBUTES, SUBJECTS, label_rows, write_labels
-from tests.distill.test_training import command, same_weights
+from tests.distill.test_training import same_weights
+from tests.killing import killed_at
 
 NUM_QUERIES = 60
 
@@ -95,24 +95,6 @@ def test_components_are_those_of_numpy_and_of_scikit_learn() -> None:
     np.testing.assert_allclose(np.delete(projected, 9, axis=1)[:, 5:].std(0), 1.0)
 
 
-@pytest.mark.parametrize(("rows", "components"), [(1, 0), (2, 1), (9, 8), (40, 12)])
-def test_few_rows_have_few_components(rows: int, components: int) -> None:
-    chance = np.random.default_rng(5)
-    vectors = chance.normal(size=(rows, 12))
-    repeated = np.concatenate([vectors, vectors])
-    assert len(Basis.of(repeated, np.zeros((2 * rows, 19))).components) == components
-
-
-def test_a_folded_layer_answers_as_the_one_on_columns() -> None:
-    chance = np.random.default_rng(6)
-    vectors, counts = chance.normal(size=(30, 12)), chance.poisson(2.0, size=(30, 3)).astype(float)
-    basis = Basis.of(vectors, counts, most=4)
-    weight, bias = chance.normal(size=(2, 7)), chance.normal(size=2)
-    plain, shifted = basis.folded(weight, bias)
-    other = chance.normal(size=(5, 12)), chance.poisson(2.0, size=(5, 3)).astype(float)
-    np.testing.assert_allclose(np.concatenate(other, 1) @ plain.T + shifted, basis.columns(*other) @ weight.T + bias)
-
-
 def fitted(columns: np.ndarray, targets: np.ndarray, weights: np.ndarray, decay: float) -> np.ndarray:
     """Probabilities by a fit."""
     objective = Objective(LossSection(), {"relevance": targets.shape[1]}, DEFAULT_PHI)
@@ -138,16 +120,6 @@ def test_a_fit_is_scikit_learns(grades: int) -> None:
     np.testing.assert_allclose(found, reference.predict_proba(columns), atol=1e-4)
 
 
-def test_a_soft_target_is_its_row_once_a_grade_with_the_probability_as_weight() -> None:
-    chance = np.random.default_rng(8)
-    columns, yes = chance.normal(size=(80, 5)), chance.uniform(size=80)
-    soft = fitted(columns, np.stack([1 - yes, yes], 1), np.ones(80), 0.05)
-    twice = fitted(
-        np.concatenate([columns, columns]), np.repeat(np.eye(2), 80, axis=0), np.concatenate([1 - yes, yes]), 0.05
-    )
-    np.testing.assert_allclose(soft, twice[:80], atol=1e-6)
-
-
 def test_vectors_that_are_no_numbers_stop_the_training() -> None:
     columns = np.full((4, 2), np.nan)
     with pytest.raises(TrainingError, match="not finite"):
@@ -166,12 +138,7 @@ def test_it_learns_from_distributions_and_writes_what_every_student_writes(logis
     assert manifest.metrics.test.student["accuracy"] > 0.9
     assert manifest.metrics.test.to_teacher["kl"] < 0.1
     (note,) = [note for note in manifest.notes if "principal components" in note]
-    trained = manifest.split.train.queries
-    assert f"over {trained} training queries" in note
-    components = int(note.partition("its first ")[2].split()[0])
-    assert components <= min(32, trained - 1)
     assert note in (output / "README.md").read_text()
-    assert "A logistic regression that grades a query by its own text" in (output / "README.md").read_text()
     assert {"curves.parquet", "curves.svg", "heads.safetensors", "model.safetensors"} <= {
         path.name for path in output.iterdir()
     }
@@ -209,33 +176,20 @@ def test_a_query_is_all_that_it_reads_and_its_vector_is_the_models_own(
     np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
-def test_one_killed_with_signal_9_and_begun_again_has_the_same_weights(
-    logistic: Callable[..., Any], spec: Callable[..., dict[str, Any]], queries: dict[str, Any], tmp_path: Path
-) -> None:
+def test_one_that_was_killed_and_begun_again_has_the_same_weights(logistic: Callable[..., Any], tmp_path: Path) -> None:
     alone = logistic(output=str(tmp_path / "alone"))
-    values = bare({"labels": [queries], "output": str(tmp_path / "killed")})
-    killed = command(spec(**values), tmp_path, failpoint="before_model")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with killed_at("before_model"):
+        logistic(output=str(tmp_path / "killed"))
     resumed = logistic("resume", output=str(tmp_path / "killed"))
     assert same_weights(alone.output, resumed.output)
     assert (resumed.output / "student.json").read_bytes() == (alone.output / "student.json").read_bytes()
-
-
-def test_a_student_of_any_kind_may_be_what_it_starts_from(logistic: Callable[..., Any], tmp_path: Path) -> None:
-    first = logistic(output=str(tmp_path / "first"))
-    again = logistic(student={"model": str(first.output)}, output=str(tmp_path / "again"))
-    assert same_weights(first.output, again.output)
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"train": {"epochs": 3}}, r"keys like `train\.epochs` are for encoders and decoders"),
-        ({"train": {"early_stopping": {"metric": "loss"}}}, r"`train\.early_stopping`"),
         ({"train": {"class_balance": "sampler"}}, "sees all rows at once"),
-        ({"train": {"dimensions": 64}}, "dimensions"),
-        ({"student": {"pooling": "cls"}}, r"keys like `student\.pooling` are for encoders"),
-        ({"student": {"lora": {"r": 4}}}, "are for decoders"),
         ({"student": {"heads": {"relevance": 2, "subject": 5}}}, "a logistic regression has the head relevance alone"),
     ],
 )

@@ -22,16 +22,12 @@ from hypothesis import strategies as st
 
 from relabel.distill.students.losses import make_optimizer, rate_share
 from relabel.distill.students.networks import EncoderStudent, load_backbone
-from relabel.distill.students.spec import DistillSpec, TrainSection
+from relabel.distill.students.spec import TrainSection
 from relabel.distill.students.train import Feed
 from relabel.distill.training import checkpoints
 from relabel.distill.training.output import list_checkpoints, step_of
 from relabel.distill.training.runtime import BatchPlan, precision_of
-from relabel.manifests.errors import ConfigError
 from relabel.manifests.process import forget_interruptions, on_signal
-from relabel.manifests.specs import validate_spec
-from tests.distill.conftest import make_pairs
-from tests.distill.test_refusals import gold_file
 from tests.distill.test_training import ROOT, curve
 from tests.killing import killed_at
 
@@ -84,9 +80,7 @@ def files_of(output: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in output.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize(
-    "way", ["encoder", *(pytest.param(way, marks=pytest.mark.full) for way in ("accumulated", "adapters"))]
-)
+@pytest.mark.parametrize("way", ["encoder", pytest.param("adapters", marks=pytest.mark.full)])
 def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..., Any], tmp_path: Path) -> None:
     settings = {**SHORT, "keep_checkpoints": 9}
     with killed_at("before_model"):
@@ -94,7 +88,7 @@ def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..
     kept = list_checkpoints(tmp_path / "whole" / "checkpoints")
     assert [step_of(path) for path in kept] == list(range(1, 9))
     alone = train(way, settings, start="restart", output=str(tmp_path / "alone"))
-    for last in range(1, 9):
+    for last in (1, 3, 7, 8):  # of an epoch's six steps; dev is evaluated after the third
         folder = tmp_path / f"from-{last}"
         shutil.copytree(tmp_path / "whole", folder)
         for later in list_checkpoints(folder / "checkpoints")[last:]:
@@ -105,7 +99,7 @@ def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..
         assert resumed.manifest.metrics == alone.manifest.metrics
 
 
-@pytest.mark.parametrize("step", [1, 4, 8])
+@pytest.mark.parametrize("step", [4, 8])
 def test_a_signal_ends_it_after_the_step_with_a_checkpoint_that_changes_nothing(
     step: int, run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -130,7 +124,7 @@ def test_a_signal_ends_it_after_the_step_with_a_checkpoint_that_changes_nothing(
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
-@pytest.mark.parametrize(("warmup", "steps"), [(0.0, 1), (0.1, 7), (0.37, 20), (0.99, 3)])
+@pytest.mark.parametrize(("warmup", "steps"), [(0.0, 1), (0.37, 20)])
 def test_rates_are_those_of_transformers_schedules(schedule: str, warmup: float, steps: int) -> None:
     from transformers import get_scheduler
 
@@ -157,22 +151,6 @@ def test_heads_have_a_peak_rate_of_their_own(encoder_dir: Callable[..., Path]) -
         assert decays[id(parameter)] == (0.0 if "bias" in name or "LayerNorm" in name else 0.01), name
 
 
-def test_a_rate_for_heads_that_is_the_others_changes_nothing(run: Callable[..., Any], tmp_path: Path) -> None:
-    one, other = (
-        run(train={"max_steps": 4, **train}, output=str(tmp_path / name))
-        for name, train in (("one", {}), ("other", {"head_learning_rate": 3e-3}))
-    )
-    assert curve(one.output) == curve(other.output)
-    assert files_of(one.output) == files_of(other.output)
-    assert one.manifest.fingerprint != other.manifest.fingerprint
-
-
-def test_a_rate_for_heads_is_refused_for_a_decoder(spec: Callable[..., dict[str, Any]]) -> None:
-    values = spec(student={"kind": "decoder"}, train={"head_learning_rate": 1e-3})
-    with pytest.raises(ConfigError, match=r"train\.head_learning_rate.*encoders"):
-        validate_spec(DistillSpec, values, where="student.yaml")
-
-
 @pytest.mark.parametrize(
     ("flags", "wished", "found"),
     [
@@ -185,18 +163,6 @@ def test_a_rate_for_heads_is_refused_for_a_decoder(spec: Callable[..., dict[str,
 )
 def test_auto_is_bf16_on_a_cpu_with_amx(flags: set[str], wished: Any, found: str) -> None:
     assert precision_of(TrainSection(precision=wished, device="cpu"), flags) == found
-
-
-def test_rows_with_gold_alone_are_counted_before_the_first_step(run: Callable[..., Any], tmp_path: Path) -> None:
-    new = [{**pair, "doc_id": f"n{pair['doc_id']}"} for pair in make_pairs() if pair["doc_id"] == "d0"]
-    said: list[str] = []
-    gold = gold_file(tmp_path, [*make_pairs(), *new])
-    report = run(gold=gold, loss={"gold_weight": 0.5}, train={"max_steps": 1}, say=said.append)
-    count = report.manifest.split.train.queries
-    (line,) = [line for line in said if "gold alone" in line]
-    assert line.startswith(f"{count} of {7 * count} rows to train on have gold alone: each weighs 0.5")
-    assert said.index(line) < next(place for place, one in enumerate(said) if one.startswith("step 1 of"))
-    assert line in report.manifest.notes
 
 
 @st.composite
@@ -233,46 +199,6 @@ def test_processes_share_all_batches_and_a_resumed_one_meets_those_that_were_lef
     assert sorted(batch for part in parts for batch in part) == sorted(seen)
 
 
-def test_a_student_trains_without_transformers_trainer() -> None:
-    """Whose import takes five CPU seconds."""
-    code = "import sys, relabel.distill.students.train; print({'transformers.trainer', 'trl'} & {*sys.modules})"
-    call = [sys.executable, "-c", code]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-NO_ROOM = """
-import os, sys
-from tests.distill.test_training import without_room_for
-from relabel.distill.students.networks import EncoderStudent
-from relabel.jobs.cli import main
-if os.environ["RANK"] in sys.argv[1].split(","):
-    EncoderStudent.forward = without_room_for(4)
-main(sys.argv[2:])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [*(pytest.param(one, marks=pytest.mark.full) for one in ("0", "1")), "0,1"])
-def test_memory_that_ends_in_one_process_ends_all_with_one_message(
-    ranks: str, spec: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
-    (tmp_path / "student.yaml").write_text(yaml.safe_dump(spec(train={"max_steps": 3, "batch_size": 8})))
-    (tmp_path / "no_room.py").write_text(NO_ROOM)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    call = [*launch, str(tmp_path / "no_room.py"), ranks, "distill", str(tmp_path / "student.yaml")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(call, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    said = [line for line in done.stderr.splitlines() if line.startswith("relabel:")]
-    assert done.returncode != 0
-    assert len(said) == 1, done.stderr
-    assert "out of memory, in process" in said[0]
-    assert "of 2" in said[0]
-    assert "train.batch_size" in said[0]
-    assert "Stopped" not in done.stderr
-    assert "Continue with" not in done.stderr
-
-
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
@@ -302,7 +228,7 @@ except SystemExit as end:
     ("who", "when"),
     [
         (1, "drain"),
-        *(pytest.param(*one, marks=pytest.mark.full) for one in ((0, "drain"), (0, "training"), (1, "training"))),
+        pytest.param(0, "training", marks=pytest.mark.full),
     ],
 )
 def test_a_process_that_is_killed_ends_the_other_which_says_so_and_what_is_kept(

@@ -12,23 +12,7 @@ import pytest
 from relabel.distill.students import distillation
 from relabel.manifests.errors import StaleRunError
 from relabel.manifests.records import plain, readable_json
-
-
-class Killed(BaseException):
-    """The signal."""
-
-
-def die_at(monkeypatch: pytest.MonkeyPatch, place: str, count: int = 1) -> None:
-    """Be killed at the failpoint's hit of that number, in this process."""
-    left = [count]
-
-    def hit(name: str) -> None:
-        left[0] -= name == place
-        if name == place and not left[0]:
-            raise Killed
-
-    monkeypatch.setattr("relabel.manifests.failpoints.hit", hit)
-
+from tests.killing import Killed, killed_at
 
 OLD = {"max_steps": 2}
 NEW = {"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}
@@ -43,14 +27,12 @@ NEW = {"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}
     ],
 )
 def test_a_restart_that_was_killed_goes_on(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, train: dict[str, Any]
+    run: Callable[..., Any], tmp_path: Path, place: str, train: dict[str, Any]
 ) -> None:
     run(train=OLD if train == NEW else train)
     manifest = tmp_path / "out/manifest.json"
-    with monkeypatch.context() as patch:
-        die_at(patch, place)
-        with pytest.raises(Killed):
-            run(start="restart", train=train)
+    with killed_at(place):
+        run(start="restart", train=train)
     assert not manifest.exists(), "--restart deletes the student"
     said: list[str] = []
     report = run(start="resume", say=said.append, train=train)
@@ -65,10 +47,8 @@ def test_a_restart_that_was_killed_goes_on(
 def test_a_restart_that_was_killed_while_it_deleted_checkpoints_resumes_from_none_of_them(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        die_at(patch, "before_model")
-        with pytest.raises(Killed):
-            run(train=OLD | {"save_every": 1})
+    with killed_at("before_model"):
+        run(train=OLD | {"save_every": 1})
 
     def die(*_: Any, **__: Any) -> None:
         raise Killed
@@ -82,27 +62,14 @@ def test_a_restart_that_was_killed_while_it_deleted_checkpoints_resumes_from_non
     assert run(start="restart", train=NEW).manifest.training.steps == 4
 
 
-def test_a_resumed_training_that_no_restart_began_replaces_no_student(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        die_at(patch, "before_model")
-        with pytest.raises(Killed):
-            run(train=NEW)
+def test_a_resumed_training_that_no_restart_began_replaces_no_student(run: Callable[..., Any], tmp_path: Path) -> None:
+    with killed_at("before_model"):
+        run(train=NEW)
     other = tmp_path / "out/manifest.json"
     other.write_text('{"kind": "student", "fingerprint": "other"}')
     with pytest.raises(StaleRunError, match="another spec, model or data"):
         run(start="resume", train=NEW)
     assert "other" in other.read_text()
-
-
-def test_a_student_whose_training_was_killed_while_it_removed_its_checkpoints_is_finished(
-    run: Callable[..., Any], tmp_path: Path
-) -> None:
-    run(train=OLD)
-    (tmp_path / "out/checkpoints").mkdir()
-    assert run(start="resume", train=OLD).was_done
-    assert not (tmp_path / "out/checkpoints").exists()
 
 
 @pytest.mark.parametrize(
@@ -122,18 +89,3 @@ def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
     with pytest.raises(StaleRunError, match=message):
         run(train=NEW)
     assert json.loads((tmp_path / "out/manifest.json").read_text())["training"]["steps"] == meanwhile["max_steps"]
-
-
-def test_no_manifest_is_over_files_that_are_being_replaced(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(*_: Any) -> None:
-        raise Killed
-
-    run(train=OLD)
-    with monkeypatch.context() as patch:
-        patch.setattr("relabel.distill.students.distillation.write_student", die)
-        with pytest.raises(Killed):
-            run(start="restart", train=NEW)
-    assert not (tmp_path / "out/manifest.json").exists()
-    assert not run(start="resume", train=NEW).was_done

@@ -4,10 +4,6 @@ to do.
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,7 @@ import torch
 import yaml
 
 from relabel.distill.students.train import StudentTraining
-from relabel.manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError, StoreError
+from relabel.manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 SHORT = {"max_steps": 1}
@@ -44,7 +40,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("start", ["new", "restart", "resume"])
+@pytest.mark.parametrize("start", ["new", "restart"])
 def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(
     run: Callable[..., Any], tmp_path: Path, start: str
 ) -> None:
@@ -102,32 +98,12 @@ def test_a_gate_that_changed_since_the_training_is_judged_again(run: Callable[..
     assert run(train=SHORT).has_passed
 
 
-@pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_a_loss_that_no_label_of_these_trains_is_refused(
-    run: Callable[..., Any], decoder_dir: Callable[..., Path], tmp_path: Path, pairs_file: Path, kind: str
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
 ) -> None:
-    student = {"kind": "decoder", "model": str(decoder_dir())} if kind == "decoder" else {}
+    loss = {"relevance": 0.0, "consistency": 1.0}
     with pytest.raises(InputError, match=r"nothing trains the relevance head.*loss\.relevance"):
-        run(
-            labels=labels(tmp_path, pairs_file, has_nodes=False),
-            loss={"relevance": 0.0, "consistency": 1.0},
-            student=student,
-        )
-
-
-def test_a_lone_node_that_nothing_trains_gets_no_head(
-    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
-) -> None:
-    """Consistency needs both nodes, so it trains no lone one."""
-    sources = labels(tmp_path, pairs_file, attribute=None, attribute_probs=None)
-    assert run(labels=sources, loss={"subject": 0.0}, train=SHORT).manifest.heads == {"relevance": 3}
-
-
-def test_rows_that_all_weigh_nothing_are_reported_as_that(
-    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
-) -> None:
-    with pytest.raises(InputError, match=r"head relevance has no row to train on.*weight_by"):
-        run(labels=labels(tmp_path, pairs_file, outside_mass=1.0), loss={"weight_by": ["outside_mass"]}, train=SHORT)
+        run(labels=labels(tmp_path, pairs_file, has_nodes=False), loss=loss)
 
 
 def test_gold_that_meets_no_label_is_refused_and_not_replaced_by_the_labels(
@@ -138,9 +114,6 @@ def test_gold_that_meets_no_label_is_refused_and_not_replaced_by_the_labels(
         InputError, match=r"gold\.parquet: none of its grades belongs to a labelled pair.*query_id and doc_id"
     ):
         run(gold=gold_file(tmp_path, unknown), train=SHORT)
-    nulls = [{**pair, "grade": None} for pair in make_pairs()]
-    with pytest.raises(InputError, match="none of its grades"):
-        run(gold=gold_file(tmp_path, nulls), train=SHORT)
 
 
 def test_gold_that_is_off_is_reported_in_keys_of_the_spec(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -150,11 +123,6 @@ def test_gold_that_is_off_is_reported_in_keys_of_the_spec(run: Callable[..., Any
     twice = [*pairs, {**pairs[0], "grade": (pairs[0]["grade"] + 1) % 3}]
     with pytest.raises(InputError, match=r"several grades.*`gold\.duplicates: mean`"):
         run(gold=gold_file(tmp_path, twice), train=SHORT)
-    alone: dict[str, Any] = {"labels": [], "loss": {"gold_weight": 1.0}, "train": SHORT}
-    with pytest.raises(InputError, match=r"`gold\.path` .*absent\.parquet: no such file"):
-        run(gold={"path": str(tmp_path / "absent.parquet"), "grade": "grade"}, **alone)
-    with pytest.raises(InputError, match=r"no column `grades` \(`gold\.grade`\)"):
-        run(gold={**gold_file(tmp_path, pairs), "grade": "grades"}, **alone)
 
 
 def test_a_gate_against_a_teacher_that_gold_never_meets_on_test_is_refused_before_training(
@@ -185,13 +153,12 @@ def test_a_plain_gate_is_judged_on_all_rows_with_one_against_the_teacher(
     assert of_teacher.value == test.student_where_teacher["f1_macro"]
 
 
-@pytest.mark.parametrize("metric", ["macro_f1", "auc", "kappa"])
 def test_early_stopping_by_a_figure_that_dev_can_not_have_is_refused_before_training(
-    run: Callable[..., Any], tmp_path: Path, metric: str
+    run: Callable[..., Any], tmp_path: Path
 ) -> None:
     trained_alone = [pair for pair in make_pairs() if pair["query_id"] == "q00"]
-    with pytest.raises(InputError, match=rf"early_stopping.*{metric}.*dev"):
-        run(gold=gold_file(tmp_path, trained_alone), train={"early_stopping": {"metric": metric}})
+    with pytest.raises(InputError, match=r"early_stopping.*auc.*dev"):
+        run(gold=gold_file(tmp_path, trained_alone), train={"early_stopping": {"metric": "auc"}})
 
 
 def test_a_dev_split_without_a_trusted_grade_is_reported(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -214,24 +181,17 @@ def test_a_query_that_is_on_two_sides_under_other_ids_is_reported(run: Callable[
     assert not any("under another id" in note for note in kept.manifest.notes)
 
 
-@pytest.mark.parametrize(
-    ("number", "error", "says"), [(28, DiskFullError, "--resume"), (27, StoreError, r"can't be written .*os error 27")]
-)
 def test_a_checkpoint_that_the_disk_refuses_is_no_fault_of_ours(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception], says: str
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from safetensors import SafetensorError
 
     def refuse(*_args: Any, **_kwargs: Any) -> None:
-        raise SafetensorError(f"Error while serializing: I/O error: refused (os error {number})")
+        raise SafetensorError("Error while serializing: I/O error: refused (os error 28)")
 
     monkeypatch.setattr("relabel.distill.training.checkpoints.save_file", refuse)
-    with pytest.raises(error, match=says) as found:
+    with pytest.raises(DiskFullError, match=r"No checkpoint was written yet, and nothing is lost .*: --resume"):
         run(train=SHORT)
-    assert "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume" in str(
-        found.value
-    )
-    assert "kept" not in str(found.value)
 
 
 def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
@@ -247,44 +207,11 @@ def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
     assert not run(start="resume", train=SHORT).was_done
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_a_training_that_is_asked_to_stop_says_how_to_go_on(
-    spec: Callable[..., dict[str, Any]], tmp_path: Path, sent: int
-) -> None:
-    values = spec(train={"epochs": 5000, "save_every": 5})
-    file = tmp_path / "student.yaml"
-    file.write_text(yaml.safe_dump(values))
-    folder = Path(values["output"]) / "checkpoints"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "relabel", "distill", str(file)],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not list(folder.glob("checkpoint-*")) and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.1)
-        process.send_signal(sent)
-        _, said = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130
-    assert "Traceback" not in said
-    assert f"{max(path.name for path in folder.glob('checkpoint-*'))} is kept: --resume goes on from it." in said
-    asked = "Asked to stop by SIGTERM." if sent == signal.SIGTERM else "Stopped by hand."
-    assert said.splitlines()[-1] == asked
-
-
-@pytest.mark.parametrize("command", ["distill", "train"])
 def test_a_training_that_is_stopped_before_its_first_checkpoint_says_that_none_is_kept(
     spec: Callable[..., dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    command: str,
 ) -> None:
     from relabel.jobs.cli import main
 
@@ -292,14 +219,9 @@ def test_a_training_that_is_stopped_before_its_first_checkpoint_says_that_none_i
         raise KeyboardInterrupt
 
     monkeypatch.setattr("relabel.distill.students.distillation.distill", stop)
-    monkeypatch.setattr("relabel.distill.teachers.teaching.train_teacher", stop)
-    values = spec(train=SHORT)
-    if command == "train":
-        values = {"name": "t", "method": "sft", "init": values["student"]["model"], "output": values["output"]}
-        values |= {"data": {"runs": ["out/run"]}}
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(values))
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec(train=SHORT)))
     with pytest.raises(SystemExit) as end:
-        main([command, str(tmp_path / "spec.yaml")])
+        main(["distill", str(tmp_path / "spec.yaml")])
     assert end.value.code == 130
     said = capsys.readouterr().err
     assert "No checkpoint was written yet, and nothing is lost but the steps since the start" in said
@@ -310,9 +232,8 @@ def test_the_same_labels_twice_are_refused(run: Callable[..., Any], tmp_path: Pa
     (one,) = labels(tmp_path, pairs_file)
     copied = tmp_path / "copy.parquet"
     copied.write_bytes((tmp_path / "labels.parquet").read_bytes())
-    for other in (one, {**one, "path": str(copied), "weight": 0.5}):
-        with pytest.raises(InputError, match=r"are the same labels"):
-            run(labels=[one, other], train=SHORT)
+    with pytest.raises(InputError, match=r"are the same labels"):
+        run(labels=[one, {**one, "path": str(copied), "weight": 0.5}], train=SHORT)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can do it")
@@ -331,9 +252,8 @@ def test_adapters_of_layers_that_a_decoder_does_not_have_are_refused_before_anyt
         run(student=student, train=SHORT)
 
 
-@pytest.mark.parametrize("start", ["new", "restart", "resume"])
 def test_a_folder_where_a_teacher_is_trained_is_no_students(
-    run: Callable[..., Any], spec: Callable[..., dict[str, Any]], start: str
+    run: Callable[..., Any], spec: Callable[..., dict[str, Any]]
 ) -> None:
     """The two commands hold locks of their own, so that neither sees the other."""
     checkpoints = Path(spec()["output"]) / "checkpoints"
@@ -342,5 +262,5 @@ def test_a_folder_where_a_teacher_is_trained_is_no_students(
     (checkpoints / "train.lock").touch()
     before = sorted(checkpoints.rglob("*"))
     with pytest.raises(StaleRunError, match=r"out: `relabel train` trains or trained there.*Name another `output`"):
-        run(start=start, train=SHORT)
+        run(start="restart", train=SHORT)
     assert sorted(checkpoints.rglob("*")) == before
