@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -23,10 +23,11 @@ from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.asks import Engine
+from relabel.manifests.cascade import Cascade, open_cascade
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.inputs import Dataset, Known, open_dataset
-from relabel.manifests.labels import Reads
+from relabel.manifests.labels import CASCADE_COLUMNS, Reads
 from relabel.manifests.manifest import MANIFEST_NAME
 from relabel.manifests.models import DAY, day_of, may_say_day
 from relabel.manifests.plan import (
@@ -185,7 +186,10 @@ class Job:
             limit=self.spec.input.limit,
             overlong=self.spec.input.overlong,
             labeler=self.spec.labeler.model_dump(mode="json", exclude={"templates"}),
-            label_columns={column.name: column.kind for column in self.labeler.columns},
+            label_columns={
+                column.name: column.kind
+                for column in (*self.labeler.columns, *(CASCADE_COLUMNS if self.spec.cascade is not None else ()))
+            },
             templates=self.labeler.template_digests,
             stages=stage_digests(self.labeler.probe()),
             engine={
@@ -335,9 +339,17 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
             "the token alone. Set engine.args.price_per_million_input and price_per_million_output (engine openai), or "
             "limit run.max_tokens, or the time by --for."
         )
+    if spec.cascade is not None and (spec.canary or spec.rounds is not None):
+        raise ConfigError(
+            f"{where}: `cascade` goes with neither `canary` nor `rounds`: its cheap labels are not the teacher's, and "
+            "its audit asks the teacher again anyway."
+        )
     storage = Storage.of(spec.storage_options, retry_s=spec.run.store_retry_s, lease_s=spec.run.lease_s)
     with local_templates(spec.labeler, storage) as options:
-        return Job(spec, found_labeler(options), found_engine, where, storage)
+        job = Job(spec, found_labeler(options), found_engine, where, storage)
+    if spec.cascade is not None and (job.reads.whole_query or not spec.labeler.grades):
+        raise ConfigError(f"{where}: `cascade`: labeler {spec.labeler.name} grades no pair by itself")
+    return job
 
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -373,6 +385,7 @@ class OpenRun:
     plan: Plan
     folder: RunFolder
     was_planned_now: bool
+    cascade: Cascade | None = None
 
 
 def other_rounds(job: Job) -> Iterator[RunFolder]:
@@ -420,7 +433,10 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     dataset = _open_dataset(job, plan, known)
     if dataset.table is not None:
         job = _at_snapshot(job, dataset.table.snapshot)
-    parts = job.parts(dataset)
+    parts, cascade = job.parts(dataset), None
+    if job.spec.cascade is not None:
+        cascade = open_cascade(job.spec.cascade, job.storage, parts, rows=dataset.rows, where=job.where)
+        parts["cascade"] = asdict(cascade.certificate)
     was_planned_now = False
     if plan is None:
         if not may_plan:
@@ -460,7 +476,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     for path in () if known is None else files_written_since(known, plan, dataset):
         note = f"{path}: written since it was planned; it is taken as unchanged by its size and footer"
         logs.say(note, level="warning", event="input")
-    return OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now)
+    return OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now, cascade)
 
 
 def _at_planned_snapshot(job: Job, plan: Plan) -> Job:

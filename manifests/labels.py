@@ -103,6 +103,14 @@ class LabelColumn(NamedTuple):
     about: str
 
 
+CASCADE_COLUMNS = (
+    LabelColumn("answered_by", "string", "`cheap`, `teacher`, `audit` or `calibration`: the last two are the teacher."),
+    LabelColumn("cheap_grade", "int8", "What the cheap judges answer; null where one of them has no answer."),
+    LabelColumn("cheap_confidence", "float32", "1 less the loss that they expect of it, as a part of the highest."),
+)
+"""Of a cascade's label files, after the labeler's own."""
+
+
 @dataclass(slots=True)
 class Label:
     """What a labeler read from the answers about one pair.

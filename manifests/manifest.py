@@ -141,6 +141,46 @@ class RunManifest:
     quarantine: list[FileRef]
     answers: list[FileRef] | None = None
     merged_from: list[MergedSource] | None = field(default=None, metadata=LEFT_OUT)
+    cascade: CascadeAudit | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeAudit:
+    """Who labelled a cascade's rows, and how often the teacher disagreed with the cheap labels.
+
+    Args:
+        alpha: bound of the mean loss a query.
+        threshold: of the cheap answer's confidence.
+        queries: of the calibration.
+        cheap, teacher, calibration, audited: rows; all but the first were asked of the teacher.
+        loss: mean loss a query, by the audited pairs, with 95 % bounds; None where too few were audited.
+    """
+
+    alpha: float
+    threshold: float
+    queries: int
+    cheap: int
+    teacher: int
+    calibration: int
+    audited: int
+    loss: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether the loss has left its bound, and not by the chance of the draw alone."""
+        return self.low is not None and self.low > self.alpha
+
+    @property
+    def text(self) -> str:
+        """In a line."""
+        rows = self.cheap + self.teacher + self.calibration + self.audited
+        saved = f"{self.cheap:,} of {rows:,} rows ({self.cheap / max(1, rows):.0%}) without the teacher"
+        if self.loss is None:
+            return f"{saved}; too few pairs audited to say what that costs (alpha {self.alpha:g})"
+        lost = f"loss {self.loss:.4f} ({self.low:.4f} to {self.high:.4f}) by {self.audited:,} audited pairs"
+        return f"{saved}; {lost}, alpha {self.alpha:g}" + (": ABOVE THE BOUND" if self.is_alarm else "")
 
 
 @dataclass(frozen=True, kw_only=True)

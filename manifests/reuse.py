@@ -21,7 +21,7 @@ from relabel.manifests.manifest import Snapshot, engine_identity, manifest_sha25
 from relabel.manifests.plan import PERSON_LABEL, PLAN_NAME, SETTLED, Plan, recipe_differences, recipe_digest
 from relabel.manifests.receipts import FileRef, ReusedRows
 from relabel.manifests.records import canonical_json
-from relabel.manifests.run import RunFolder, conformed, open_planned, own_columns, read_labels
+from relabel.manifests.run import RunFolder, conformed, labeler_columns, open_planned, own_columns, read_labels
 from relabel.manifests.schemas import (
     ANSWERS,
     KEY_BYTES,
@@ -205,7 +205,7 @@ def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list
     """
     if not earlier.is_readable:
         return {"schema": [f"was {earlier.plan.parts.get('schema')}, is {SCHEMA_VERSION}"]}
-    if lacking := columns_lacking(earlier, own_columns(parts)):
+    if lacking := columns_lacking(earlier, labeler_columns(parts)):
         return {"label_columns": lacking}
     if recipe_digest(parts) in recipes_of(earlier.plan.parts):
         return {}

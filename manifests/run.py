@@ -13,8 +13,10 @@ import pyarrow as pa
 
 from relabel.manifests.errors import InputError, ManifestError, RelabelError
 from relabel.manifests.files import Storage
+from relabel.manifests.labels import CASCADE_COLUMNS
 from relabel.manifests.manifest import (
     MANIFEST_VERSION,
+    CascadeAudit,
     EngineMix,
     ReceiptCounts,
     RunManifest,
@@ -334,6 +336,7 @@ def build_manifest(
     relabel_version: str,
     canaries: Sequence[dict[str, Any]] = (),
     allow_mixed: bool = False,
+    cascade: CascadeAudit | None = None,
 ) -> RunManifest:
     """Prove that every row is accounted for, and say so with all that a reader of the labels needs.
 
@@ -341,6 +344,7 @@ def build_manifest(
         found: the receipts, read under the manifest's lock.
         canaries: the outcome of asking labelled rows again.
         allow_mixed: the user allowed labels of different engines in one output.
+        cascade: who labelled its rows, of a cascade.
     Raises:
         ManifestError: a row is lost or doubled, or a chunk is missing.
     """
@@ -376,6 +380,7 @@ def build_manifest(
         labels=found.labels,
         quarantine=found.quarantine,
         answers=found.answers,
+        cascade=cascade,
     )
 
 
@@ -387,6 +392,12 @@ def build_manifest(
 def own_columns(parts: dict[str, Any]) -> dict[str, str]:
     """The columns that a plan's labeler adds to its labels, name → kind."""
     return dict(facts_of(parts).label_columns)
+
+
+def labeler_columns(parts: dict[str, Any]) -> dict[str, str]:
+    """As `own_columns`, without those of a cascade: what a label of an earlier run must have."""
+    left_out = {column.name for column in CASCADE_COLUMNS} if "cascade" in parts else set()
+    return {name: kind for name, kind in own_columns(parts).items() if name not in left_out}
 
 
 def file_schema(parts: dict[str, Any]) -> pa.Schema:

@@ -316,6 +316,36 @@ class RoundsSpec(Spec):
     """
 
 
+class CascadeSpec(Spec):
+    """Cheap judges label the pairs that they are sure of, the teacher (`labeler` and `engine`) the rest."""
+
+    cheap: Annotated[tuple[PathText, ...], OneOrMany] = Field(min_length=1)
+    """What the cheap judges answered: outputs of `relabel score` or `relabel run`, or label files. The mean of their
+    distributions counts; pairs are found by `query_id` and `doc_id`.
+    """
+    calibration: PathText = Field(min_length=1)
+    """What the teacher answered about whole queries that were drawn at random from the input: the output of a run, or
+    a label file.
+    """
+    alpha: float = Field(gt=0.0)
+    """Bound of the expected loss a query: of the share of its pairs whose label is not the teacher's, or of their mean
+    `loss`. 0.05 needs at least 19 calibration queries, 0.02 at least 49.
+    """
+    loss: tuple[tuple[Annotated[float, Field(ge=0.0)], ...], ...] | None = None
+    """What it costs to give a grade (column) where the teacher gives another (row). Default: 1 for any other grade."""
+    audit: Fraction = 0.01
+    """Share of the pairs that the teacher is asked though the cheap judges are sure, to see what their labels cost."""
+    audit_pairs: int = Field(200, ge=0)
+    """How many such pairs are drawn at least, about."""
+
+    @field_validator("loss")
+    @classmethod
+    def _is_table(cls, value: tuple[tuple[float, ...], ...] | None) -> tuple[tuple[float, ...], ...] | None:
+        if value is not None and (any(len(row) != len(value) for row in value) or not any(map(any, value))):
+            raise ValueError("want as many columns as rows, and a number above 0")
+        return value
+
+
 class JobSpec(Spec):
     """One labeling job."""
 
@@ -337,6 +367,8 @@ class JobSpec(Spec):
     """Outputs of earlier runs, finished or not, whose labels are reused where labeler, model and texts are the
     same. The first that has a row's label wins. No part of the job's fingerprint.
     """
+    cascade: CascadeSpec | None = None
+    """Cheap labels where they are sure enough, by a bound that holds: see docs/labels-for-less.md."""
     rounds: RoundsSpec | None = None
     """Of a search in several rounds; such a file is for `relabel rounds` alone."""
     canary: int = Field(0, ge=0, le=100_000)

@@ -283,7 +283,8 @@ class _Rows:
         self.widths = {"relevance": grades, **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
         self.source_weight = np.concatenate(
             [
-                np.full(len(table.pairs), 1.0 if table.about is None else table.about.weight, dtype=np.float32)
+                np.array(table.weights or [1.0] * len(table.pairs), dtype=np.float32)
+                * (1.0 if table.about is None else table.about.weight)
                 for table in tables
             ]
         )

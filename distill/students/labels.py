@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from relabel.manifests.tables import Column, read_grades
 # Which columns of a label file are read, and whether they are of the types that they should be.
 
 
-COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass"]
+COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass", "answered_by"]
 """What is read of a label file, in addition to `NODE_COLUMNS`."""
 NODE_COLUMNS = dict.fromkeys(NODE_HEADS, KINDS["int8"]) | {
     f"{name}_probs": KINDS["list<float32>"] for name in NODE_HEADS
@@ -286,6 +286,7 @@ class LabelTable:
         phi: of a run whose labeler has a rule map.
         columns: of the pairs.
         about: what made the labels, for the manifest; None for rows that have gold grades alone.
+        weights: what the source's weight is multiplied by, by row; empty for 1.
     """
 
     where: str
@@ -297,6 +298,7 @@ class LabelTable:
     phi: PhiTable | None
     columns: Columns
     about: LearnedLabels | None
+    weights: list[float] = field(default_factory=list)
 
 
 def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
@@ -319,8 +321,8 @@ def _load_run(source: LabelSource, storage: Storage, *, allow_over_limit: bool) 
     labeler = plan.facts.labeler
     tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in manifest.labels]
     dataset = open_run_input(root, plan, storage)
-    held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS)
-    table = _usable(held, dataset, root, labeler.grades)
+    held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS[:-1])
+    table = _usable(held, dataset, root, labeler.grades, source.weights)
     about = run.about(weight=source.weight, labels=len(table.pairs))
     return replace(table, plan=plan, phi=labeler.phi or None, about=about)
 
@@ -343,7 +345,7 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         )
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
     statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
-    table = _usable(held, dataset, path, None)
+    table = _usable(held, dataset, path, None, source.weights)
     about = LearnedLabels(
         path=path,
         kind="file",
@@ -356,8 +358,16 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
     return replace(table, about=about)
 
 
-def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None) -> LabelTable:
-    """The labels that can be learned from, as of a file; what made them is not known yet."""
+def _usable(
+    held: pa.Table, dataset: Dataset, where: str, grades: int | None, weights: Mapping[Any, float]
+) -> LabelTable:
+    """The labels that can be learned from, as of a file; what made them is not known yet.
+
+    Args:
+        weights: by `answered_by`.
+    """
+    if weights and "answered_by" not in held.column_names:
+        raise InputError(f"{where}: `weights` are by the column answered_by, which the labels of a cascade alone have.")
     columns = {name: held[name].to_pylist() for name in held.column_names}
     size = held.num_rows
     statuses = columns.get("status") or ["ok"] * size
@@ -375,7 +385,8 @@ def _usable(held: pa.Table, dataset: Dataset, where: str, grades: int | None) ->
         )
     pairs = rejoin(columns, dataset, where)
     outside = columns.get("outside_mass") or [None] * len(usable)
-    return LabelTable(where, grades, pairs, targets, outside, None, None, dataset.columns, None)
+    by_source = [weights.get(by, 1.0) for by in columns["answered_by"]] if weights else []
+    return LabelTable(where, grades, pairs, targets, outside, None, None, dataset.columns, None, by_source)
 
 
 # ------------------------------------------------------------------------------

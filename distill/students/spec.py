@@ -284,6 +284,8 @@ class LabelSource(Spec):
     """Output folder of a finished run, or a Parquet file with the label schema."""
     weight: float = Field(1.0, gt=0.0, le=1000.0)
     """Weight of each of its rows in the loss."""
+    weights: dict[Literal["cheap", "teacher", "audit", "calibration"], float] = Field({})
+    """Of a cascade's run: what a row's weight is multiplied by, by who labelled it (`answered_by`); 1 if not named."""
     pairs: PairsSource | None = None
     """Texts of a label file's rows; a run knows its own."""
     allow_over_limit: bool = False

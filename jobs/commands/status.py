@@ -22,6 +22,7 @@ from relabel.jobs.run.budget import charge_of, charge_of_receipts
 from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.counts import WorkerState, live_states
 from relabel.jobs.run.rates import left_s, left_text, read_auto
+from relabel.manifests.cascade import audit_of
 from relabel.manifests.costs import BudgetState, Range
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
@@ -68,6 +69,7 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
     ]
     is_finished = manifest is not None and manifest.receipts_sha256 == found.digest
     over_limit = manifest.over_limit if manifest else None
+    cascade = manifest.cascade if manifest and is_finished else audit_of(folder, found.labels)
     result = {
         "name": plan.name,
         "output": folder.store.root,
@@ -85,6 +87,7 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
         "stages": tally.stages,
         "budget": plain(budget),
         "cost": cost,
+        **({} if cascade is None else {"cascade": plain(cascade)}),
         "shards": shards,
     }
     by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(tally.quarantined.items()))
@@ -100,6 +103,8 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
         rows.append(("budget", budget.text))
     if cost is not None and (budget is None or budget.max_cost is None):
         rows.append(("cost", f"{cost:,.4f} in money for the tokens of what is committed"))
+    if cascade is not None:
+        rows.append(("cascade", cascade.text))
     undone = [one for one in shards if one["state"] != "done"]
     rows.append(("shards", f"{len(shards) - len(undone):,} of {len(shards):,} done"))
     rows += [

@@ -26,6 +26,7 @@ from relabel.jobs.sections import (
     Table,
 )
 from relabel.labelers.route_steps import RouteStep, Subtree, one_line, read_step
+from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.labels import InputColumn, Pair, Reads
 from relabel.manifests.run import own_columns, read_labels
@@ -77,6 +78,9 @@ def run_facts(run: RunArtifact) -> Facts:
         tokens = f"{prompt:,} tokens in ({cached / max(1, prompt):.0%} cached), {counts.get('output_tokens', 0):,} out"
         rows.append((stage, f"{counts.get('asks', 0):,} requests, {tokens}"))
     rows.append(("worker time", f"{tally.worker_seconds:,.1f} s, engine starts left out"))
+    cascade = run.manifest.cascade if run.manifest is not None else audit_of(run.folder, run.found.labels)
+    if cascade is not None:
+        rows.append(("cascade", Badge(cascade.text, "bad" if cascade.is_alarm else "good")))
     price, gpus = run.spec.get("cost_per_gpu_hour"), run.spec_part("engine", "args").get("tensor_parallel_size") or 1
     if isinstance(price, int | float) and isinstance(gpus, int):
         rows.append(("cost", tally.worker_seconds / 3600 * price * gpus))

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from relabel.jobs.job import Job, OpenRun
 from relabel.jobs.output import table
 from relabel.jobs.run.counts import Progress
@@ -110,7 +112,10 @@ def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = Non
             "output_tokens": known_from if rates else "2 to 100 % of each stage's cap",
             "seconds": known_from,
         },
-        reuse=[_remark(opened, earlier) for earlier in outputs],
+        reuse=[
+            *(_remark(opened, earlier) for earlier in outputs),
+            *([] if opened.cascade is None else [opened.cascade.certificate.text]),
+        ],
     )
 
 
@@ -119,10 +124,12 @@ def _reused(
 ) -> tuple[Range, str]:
     """Rows whose labels are known: counted by their keys if that is cheap, else as many as may be."""
     useful = [earlier for earlier in outputs if not why_nothing(earlier, opened.plan.parts)]
-    if not useful:
+    cascade = opened.cascade
+    if not useful and cascade is None:
         return Range.exact(0.0), "no reused output was made in this way" if outputs else "nothing to reuse"
     if opened.plan.text_bytes > CHEAP_BYTES:
         known = sum(one.found.tally.labelled + one.found.tally.reused for one in useful)
+        known += 0 if cascade is None else round(rows * cascade.certificate.cheap_share)
         return Range(0.0, min(rows, known), min(rows, known)), "not counted: the text is larger than 256 MiB"
     reuse, keys = Reuse(opened.job, opened.plan, useful), label_keys(opened.job, opened.plan)
     count = 0
@@ -130,7 +137,8 @@ def _reused(
         planned = opened.plan.shards[number]
         row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
         for _, pairs in read_chunks(opened.dataset, planned, row_ids, chunks):
-            count += sum(place is not None for place in reuse.find(pairs, keys.keys(pairs)))
+            is_known_N = np.array([place is not None for place in reuse.find(pairs, keys.keys(pairs))])
+            count += int((is_known_N | (cascade is not None and cascade.places(pairs)[1] == "cheap")).sum())
     return Range.exact(count), "counted"
 
 

@@ -183,7 +183,7 @@ def _begin(session: Session) -> _Begun | None:
     # if nothing is asked, no new label joins the old ones, and no canary is needed
     is_awaited = sample is not None and bool(sample.rows) and sample.num_to_ask > 0
     chunks = session.chunks()
-    if session.reuse is None or is_awaited:
+    if (session.reuse is None and session.opened.cascade is None) or is_awaited:
         return _Begun(chunks, sample, remarks)
     first = _commit_known(session, chunks)
     return None if first is None else _Begun(itertools.chain([first], chunks), sample, remarks)

@@ -22,9 +22,11 @@ from relabel.jobs.run.reuse import listed as refused_files
 from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
 from relabel.manifests.asks import EngineFacts
+from relabel.manifests.cascade import audit_of
 from relabel.manifests.costs import BudgetState
 from relabel.manifests.errors import GateError, RelabelError
 from relabel.manifests.manifest import (
+    CascadeAudit,
     OwnRunManifest,
     RunManifest,
     Snapshot,
@@ -123,6 +125,7 @@ class RunReport:
         remarks: what the engine said when it started.
         engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
         budget: of the output, where the job has one.
+        cascade: who labelled the rows of a finished cascade.
         is_for_run: a retry has asked all that it may, and chunks are open that only `relabel run` begins.
     """
 
@@ -146,6 +149,7 @@ class RunReport:
     engine_restarts: int | None = None
     budget: BudgetState | None = None
     is_for_run: bool = False
+    cascade: CascadeAudit | None = None
 
 
 def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
@@ -215,6 +219,8 @@ def conclude(session: Session) -> RunReport:
             seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
         ),
     )
+    if is_complete and opened.cascade is not None and (manifest := load_manifest(opened.store)) is not None:
+        report.cascade = manifest.cascade
     report.exit = _exit(report, session, seen, was_finished_now=was_finished_now)
     return report
 
@@ -277,6 +283,7 @@ def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
         relabel_version=version("relabel-ir"),
         canaries=[asdict(result) for result in load_results(opened.store)],
         allow_mixed=spec.run.allow_mixed,
+        cascade=audit_of(opened.folder, found.labels),
     )
     return OwnRunManifest(
         **vars(manifest),
@@ -301,6 +308,8 @@ def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_n
         return Exit.GATE
     if busy or is_open:
         return Exit.PARTIAL
+    if report.cascade is not None and report.cascade.is_alarm:
+        return Exit.GATE
     if session.taken or was_finished_now:
         return Exit.DONE
     return Exit.NOTHING_TO_DO
@@ -343,6 +352,7 @@ def report_json(report: RunReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         **({} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}),
         **({} if report.budget is None else {"budget": plain(report.budget)}),
+        **({} if report.cascade is None else {"cascade": plain(report.cascade)}),
     }
 
 
@@ -389,6 +399,8 @@ def report_text(report: RunReport) -> str:
         rows.append(("canary", canary_text(CanaryResult(**did.canary))))
     if report.budget is not None:
         rows.append(("budget", report.budget.text))
+    if report.cascade is not None:
+        rows.append(("cascade", report.cascade.text))
     if report.engine_restarts is not None:
         rows.append(("engine restarts", f"{report.engine_restarts:,}"))
     is_finished = report.rows == tally.rows
@@ -423,8 +435,10 @@ def verdict(report: RunReport) -> str:
             return "another process works on these shards"
         case Exit.NOTHING_TO_DO:
             return "nothing to do"
-        case Exit.GATE:
+        case Exit.GATE if report.stopped == AT_BUDGET:
             return ENDED_AT_BUDGET
+        case Exit.GATE:
+            return "done, but the cheap labels lose more than cascade.alpha allows; everything is kept"
         case _ if report.is_for_run:
             return "partial; a retry leaves chunks alone that were never labelled"
         case _:
@@ -467,8 +481,13 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
         lines += _settled_lines(report)
     if report.is_for_run:
         lines.append(f"Label them with: relabel run {same_job}")
-    if report.exit is Exit.GATE:
+    if report.exit is Exit.GATE and report.stopped == AT_BUDGET:
         lines.append(beyond_budget(job_file))
+    elif report.exit is Exit.GATE:
+        lines.append(
+            "The calibration queries are no fair sample of the input, or ids mean other texts there. Label a new "
+            "sample of the input's queries with the teacher, and run the job into a new output."
+        )
     if report.busy_shards:
         lines.append(f"locked by other workers: {counted(len(report.busy_shards), 'shard')}: {report.busy_shards[:10]}")
     if report.left.begun_chunks:

@@ -18,6 +18,7 @@ from relabel.jobs.run.trajectories import Trajectory, asked_again
 from relabel.manifests.asks import Answer, Ask, EngineFacts
 from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
 from relabel.manifests.files import place_of
+from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import engines_differ
 from relabel.manifests.plan import Plan, recipe_digest
@@ -33,7 +34,7 @@ from relabel.manifests.reuse import (
     open_earlier,
     shared_answers,
 )
-from relabel.manifests.run import RunFolder, own_columns
+from relabel.manifests.run import RunFolder, labeler_columns
 from relabel.manifests.schemas import AnswerRow, LabelRow
 from relabel.manifests.secrets import redacted_values
 from relabel.manifests.store import RunStore, map_concurrent, read_if_there
@@ -56,12 +57,15 @@ def earlier_outputs(job: Job) -> list[EarlierOutput]:
         ManifestError: a path holds no run.
     """
     seen: set[str] = {place_of(job.spec.output)}
-    for path in job.spec.reuse:
+    paths = list(job.spec.reuse)
+    for path in paths:
         if place_of(path) in seen:
             what = "is the job's own output" if place_of(path) == place_of(job.spec.output) else "is given twice"
             raise ConfigError(f"{job.where}: `reuse`: {path} {what}. Name outputs of earlier runs, each once.")
         seen.add(place_of(path))
-    return [open_earlier(path, job.storage) for path in job.spec.reuse]
+    if job.spec.cascade is not None and place_of(calibration := job.spec.cascade.calibration) not in seen:
+        paths += [calibration] if is_run(calibration, job.storage) else []
+    return [open_earlier(path, job.storage) for path in paths]
 
 
 class AnswerCache:
@@ -95,7 +99,7 @@ class Reuse:
     def __init__(self, job: Job, plan: Plan, outputs: list[EarlierOutput]) -> None:
         self.job = job
         self.outputs = outputs
-        self.labels = KnownLabels(outputs, recipe_digest(plan.parts), own_columns(plan.parts))
+        self.labels = KnownLabels(outputs, recipe_digest(plan.parts), labeler_columns(plan.parts))
         self.answer_cache = AnswerCache(plan, outputs)
         self._first_is_shared = job.labeler.probe()[0].shared_by is not None
 
@@ -139,7 +143,7 @@ class Reuse:
 
     def sources(self, work: ChunkWork) -> list[ReusedRows]:
         """What a chunk's receipt says of its rows that were reused."""
-        return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items())]
+        return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items()) if number >= 0]
 
     def _carry(self, work: ChunkWork, indexes: list[int]) -> None:
         """Keep the shared answers that reused rows were labelled by, so that a run that reuses this

@@ -20,6 +20,7 @@ import numpy as np
 
 from relabel.jobs.job import OpenRun
 from relabel.jobs.run.budget import Allowance
+from relabel.jobs.run.cascade import cheap_sources, take_cheap, with_sources
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.crashes import CrashJournal
@@ -302,6 +303,8 @@ class Session:
         work.settled_rows = {index: settled[pair.row_id] for index, pair in enumerate(pairs) if pair.row_id in settled}
         if self.reuse is not None:
             self.progress.reused += self.reuse.fill(work)
+        if (cascade := self.opened.cascade) is not None and not self.is_retry:
+            self.progress.reused += take_cheap(cascade, work)
         if chunk in self._kept:
             work.known = work.answered = known_answers(
                 self.opened.store, self.opened.plan.fingerprint, self.facts, chunk
@@ -323,9 +326,8 @@ class Session:
         nothing to do opens none.
         """
         job = self.opened.job
-        if self.is_retry or not job.spec.reuse:
-            return None
-        return Reuse(job, self.opened.plan, earlier_outputs(job))
+        outputs = [] if self.is_retry else earlier_outputs(job)
+        return Reuse(job, self.opened.plan, outputs) if outputs else None
 
     @functools.cached_property
     def answer_cache(self) -> AnswerCache:
@@ -334,7 +336,10 @@ class Session:
 
     def commit(self, work: ChunkWork) -> bool:
         """Make a finished chunk durable. Runs in a committer thread."""
+        cascade = self.opened.cascade
         labels = [row for row in work.rows if isinstance(row, LabelRow)]
+        if cascade is not None:
+            labels = with_sources(cascade, work)
         quarantine = [row for row in work.rows if isinstance(row, QuarantineRow)]
         receipt = commit_chunk(
             self.opened.store,
@@ -351,7 +356,10 @@ class Session:
             started=_utc(work.started_clock),
             committed=_utc(time.time()),
             answers=sorted({row.key: row for row in work.answers}.values()),
-            reused=self.reuse.sources(work) if self.reuse is not None else [],
+            reused=[
+                *(self.reuse.sources(work) if self.reuse is not None else []),
+                *(cheap_sources(cascade, work) if cascade is not None else []),
+            ],
             reused_answers=work.reused_answers,
             execution=self.execution,
         )

@@ -200,6 +200,23 @@ def toy_server() -> Iterator[None]:
             process.wait()
 
 
+def many_queries(folder: Path) -> None:
+    """A student, and pairs of enough queries to calibrate with."""
+    trained_student(folder)
+    rows = [
+        {
+            "query_id": f"q{query}",
+            "query": f"red shoe {query}",
+            "doc_id": f"d{doc}",
+            "title": "shoe",
+            "body": f"kind {doc}",
+        }
+        for query in range(60)
+        for doc in range(5)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
+
+
 WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
     "commands.md": lambda folder, _: write_pairs(folder),
@@ -211,6 +228,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "export.md": lambda folder, _: trained_student(folder),
     "getting-started.md": lambda folder, _: write_pairs(folder),
     "jobs.md": lambda folder, _: write_pairs(folder),
+    "labels-for-less.md": lambda folder, _: many_queries(folder),
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
     "labelers.md": lambda folder, _: (write_pairs(folder), cited_answers(folder)),
     "pairs.md": lambda folder, _: cited_answers_and_encoder(folder),
