@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from relabel.labelers.engines.decisions import TokenSequence
 from relabel.manifests.asks import Answer, Ask, Message, Request
 from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
 from relabel.manifests.specs import EngineSpec
@@ -128,6 +132,39 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[kind, merged]
 
     return make
+
+
+def write_job(folder: Path, model: Path, *, rows: int = 8, **changes: Any) -> str:
+    """A job of so many pairs, two to a query, that this model labels on the CPU; `changes` are laid over it."""
+    pairs = [
+        {"query_id": f"q{n // 2}", "query": f"red shoe {n // 2}", "doc_id": f"d{n}", "document": f"a shoe, kind {n}"}
+        for n in range(rows)
+    ]
+    pq.write_table(pa.Table.from_pylist(pairs), folder / "pairs.parquet")
+    job: dict[str, Any] = {
+        "name": "tiny",
+        "input": {"path": str(folder / "pairs.parquet")},
+        "labeler": {"name": "direct"},
+        "engine": {"name": "transformers", "model": str(model), "args": {"device": "cpu"}},
+        "output": str(folder / "out"),
+        "shards": 2,
+    }
+    (folder / "job.yaml").write_text(json.dumps({**job, **changes}))
+    return str(folder / "job.yaml")
+
+
+@pytest.fixture
+def finished(monkeypatch: pytest.MonkeyPatch) -> list[TokenSequence]:
+    """Every row that gave an answer, with its token ids."""
+    rows: list[TokenSequence] = []
+    plain = TokenSequence.answer
+
+    def remember(row: TokenSequence) -> Any:
+        rows.append(row)
+        return plain(row)
+
+    monkeypatch.setattr(TokenSequence, "answer", remember)
+    return rows
 
 
 @pytest.fixture

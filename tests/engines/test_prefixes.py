@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relabel.labelers.engines.batching import Prefix, PrefixStore, common_length, shared_length
+from relabel.labelers.engines.batching import Prefix, PrefixStore, shared_length
 
 
 def prompt(*parts: tuple[int, int]) -> np.ndarray:
@@ -13,11 +13,6 @@ def prompt(*parts: tuple[int, int]) -> np.ndarray:
 
 
 INSTRUCTIONS, QUERY, OTHER_QUERY = (1, 100), (2, 50), (3, 50)
-
-
-def test_common_length_counts_first_tokens():
-    assert common_length(prompt((1, 5), (2, 3)), prompt((1, 5), (3, 9))) == 5
-    assert common_length(prompt((1, 5)), prompt((1, 9))) == 5
 
 
 def test_instructions_come_before_the_query():
@@ -35,11 +30,6 @@ def test_nothing_is_run_for_a_few_tokens_or_for_one_prompt():
     leader = prompt((1, 20), (2, 90))
     assert shared_length(leader, [prompt((1, 20), (3, 90))], 0) == 0
     assert shared_length(leader, [], 0) == 0
-
-
-def test_a_prompt_that_is_all_prefix_keeps_a_token_to_run():
-    leader = prompt((1, 80))
-    assert shared_length(leader, [leader.copy(), leader.copy()], 0) == 79
 
 
 def test_the_store_forgets_what_was_not_used_for_longest():

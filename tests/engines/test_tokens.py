@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relabel.labelers.engines.decisions import distribution, resolve_labels
-from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
-from relabel.manifests.asks import Ask, Decision, Message
+from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder
+from relabel.manifests.asks import Decision, Message
 from relabel.manifests.errors import ModelError
 
-from .conftest import CHATML, ask_for, make_tokenizer
+from .conftest import ask_for, make_tokenizer
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "</think>", "<tool_call>"]
 WIDE = "".join(chr(ord(character) + 0xFEE0) for character in "<|im_end|>")
@@ -80,12 +80,6 @@ def test_no_control_token_comes_of_data(query, document, encoder, folding):
     assert f"Query: {query}\nDocument: {document}\nGrade it." in text
 
 
-def test_look_alikes_that_a_normaliser_folds_are_caught(folding):
-    assert folding.count_control(folding._ids(WIDE)) == 1
-    assert folding.count_control(folding.encode_data(WIDE)) == 0
-    assert folding.count_control(folding.encode_messages(ask_for("q", f"see {WIDE} here").messages)) == 5
-
-
 def test_control_text_split_over_two_fields_is_caught(encoder):
     message = Message("user", ("", "<|im_", "", "end|>", ""), ("query", "document"))
     assert encoder.count_control(encoder.encode_messages([message])) == 3
@@ -116,21 +110,18 @@ def test_a_base_model_gets_headers_in_words(tokenizer):
 
 
 def test_only_the_document_is_cut_and_on_a_tokens_end(encoder):
+    hostile = encoder.encode(ask_for("q", "<|im_end|>" * 3000), max_prompt_tokens=400)
+    assert 390 <= len(hostile.ids) <= 400
+    assert encoder.count_control(hostile.ids) == 5
     document = "red shoes of the sea 🙂 " * 200
     whole = encoder.encode(ask_for("a query", document), max_prompt_tokens=100_000)
     assert whole.cut_document is None
-    for size in range(150, 190):
+    for size in range(150, 190, 3):
         prompt = encoder.encode(ask_for("a query", document), max_prompt_tokens=size)
         assert isinstance(prompt, Prompt)
         assert size - 4 <= len(prompt.ids) <= size
         assert document.startswith(str(prompt.cut_document))
         assert encoder.decode(prompt.ids) == encoder.decode(whole.ids).replace(document, str(prompt.cut_document))
-
-
-def test_a_hostile_document_is_cut_like_any_other(encoder):
-    prompt = encoder.encode(ask_for("q", "<|im_end|>" * 3000), max_prompt_tokens=400)
-    assert 390 <= len(prompt.ids) <= 400
-    assert encoder.count_control(prompt.ids) == 5
 
 
 def test_what_may_not_be_cut_is_overlong(tokenizer, encoder):
@@ -146,13 +137,6 @@ def test_a_document_of_450000_characters_is_cut_at_once(encoder):
     prompt = encoder.encode(ask, max_prompt_tokens=2048)
     assert len(prompt.ids) > 2000
     assert time.process_time() - started < 0.25  # of CPU; 0.025 s were seen
-
-
-def test_extends_says_whether_a_turn_builds_on_the_one_before():
-    assert extends([1, 2], [1, 2, 3])
-    assert extends([], [1])
-    assert not extends([1, 3], [1, 2, 3])
-    assert not extends([1, 2, 3], [1, 2])
 
 
 def test_a_label_is_the_token_that_follows_its_marker(tokenizer, encoder):
@@ -183,29 +167,3 @@ def test_a_distribution_is_a_softmax_with_what_lies_outside():
     assert found.probs == pytest.approx((0.4, 0.6), abs=1e-4)
     assert found.outside_mass == pytest.approx(0.5, abs=1e-4)
     assert distribution(np.array([-np.inf, 0, 0], dtype=np.float32), (0, 1)).probs == (0.0, 1.0)
-
-
-def test_an_ask_without_data_is_encoded_too(encoder):
-    assert isinstance(encoder.encode(Ask("s", (Message("user", ("hello",)),), None, 1), max_prompt_tokens=100), Prompt)
-
-
-def test_a_template_that_takes_no_system_turn_gets_its_text_at_the_head_of_the_first_user_turn():
-    """Gemma's template raises at a system turn; what it said must reach the model all the same."""
-    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
-    tokenizer = make_tokenizer(template=template)
-    encoder = PromptEncoder(tokenizer)
-    system, user = (
-        Message("system", ("Be brief.",)),
-        Message("user", ("Judge ", "a <|im_end|> document", "."), ("document",)),
-    )
-    ids = encoder.encode_messages((system, user))
-    text = encoder.decode(ids)
-    assert "Be brief.\n\nJudge a <|im_end|> document." in text
-    assert encoder.count_control(ids) == encoder.count_control(
-        encoder.encode_messages((user._replace(parts=("Judge ", "x", ".")),))
-    )
-
-
-def test_a_template_that_renders_no_user_turn_is_refused():
-    with pytest.raises(ModelError, match="not one for chats"):
-        PromptEncoder(make_tokenizer(template="{{ raise_exception('never') }}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ import pytest
 from pydantic import SecretStr
 
 from relabel.labelers.engines.openai import OpenAi
-from relabel.manifests.asks import Answer, Ask, Message, Request
-from relabel.manifests.formats import AnswerFormat, Choice, Text
+from relabel.manifests.asks import Request
 from relabel.manifests.specs import EngineSpec
+from tests.engines.conftest import ask_for, run_all
 
 from .scripted_server import MODEL, Call, Json, Script, ScriptedServer, chat
 
-THINK_SCORE = AnswerFormat((Text("think", 8), Choice("score", ("0", "1", "2"))))
+__all__ = ["ask_for", "run_all"]
 GOOD = "<think>so</think><score>1</score>"
 KEY = "sk-test-0123456789abcdef"
 
@@ -80,33 +79,11 @@ def connect(waits: Waits) -> Iterator[Callable[..., OpenAi]]:
         engine.close()
 
 
-def ask_for(query: str, document: str, **changes: Any) -> Ask:
-    system = Message(
-        "system", ("You grade documents. Think, then write a score of 0, 1 or 2 and nothing else at all.",)
-    )
-    user = Message("user", ("Query: ", query, "\nDocument: ", document, "\nGrade it."), ("query", "document"))
-    fields: dict[str, Any] = {"stage": "verdict", "messages": (system, user), "format": THINK_SCORE, "max_tokens": 96}
-    return Ask(**(fields | changes))
-
-
 def requests_for(count: int, **changes: Any) -> list[Request]:
     return [
         Request(number, ask_for(f"q{number}", f"document {number}", **changes), seed=1000 + number)
         for number in range(count)
     ]
-
-
-def run_all(engine: Any, requests: list[Request]) -> list[Answer]:
-    """Feed an engine as the run loop does, and put the answers back into the order of the requests."""
-    todo, done, until = list(requests), {}, time.monotonic() + 60
-    while len(done) < len(requests):
-        while todo and engine.capacity:
-            engine.submit(todo.pop(0))
-        answers = engine.poll()
-        assert time.monotonic() < until, "an engine with work in flight returned nothing more"
-        done.update({answer.request_id: answer for answer in answers})
-    assert engine.poll() == []
-    return [done[request.id] for request in requests]
 
 
 def echo(call: Call) -> Json:

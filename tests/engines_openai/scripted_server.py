@@ -97,15 +97,13 @@ class _Http(ThreadingHTTPServer):
 
 class ScriptedServer:
     """Runs in threads of its own until `close`. `script` answers every POST; `models` is what GET /models lists, None
-    for no such list, with the status `no_models`; `models_raw`, where it is set, is the whole reply instead. `gets`
-    answers every other GET.
+    for no such list, with the status `no_models`. `gets` answers every other GET.
     """
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.models: list[dict[str, Any]] | None = [{"id": MODEL}]
         self.no_models = 404
-        self.models_raw: bytes | None = None
         self.gets: Callable[[str], Json | Raw] | None = None
         self.calls: list[Call] = []
         self.lists = 0
@@ -153,9 +151,6 @@ class ScriptedServer:
                     self._send(server.gets(self.path))
                     return
                 server.lists += 1
-                if server.models_raw is not None:
-                    self._send(Raw(server.models_raw))
-                    return
                 self._send(error(server.no_models) if server.models is None else Json({"data": server.models}))
 
             def do_POST(self) -> None:

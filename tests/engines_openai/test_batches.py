@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.registry import engine_class, engine_names
 from relabel.manifests.failpoints import BATCH_FAILPOINTS
+from tests.faults import forks
+from tests.faults.command_lines import inside
 
 from .batch_server import BatchServer, Fate
 from .scripted_server import Call, Json, ScriptedServer
@@ -95,14 +94,8 @@ def test_a_run_killed_around_the_handing_over_pays_for_no_ask_twice(
 ) -> None:
     provider = BatchServer(r3a)
     job = job_of(write_job, start(serve, provider))
-    killed = subprocess.run(
-        [sys.executable, "-m", "relabel", "run", job],
-        env={**os.environ, "RELABEL_FAILPOINT": place},
-        capture_output=True,
-        check=False,
-        timeout=240,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed
+    killed = forks.call(["run", job], setup=inside(Path.cwd(), "arm", place))
+    assert killed.code == -signal.SIGKILL, killed
     assert run(job, capsys=capsys)[0] == 0
     assert grades() == WANTED
     assert set(provider.paid.values()) == {1}
@@ -153,12 +146,6 @@ def test_lines_of_a_batch_are_read_as_answers_that_come_alone(serve: Any, write_
     assert len(provider.paid) == num_asked, "what a batch had answered was asked again"
 
 
-def test_batches_that_all_fail_end_the_run_and_say_why(serve: Any, write_job: Any, capsys: Any) -> None:
-    provider = BatchServer(r3a, lambda nth: "failed")
-    assert relabel("run", job_of(write_job, start(serve, provider))) == 20
-    assert "failed 3 batches in a row: enqueued token limit reached" in capsys.readouterr().err
-
-
 def test_lines_that_the_provider_refuses_are_their_rows_fate(serve: Any, write_job: Any, capsys: Any) -> None:
     provider = BatchServer(r3a, lambda nth: "errors" if nth == 1 else "completed")
     assert run(job_of(write_job, start(serve, provider), run={"max_failed_fraction": 1.0}), capsys=capsys)[0] == 0
@@ -192,11 +179,3 @@ def test_a_budget_counts_half_and_a_batch_once_over_any_number_of_runs(serve: An
 def test_batches_are_chat(write_job: Any, serve: Any, capsys: Any) -> None:
     assert relabel("run", job_of(write_job, serve(r3a), mode="auto")) == 3
     assert "batches hold chat requests: write mode: chat" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", engine_names())
-def test_only_what_is_asked_for_as_a_batch_is_one(name: str) -> None:
-    """Another engine's `batch` is a size."""
-    args = engine_class(name).Args
-    assert not args.model_construct().sends_batches
-    assert args.model_construct(batch=True).sends_batches is (name == "openai")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from relabel.manifests.asks import Engine, Message
-from relabel.manifests.errors import EngineCrashError, ModelError, ServerGoneError
+from relabel.manifests.errors import ModelError, ServerGoneError
 
 from .conftest import GOOD, Waits, ask_for, echo, requests_for, run_all
 from .scripted_server import Call, Hang, Json, Raw, Reset, chat, error
@@ -38,13 +38,7 @@ FAULTS = {
     "time-out": Hang(),
     "reset": Reset(),
     "truncated body": Raw(b'{"choices": [', missing=100),
-    "truncated JSON": Raw(b'{"choices": ['),
-    "another schema": Json({"answer": GOOD}),
-    "a list": Json([GOOD]),
-    "no choices": Json({"choices": []}),
     "two choices": Json({"choices": chat(GOOD).payload["choices"] * 2}),
-    "no message": Json({"choices": [{"index": 0, "finish_reason": "stop"}]}),
-    "content of numbers": Json({"choices": [{"message": {"content": [1]}, "finish_reason": "stop"}]}),
     "no text and no finish_reason": chat(None, finish=None),
     "aborted": chat(GOOD, finish="abort"),
 }
@@ -70,31 +64,34 @@ def test_a_fault_that_passes_costs_a_try_and_no_row(name: str, serve: Any, conne
     assert (costs["retries"], costs["given_up"]) == (4, 0)
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_that_stays_ends_that_ask_alone_as_an_error(name: str, serve: Any, connect: Any) -> None:
+def test_a_fault_that_stays_ends_that_ask_alone_as_an_error(serve: Any, connect: Any) -> None:
+    faults = list(FAULTS.values())
+
     def script(call: Call) -> Any:
-        return FAULTS[name] if "document 1" in call.raw.decode() else echo(call)
+        number = int(call.body["messages"][-1]["content"].split("document ")[1].split()[0])
+        return echo(call) if number % 2 == 0 else faults[number // 2]
 
     server = serve(script)
-    engine = connect(server, max_tries=3, timeout_s=timeout_s(name))
-    good, bad, last = run_all(engine, requests_for(3))
-    assert (good.finish, last.finish) == ("stop", "stop")
-    assert (bad.finish, bad.text) == ("error", "")
-    assert "no usable reply in 3 tries" in bad.detail
-    assert len(server.calls) == 2 + 3
-    assert engine.costs()["given_up"] == 1
+    engine = connect(server, max_tries=3, timeout_s=2.0)
+    answers = run_all(engine, requests_for(2 * len(faults)))
+    assert {answer.finish for answer in answers[::2]} == {"stop"}
+    for name, bad in zip(FAULTS, answers[1::2], strict=True):
+        assert (bad.finish, bad.text) == ("error", ""), name
+        assert "no usable reply in 3 tries" in bad.detail
+    assert len(server.calls) == (1 + 3) * len(faults)
+    assert engine.costs()["given_up"] == len(faults)
 
 
 def test_waits_grow_twofold_up_to_their_bound_and_are_drawn_below_it(serve: Any, connect: Any, waits: Waits) -> None:
     bounds = [1, 2, 4, 8, 10, 10, 10]
     seen: list[list[float]] = []
-    for _ in range(12):
+    for _ in range(9):
         waits.clear()
         engine = connect(serve(after(7, error(500))), max_tries=8, backoff_s=1.0, max_backoff_s=10.0)
         assert run_all(engine, requests_for(1))[0].finish == "stop"
         assert all(0 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
         seen.append(list(waits))
-    assert len({tuple(one) for one in seen}) == 12, "no jitter"
+    assert len({tuple(one) for one in seen}) == 9, "no jitter"
     assert max(one[3] for one in seen) > 4 > min(one[3] for one in seen), "jitter is not drawn from the whole range"
     assert engine.costs()["waited_s"] == pytest.approx(sum(waits), abs=1e-3)
 
@@ -105,7 +102,6 @@ def test_waits_grow_twofold_up_to_their_bound_and_are_drawn_below_it(serve: Any,
         ({"retry_after": "7"}, 7),
         ({"retry_after_ms": "1500", "retry_after": "9"}, 1.5),
         ({"retry_after": "soon"}, 0),
-        ({"retry_after": "-3"}, 0),
     ],
 )
 def test_retry_after_is_heeded_with_jitter_on_top(
@@ -115,40 +111,9 @@ def test_retry_after_is_heeded_with_jitter_on_top(
     assert run_all(engine, requests_for(1))[0].finish == "stop"
     assert len(waits) == 1
     assert least <= waits[0] <= least + 0.5
-
-
-def test_retry_after_may_be_a_date(serve: Any, connect: Any, waits: Waits) -> None:
-    engine = connect(serve(after(1, error(503, retry_after=formatdate(time.time() + 30, usegmt=True)))), backoff_s=0.0)
-    assert run_all(engine, requests_for(1))[0].finish == "stop"
-    assert 25 < waits[0] <= 30
-
-
-def test_a_retry_after_beyond_the_limit_ends_the_run_for_now(serve: Any, connect: Any, waits: Waits) -> None:
-    engine = connect(serve(lambda _: error(429, retry_after="86400")))
-    with pytest.raises(ServerGoneError, match=r"wants no request for 86400 s.*max_wait_s = 600"):
-        run_all(engine, requests_for(3))
-    assert not waits
-
-
-def test_an_exhausted_quota_ends_the_run_for_now(serve: Any, connect: Any, waits: Waits) -> None:
-    engine = connect(serve(lambda _: error(429, "You exceeded your current quota", "insufficient_quota")))
-    with pytest.raises(ServerGoneError, match="quota"):
-        run_all(engine, requests_for(3))
-    assert not waits
-
-
-def test_requests_in_flight_are_bounded(serve: Any, connect: Any) -> None:
-    def script(call: Call) -> Json:
-        reply = echo(call)
-        reply.after_s = 0.03
-        return reply
-
-    server = serve(script)
-    engine = connect(server, concurrency=3)
-    assert engine.capacity == 6
-    run_all(engine, requests_for(18))
-    assert server.most_in_flight == 3
-    assert engine.capacity == 6
+    date = formatdate(time.time() + 30, usegmt=True)
+    assert run_all(connect(serve(after(1, error(503, retry_after=date))), backoff_s=0.0), requests_for(1))
+    assert 5 < waits[1] <= 30
 
 
 def test_submit_never_waits_for_the_server(serve: Any, connect: Any) -> None:
@@ -166,20 +131,21 @@ def test_submit_never_waits_for_the_server(serve: Any, connect: Any) -> None:
     assert time.monotonic() - started < 2, "closing waits for a server that hangs"
 
 
-def test_answers_do_not_depend_on_the_order_in_which_they_come(serve: Any, connect: Any) -> None:
+def test_requests_in_flight_are_bounded_and_their_order_changes_no_answer(serve: Any, connect: Any) -> None:
     def script(call: Call) -> Json:
         reply = echo(call)
-        reply.after_s = 0.0 if call.number % 2 else 0.05
+        reply.after_s = 0.01 if call.number % 2 else 0.04
         return reply
 
-    server = serve(script)
-    requests = requests_for(8)
-    there = run_all(connect(server), requests)
+    server, requests = serve(script), requests_for(12)
+    engine = connect(server, concurrency=3)
+    assert engine.capacity == 6
+    there = run_all(engine, requests)
+    assert (server.most_in_flight, engine.capacity) == (3, 6)
     back = run_all(connect(server, concurrency=1), requests[::-1])[::-1]
     assert [(a.request_id, a.text) for a in there] == [(a.request_id, a.text) for a in back]
-    seeds = {call.body["messages"][-1]["content"]: call.body["seed"] for call in server.calls}
-    assert len(set(seeds.values())) == 8
-    assert len({call.raw for call in server.calls}) == 8, "the same ask and seed are not the same request"
+    assert len({call.body["seed"] for call in server.calls}) == 12
+    assert len({call.raw for call in server.calls}) == 12, "the same ask and seed are not the same request"
 
 
 @pytest.mark.parametrize(
@@ -198,34 +164,8 @@ def test_finish_reasons(finish: str | None, becomes: str, serve: Any, connect: A
     assert answer.flags == (("finish_unknown",) if is_unknown else ())
     assert bool(answer.detail) == (is_unknown or becomes == "refused")
     assert run_all(connect(serve(lambda _: chat(None, finish="tool_calls"))), requests_for(1))[0].finish == "error"
-
-
-def test_a_refusal_is_refused_and_its_words_are_the_reason(serve: Any, connect: Any) -> None:
-    answer = run_all(connect(serve(lambda _: chat(None, refusal="I can't judge\nthis."))), requests_for(1))[0]
-    assert (answer.finish, answer.text) == ("refused", "")
-    assert "I can't judge this." in answer.detail
-
-
-@pytest.mark.parametrize(
-    ("reply", "finish"),
-    [
-        (error(400, "This model's maximum context length is 4096 tokens", "context_length_exceeded"), "overlong"),
-        (error(400, "maximum model length is 2048"), "overlong"),
-        (error(413, "too much"), "overlong"),
-        (error(400, "filtered", "content_filter"), "refused"),
-        (error(400, "bad \x1b[31mfield"), "error"),
-        (error(422, "bad field"), "error"),
-        (error(501, "bad field"), "error"),
-    ],
-)
-def test_a_request_that_the_server_does_not_like_is_not_repeated(
-    reply: Json, finish: str, serve: Any, connect: Any
-) -> None:
-    server = serve(lambda call: reply if "document 0" in call.raw.decode() else echo(call))
-    bad, good = run_all(connect(server), requests_for(2))
-    assert (bad.finish, good.finish) == (finish, "stop")
-    assert len(server.calls) == 2
-    assert "\x1b" not in bad.detail
+    words = run_all(connect(serve(lambda _: chat(None, refusal="I can't judge\nthis."))), requests_for(1))[0]
+    assert (words.finish, "I can't judge this." in words.detail) == ("refused", True)
 
 
 TOO_LONG: list[tuple[int, Any]] = [
@@ -278,7 +218,7 @@ PASSES: list[tuple[int, Any]] = [
 ]
 NOT_LIKED: list[tuple[int, Any]] = [
     (400, {"error": {"message": "this one I do not like"}}),
-    (422, {"detail": [{"loc": ["body", "x"], "msg": "this one I do not like"}]}),
+    (422, {"detail": [{"loc": ["body", "x"], "msg": "this one I do not like \x1b[31m"}]}),
     (200, {"object": "error", "message": "this one I do not like", "code": 400}),
     (200, {"error": {"message": "this one I do not like", "type": "invalid_request_error"}}),
 ]
@@ -292,6 +232,7 @@ def test_what_a_server_complains_of_is_known_by_its_words_whatever_its_status(
         *((said, "overlong", 1, "") for said in TOO_LONG),
         *((said, "error", 3, "daily limit of free requests reached") for said in PASSES),
         *((said, "error", 1, "this one I do not like") for said in NOT_LIKED),
+        ((400, {"error": {"message": "filtered", "code": "content_filter"}}), "refused", 1, ""),
     ]
     seen = Counter[int]()
 
@@ -309,6 +250,7 @@ def test_what_a_server_complains_of_is_known_by_its_words_whatever_its_status(
         answer = answers[2 * number + 1]
         assert (answer.finish, words in answer.detail) == (finish, True), (said, answer)
         assert seen[2 * number + 1] == tries, said
+        assert "\x1b" not in answer.detail
     assert max(waits) > 4
 
 
@@ -323,6 +265,13 @@ def test_credit_that_ends_ends_the_run_at_once_with_the_servers_words(
     ):
         run_all(engine, requests_for(6))
     assert (len(server.calls) <= 5, list(waits)) == (True, [])
+
+
+def test_a_server_that_wants_no_request_for_long_ends_the_run_for_now(serve: Any, connect: Any, waits: Waits) -> None:
+    engine = connect(serve(lambda _: error(429, retry_after="86400")))
+    with pytest.raises(ServerGoneError, match=r"wants no request for 86400 s.*max_wait_s = 600"):
+        run_all(engine, requests_for(3))
+    assert not waits
 
 
 def test_a_server_that_refuses_every_row_ends_the_run_and_one_that_refuses_a_kind_of_row_does_not(
@@ -354,7 +303,6 @@ def test_a_server_that_refuses_every_row_ends_the_run_and_one_that_refuses_a_kin
         ),
         ("Unrecognized request argument supplied: seed", r"extra_body: {seed: null}"),
         ("Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.", "max_tokens_field"),
-        ("no", "max_tokens_field and extra_body"),
     ],
 )
 def test_a_field_that_the_server_refuses_is_named_with_what_to_set(
@@ -363,18 +311,6 @@ def test_a_field_that_the_server_refuses_is_named_with_what_to_set(
     server = serve(lambda _: error(400, said))
     with pytest.raises(ModelError, match=rf"{server.url} does not take stage 'verdict'.*{advice}"):
         connect(server).prepare([ask_for("q", "d")])
-
-
-def test_a_page_in_place_of_a_reply_is_shown_by_its_words(serve: Any, connect: Any) -> None:
-    pages = [Raw(b"<html><style>b{}</style><b>No backend</b></html>", status=code) for code in (200, 404, 502)]
-    for page, fault in zip(pages, (None, ModelError, None), strict=True):
-        engine = connect(serve(lambda _, page=page: page), max_tries=2)
-        if fault is None:
-            assert "No backend" in run_all(engine, requests_for(1))[0].detail
-        else:
-            with pytest.raises(fault, match="No backend"):
-                run_all(engine, requests_for(1))
-    assert "it is empty" in run_all(connect(serve(lambda _: Raw(b"")), max_tries=2), requests_for(1))[0].detail
 
 
 def test_one_forbidden_request_is_a_refusal_while_the_key_still_opens_the_rest(serve: Any, connect: Any) -> None:
@@ -399,12 +335,6 @@ def test_a_key_that_is_refused_ends_the_run_with_what_to_do(status: int, serve: 
         engine.poll()
 
 
-def test_a_missing_key_says_which_variable_to_set(serve: Any, connect: Any) -> None:
-    engine = connect(serve(lambda _: error(401)), key=None)
-    with pytest.raises(ModelError, match=r"no key \(OPENAI_API_KEY is not set"):
-        engine.prepare([ask_for("q", "d")])
-
-
 def test_an_unknown_model_is_named_with_those_that_are_served(serve: Any, connect: Any) -> None:
     server = serve(echo)
     assert any(
@@ -418,7 +348,7 @@ def test_an_unknown_model_is_named_with_those_that_are_served(serve: Any, connec
         connect(server, served_model="gpt-9").prepare([ask_for("q", "d")])
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
+@pytest.mark.parametrize("status", [401, 404])
 def test_a_list_of_models_that_is_not_for_this_key_leaves_it_to_the_trial(
     status: int, serve: Any, connect: Any
 ) -> None:
@@ -478,39 +408,6 @@ def test_tokens_and_cost_are_the_servers_count(serve: Any, connect: Any) -> None
     assert costs["cost"] == pytest.approx((4000 * 2 + 800 * 10) / 1e6)
     assert connect(server).costs()["cost"] is None
     assert engine.facts().details["price_per_million"] == {"input": 2.0, "output": 10.0}
-
-
-@pytest.mark.parametrize(
-    "usage", [None, {}, {"prompt_tokens": "many"}, {"prompt_tokens": -1, "prompt_tokens_details": None}]
-)
-def test_a_count_that_is_none_is_made_here(usage: Any, serve: Any, connect: Any) -> None:
-    reply = chat(GOOD)
-    reply.payload["usage"] = usage
-    answer = run_all(connect(serve(lambda _: reply)), requests_for(1))[0]
-    assert (answer.finish, answer.output_tokens) == ("stop", -(-len(GOOD) // 4))
-    assert 10 < answer.prompt_tokens < 100
-
-
-def test_a_fault_of_our_own_is_raised_and_not_waited_for(
-    serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = connect(serve(echo))
-
-    async def broken(work: Any) -> Any:
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr(engine._mode, "answer", broken)
-    engine.submit(requests_for(1)[0])
-    with pytest.raises(ZeroDivisionError):
-        engine.poll()
-
-
-def test_close_may_come_twice_and_ends_the_engine(serve: Any, connect: Any) -> None:
-    engine = connect(serve(echo))
-    engine.close()
-    engine.close()
-    with pytest.raises(EngineCrashError, match="closed"):
-        engine.submit(requests_for(1)[0])
 
 
 def test_a_server_that_does_not_answer_the_start_is_no_fault_of_the_job(serve: Any, connect: Any) -> None:

@@ -4,7 +4,6 @@ more memory.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import tracemalloc
@@ -17,12 +16,11 @@ import pytest
 
 from relabel.labelers.engines.openai_replies import MAX_COUNT
 from relabel.manifests.asks import Answer
-from relabel.manifests.errors import ModelError, ServerGoneError
 from tests.faults.conftest import some
 
 from .conftest import GOOD, echo, requests_for, run_all
 from .mutations import mutations
-from .scripted_server import MODEL, Call, Raw, chat, error
+from .scripted_server import Call, Raw, chat, error
 
 RIGHT_KINDS = {
     "content": {"null", "absent", "text", "empty text", "digits", "NUL", "empty list"},
@@ -46,8 +44,7 @@ def check_form(answer: Answer) -> None:
 
 def test_a_chat_reply_that_is_wrong_anywhere_is_a_bad_reply_or_read_for_what_it_says(serve: Any, connect: Any) -> None:
     good = chat(GOOD, refusal=None)
-    wrong = list(mutations(good.payload))
-    assert len(wrong) > 300
+    wrong = some(list(mutations(good.payload)), short=150)
     seen: Counter[int] = Counter()
 
     def script(call: Call) -> Any:
@@ -68,7 +65,7 @@ def test_a_chat_reply_that_is_wrong_anywhere_is_a_bad_reply_or_read_for_what_it_
             assert (answer.finish, answer.text) == ("stop", "" if is_empty else GOOD), mutation
 
 
-@pytest.mark.parametrize("status", [400, 403, 500])
+@pytest.mark.parametrize("status", [400, 500])
 def test_an_error_that_is_wrong_anywhere_is_an_error_all_the_same(status: int, serve: Any, connect: Any) -> None:
     wrong = list(mutations(error(status, "oops", "context_length_exceeded" if status == 400 else None).payload))
 
@@ -82,20 +79,6 @@ def test_an_error_that_is_wrong_anywhere_is_an_error_all_the_same(status: int, s
     for number, answer in enumerate(run_all(engine, requests_for(2 * len(wrong)))):
         check_form(answer)
         assert answer.finish in (("stop",) if number % 2 == 0 else ("error", "overlong", "refused"))
-
-
-def test_a_list_of_models_that_is_wrong_anywhere_starts_the_engine_or_says_why_not(serve: Any, connect: Any) -> None:
-    listed = {
-        "object": "list",
-        "data": [{"id": MODEL, "owned_by": "us", "root": "r", "max_model_len": 4096}, {"id": "other"}],
-    }
-    server = serve(echo)
-    for mutation in some(list(mutations(listed)), short=60):
-        server.models_raw = mutation.raw
-        with contextlib.suppress(ServerGoneError, ModelError):  # a list that can't be read; no such model in it
-            engine = connect(server, max_tries=2)
-            json.dumps(engine.facts().details, allow_nan=False)
-            assert run_all(engine, requests_for(1))[0].finish == "stop", mutation
 
 
 def bomb(megabytes: int) -> bytes:
@@ -130,23 +113,6 @@ def test_a_packed_reply_is_read_like_any_other(packed: Callable[[bytes], bytes],
     raw = packed(json.dumps(chat(GOOD).payload).encode())
     answer = run_all(connect(serve(lambda _: Raw(raw, headers={"content-encoding": "gzip"}))), requests_for(1))[0]
     assert answer.text == GOOD
-
-
-@pytest.mark.parametrize(
-    ("raw", "coding", "why"),
-    [
-        (gzip.compress(b"{}", mtime=0)[:-6], "gzip", "compression is damaged"),
-        (b"no gzip", "gzip", "compression is damaged"),
-        (b"{}", "br", "was not asked for"),
-        (b"{}", "gzip, gzip", "was not asked for"),
-    ],
-)
-def test_a_compression_that_can_not_be_read_is_a_bad_reply(
-    raw: bytes, coding: str, why: str, serve: Any, connect: Any
-) -> None:
-    engine = connect(serve(lambda _: Raw(raw, headers={"content-encoding": coding})), max_tries=2)
-    answer = run_all(engine, requests_for(1))[0]
-    assert (answer.finish, why in answer.detail) == ("error", True), answer.detail
 
 
 def test_a_long_answer_with_all_that_was_asked_for_is_no_bad_reply(serve: Any, connect: Any) -> None:

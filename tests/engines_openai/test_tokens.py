@@ -4,11 +4,9 @@ ids.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,33 +124,6 @@ def test_a_decision_within_an_answer_is_taken_on_the_tokens_that_were_written(
         close(answer, *expected(script, ids, label_ids))
 
 
-def test_an_answer_without_the_marker_has_no_distribution_and_costs_no_second_request(
-    token_server: Any, connect: Any, tiny: Any
-) -> None:
-    _, server = token_server()
-    engine = connect(server, model=tiny[2], constrain=False)
-    answers = run_all(
-        engine,
-        [Request(n, ask_for("q", text, max_tokens=8, decisions=(SCORE,)), n) for n, text in enumerate(DOCUMENTS)],
-    )
-    assert all(not answer.distributions for answer in answers)  # a random model never writes it
-    assert all(call.body["max_tokens"] == 8 for call in server.calls[-len(DOCUMENTS) :])
-
-
-def test_a_quotation_is_bound_to_the_document_by_the_grammar_that_is_sent(
-    token_server: Any, connect: Any, tiny: Any
-) -> None:
-    _, server = token_server()
-    engine = connect(server, model=tiny[2])
-    document = "red running shoes for men"
-    ask = ask_for("shoes", document, format=QUOTE_SCORE, max_tokens=64, fragment_source=document, decisions=(SCORE,))
-    engine.prepare([ask])
-    answer = run_all(engine, [Request(0, ask, 0)])[0]
-    quoted = answer.text.partition("<extract>")[2].partition("</extract>")[0]
-    assert quoted == "none" or quoted in document
-    assert "score" in answer.distributions
-
-
 def test_control_tokens_in_data_reach_the_server_as_ordinary_characters(
     token_server: Any, connect: Any, tiny: Any
 ) -> None:
@@ -179,27 +150,15 @@ def test_a_strict_server_is_used_without_extras_and_without_distributions(
         engine.prepare([ask_for("q", "d", format=None, max_tokens=0, decisions=(SCORE,), prefill="<score>")])
 
 
-def test_auto_goes_over_to_chat_where_a_server_can_do_no_better_and_says_so(
-    token_server: Any, connect: Any, tiny: Any
-) -> None:
-    for lacking in ("token prompts", "logprob ids"):
-        script, server = token_server()
-        script.can.discard(lacking)
-        server.script = lambda call, script=script: (
-            echo(call) if call.path.endswith("/chat/completions") else script(call)
-        )
-        engine = connect(server, model=tiny[2])
-        assert engine.facts().details["mode"] == "chat"
-        assert any(
-            "used as a chat API: " in remark for remark in engine.prepare([ask_for("q", "d", decisions=(SCORE,))])
-        )
-
-
 def test_tokens_mode_is_refused_where_it_can_not_be_had(token_server: Any, connect: Any, tiny: Any, serve: Any) -> None:
     script, server = token_server()
     script.can.discard("token prompts")
     with pytest.raises(ModelError, match="takes no token ids"):
         connect(server, model=tiny[2], mode="tokens")
+    server.script = lambda call: echo(call) if call.path.endswith("/chat/completions") else script(call)
+    engine = connect(server, model=tiny[2])
+    assert engine.facts().details["mode"] == "chat"
+    assert any("used as a chat API: " in one for one in engine.prepare([ask_for("q", "d", decisions=(SCORE,))]))
     with pytest.raises(ModelError, match=r"set engine\.model"):
         connect(server, mode="tokens")
     with pytest.raises(ServerGoneError, match="is not ready"):
@@ -221,19 +180,6 @@ def test_a_server_that_knows_no_grammar_is_used_without(token_server: Any, conne
     assert engine.facts().details["constrain"] is False
     run_all(engine, [Request(0, ask_for("q", "d", max_tokens=4), 0)])
     assert server.calls[-1].body["stop"] == ["</score>"]
-
-
-def test_a_server_that_takes_a_grammar_and_does_not_heed_it_is_noticed(
-    token_server: Any, connect: Any, tiny: Any
-) -> None:
-    script, server = token_server()
-
-    def deaf(call: Any) -> Any:
-        body = {name: value for name, value in call.body.items() if name != "structured_outputs"}
-        return script(replace(call, raw=json.dumps(body).encode()))
-
-    server.script = deaf
-    assert any("does not heed" in remark for remark in connect(server, model=tiny[2]).prepare([ask_for("q", "d")]))
 
 
 def test_sampling_is_said_outright_so_that_no_default_of_the_server_applies(
@@ -301,18 +247,6 @@ def test_tags_that_are_tokens_of_their_own_are_named_by_id_in_the_grammar(
     token = tiny[1].convert_tokens_to_ids("</think>")
     grammar = server.calls[-1].body["structured_outputs"]["grammar"]
     assert grammar.startswith(f'start: "<think>" s0 <[{token}]> "<score>" s1 "</score>"')
-
-
-def test_a_document_too_long_for_a_grammar_leaves_its_quotation_free(
-    token_server: Any, connect: Any, tiny: Any
-) -> None:
-    _, server = token_server()
-    engine = connect(server, model=tiny[2], max_prompt_tokens=1000)
-    for length, is_bound in ((3000, True), (50_000, False)):
-        text = "shoes " * (length // 6)
-        ask = ask_for("q", "short", format=QUOTE_SCORE, max_tokens=3, fragment_source=text)
-        run_all(engine, [Request(0, ask, 0)])
-        assert ("substring_chars" in server.calls[-1].body["structured_outputs"]["grammar"]) is is_bound
 
 
 def test_a_reply_that_is_wrong_anywhere_is_a_bad_reply_or_read_for_what_it_says(
