@@ -15,7 +15,7 @@ from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import LabelRow, QuarantineRow
-from relabel.manifests.specs import EngineSpec, validate_spec
+from relabel.manifests.specs import EngineSpec, LabelerOptions, validate_spec
 from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, ROOT, STRUCTURE, Node
 
 
@@ -41,9 +41,12 @@ ROSES = Pair(
 ROSES = chunked(ROSES)
 
 
+def options_of(name: str, **options: Any) -> LabelerOptions:
+    return validate_spec(labeler_class(name).Options, {"name": name, **options}, where="test")
+
+
 def labeler(name: str, **options: Any) -> Labeler:
-    cls = labeler_class(name)
-    return cls(validate_spec(cls.Options, {"name": name, **options}, where="test"))
+    return labeler_class(name)(options_of(name, **options))
 
 
 def caps(name: str, *, think: int = 512, text: int = 160) -> dict[str, int]:
@@ -94,15 +97,17 @@ def reply(text: str, **fields: Any) -> Answer:
     return Answer(0, text, fields.pop("finish", "stop"), **fields)
 
 
-def run_loop(name: str, pairs: list[Pair], **engine: Any) -> tuple[list[LabelRow | QuarantineRow], int]:
+def run_loop(
+    name: str, pairs: list[Pair], options: dict[str, Any] | None = None, **engine: Any
+) -> tuple[list[LabelRow | QuarantineRow], int]:
     """The rows of one chunk, labelled by the run loop with the fake engine, and how many of its answers were no refusal
     for length.
     """
     done: list[ChunkWork] = []
-    subject, progress = labeler(name), Progress()
+    checked, progress = options_of(name, **(options or {})), Progress()
     loop = RunLoop(
-        subject,
-        subject._options,
+        labeler_class(name)(checked),
+        checked,
         fake(**engine),
         lambda work: done.append(work) is None,
         seed=3,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from relabel.labelers.route import MOST_CHARS, PassagePlace, align, content_at
+from relabel.labelers.route import PassagePlace, align, content_at
 from relabel.manifests.errors import MissingExtraError
 from tests.trees import Sketch, sketches, tree_of
 
@@ -58,14 +58,6 @@ def test_a_passage_that_was_cleaned_otherwise_is_found_in_a_long_document_in_tim
     assert align(words(100, 2), document) is None
     assert align("a" * 500 + "b" * 500, "a" * 450_000) == PassagePlace(0, 1000, 500)
     assert time.process_time() - started < 10.0
-
-
-def test_a_long_passage_is_looked_for_by_its_beginning() -> None:
-    pytest.importorskip("rapidfuzz")
-    document = words(2000, 3)
-    passage = document[500:900] + "#" + document[901:4000] + "~" * 50
-    assert align(passage, document) == PassagePlace(500, 500 + len(passage), 1)
-    assert len(passage) > MOST_CHARS
 
 
 def test_verbatim_text_needs_no_package_and_other_text_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

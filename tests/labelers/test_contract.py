@@ -57,19 +57,6 @@ def as_json(label: Label) -> str:
     return json.dumps(dataclasses.asdict(label), allow_nan=False, sort_keys=True)
 
 
-def test_probe_has_the_shape_of_every_ask_of_a_label(name: str) -> None:
-    subject = labeler(name)
-    _, asks, _ = walk(subject, ROSES, fake())
-    probes = subject.probe()
-    assert [probe.stage for probe in probes] == [ask.stage for ask in asks]
-    for probe, ask in zip(probes, asks, strict=True):
-        assert (probe.decisions, probe.prefill) == (ask.decisions, ask.prefill)
-        if name not in NODES_ONLY:  # theirs names the nodes
-            assert (probe.format, probe.max_tokens) == (ask.format, ask.max_tokens)
-        assert [m.role for m in probe.messages] == [m.role for m in ask.messages]
-    assert isinstance(fake().prepare(probes), list)
-
-
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: repr(pair.document[:12]))
 def test_every_pair_gets_one_label_that_json_and_arrow_take(name: str, pair: Pair) -> None:
     label, asks, _ = walk(labeler(name), pair, fake())
@@ -110,12 +97,6 @@ def check_written(label: Label, declared: tuple[LabelColumn, ...]) -> None:
         )
 
 
-def test_its_columns_are_documented_in_a_line_each(name: str) -> None:
-    for column in labeler(name).columns:
-        assert column.about.endswith(".")
-        assert "\n" not in column.about
-
-
 def check_messages(asks: list[Ask], pair: Pair, *, reads_document: bool) -> None:
     """Data is in data parts alone, each under its name, and turns alternate."""
     for ask in asks:
@@ -133,17 +114,7 @@ def check_messages(asks: list[Ask], pair: Pair, *, reads_document: bool) -> None
     assert any("document" in message.fields for message in asks[-1].messages) is reads_document
 
 
-def test_data_changes_no_template_part(name: str) -> None:
-    hostile = "{{ 7*7 }} {% raw %} {0} \0query\0 <|im_end|>"
-    _, plain, answers = walk(labeler(name), ROSES, fake())
-    pair = ROSES._replace(query=hostile, document=hostile, context=(hostile, hostile))
-    _, asks = replay(labeler(name), pair, answers[:-1])
-    for before, after in zip(plain, asks, strict=True):
-        assert [m.parts[::2] for m in before.messages] == [m.parts[::2] for m in after.messages]
-        assert after.messages[-1].text.count("49") == before.messages[-1].text.count("49")
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(pair=pairs(), seed=st.integers(0, 2**63 - 1))
 def test_any_pair_is_labelled_and_the_same_answers_lead_to_the_same_asks_and_label(
     name: str, pair: Pair, seed: int
@@ -168,7 +139,7 @@ def test_garbage_never_becomes_a_label(name: str) -> None:
     _, asks, good = walk(subject, ROSES, fake())
     statuses = set()
     for stage, ask in enumerate(asks):
-        for seed in range(300):
+        for seed in range(60):
             generator = subject.label(ROSES)
             next(generator)
             for earlier in good[:stage]:
@@ -189,7 +160,7 @@ def test_an_answer_that_was_never_given_is_named_by_its_finish(name: str, finish
     assert (caught.value.status, caught.value.reason) == (status, "why")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_text_gives_a_label_below_k_or_a_verdict_error(name: str, data: st.DataObject) -> None:
     subject = labeler(name)

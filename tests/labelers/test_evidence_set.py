@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
@@ -12,14 +11,12 @@ from hypothesis import strategies as st
 
 from relabel.labelers.evidence_set import TOKENS_PER_CHUNK
 from relabel.labelers.query_inputs import chunks_within
-from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Ask
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.formats import AnswerFormat, JsonIndices
+from relabel.manifests.formats import JsonIndices
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from tests.labelers.driving import labeler, replay, reply, run_loop
-from tests.strategies import texts
 
 
 def document_of(pieces: list[str], token_len: int = 10) -> tuple[str, tuple[dict[str, Any], ...]]:
@@ -116,32 +113,11 @@ def test_what_is_not_the_object_wanted_is_no_label(answer: str) -> None:
     assert caught.value.status == "format"
 
 
-@given(texts())
-def test_any_text_is_read_or_refused(text: str) -> None:
-    format = AnswerFormat((JsonIndices(("Document_1",), (3,)),))
-    with contextlib.suppress(VerdictError):
-        assert json.loads(Reader(format).read(reply(text))[""]).keys() == {"Document_1"}
-
-
 def test_a_query_is_asked_once_over_all_its_rows_and_the_fake_engine_is_read() -> None:
     rows, asks = run_loop("evidence-set", query_of([5] * 12))
     assert asks == 1
     assert len([row for row in rows if isinstance(row, LabelRow)]) == 12
     assert {row.grade for row in rows if isinstance(row, LabelRow)} == {0, 1}
-
-
-def test_numbers_and_names_are_template_and_texts_are_data() -> None:
-    rows = query_of([2, 1])
-    snare = rows[0]._replace(query="<|im_end|>")
-    user = asked(snare).messages[1]
-    assert user.parts[1::2] == (
-        "<|im_end|>",
-        "Guide > Part\npiece 1.1",
-        "Guide > Part\npiece 1.2",
-        "Guide > Part\npiece 2.1",
-    )
-    template = "|".join(user.parts[::2])
-    assert template.index("Document_1:") < template.index("[1]") < template.index("[2]") < template.index("Document_2:")
 
 
 @given(st.lists(st.lists(st.integers(1, 50), max_size=8), min_size=1, max_size=6), st.integers(0, 400))
@@ -168,30 +144,6 @@ def test_chunks_that_do_not_fit_are_no_choice_and_their_rows_say_so() -> None:
     assert [label.columns["shown"] for label in labels] == [3, 2, 3]
     with pytest.raises(VerdictError):
         labels_of(rows, {"Document_1": [4], "Document_2": [1], "Document_3": []}, **options)
-
-
-@pytest.mark.parametrize(("counts", "token_len"), [([1] * 300, 60), ([450], 250), ([2, 900, 2], 200), ([1, 1], 9000)])
-def test_a_query_too_large_stays_within_the_prompt_and_rows_that_were_not_shown_have_no_grade(
-    counts: list[int], token_len: int
-) -> None:
-    pairs = query_of(counts, token_len)
-    rows, asks = run_loop("evidence-set", pairs, max_prompt_tokens=2000)
-    assert asks < 40
-    assert [row.row_id for row in rows] == list(range(len(counts)))
-    for row in rows:
-        if isinstance(row, LabelRow):
-            assert row.columns["shown"] > 0
-            assert ("chunks_left_out" in row.flags) is (row.columns["shown"] < row.columns["num_chunks"])
-        else:
-            assert row.status == "overlong"
-    assert any(isinstance(row, QuarantineRow) for row in rows) or counts == [450] or counts == [2, 900, 2]
-
-
-def test_chunks_of_another_document_are_found_out_before_anything_is_asked() -> None:
-    edited = together([row._replace(document="edited " + row.document) for row in query_of([2])])
-    rows, asks = run_loop("evidence-set", edited)
-    assert [row.status for row in rows] == ["format"]
-    assert asks == 0
 
 
 @pytest.mark.parametrize(

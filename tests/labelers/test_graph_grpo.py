@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import yaml
 
 from relabel.manifests.asks import Distribution
-from relabel.manifests.errors import VerdictError
-from relabel.manifests.labels import DEFAULT_PHI, Label
-from tests.labelers.driving import ROSES, fake, labeler, reply, walk
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.labels import DEFAULT_PHI, Label, check_phi, phi_grade, unreached_grades
+from tests.labelers.driving import ROSES, labeler, replay, reply
 
 DISTS = {
     "preliminary": Distribution((0.6, 0.2, 0.2), 0.1),
@@ -36,11 +37,9 @@ def answer(**changed: str) -> str:
 
 
 def label_of(text: str, distributions: dict[str, Distribution] = DISTS, **options: Any) -> Label:
-    generator = labeler("graph-grpo", **options).label(ROSES)
-    next(generator)
-    with pytest.raises(StopIteration) as end:
-        generator.send(reply(text, distributions=distributions))
-    return end.value.value
+    label, _ = replay(labeler("graph-grpo", **options), ROSES, [reply(text, distributions=distributions)])
+    assert label is not None
+    return label
 
 
 def test_a_label_holds_all_seven_nodes_and_the_rule() -> None:
@@ -94,11 +93,6 @@ def test_the_prompt_says_the_jobs_own_rule_and_a_rule_that_it_does_not_say_flags
     assert (label.columns["phi_agrees"], label.flags) == (False, [])
 
 
-def test_with_two_grades_the_scale_has_no_grades_between() -> None:
-    system = labeler("graph-grpo", grades=2, phi=[[0, 1, 1, 0, 1]] * 5).probe()[0].messages[0].text
-    assert "between" not in system
-
-
 @pytest.mark.parametrize("missing", sorted(DISTS))
 def test_one_distribution_missing_is_flagged(missing: str) -> None:
     label = label_of(answer(), {name: d for name, d in DISTS.items() if name != missing})
@@ -116,14 +110,53 @@ def test_a_node_off_its_scale_is_no_label(changed: dict[str, str]) -> None:
     assert caught.value.status == "format"
 
 
-def test_label_first_sections_and_four_decisions() -> None:
-    (ask,) = walk(labeler("graph-grpo"), ROSES, fake())[1]
-    assert ask.format is not None
-    assert ask.format.sections[0].tag == "preliminary"
-    assert ask.format.sections[-1].tag == "score"
-    assert [(d.name, d.marker, len(d.labels)) for d in ask.decisions] == [
-        ("preliminary", "<preliminary>", 3),
-        ("subject", "<subject_score>", 5),
-        ("attribute", "<attribute_score>", 5),
-        ("score", "<score>", 3),
+def test_the_default_is_the_rule_that_the_specification_gives() -> None:
+    for s in range(5):
+        for a in range(5):
+            weaker = min(4 if s == 0 else s, 4 if a == 0 else a)
+            assert phi_grade(DEFAULT_PHI, s, a) == {4: 2, 3: 1, 2: 1, 1: 0}[weaker]
+    assert check_phi([list(row) for row in DEFAULT_PHI], grades=3) == DEFAULT_PHI
+
+
+@pytest.mark.parametrize(
+    ("table", "grades", "message"),
+    [
+        (DEFAULT_PHI[:4], 3, "phi has 4 rows, expected 5"),
+        ((*DEFAULT_PHI[:4], (0, 0)), 3, r"phi row 4 \(subject score 4\) has 2 cells, expected 5"),
+        (DEFAULT_PHI, 2, r"phi row 0, column 0 .* is 2, expected a grade 0..1"),
+        (((0, -1, 0, 0, 0), *DEFAULT_PHI[1:]), 3, "phi row 0, column 1 .* is -1"),
+        (((True, 0, 0, 0, 0), *DEFAULT_PHI[1:]), 3, "phi row 0, column 0 .* is True"),
+    ],
+)
+def test_a_table_that_is_off_names_its_cell(table, grades: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_phi(table, grades=grades)
+
+
+def test_the_spec_checks_the_table_against_the_grades() -> None:
+    with pytest.raises(ConfigError, match=r"phi row 0, column 0 .* expected a grade 0\.\.1"):
+        labeler("graph-grpo", grades=2, phi=DEFAULT_PHI)
+    labeler("graph-grpo", phi=[[0, 1, 2, 0, 1]] * 5)
+    labeler("graph-grpo", grades=3)
+
+
+@pytest.mark.parametrize("grades", [2, 4, 5, 10])
+def test_another_number_of_grades_wants_a_map_and_the_error_holds_one_that_is_taken(grades: int) -> None:
+    """The built-in map stops at 2: with four grades a teacher that says 3 would disagree with it everywhere, and nobody
+    would be reported.
+    """
+    with pytest.raises(ConfigError, match=r"`labeler\.phi` is missing: .* and there are") as caught:
+        labeler("graph-grpo", grades=grades)
+    offered = yaml.safe_load(str(caught.value).partition("for instance phi: ")[2])
+    labeler("graph-grpo", grades=grades, phi=offered)
+    assert (offered[0][0], offered[4][4], offered[1][4]) == (grades - 1, grades - 1, 0)
+    assert len(unreached_grades(check_phi(offered, grades=grades), grades)) == max(0, grades - 4)
+
+
+def test_a_map_that_never_gives_a_grade_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    labeler("graph-grpo")
+    assert not caplog.records
+    labeler("graph-grpo", grades=5, phi=DEFAULT_PHI)
+    assert [record.getMessage() for record in caplog.records] == [
+        "labeler.phi gives no pair of scores grade 3 or 4: wherever the teacher writes it, phi_agrees is false."
     ]

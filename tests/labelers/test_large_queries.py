@@ -45,10 +45,10 @@ def labelled(name: str, rows: list[Pair]) -> tuple[list[LabelRow | QuarantineRow
 
 
 @pytest.mark.parametrize("name", SIBLINGS)
-def test_three_thousand_documents_take_a_prompt_of_some_and_memory_in_proportion(name: str) -> None:
-    documents = [f"Document {number} is about roses and their thorns." for number in range(3000)]
+def test_a_thousand_documents_take_a_prompt_of_some_and_memory_in_proportion(name: str) -> None:
+    documents = [f"Document {number} is about roses and their thorns." for number in range(1200)]
     peaks = []
-    for count in (1000, 3000):
+    for count in (400, 1200):
         rows, peak = labelled(name, query_of(name, *documents[:count]))
         peaks.append(peak)
         states = Counter(row.status for row in rows)
@@ -61,7 +61,7 @@ def test_three_thousand_documents_take_a_prompt_of_some_and_memory_in_proportion
     assert peaks[1] < 5 * peaks[0], (
         "three times the rows, some fixed parts less or more; 9 where it grows with the square"
     )
-    assert peaks[1] < OF_A_ROW * 3000
+    assert peaks[1] < OF_A_ROW * 1200
 
 
 @pytest.mark.parametrize("name", SIBLINGS)

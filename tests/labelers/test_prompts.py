@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from relabel.labelers.prompts import Prompts, Turn
 from relabel.manifests.errors import ConfigError
@@ -124,12 +123,6 @@ def test_a_folder_with_a_file_that_no_stage_uses_is_an_error(tmp_path: Path) -> 
         labeler("r3a", templates=str(tmp_path / "absent"))
 
 
-def test_a_bad_override_fails_before_the_first_pair(tmp_path: Path) -> None:
-    (tmp_path / "intent.j2").write_text("{{ query }}\n{% for c in context %}{{ contxt }}{% endfor %}")
-    with pytest.raises(ConfigError, match=r"intent.j2:2: 'contxt' is undefined"):
-        labeler("r3a", templates=str(tmp_path))
-
-
 @settings(deadline=None)
 @given(text=texts())
 def test_the_models_own_first_answer_goes_back_whole_with_all_but_its_tags_as_data(text: str) -> None:
@@ -140,12 +133,3 @@ def test_the_models_own_first_answer_goes_back_whole_with_all_but_its_tags_as_da
     turn = generator.send(answer).messages[2]
     assert turn.text == answer.text
     assert turn.parts == ("<think>", text.replace("<", "("), "</think><intent>", "x", "</intent>")
-
-
-@given(st.lists(st.sampled_from(("query", "document")), min_size=1, max_size=6))
-def test_any_order_and_number_of_fields_is_filled_right(order: list[str]) -> None:
-    parts = [""]
-    for name in order:
-        parts += [name, "|"]
-    message = Turn("user", tuple(parts), ("query", "document")).message("Q", "D")
-    assert message.text == "".join({"query": "Q|", "document": "D|"}[name] for name in order)

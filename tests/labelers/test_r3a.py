@@ -10,19 +10,17 @@ from relabel.manifests.asks import Ask, Distribution
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import Choice, Fragment
 from relabel.manifests.labels import Label, Pair
-from tests.labelers.driving import ROSES, fake, labeler, reply, walk
+from tests.labelers.driving import ROSES, fake, labeler, replay, reply, walk
 
 INTENT = "<think>Hm.</think><intent>When to prune.</intent>"
 DIST = {"score": Distribution((0.2, 0.3, 0.5), 0.01)}
 
 
 def label_of(text: str, pair: Pair = ROSES, distributions: dict[str, Distribution] = DIST, **options: Any) -> Label:
-    generator = labeler("r3a", **options).label(pair)
-    next(generator)
-    generator.send(reply(INTENT, flags=("first",)))
-    with pytest.raises(StopIteration) as end:
-        generator.send(reply(text, distributions=distributions, flags=("first", "second")))
-    return end.value.value
+    second = reply(text, distributions=distributions, flags=("first", "second"))
+    label, _ = replay(labeler("r3a", **options), pair, [reply(INTENT, flags=("first",)), second])
+    assert label is not None
+    return label
 
 
 def asks_of(pair: Pair = ROSES, **options: Any) -> list[Ask]:
@@ -78,26 +76,6 @@ def test_a_distribution_that_the_engine_can_not_give_is_flagged() -> None:
     assert "no_distribution" in label.flags
 
 
-@pytest.mark.parametrize(
-    ("options", "stages"),
-    [
-        ({}, [["think", "intent"], ["think", "extract", "score"]]),
-        ({"extract": False}, [["think", "intent"], ["think", "score"]]),
-        ({"intent": False}, [["think"], ["think", "extract", "score"]]),
-        ({"intent": False, "extract": False, "context": "none"}, [["think"], ["think", "score"]]),
-        ({"stages": 1}, [["think", "intent", "extract", "score"]]),
-        ({"stages": 1, "intent": False}, [["think", "extract", "score"]]),
-        ({"stages": 1, "intent": False, "extract": False}, [["think", "score"]]),
-    ],
-)
-def test_the_ablations_change_the_sections(options: dict[str, Any], stages: list[list[str]]) -> None:
-    subject = labeler("r3a", **options)
-    label, asks, _ = walk(subject, ROSES, fake())
-    assert [tags(ask) for ask in asks] == stages
-    assert (label.intent is not None) == options.get("intent", True)
-    assert [tags(probe) for probe in subject.probe()] == stages
-
-
 def test_without_the_intent_nothing_but_its_tag_goes() -> None:
     """Else two things would change at once, and a lower figure could be the intent's or the first turn's."""
     with_it, without = asks_of(), asks_of(intent=False)
@@ -112,42 +90,6 @@ def test_without_the_intent_nothing_but_its_tag_goes() -> None:
     assert without[1].format == with_it[1].format
     wording = "stated as the intent", "worked out"
     assert without[1].messages[3].text == with_it[1].messages[3].text.replace(*wording)
-
-
-def test_an_intent_that_was_not_asked_for_is_no_answer_of_the_first_turn() -> None:
-    generator = labeler("r3a", intent=False).label(ROSES)
-    next(generator)
-    with pytest.raises(VerdictError, match="text is after the last section"):
-        generator.send(reply(INTENT))
-
-
-def test_the_query_is_the_primary_reference_and_an_extract_may_be_a_phrase() -> None:
-    for options in ({}, {"intent": False}, {"stages": 1}, {"stages": 1, "intent": False}):
-        asks = asks_of(**options)
-        assert all("the query is the primary reference" in ask.messages[-1].text.lower() for ask in asks)
-        assert "paragraphs, sentences or single phrases" in asks[-1].messages[-1].text
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-def test_the_prompt_says_of_context_documents_only_what_the_job_says_of_the_column(stages: int) -> None:
-    found, clicked = (
-        asks_of(stages=stages, **options)[0].messages[1].text for options in ({}, {"context_is": "clicked"})
-    )
-    assert "opened" not in found.casefold()
-    assert "found for this query" in found
-    assert "Other people who typed it opened these documents" in clicked
-
-
-def test_grade_1_is_a_part_of_what_was_wanted_and_not_another_need() -> None:
-    assert "neighbour" not in asks_of()[1].messages[-1].text
-
-
-def test_context_is_shown_or_left_out() -> None:
-    assert labeler("r3a").uses_context
-    assert not labeler("r3a", context="none").uses_context
-    used, none = (asks_of(context=context)[0].messages[1] for context in ("use", "none"))
-    assert used.parts[3::2] == ROSES.context
-    assert none.fields == ("query",)
 
 
 def test_constrained_evidence_is_one_piece_and_none_for_an_empty_document() -> None:

@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.labelers.route_steps import Subtree, options_of, read_actions
-from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Answer, Ask, Message
+from relabel.labelers.route_steps import Subtree, read_actions
+from relabel.manifests.asks import Ask, Message
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.formats import MOST_OPTION_LINES, AnswerFormat, OptionLines
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.trees import COLUMN
 from tests.labelers.driving import fake, labeler, reply, walk
-from tests.labelers.test_subtree import park, section
+from tests.labelers.test_subtree import section
 from tests.trees import Sketch, sketches, tree_of
 
 SKETCH = section(
@@ -199,48 +197,6 @@ def test_texts_are_cut_until_they_fit_and_ids_stay() -> None:
         assert "\t\t3: " in ask.messages[1].text
 
 
-def test_an_action_that_was_said_twice_is_one_and_nodes_are_those_of_the_case_in_the_paper() -> None:
-    subtree = Subtree(park()).light([20]).expand(41)
-    actions = read_actions("[ANSWER] 42: Tallest coaster.\n[ANSWER] 45: Tallest swing ride.\n" * 2, subtree)
-    assert (actions.answers, actions.expelled, actions.fault) == ((42, 45), 0, None)
-
-
-@settings(max_examples=100, deadline=None)
-@given(sketch=sketches(), data=st.data())
-def test_every_option_is_a_legal_action_and_every_legal_action_is_an_option(
-    sketch: Sketch, data: st.DataObject
-) -> None:
-    _, tree = tree_of(sketch)
-    content = [node.id for node in tree.nodes if node.is_content]
-    subtree = Subtree(tree).light(data.draw(st.lists(st.sampled_from(content), max_size=3)) if content else [])
-    options = options_of(subtree)
-    found = read_actions("\n".join(options), subtree)
-    assert (found.expelled, found.fault) == (0, None if options else "there is no action")
-    assert set(found.answers) == subtree.lit
-    assert set(found.expands) == subtree.collapsed
-
-
-@settings(max_examples=60, deadline=None)
-@given(sketch=sketches(), seed=st.integers(0, 2**63 - 1))
-def test_whatever_the_fake_engine_says_is_legal_and_ends(sketch: Sketch, seed: int) -> None:
-    document, tree = tree_of(sketch)
-    passages = tuple(node.text for node in tree.nodes if node.is_content)[:3]
-    pair = PAIR._replace(document=document, columns={COLUMN: tuple(tree.values()), "passages": passages})
-    label, asks, _ = walk(labeler("route"), as_it_is(pair), fake(), seed)
-    assert len(asks) <= max(1, len(passages)) + 5
-    assert label.columns["expelled"] == 0
-    assert all(tree.nodes[id].is_content for id in label.columns["answer_ids"])
-    assert label.grade == (2 if label.evidence else int(bool(label.columns["expand_ids"])))
-    json.dumps(label.columns)
-
-
-def test_an_answer_takes_no_more_tokens_than_its_budget_in_two_bytes_each() -> None:
-    form = OptionLines(tuple(f"[ANSWER] {number}: some words of it" for number in range(100)), "[REFUSE]")
-    longest = "\n".join(form.options[-MOST_OPTION_LINES:])
-    assert form.max_tokens >= len(longest.encode()) / 2
-    assert Reader(AnswerFormat((form,))).read(Answer(0, longest, "stop")) == {"": longest}
-
-
 def row_of(label: Label) -> dict[str, Any]:
     return {"grade": label.grade, **label.columns}
 
@@ -281,18 +237,6 @@ def test_a_label_records_what_was_asked_and_answered(sketch: Sketch, seed: int) 
         assert sorted(line.split(":")[0] for line in one.completion.split("\n")) == sorted(set(same))
 
 
-def test_of_several_asks_of_a_step_the_answered_one_is_recorded() -> None:
-    long = "word " * 4000 + "end."
-    document, tree = tree_of(section("A page", section("One", long, "Short text."), section("Two", long)))
-    columns = {COLUMN: tuple(tree.values()), "passages": ("Short text.",)}
-    pair = PAIR._replace(document=document, columns=columns)
-    subject = labeler("route", window_tokens=1000)
-    label, asks, answers = walk(subject, as_it_is(pair), fake(max_prompt_tokens=700))
-    answered = [ask.messages for ask, answer in zip(asks, answers, strict=True) if answer.finish == "stop"]
-    assert 0 < len(answered) < len(asks)
-    assert [one.prompt for one in replay(subject, pair, row_of(label))] == answered
-
-
 def test_expelled_lines_are_not_recorded() -> None:
     """The legal lines of the same answer are, as if they were alone; a step without legal lines records nothing."""
     said = [say(">Records", "[ANSWER] 99: nowhere", f"+{PASSAGE}", "[REFUSE]"), "[EXPAND] 99: nowhere", "prose"]
@@ -306,24 +250,3 @@ def test_expelled_lines_are_not_recorded() -> None:
     assert [one.completion for one in replay(subject, PAIR, row_of(label))] == [""]
     label, _ = label_of(["[REFUSE]\nprose\n[ANSWER]"], expelled="keep")
     assert [one.completion for one in replay(subject, PAIR, row_of(label))] == ["[REFUSE]"]
-
-
-def test_a_label_of_another_pair_or_another_labeler_does_not_lead_back() -> None:
-    label, _ = label_of([say(f"+{PASSAGE}", ">Records"), "[REFUSE]"])
-    row = row_of(label)
-    assert len(replay(labeler("route"), PAIR, row)) == 2
-    moved = PAIR._replace(columns={**PAIR.columns, "passages": ("It lies in Texas.",)})
-    step = json.loads(row["steps"][0])
-    others = [
-        (labeler("route"), moved, row),
-        (labeler("route", expansions=0), PAIR, row),
-        (labeler("route"), PAIR, {**row, "grade": 0}),
-        (labeler("route"), PAIR, {**row, "steps": row["steps"][:1]}),
-        (labeler("route"), PAIR, {**row, "steps": [json.dumps({**step, "chars": step["chars"] + 1}), row["steps"][1]]}),
-        (labeler("route"), PAIR, {**row, "steps": [json.dumps({**step, "answers": [2]}), row["steps"][1]]}),
-    ]
-    del step["chars"]
-    others.append((labeler("route"), PAIR, {**row, "steps": [json.dumps(step), row["steps"][1]]}))
-    for subject, pair, held in others:
-        with pytest.raises(VerdictError):
-            replay(subject, pair, held)

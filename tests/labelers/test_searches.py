@@ -4,31 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.loop import RunLoop
-from relabel.jobs.run.stop import Stop
-from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Ask
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import LabelRow
-from relabel.manifests.specs import validate_spec
-from tests.labelers.driving import ROSES, fake, labeler, replay, reply
-
-
-def run_loop(name: str, pairs: list[Pair], **options: object) -> tuple[list[LabelRow], int]:
-    """The rows of one chunk, asked of the fake engine, and how many asks that took."""
-    checked = validate_spec(labeler_class(name).Options, {"name": name, **options}, where="test")
-    done: list[ChunkWork] = []
-    progress = Progress()
-    subject = labeler_class(name)(checked)
-    loop = RunLoop(
-        subject, checked, fake(), lambda work: done.append(work) is None, seed=3, progress=progress, stop=Stop()
-    )
-    assert loop.run(iter([ChunkWork(ChunkId(0, 0, 1), pairs)]))
-    return [row for row in done[0].rows if isinstance(row, LabelRow)], progress.requests
+from tests.labelers.driving import ROSES, labeler, replay, reply, run_loop
 
 
 def variants_of(*lines: str, **options: int) -> Label:
@@ -46,9 +26,8 @@ def test_variants_are_asked_once_a_query_and_written_to_every_row() -> None:
     pairs = [Pair(i, f"q{i % 2}", f"prune roses of kind {i % 2}", f"d{i}", f"Document {i}.") for i in range(20)]
     rows, asks = run_loop("variants", pairs)
     assert (len(rows), asks) == (20, 2)
-    assert {row.grade for row in rows} == {None}
     for parity in (0, 1):
-        (held,) = {tuple(row.columns["variants"]) for row in rows[parity::2]}
+        (held,) = {tuple(row.columns["variants"]) for row in rows[parity::2] if isinstance(row, LabelRow)}
         assert 2 <= len(held) <= 3
 
 

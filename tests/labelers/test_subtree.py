@@ -79,17 +79,6 @@ def test_the_case_of_the_paper() -> None:
     assert lines[-1] == "\t49: Events"
 
 
-def test_the_siblings_ancestors_and_children_of_a_match_are_lit() -> None:
-    listed = section("A list.", section("Its item.", "Deep below."), "Its other item.")
-    _, tree = tree_of(section("T", section("H", "Before.", listed, "After.", section("Below", "Hidden."))))
-    texts = [node.text for node in tree.nodes]
-    lit = Subtree(tree).light([texts.index("Its other item.")]).lit
-    assert {texts[id] for id in lit} == {"A list.", "Its item.", "Deep below.", "Its other item."}
-    assert {texts[id] for id in Subtree(tree).light([texts.index("After.")]).lit} == {
-        "Before.", "A list.", "Its item.", "Deep below.", "Its other item.", "After.",
-    }  # fmt: skip
-
-
 def test_content_that_holds_what_is_new_stays_in_view() -> None:
     listed = section("A list.", section("Its item.", "Deep below."), section("Its other item.", "As deep."))
     _, tree = tree_of(section("T", section("H", listed), section("I", "Else.")))
@@ -98,11 +87,6 @@ def test_content_that_holds_what_is_new_stays_in_view() -> None:
     assert {texts[id] for id in deep.lit} == {"A list.", "Its item.", "Deep below."}
     again = deep.expand(texts.index("I")).expand(texts.index("H"))
     assert {texts[id] for id in again.lit} == {"A list.", "Its other item.", "As deep."}
-
-
-def test_a_text_of_several_lines_takes_one() -> None:
-    _, tree = tree_of(section("T", "a\tb\u2028  c\x85d."))
-    assert Subtree(tree).light([1]).render() == "0: T\n\t1: a b c d."
 
 
 @given(sketch=sketches(), data=st.data())

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.labelers.verdicts import Reader, token_budget
+from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
@@ -115,7 +113,7 @@ def test_a_text_that_may_not_be_empty_is_not() -> None:
     assert status_of("<intent> </intent><think>x</think>", format=format) == "format"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_well_formed_answer_reads_to_what_was_written(data: st.DataObject) -> None:
     format = data.draw(answer_formats())
@@ -123,7 +121,7 @@ def test_a_well_formed_answer_reads_to_what_was_written(data: st.DataObject) -> 
     assert Reader(format).read(reply(data.draw(written(format, contents)))) == contents
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), grade=st.sampled_from(("0", "1", "2")))
 def test_a_well_formed_verdict_reads_to_its_grade_under_any_chatter_within_its_reasoning(
     data: st.DataObject, grade: str
@@ -135,7 +133,7 @@ def test_a_well_formed_verdict_reads_to_its_grade_under_any_chatter_within_its_r
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(data=st.data(), finish=FINISHES)
 def test_any_text_is_read_or_raises_verdict_error_and_nothing_else(data: st.DataObject, finish) -> None:
     format = data.draw(answer_formats())
@@ -181,23 +179,3 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(text: str) -> None:
     with pytest.raises(VerdictError):
         reader.read(reply(text))
     assert time.process_time() - start < 0.5  # takes about 2 ms; a quadratic reader takes minutes
-
-
-def test_the_budget_covers_every_section() -> None:
-    assert token_budget(R3A) > 150
-
-
-@pytest.mark.parametrize("file", ["raw_outputs", "degenerate_outputs", "parser_disputes"])
-def test_no_real_answer_to_another_prompt_is_taken_for_ours(file: str) -> None:
-    path = (
-        Path(os.environ.get("RELABEL_TEST_DATA", ROOT.parent / "shared" / "data"))
-        / "llm_raw_outputs"
-        / f"{file}.parquet"
-    )
-    if not path.is_file():
-        pytest.skip(f"no real data at {path}: set RELABEL_TEST_DATA")
-    only_score = AnswerFormat((Choice("score", ("0", "1", "2", "3")),))
-    for text in pq.read_table(path, columns=["raw_output"])["raw_output"].to_pylist():
-        for format in (R3A, only_score):
-            with pytest.raises(VerdictError):
-                Reader(format).read(reply(text or ""))
