@@ -68,11 +68,10 @@ def test_a_run_ends_at_its_budget_and_so_does_the_next_before_an_engine_is_start
     assert " of 9,000 tokens spent\n" in first.out
     assert 4_000 < spent.tokens <= 9_000
     assert spent.starts == 1
-    for _ in range(2):
-        again = relabel("run", job, "--output", "json")
-        assert again.code == 5
-        assert again.json["budget"]["spent_tokens"] <= spent.tokens, "what was committed"
-        assert again.json["labelled"] > 0
+    again = relabel("run", job, "--output", "json")
+    assert again.code == 5
+    assert again.json["budget"]["spent_tokens"] <= spent.tokens, "what was committed"
+    assert again.json["labelled"] > 0
     assert spent.starts == 1
 
 
@@ -82,7 +81,7 @@ def test_every_stop_of_a_run_that_is_raised_bit_by_bit_is_within_its_budget_and_
     faults = {"p_garbage": 0.3, "p_truncated": 0.1, "capacity": 4}
     free = {**R3A, "engine": {"args": faults}, "run": {"chunk_rows": 2, "max_failed_fraction": 1.0}}
     job = write_job(free)
-    for limit in range(3_000, 200_000, 3_000):
+    for limit in range(6_000, 200_000, 6_000):
         before = spent.tokens
         code = relabel("run", job, "--set", f"run.max_tokens={limit}").code
         assert spent.tokens - before <= limit
@@ -99,10 +98,9 @@ def test_retries_and_what_ends_in_quarantine_count(relabel: Call, write_job: Cal
     assert relabel("run", job).code == 0
     of_the_run = spent.tokens
     limit = of_the_run + 3_000
-    assert relabel("retry", job, "--set", f"run.max_tokens={limit}").code == 5
-    assert of_the_run < spent.tokens <= limit
-    assert relabel("retry", job, "--set", f"run.max_tokens={limit}").code == 5
-    assert spent.tokens <= limit
+    for _ in range(2):
+        assert relabel("retry", job, "--set", f"run.max_tokens={limit}").code == 5
+        assert of_the_run < spent.tokens <= limit
 
 
 def test_a_worker_learns_what_others_committed(
@@ -126,8 +124,7 @@ def test_status_plan_and_manifest_say_what_is_gone(
     relabel: Call, write_job: Callable[..., str], folder: Path, spent: Spent
 ) -> None:
     job = write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 100_000}})
-    planned = relabel("plan", job)
-    assert " 0 of 100,000 tokens spent\n" in planned.out
+    assert " 0 of 100,000 tokens spent\n" in relabel("plan", job).out
     assert relabel("run", job).code == 0
     said = f"{spent.tokens:,} of 100,000 tokens spent"
     assert said in relabel("status", "out/ecom").out
@@ -138,19 +135,10 @@ def test_status_plan_and_manifest_say_what_is_gone(
     assert relabel("verify", "out/ecom").code == 0
 
 
-def test_a_run_without_a_budget_says_nothing_of_one(relabel: Call, write_job: Callable[..., str], folder: Path) -> None:
-    job = write_job(R3A)
-    ended = relabel("run", job, "--output", "json")
-    assert "budget" not in ended.json
-    assert "budget" not in json.loads((folder / "out/ecom/manifest.json").read_bytes())
-    assert relabel("status", "out/ecom", "--output", "json").json["budget"] is None
-
-
 @pytest.mark.parametrize(
     ("run", "parts"),
     [
         ({"max_cost": 5.0}, ("`run.max_cost` = 5: what an ask costs is known of an engine that is paid by the token",)),
-        ({"max_tokens": 0}, ("`run.max_tokens` = 0", "greater than or equal to 1")),
         ({"max_cost": 0}, ("`run.max_cost` = 0", "greater than 0")),
     ],
 )

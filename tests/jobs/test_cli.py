@@ -22,7 +22,6 @@ from relabel.jobs.job import load_job
 from relabel.jobs.root_help import COMMANDS
 from relabel.manifests import errors
 from relabel.manifests.process import Terminated
-from relabel.manifests.schemas import LABELS
 
 HEAVY = {
     "torch",
@@ -90,28 +89,20 @@ def fresh(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def loaded_by(*arguments: str) -> set[str]:
-    """Top-level modules that a command leaves in a fresh interpreter."""
-    code = (
-        "import sys\nfrom relabel.__main__ import main\ntry:\n    main()\n"
-        "except SystemExit as end:\n    assert not end.code, end\n"
-        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "Usage: relabel" in done.stdout
-    return set(done.stderr.split())
-
-
 def test_help_loads_nothing_heavy() -> None:
-    loaded = loaded_by("--help")
-    assert not loaded & {"click", *HEAVY}
-
-
-@pytest.mark.parametrize("command", ["run", "plan", "retry", "rounds", "score", "distill", "train"])
-def test_help_of_a_command_loads_nothing_of_what_it_runs(command: str) -> None:
-    assert not loaded_by(command, "--help") & HEAVY
+    """One process: the help of relabel itself, then that of commands, whatever they run."""
+    code = (
+        "import sys\nfrom relabel.__main__ import main\n"
+        "for words in ([], ['run'], ['plan'], ['retry'], ['rounds'], ['score'], ['distill'], ['train']):\n"
+        "    sys.argv[1:] = [*words, '--help']\n    try:\n        main()\n"
+        "    except SystemExit as end:\n        assert not end.code, end\n"
+        "    print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.count("Usage: relabel") == 8
+    first, *others = (set(line.split()) for line in done.stderr.splitlines())
+    assert not first & {"click", *HEAVY}
+    assert not set().union(*others) & HEAVY
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
@@ -126,21 +117,12 @@ def test_help_is_the_one_reviewed_and_ends_in_an_example(
     assert (done.code, done.err) == (0, "")
     assert done.out.rstrip().rpartition("\n")[2].strip().startswith(f"Example: relabel {command or 'run'} ")
     golden(f"help/{command or 'relabel'}.txt", done.out)
+    example = done.out.rstrip().rpartition("Example: relabel ")[2].partition(">")[0].split()
+    assert relabel(*example, "--help").code == 0, "it does not parse"
 
 
-def test_every_example_in_a_help_text_is_a_command_that_parses(relabel: Callable[..., Any], folder: Path) -> None:
-    for command in COMMANDS:
-        example = relabel(command, "--help").out.rstrip().rpartition("Example: relabel ")[2].partition(">")[0].split()
-        done = relabel(*example, "--help")
-        assert done.code == 0, example
-
-
-def test_unknown_command_names_the_nearest(relabel: Callable[..., Any]) -> None:
+def test_unknown_command_and_flag_name_the_nearest(relabel: Callable[..., Any]) -> None:
     relabel("rnu").refused(2, 'No command "rnu": known are', "retry, rollback, rounds, run", "Did you mean run?")
-    relabel("stats").refused(2, "Did you mean status?")
-
-
-def test_unknown_flag_and_missing_argument_are_usage_errors(relabel: Callable[..., Any]) -> None:
     relabel("run", "job.yaml", "--shrad", "1/2").refused(2, "--shrad", "--shard")
     relabel("plan").refused(2, "Missing argument 'JOB.YAML'", "relabel plan --help")
 
@@ -258,7 +240,7 @@ def _bundled(relabel: Callable[..., Any]) -> None:
     assert relabel(*EXPORT.split()).code == 0
 
 
-EXPORT = "export student --to bundle --pairs pairs.parquet --provider cpu"
+EXPORT = "export student --to bundle --pairs pairs.parquet --provider cpu --precisions fp32"
 KEPT: dict[Callable[..., Any], tempfile.TemporaryDirectory[str]] = {}
 """The folder of the first call after each preparation, as it was before the call: further ones get a copy of it."""
 
@@ -294,7 +276,6 @@ CALLS = [
     ("run job.yaml --set engine.args.p_garbage=1 --set labeler.attempts=1", _nothing, 30),
     ("run job.yaml --set engine.args.p_crash=1", _nothing, 20),
     ("run job.yaml --workers 1", _nothing, 0),
-    ("run job.yaml --workers 1 --set engine.args.crash=start", _nothing, 4),
     ("run job.yaml --gpus 0 --workers 1", _nothing, 2),
     ("run job.yaml --address auto", _nothing, 2),
     ("run job.yaml --set engine.model=x", _nothing, 4),
@@ -331,12 +312,10 @@ CALLS = [
     ("distill student.yaml", _distillable, 0),
     ("distill student.yaml --resume", _distilled, 10),
     ("distill student.yaml --done-ok", _distilled, 0),
-    ('distill student.yaml --set require={"accuracy":">=2"}', _distillable, 5),
     ("distill student.yaml --set train.max_steps=2", _distilled, 3),
     ("distill student.yaml --resume --restart", _nothing, 2),
     ("distill student.yaml --set train", _distillable, 2),
     ("distill absent.yaml", _nothing, 3),
-    ("train teacher.yaml --dry-run", _teachable, 0),
     ("train teacher.yaml --resume", _teacher_made, 10),
     ("train teacher.yaml --done-ok", _teacher_made, 0),
     ("train teacher.yaml --set train.max_steps=2", _teacher_made, 3),
@@ -353,18 +332,14 @@ CALLS = [
     ("score student --input pairs.parquet --to out/scores", _nothing, 3),
     ("score student --input pairs.parquet", _nothing, 2),
     ("evaluate out/ecom out/scores", _scored, 0),
-    ("evaluate out/ecom out/scores --qrels pairs.parquet --require accuracy>=0", _scored, 0),
-    ("evaluate out/ecom out/scores --qrels pairs.parquet --require accuracy>=2", _scored, 5),
     ("evaluate out/ecom --qrels pairs.parquet --require accuracy>=2", _labelled, 5),
     ("evaluate out/ecom --qrels pairs.parquet", _labelled, 0),
     ("evaluate out/ecom --qrels pairs.parquet", _planned, 3),
     ("evaluate out/ecom", _labelled, 2),
-    ("report out/ecom", _labelled, 0),
     ("report out/ecom out/scores student --qrels pairs.parquet --max-rows 10 --to page.html", _scored, 0),
     ("report out/ecom --grade grade", _labelled, 2),
     ("report", _nothing, 2),
     ("report absent", _nothing, 3),
-    ("compare out/ecom out/other", _labelled_twice, 0),
     ("compare out/ecom out/other --qrels pairs.parquet --html page.html", _labelled_twice, 0),
     ("compare out/ecom out/ecom", _labelled, 2),
     ("compare out/ecom absent", _labelled, 3),
@@ -376,7 +351,6 @@ CALLS = [
     ("convert out/ecom ecom.qrels", _planned, 3),
     (EXPORT, _taught, 0),
     (EXPORT, _bundled, 10),
-    (f"{EXPORT} --set parity.fp32_max_abs=1e-30", _taught, 5),
     ("export student --to bundle", _taught, 3),
     ("export student --to bundle --gold grade", _taught, 2),
     ("export student --to hf --format hf --precisions int8", _taught, 2),
@@ -424,15 +398,12 @@ CALLS = [
     ("gc store --delete", _published, 10),
     ("gc store --grace soon", _published, 2),
     ("schema job", _nothing, 0),
-    ("schema student", _nothing, 0),
-    ("schema teacher", _nothing, 0),
     ("schema labels", _nothing, 0),
     ("schema quarantine", _nothing, 0),
     ("schema nothing", _nothing, 2),
     ("doctor", _nothing, 0),
     ("doctor job.yaml", _nothing, 0),
     ("doctor absent.yaml", _nothing, 3),
-    ("demo --engine fake --labels-only --to demo", _nothing, 0),
     ("demo --engine fake --to pairs.parquet", _nothing, 3),
     ("demo --engine fake --to .", _nothing, 2),
     ("demo --engine nothing", _nothing, 2),
@@ -481,7 +452,11 @@ def test_output_json_prints_one_object_whatever_happens(
 def test_every_command_is_in_the_json_test_in_success_and_in_error() -> None:
     good = {line.split()[0] for line, _, code in CALLS if line and code == 0}
     bad = {line.split()[0] for line, _, code in CALLS if line and code in (2, 3)}
-    assert good >= set(COMMANDS) - {"build-engine", "conform"}  # they succeed where TensorRT and a server are
+    assert good >= set(COMMANDS) - {
+        "build-engine",
+        "conform",
+        "demo",
+    }  # test_demo.py has it
     assert bad >= set(COMMANDS)
 
 
@@ -508,7 +483,7 @@ def test_any_error_at_all_ends_as_a_code_and_one_object(
     assert relabel("plan", "job.yaml").out == ""
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
 def test_what_the_system_refuses_anywhere_is_no_fault_of_ours(
     relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -536,20 +511,6 @@ def test_result_goes_to_stdout_and_all_else_to_stderr(
     assert "labelled" not in done.err
 
 
-def test_status_and_verify_look_where_the_variable_sent_the_run(
-    relabel: Callable[..., Any],
-    write_pairs: Callable[..., Path],
-    write_job: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_pairs()
-    write_job()
-    monkeypatch.setenv("RELABEL_OUTPUT", "out/elsewhere")
-    assert relabel("run", "job.yaml").code == 0
-    assert relabel("status", "job.yaml", "--output", "json").json["output"] == "out/elsewhere"
-    assert relabel("verify", "job.yaml", "--output", "json").json["output"] == "out/elsewhere"
-
-
 def test_init_writes_a_job_that_loads_and_keeps_what_is_there(relabel: Callable[..., Any], folder: Path) -> None:
     done = relabel("init", "new/job.yaml")
     assert done.code == 0
@@ -562,27 +523,19 @@ def test_init_writes_a_job_that_loads_and_keeps_what_is_there(relabel: Callable[
     assert load_job("new/job.yaml", environment={}).spec.name == "my-labels"
 
 
-@pytest.mark.parametrize("name", ["pairs.parquet", "job.yaml"])
-def test_demo_leaves_files_alone_that_no_demo_wrote(relabel: Callable[..., Any], folder: Path, name: str) -> None:
+def test_demo_leaves_files_alone_that_no_demo_wrote(relabel: Callable[..., Any], folder: Path) -> None:
     """`relabel init`, then `relabel demo --to .`: both write a job.yaml, and the template's data is called
     pairs.parquet.
     """
-    (folder / name).write_text("mine")
+    (folder / "job.yaml").write_text("mine")
     relabel("demo", "--engine", "fake", "--to", ".").refused(
-        2, f"{name}: is there already, and no demo wrote it", "--to FOLDER"
+        2, "job.yaml: is there already, and no demo wrote it", "--to FOLDER"
     )
-    assert (folder / name).read_text() == "mine"
-    assert [path.name for path in folder.iterdir()] == [name]
+    assert (folder / "job.yaml").read_text() == "mine"
+    assert [path.name for path in folder.iterdir()] == ["job.yaml"]
 
 
-def test_schema_of_labels_is_the_schema_that_is_written(relabel: Callable[..., Any]) -> None:
-    columns = relabel("schema", "labels", "--output", "json").json["columns"]
-    assert [column["name"] for column in columns] == LABELS.names
-
-
-@pytest.mark.parametrize(
-    "arguments", [("status", "job.yaml"), ("schema", "job"), ("status", "absent", "--output", "json"), ("--help",)]
-)
+@pytest.mark.parametrize("arguments", [("status", "job.yaml"), ("status", "absent", "--output", "json")])
 def test_reader_that_goes_away_is_met_with_silence(
     write_pairs: Callable[..., Path],
     write_job: Callable[..., str],
@@ -616,18 +569,13 @@ def test_terminal_that_lacks_a_letter_gets_an_escape_and_not_a_crash(
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_error_keeps_its_text_across_processes(kind: type[errors.RelabelError]) -> None:
+def test_error_has_its_exit_code_its_place_in_the_drawn_tree_and_its_text_across_processes(
+    kind: type[errors.RelabelError],
+) -> None:
     error = errors.VerdictError("format", "no tags") if kind is errors.VerdictError else kind("shard 3: ünlucky")
     back = pickle.loads(pickle.dumps(error))
-    assert type(back) is kind
-    assert str(back) == str(error)
+    assert (type(back), str(back), vars(back)) == (kind, str(error), vars(error))
     assert str(back) in ("shard 3: ünlucky", "format: no tags")
-    assert vars(back) == vars(error)
-
-
-@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_error_has_its_exit_code_and_its_place_in_the_drawn_tree(kind: type[errors.RelabelError]) -> None:
-    error = errors.VerdictError("format", "no tags") if kind is errors.VerdictError else kind("x")
     assert exit_for(error) == CODES[kind.__name__]
     assert f" {kind.__name__} " in f"{errors.__doc__} ".replace("\n", " ")
     assert kind.__name__.endswith("Error")

@@ -268,11 +268,3 @@ def test_an_entry_of_a_folder_is_read_left_out_or_refused_by_name(world: World, 
             wrong.append(f"{kind}: {shown.code}, {shown.text[-600:]!r}")
     shutil.rmtree("probe")
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("kind", [kind for kind, (_, _, fate) in KINDS.items() if fate is False])
-def test_a_plan_lists_what_it_left_out(world: World, kind: str) -> None:
-    name = KINDS[kind][0]
-    rule = f"1 {name[0]}*" if name[0] in "._" else "1 *.csv"
-    assert rule in world.call(*line_of("plan job_file", tables(kind))).text
-    shutil.rmtree("probe")

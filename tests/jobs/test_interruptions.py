@@ -50,11 +50,6 @@ def test_an_error_that_a_library_makes_of_it_is_an_interruption(number: int) -> 
     assert isinstance(end.value, Terminated) == (number == signal.SIGTERM)
 
 
-def test_an_error_of_its_own_stays_one() -> None:
-    with pytest.raises(ImportError), sigterm_ends():
-        raise ImportError("no such module")
-
-
 def to_a_file(place: Path) -> None:
     with written(str(place), Storage()) as file:
         file.write_text("odd")
@@ -134,13 +129,6 @@ def test_without_a_launcher_the_second_signal_stops_at_once(monkeypatch: pytest.
     assert done == ["checkpoint"]
 
 
-def test_signals_are_as_they_were_afterwards(number: int) -> None:
-    before = signal.getsignal(number)
-    with sigterm_ends():
-        assert signal.getsignal(number) is not before
-    assert signal.getsignal(number) is before
-
-
 def test_what_a_launcher_sends_to_all_where_one_has_ended_does_not_cut_off_what_this_one_has_to_say() -> None:
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -165,11 +153,3 @@ def test_an_engine_whose_start_makes_an_error_of_a_stop_is_not_started() -> None
             raise ImportError("initialization failed") from exc
 
     assert start_unless_stopped(stop, start) is None
-
-
-def test_an_engine_that_fails_to_start_says_why() -> None:
-    def start() -> None:
-        raise ImportError("no such module")
-
-    with pytest.raises(ImportError, match="no such module"):
-        start_unless_stopped(Stop(), start)

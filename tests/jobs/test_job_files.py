@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,32 +37,20 @@ TYPOS = [
 
 WRONG = [
     ({"shards": 0}, "`shards` = 0", "greater than or equal to 1"),
-    ({"shards": "many"}, "`shards` = 'many'", "valid integer"),
     ({"name": "a b"}, "`name` = 'a b'", "match pattern"),
-    ({"name": 2024}, "`name` = 2024", "valid string"),
-    ({"output": ""}, "`output` = ''", "at least 1 character"),
     ({"input": {"limit": 0}}, "`input.limit` = 0", "greater than or equal to 1"),
-    ({"input": {"path": []}}, "`input.path` = []", "names no file"),
     ({"input": {"path": ["a.parquet", ""]}}, "`input.path`", "names no file"),
     ({"input": {"overlong": "cut"}}, "`input.overlong` = 'cut'", "'truncate' or 'quarantine'"),
-    ({"input": {"columns": {"document": 3}}}, "`input.columns.document` = 3", "valid tuple"),
     ({"run": {"max_failed_fraction": 5}}, "`run.max_failed_fraction` = 5", "less than or equal to 1"),
     ({"labeler": {"samples": 3}}, "labeler", "at temperature 0 would give one answer 3 times; set a temperature"),
     ({"labeler": {"temperature": float("nan")}}, "`temperature` = nan", "finite number"),
     ({"engine": {"seed": -1}}, "`seed` = -1", "greater than or equal to 0"),
     ({"engine": {"args": {"p_garbage": 0.8, "p_refused": 0.8}}}, "engine.args", "sum to 1 at most"),
-    ({"engine": {"args": [1]}}, "`engine.args` = [1]", "want a mapping of options"),
+    ({"output": None}, "", "job.yaml: `output` is missing"),
+    ({"labeler": {"name": "r3"}}, f'No labeler "r3": known are {", ".join(labeler_names())}', "Did you mean r3a?"),
+    ({"engine": {"name": "fale"}}, f'No engine "fale": known are {", ".join(engine_names())}', "Did you mean fake?"),
     ({"engine": "fake"}, "`engine` = 'fake'", "at least `engine: {name: fake}`"),
-    ({"engine": ["fake"]}, "`engine` = ['fake']", "want a mapping"),
-    ({"labeler": {"name": 3}}, "`labeler.name` = 3", "want the name of a registered labeler"),
 ]
-
-
-@pytest.fixture
-def job_schema_check() -> jsonschema.Draft202012Validator:
-    schema = job_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
 
 
 def read_job(path: str) -> dict[str, Any]:
@@ -83,12 +72,6 @@ def test_typo_is_an_error_that_names_the_nearest_key(
     assert f"unknown key `{key}`: did you mean `{meant}`?" in message
 
 
-def test_key_like_no_other_lists_the_known_keys(write_job: Callable[..., str]) -> None:
-    assert "unknown key `run.zzz`: known keys are chunk_rows, max_failed_fraction" in refusal_of(
-        write_job({"run": {"zzz": 1}})
-    )
-
-
 @pytest.mark.parametrize(("changes", "got", "wanted"), WRONG)
 def test_wrong_value_is_reported_with_its_path_and_what_is_wanted(
     write_job: Callable[..., str], changes: dict[str, Any], got: str, wanted: str
@@ -106,27 +89,6 @@ def test_every_fault_is_reported_at_once(write_job: Callable[..., str]) -> None:
     assert "`run.chunk_rows` = 0" in message
 
 
-@pytest.mark.parametrize("section", ["name", "input", "labeler", "engine", "output"])
-def test_missing_section_is_named(write_job: Callable[..., str], section: str) -> None:
-    assert f"job.yaml: `{section}` is missing" in refusal_of(write_job({section: None}))
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "wanted"),
-    [
-        ("labeler", "r3", f'No labeler "r3": known are {", ".join(labeler_names())}. Did you mean r3a?'),
-        ("labeler", "graph_grpo", "Did you mean graph-grpo?"),
-        ("engine", "fale", f'No engine "fale": known are {", ".join(engine_names())}'),
-        ("engine", "fale", "Did you mean fake?"),
-        ("engine", "zzz", 'No engine "zzz"'),
-    ],
-)
-def test_unknown_name_lists_the_known_and_the_nearest(
-    write_job: Callable[..., str], kind: str, name: str, wanted: str
-) -> None:
-    assert wanted in refusal_of(write_job({kind: {"name": name}}))
-
-
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -138,27 +100,16 @@ def test_unknown_name_lists_the_known_and_the_nearest(
         ("name: a\ninput: [pairs.parquet\nshards: 2\n", ("line 3", "not YAML")),
         ("name: a\n\tshards: 2\n", ("line 2", "not YAML")),
         ("name: 'a\n", ("not YAML", "quoted scalar")),
-        ("{[1]: 2}\n", ("line 1, column 2", "can't be a key")),
-        ("shards: !!int x\n", ("line 1, column 9", "'x' is not of type int")),
         ("shards: !!python/object:os.system x\n", ("line 1", "could not determine a constructor")),
-        ("[" * 999, ("not YAML", "nested too deeply")),
         (
             "- name: a\n",
             ("want a mapping with the keys name, input, labeler, engine, output, shards, run, reuse, ", "; got list"),
         ),
         ("just words\n", ("want a mapping", "got str")),
         ("", ("is empty", "relabel init")),
-        ("# only words\n", ("is empty",)),
         ("a: 1\n---\nb: 2\n", ("line 2", "not YAML", "another document")),
         ("name: a\nshards: \x07\n", ("line 2, column 9", "U+0007", "special characters")),
-        ("name: a\n\0", ("line 2, column 1", "U+0000")),
         ("a: &a {b: 1}\nc: {<<: *a, <<: *a}\n", ("line 2", "the key `<<` is given twice")),
-        ("a: &a 1\nb: &a 2\n", ("line 2", "duplicate anchor")),
-        ("a: *b\n", ("line 1", "undefined alias")),
-        ("a: {<<: 3}\n", ("line 1", "mappings for merging")),
-        ("shards: !!timestamp 2020-01-01\n", ("line 1", "could not determine a constructor")),
-        ("shards: !!binary aGk=\n", ("line 1", "could not determine a constructor")),
-        (f"shards: {'9' * 5000}\n", ("line 1", "is not of type int")),
     ],
 )
 def test_text_that_is_no_job_is_refused_with_its_place(folder: Path, text: str, parts: tuple[str, ...]) -> None:
@@ -167,17 +118,6 @@ def test_text_that_is_no_job_is_refused_with_its_place(folder: Path, text: str, 
     assert message.startswith("job.yaml")
     for part in parts:
         assert part in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "where"), [({1: 2}, "job.yaml: unknown key `1`"), ({"run": {1: 2}}, "unknown key `run.1`")]
-)
-def test_a_key_that_is_no_text_is_refused(write_job: Callable[..., str], changes: dict[Any, Any], where: str) -> None:
-    assert where in refusal_of(write_job(changes))
-
-
-def test_file_that_is_not_there_names_the_command_that_writes_one(folder: Path) -> None:
-    assert "job.yaml: no such file. `relabel init` writes a job file" in refusal_of("job.yaml")
 
 
 def test_a_date_is_text_so_that_a_job_may_be_named_by_one(write_job: Callable[..., str], folder: Path) -> None:
@@ -192,11 +132,6 @@ def test_a_date_is_text_so_that_a_job_may_be_named_by_one(write_job: Callable[..
     spec = load_job(path, environment={}).spec
     assert spec.name == "2026-11-20"
     assert spec.engine.chat_template_kwargs == {"day": "2026-11-20"}
-
-
-def test_merge_keys_and_anchors_still_work(folder: Path) -> None:
-    (folder / "a.yaml").write_text("base: &base {a: 1, b: 2}\nother:\n  <<: *base\n  b: 3\n")
-    assert read_job("a.yaml")["other"] == {"a": 1, "b": 3}
 
 
 def test_flag_wins_over_variable_over_file_over_default(write_job: Callable[..., str]) -> None:
@@ -220,10 +155,7 @@ def test_a_value_from_outside_the_file_is_read_as_yaml(write_job: Callable[..., 
     assert spec.engine.args.model_dump()["p_slow"] == 0.5
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["RELABEL_SHARD_COUNT", "RELABEL_FAILPOINT", "RELABEL_PORT_80_TCP", "RELABEL", "relabel_engine__seed", "RELABEL_"],
-)
+@pytest.mark.parametrize("name", ["RELABEL_SHARD_COUNT", "RELABEL_PORT_80_TCP", "RELABEL", "relabel_engine__seed"])
 def test_variables_that_set_nothing_of_a_job_are_left_alone(write_job: Callable[..., str], name: str) -> None:
     path = write_job()
     assert load_job(path, environment={name: "99"}).spec == load_job(path, environment={}).spec
@@ -249,9 +181,7 @@ def test_wrong_value_from_outside_names_the_flag_and_variable(write_job: Callabl
     assert "`engine` = 'fake'" in refusal_of(write_job(), environment={"RELABEL_ENGINE": "fake"})
 
 
-@pytest.mark.parametrize(
-    "key", ["storage_options.s3", "storage_option.s3", " storage_options.s3", "Storage_Options.s3"]
-)
+@pytest.mark.parametrize("key", ["storage_options.s3", "storage_option.s3"])
 def test_a_secret_on_the_command_line_is_not_shown_even_where_its_key_has_a_slip(
     write_job: Callable[..., str], key: str
 ) -> None:
@@ -261,62 +191,31 @@ def test_a_secret_on_the_command_line_is_not_shown_even_where_its_key_has_a_slip
     assert f"--set {key}.secret=…" in str(error.value)
 
 
-def test_override_below_a_plain_value_is_reported(write_job: Callable[..., str]) -> None:
-    assert "--set name.x=1: `name` is 'ecom', not a mapping" in refusal_of(write_job(), overrides=["name.x=1"])
-
-
-@pytest.mark.parametrize("text", ["[", "!!int x", "{a: 1, a: 2}"])
-def test_override_that_is_no_yaml_is_reported(write_job: Callable[..., str], text: str) -> None:
-    assert f"--set engine.seed={text}: {text!r} is not YAML" in refusal_of(
-        write_job(), overrides=[f"engine.seed={text}"]
-    )
-
-
-def test_override_without_a_value_is_a_usage_error(write_job: Callable[..., str]) -> None:
-    with pytest.raises(UsageError, match=r"--set engine.seed: want KEY=VALUE, for instance --set engine.seed=3"):
-        load_job(write_job(), environment={}, overrides=["engine.seed"])
-
-
-def test_schema_accepts_the_job_the_template_and_short_forms(
-    write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator
-) -> None:
-    job_schema_check.validate(read_job(write_job()))
-    job_schema_check.validate(read_job(str(TEMPLATE)))
-    job_schema_check.validate(
-        read_job(write_job({"input": {"path": ["a.parquet", "b"], "columns": {"document": "body"}}}))
-    )
-
-
-@pytest.mark.parametrize("labeler", ["graph-grpo", "r3a", "direct"])
-def test_schema_and_loader_accept_every_labeler(
-    write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator, labeler: str
-) -> None:
-    path = write_job({"labeler": {"name": labeler}})
-    job_schema_check.validate(read_job(path))
-    assert load_job(path, environment={}).spec.labeler.name == labeler
-
-
-@pytest.mark.parametrize("changes", [typo[0] for typo in TYPOS])
-def test_schema_rejects_a_typo_at_each_level(
-    write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator, changes: dict[str, Any]
-) -> None:
-    assert not job_schema_check.is_valid(read_job(write_job(changes)))
-
-
 @pytest.mark.parametrize(
-    "changes",
+    ("override", "part"),
     [
-        {"labeler": {"name": "r3"}},
-        {"engine": {"name": "fale"}},
-        {"shards": 0},
-        {"input": None},
-        {"engine": {"name": None}},
+        ("name.x=1", "`name` is 'ecom', not a mapping"),
+        ("engine.seed=[", "'[' is not YAML"),
+        ("engine.seed", "want KEY=VALUE, for instance --set engine.seed=3"),
     ],
 )
-def test_schema_rejects_unknown_names_bad_values_and_missing_sections(
-    write_job: Callable[..., str], job_schema_check: jsonschema.Draft202012Validator, changes: dict[str, Any]
-) -> None:
-    assert not job_schema_check.is_valid(read_job(write_job(changes)))
+def test_an_override_that_sets_nothing_is_reported(write_job: Callable[..., str], override: str, part: str) -> None:
+    with pytest.raises((ConfigError, UsageError), match=re.escape(f"--set {override}: {part}")):
+        load_job(write_job(), environment={}, overrides=[override])
+
+
+def test_the_schema_accepts_and_rejects_what_the_loader_does(write_job: Callable[..., str]) -> None:
+    schema = job_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    check.validate(read_job(str(TEMPLATE)))
+    for name in labeler_names():
+        path = write_job({"labeler": {"name": name}, "input": {"columns": {"document": "body"}}})
+        check.validate(read_job(path))
+        assert load_job(path, environment={}).spec.labeler.name == name
+    wrong = [{"labeler": {"name": "r3"}}, {"engine": {"name": None}}, {"shards": 0}, {"input": None}]
+    for changes in [*wrong, *(typo[0] for typo in TYPOS)]:
+        assert not check.is_valid(read_job(write_job(changes))), changes
 
 
 def test_schema_is_whole_json_with_a_description_for_each_field() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import stat
 import time
 from collections import Counter
@@ -52,47 +51,32 @@ def test_a_run_says_what_it_did_and_when_it_last_went_well(
     assert 'job="ecom",shard="1/2"' in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) & 0o044, "a collector of another user can't read it"
     assert [one.name for one in folder.iterdir() if ".tmp" in one.name] == []
+    assert relabel("run", path, "--shard", "1/2", "--metrics", str(file)).code == 10
+    again = read(file)
+    assert again["relabel_exit_code"] == {(("reason", "nothing_to_do"),): 10}
+    assert again["relabel_run_engine_starts"] == {(): 0}
+    assert again["relabel_last_success_timestamp_seconds"][()] > started
 
 
-def test_a_run_with_nothing_to_do_counts_as_a_success_and_starts_no_engine(
-    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], folder: Path
-) -> None:
-    write_pairs()
-    path, file = write_job(), folder / "relabel.prom"
-    assert relabel("run", path).code == 0
-    assert relabel("run", path, "--metrics", str(file)).code == 10
-    found = read(file)
-    assert found["relabel_exit_code"] == {(("reason", "nothing_to_do"),): 10}
-    assert found["relabel_run_engine_starts"] == {(): 0}
-    assert found["relabel_last_success_timestamp_seconds"][()] > 0
-
-
-def test_a_failure_keeps_the_time_of_the_last_success(
+def test_a_failure_keeps_the_time_of_the_last_success_and_quarantine_is_by_status(
     relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], folder: Path
 ) -> None:
     write_pairs()
     path, file = write_job(), folder / "job.prom"
-    assert relabel("run", path, "--metrics", str(file)).code == 0
+    assert relabel("run", path, "--shard", "0/4", "--metrics", str(file)).code == 0
     before = read(file)["relabel_last_success_timestamp_seconds"]
     assert relabel("run", path, "--set", "engine.seed=99", "--metrics", str(file)).code == 3
     assert relabel("run", path, "--set", "shards=0", "--metrics", str(file)).code == 3
     found = read(file)
     assert found["relabel_exit_code"] == {(("reason", "ConfigError"),): 3}
     assert found["relabel_last_success_timestamp_seconds"] == before
-
-
-def test_quarantine_is_by_status_and_as_a_share(
-    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path], folder: Path
-) -> None:
-    write_pairs()
-    path = write_job({"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}})
-    done = relabel("run", path, "--metrics", str(folder / "m.prom"), "--output", "json")
+    garbage = write_job({"engine": {"args": {"p_garbage": 0.5}}, "labeler": {"attempts": 1}, "output": "out/garbage"})
+    done = relabel("run", garbage, "--metrics", str(file), "--output", "json")
     assert done.code == 30
-    found = read(folder / "m.prom")
-    share = done.json["quarantined"] / 24
+    found, share = read(file), done.json["quarantined"] / 24
     assert found["relabel_run_rows"][(("status", "format"),)] == done.json["quarantined"] > 0
     assert found["relabel_quarantine_fraction"][()] == found["relabel_run_quarantine_fraction"][()] == share
-    assert "relabel_last_success_timestamp_seconds" not in found
+    assert found["relabel_last_success_timestamp_seconds"] == before
 
 
 def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
@@ -109,25 +93,6 @@ def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
         done.err.count("--metrics absent/folder/m.prom: can't be written (No such file or directory); going on without")
         == 1
     )
-
-
-def test_a_write_that_fails_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = MetricsFile(str(tmp_path / "m.prom"), job="j", shard="all")
-    file.write()
-    before = (tmp_path / "m.prom").read_bytes()
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with caplog.at_level(logging.WARNING):
-        file.write()
-        file.write(0)
-    assert (tmp_path / "m.prom").read_bytes() == before
-    assert [record.getMessage().count("No space left") for record in caplog.records] == [1]
-    assert [one.name for one in tmp_path.iterdir()] == ["m.prom"]
 
 
 def test_the_file_is_written_on_the_way_but_not_at_every_update(

@@ -274,26 +274,17 @@ def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_the_installed_command_has_its_own_folder_first_on_the_path_and_not_the_working_directory(
-    hostile: Path,
-) -> None:
-    script = Path(sys.executable).with_name("relabel")
-    done = subprocess.run(
-        [script, "schema", "job"], cwd=hostile, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert_nothing_was_imported(hostile)
-    assert done.returncode == 0, done.stderr
-
-
-def test_python_with_m_relabel_imports_no_dependency_from_the_working_directory(hostile: Path) -> None:
-    """Which is how a launcher may call it. The package itself Python looks for there first, before any line of ours is
-    run.
+def test_the_installed_command_and_python_with_m_import_nothing_from_the_working_directory(hostile: Path) -> None:
+    """With -m, which is how a launcher may call it, Python looks there for the package itself, before any line of ours
+    is run.
     """
-    (hostile / "relabel.py").unlink()
-    call = [sys.executable, "-m", "relabel", "schema", "job"]
-    done = subprocess.run(call, cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
-    assert_nothing_was_imported(hostile)
-    assert done.returncode == 0, done.stderr
+    for call in ([Path(sys.executable).with_name("relabel")], [sys.executable, "-m", "relabel"]):
+        done = subprocess.run(
+            [*call, "schema", "job"], cwd=hostile, env=environment(), capture_output=True, text=True, check=False
+        )
+        assert_nothing_was_imported(hostile)
+        assert done.returncode == 0, done.stderr
+        (hostile / "relabel.py").unlink(missing_ok=True)
 
 
 def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
@@ -309,11 +300,9 @@ def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
     assert {"steps.py", "downloads.py", "puller.py"} <= set(found)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
-def test_no_page_starts_relabel_so_that_the_working_directory_is_on_the_path(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert re.findall(r"(?:python3?|torchrun|launch) .*-m relabel\b.*", text) == []
-    lines = [
-        line for block in blocks(page) for line in block.lines if re.match(r"(torchrun|accelerate launch)\b", line)
-    ]
-    assert [line for line in lines if not re.search(r"--no[-_]python relabel ", line)] == []
+def test_no_page_starts_relabel_so_that_the_working_directory_is_on_the_path() -> None:
+    for page in PAGES:
+        assert not re.search(r"(?:python3?|torchrun|launch) .*-m relabel\b", page.read_text(encoding="utf-8")), page
+        lines = [line for block in blocks(page) for line in block.lines]
+        calls = [line for line in lines if re.match(r"(torchrun|accelerate launch)\b", line)]
+        assert [line for line in calls if not re.search(r"--no[-_]python relabel ", line)] == [], page
