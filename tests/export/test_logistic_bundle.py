@@ -15,8 +15,6 @@ from relabel.distill.students.distillation import distill
 from relabel.distill.students.logistic import LogisticStudent
 from relabel.distill.students.model import load_student
 from relabel.distill.students.spec import DistillSpec
-from relabel.export import tensorrt_engines
-from relabel.export.bench.plans import blank_row, fixed_batch
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student
 from relabel.export.specs import ExportSpec
@@ -90,14 +88,6 @@ def test_fewer_bits_keep_the_counts_and_the_head(logistic: Path, logistic_bundle
     assert np.abs(ours.probabilities(pairs)["relevance"] - wanted).max() < (0.02 if precision == "fp16" else 0.3)
 
 
-def test_a_bench_asks_rows_with_counts(logistic_bundle: Path) -> None:
-    ours = Student(logistic_bundle, provider="cpu")
-    ids, counts = blank_row(ours.encoder, 12)
-    assert (len(ids), len(counts)) == (12, 19)
-    (probs,) = ours.session.run(["relevance"], fixed_batch(ours.encoder, 3, 7))
-    assert probs.shape == (3, 2)
-
-
 def test_scores_are_the_students_own(
     logistic: Path,
     relabel: Callable[..., Any],
@@ -111,20 +101,3 @@ def test_scores_are_the_students_own(
     wanted = load_student(logistic).probabilities([(row["query"], "") for row in rows])["relevance"]
     np.testing.assert_allclose([labels[row]["probs"] for row in range(len(rows))], wanted, atol=1e-5)
     assert relabel("verify", "scores").code == 0
-
-
-def test_a_tensorrt_engine_of_its_counts_is_refused_and_its_onnx_stays(
-    logistic: Path,
-    logistic_bundle: Path,
-    relabel: Callable[..., Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refused = ["counts of a logistic student", "Serve its ONNX"]
-    target = tmp_path / "engine"
-    relabel("build-engine", str(logistic_bundle), "--to", str(target)).refused(4, *refused)
-    assert not target.exists()
-    monkeypatch.setattr(tensorrt_engines, "find_tensorrt", lambda: ("tensorrt", object()))
-    monkeypatch.setattr(tensorrt_engines, "capability_here", lambda: ("a GPU", "9.0"))
-    relabel("export", str(logistic), "--to", str(target), "--formats", "onnx,tensorrt").refused(4, *refused)
-    assert Student(target).encoder.inputs.kind == "logistic"

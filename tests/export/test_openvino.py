@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from relabel.export.loader import (
     BundleError,
     OpenVinoSession,
     Student,
-    check_answers,
     choose_openvino,
     cpu_flags,
 )
@@ -87,30 +85,6 @@ def test_the_choice_follows_from_what_was_named_and_the_cpus_flags() -> None:
         choose_openvino("int8", {AMX})
 
 
-def test_flags_are_those_of_the_first_processor_or_none(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    lines = "processor\t: 0\nflags\t\t: fpu amx_bf16 avx512_bf16\nbugs\t\t: none\n"
-    (tmp_path / "proc/cpuinfo").write_text(lines)
-    assert cpu_flags(tmp_path) == {"fpu", AMX, AVX512}
-    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\n")
-    assert cpu_flags(tmp_path) == frozenset()
-    assert cpu_flags(tmp_path / "none") == frozenset()
-
-
-def test_without_amx_onnxruntime_answers_and_says_why(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "cpu_flags", lambda: frozenset({AVX512}))
-    student = Student(bundle, provider="openvino")
-    assert (student.provider, student.precision) == ("cpu", "fp32")
-    assert "so onnxruntime answers" in student.refused[0]
-
-
-@pytest.mark.skipif(not HAS_BF16, reason="this CPU has no arithmetic in bf16")
-def test_with_amx_it_is_bf16(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "cpu_flags", lambda: frozenset({AMX}))
-    student = Student(bundle, provider="openvino")
-    assert (student.provider, student.precision, student.refused) == ("openvino", "bf16", [])
-
-
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.skipif(not HAS_BF16, reason=""))])
 def test_the_sealed_pairs_are_asked_of_openvino_too(
     bundle: Path,
@@ -153,30 +127,3 @@ assert "onnxruntime" not in sys.modules, "it was not asked for"
     done = deployed(bundle, code)
     assert isinstance(done, subprocess.CompletedProcess)
     assert done.returncode == 0, done.stderr
-
-
-def test_where_openvino_is_absent_the_check_says_what_to_install(bundle: Path, tmp_path: Path) -> None:
-    """-S leaves out all that is installed; numpy and tokenizers alone are linked back in."""
-    for name in ("numpy*", "tokenizers*"):
-        for found in Path(np.__file__).parents[1].glob(name):
-            (tmp_path / found.name).symlink_to(found)
-    line = f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
-    line += "sys.argv = ['load.py', '--check', '--provider', 'openvino', '--precision', 'fp32']; "
-    line += f"runpy.run_path({str(bundle / 'load.py')!r}, run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", line], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 4, done.stderr
-    assert done.stderr == loader.NEEDS_OPENVINO
-
-
-def test_a_file_that_it_can_not_read_is_named(bundle: Path, tmp_path: Path) -> None:
-    broken = Path(shutil.copy(bundle / "tokenizer.json", tmp_path / "model.onnx"))
-    with pytest.raises(BundleError, match=r"model\.onnx: openvino can't open it"):
-        OpenVinoSession(broken, "fp32", threads=1)
-
-
-def test_answers_of_a_bundle_are_checked_by_its_student(bundle: Path) -> None:
-    checked = check_answers(Student(bundle, provider="openvino", precision="fp32"))
-    assert checked.has_passed
-    assert max(checked.differences) <= 1e-5

@@ -4,7 +4,6 @@ refuses.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,35 +81,6 @@ def test_sets_of_one_input_are_matched_by_row_and_judged_by_it(
 
 
 @pytest.mark.usefixtures("taught")
-def test_each_sides_figures_are_those_of_evaluate_on_it_alone(relabel: Callable[..., Any]) -> None:
-    both = relabel("evaluate", "out/ecom", "out/scores", *QRELS, *JSON).json["comparisons"][0]["against_gold"]
-    for role, output in (("teacher", "out/ecom"), ("student", "out/scores")):
-        assert both[role]["figures"] == relabel("evaluate", output, *QRELS, *JSON).json["figures"]
-
-
-@pytest.mark.usefixtures("taught")
-def test_a_comparison_with_the_teacher_needs_no_gold(relabel: Callable[..., Any]) -> None:
-    one = relabel("evaluate", "out/ecom", "out/scores", *JSON).json["comparisons"][0]
-    assert one["against_gold"] is None
-    assert set(one["against_teacher"]) == {"kl", "agreement", "kappa", "kendall_tau"}
-    assert one["against_teacher"]["kl"]["value"] > 0
-
-
-@pytest.mark.usefixtures("taught")
-def test_rows_that_only_one_set_has_are_counted_and_compared_with_nothing(
-    relabel: Callable[..., Any], score: Callable[..., Any]
-) -> None:
-    assert score("--limit", "10", to="out/part").code == 0
-    done = relabel("evaluate", "out/ecom", "out/part", *QRELS, *JSON).json["comparisons"][0]
-    assert (
-        done["counts"] | {"teacher": 24, "student": 10, "matched": 10, "only_teacher": 14, "only_student": 0}
-        == done["counts"]
-    )
-    assert "labels of out/ecom that the other set has no row for, left out: 14" in done["notes"]
-    assert done["against_gold"]["teacher"]["figures"]["accuracy"]["over"] == 10
-
-
-@pytest.mark.usefixtures("taught")
 def test_every_set_is_compared_with_the_teacher(relabel: Callable[..., Any], score: Callable[..., Any]) -> None:
     assert score("--dtype", "bfloat16", to="out/half").code == 0
     found = relabel("evaluate", "full=out/scores", "half=out/half", "teacher=out/ecom", *QRELS, *JSON).json
@@ -136,19 +106,6 @@ def test_sets_of_different_files_are_matched_by_ids_whatever_their_order(
     assert one["counts"]["matched"] == one["counts"]["judged"] == 60
 
 
-def test_a_name_may_be_before_a_path_and_a_path_may_hold_an_equals_sign(
-    relabel: Callable[..., Any], two_files: tuple[str, str, str], folder: Path
-) -> None:
-    teacher, student, _ = two_files
-    (folder / "date=1").mkdir()
-    (folder / student).rename(folder / "date=1" / student)
-    found = relabel("evaluate", f"date=1/{student}", f"teacher={teacher}", "--label", "label", *JSON).json
-    assert [(one["name"], one["role"]) for one in found["sets"]] == [
-        ("teacher", "teacher"),
-        (f"date=1/{student}", "student"),
-    ]
-
-
 def test_the_report_is_the_one_reviewed(
     relabel: Callable[..., Any], two_files: tuple[str, str, str], golden: Callable[[str, str], None]
 ) -> None:
@@ -169,16 +126,6 @@ def test_the_report_is_the_one_reviewed(
     golden("evaluate/student_comparison.txt", done.out)
 
 
-def test_the_same_seed_gives_the_same_bytes(relabel: Callable[..., Any], two_files: tuple[str, str, str]) -> None:
-    line = ("evaluate", *two_files[:2], "--qrels", two_files[2], "--label", "label", *JSON)
-    assert relabel(*line).out == relabel(*line).out
-    assert relabel(*line).out != relabel(*line, "--seed", "8").out
-    assert (
-        relabel(*line, "--resamples", "0").json["comparisons"][0]["against_gold"]["difference"]["accuracy"]["low"]
-        is None
-    )
-
-
 def test_a_gate_that_holds_passes_and_one_that_does_not_exits_5_with_everything_shown(
     relabel: Callable[..., Any], two_files: tuple[str, str, str]
 ) -> None:
@@ -194,17 +141,6 @@ def test_a_gate_that_holds_passes_and_one_that_does_not_exits_5_with_everything_
     humans = found["comparisons"][0]["against_gold"]
     assert gate["value"] == humans["student"]["figures"]["f1_macro"]["value"]
     assert gate["bound"] == pytest.approx(1.5 * humans["teacher"]["figures"]["f1_macro"]["value"])
-
-
-def test_a_gate_may_be_on_one_set_of_labels(relabel: Callable[..., Any], two_files: tuple[str, str, str]) -> None:
-    line = ("evaluate", two_files[0], "--qrels", two_files[2], "--label", "label")
-    assert relabel(*line, "--require", "accuracy>0.1").code == 0
-    done = relabel(*line, "--require", "accuracy>0.99")
-    assert done.code == 5
-    assert "accuracy>0.99  refused" in done.out
-    relabel(*line, "--require", "accuracy>=0.9*teacher").refused(3, "there is no teacher")
-    relabel(*line, "--require", "accurcy>0.1").refused(3, "Did you mean `accuracy`?")
-    relabel(*line, "--require", "accuracy=1").refused(2, "--require accuracy=1")
 
 
 def test_sets_without_a_common_row_are_refused_with_examples(
@@ -223,76 +159,3 @@ def test_sets_without_a_common_row_are_refused_with_examples(
         "begins with (x1, d0)",
         "--by",
     )
-
-
-def test_sets_on_different_scales_are_refused_until_a_map_brings_them_together(
-    relabel: Callable[..., Any],
-    write_rows: Callable[..., str],
-    random_rows: Callable[..., Rows],
-) -> None:
-    three, four = write_rows(random_rows(40), "three.jsonl"), write_rows(random_rows(40, grades=4), "four.jsonl")
-    relabel("evaluate", three, four, "--label", "label").refused(
-        3, "different scales", "three.jsonl has 3 grades", "four.jsonl has 4 grades"
-    )
-    assert relabel("evaluate", three, four, "--label", "label", "--map-labels", "0=0,1=1,2=2,3=2").code == 0
-
-
-@pytest.mark.parametrize("probs", [[0.5, float("nan"), 0.5], [0.9, 0.9, 0.1], [1.5, -0.5, 0.0]])
-def test_probabilities_that_are_none_are_refused(
-    relabel: Callable[..., Any], two_files: tuple[str, str, str], folder: Path, probs: list[float]
-) -> None:
-    rows = [json.loads(line) for line in (folder / two_files[1]).read_text().splitlines()]
-    rows[3]["probs"] = probs
-    (folder / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    relabel("evaluate", two_files[0], "bad.jsonl", "--label", "label").refused(
-        3, "bad.jsonl, probs: a distribution does not sum to 1"
-    )
-
-
-def test_a_label_off_the_scale_is_refused(
-    relabel: Callable[..., Any], two_files: tuple[str, str, str], folder: Path
-) -> None:
-    rows = [json.loads(line) for line in (folder / two_files[1]).read_text().splitlines()]
-    rows[3]["label"] = 7
-    (folder / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    relabel("evaluate", two_files[0], "bad.jsonl", "--label", "label").refused(
-        3, "bad.jsonl: grade 7 is off the scale 0 to 2", "--map-labels"
-    )
-
-
-def test_qrels_that_are_missing_or_judge_no_common_row_are_reported(
-    relabel: Callable[..., Any],
-    two_files: tuple[str, str, str],
-    write_rows: Callable[..., str],
-) -> None:
-    line = ("evaluate", *two_files[:2], "--label", "label")
-    relabel(*line, "--qrels", "absent.jsonl").refused(3, "absent.jsonl")
-    strange = write_rows([{"query_id": "z", "doc_id": "z", "grade": 1}], "strange.jsonl")
-    relabel(*line, "--qrels", strange).refused(3, "none of the 60 rows", "has a grade in strange.jsonl")
-    relabel("evaluate", two_files[0], "--label", "label").refused(2, "--qrels")
-    relabel("evaluate", *two_files[:2], "--pool", "--label", "label").refused(2, "--qrels")
-
-
-def test_options_that_go_with_one_set_are_refused_for_several(
-    relabel: Callable[..., Any], two_files: tuple[str, str, str]
-) -> None:
-    line = ("evaluate", *two_files[:2], "--qrels", two_files[2], "--label", "label")
-    assert relabel(*line, "--pool", "--duplicates", "first").code == 0
-    relabel("evaluate", f"a={two_files[0]}", f"a={two_files[1]}", "--label", "label").refused(
-        2, "two sets are called a"
-    )
-
-
-def test_an_unfinished_student_is_refused_unless_it_is_allowed(
-    relabel: Callable[..., Any],
-    score: Callable[..., Any],
-    write_pairs: Callable[..., Path],
-    write_job: Callable[..., str],
-) -> None:
-    write_pairs()
-    assert relabel("run", write_job()).code == 0
-    assert score("--shard", "0/2").code == 0
-    relabel("evaluate", "out/ecom", "out/scores").refused(3, "out/scores: not finished", "--allow-partial")
-    one = relabel("evaluate", "out/ecom", "out/scores", "--allow-partial", *JSON).json
-    assert one["comparisons"][0]["counts"]["matched"] == 12
-    assert any("not finished" in note for note in one["notes"])

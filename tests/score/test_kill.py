@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -91,26 +90,3 @@ def test_a_killed_run_ends_with_the_bytes_of_one_left_alone(
     assert run(line).returncode == 0
     assert committed(tmp_path / "out") == files
     assert run(line).returncode == 10
-
-
-@pytest.mark.full
-def test_a_run_that_is_asked_to_stop_commits_what_it_began_and_goes_on_to_the_same_bytes(
-    undisturbed: tuple[Path, dict[str, str]], tiny: Path, tmp_path: Path
-) -> None:
-    pairs, files = undisturbed
-    line = command(tiny, pairs, tmp_path / "out")
-    process = subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline_s = time.monotonic() + 60
-    while not list((tmp_path / "out").glob("receipts/*/*.json")) and process.poll() is None:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
-    if process.returncode == 0:
-        pytest.skip("the machine scored everything before the signal came")
-    assert process.returncode == 20
-    found = json.loads(out)
-    assert found["stopped"] == "SIGTERM"
-    assert 0 < found["labelled"] < ROWS
-    assert run(line).returncode == 0
-    assert committed(tmp_path / "out") == files

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from relabel.export.loader import AMX, AVX512, Checked
+from relabel.export.loader import AVX512, Checked
 from relabel.jobs.score import students
-from relabel.manifests.errors import MissingExtraError
 from tests.score.test_bundles import Rows, Score, bundle  # noqa: F401
 
 Flags = Callable[..., None]
@@ -69,44 +68,6 @@ def test_without_amx_it_stays_with_onnxruntime_and_says_so(
     assert done.code == 0
     assert "precision int8 on cpu: no bench of this bundle on cpu" in done.err
     assert "openvino: no amx_bf16 here (this CPU has avx512_bf16 alone), so onnxruntime answers." in done.err
-
-
-def test_with_amx_it_is_bf16(
-    score: Score,
-    write_pairs: Callable[..., Path],
-    bundle: Path,  # noqa: F811
-    flags: Flags,
-) -> None:
-    pytest.importorskip("openvino")
-    flags(AMX)
-    write_pairs()
-    done = score("--device", "openvino", "--dry-run", student=bundle)
-    assert (done.code, "precision bf16 on openvino: this CPU has amx_bf16" in done.err) == (0, True), done.err
-
-
-def test_what_openvino_does_not_compute_is_refused(
-    score: Score,
-    write_pairs: Callable[..., Path],
-    bundle: Path,  # noqa: F811
-) -> None:
-    write_pairs()
-    line = ("--device", "openvino", "--precision", "int8")
-    score(*line, student=bundle).refused(2, "--precision int8: openvino computes in fp32 or bf16")
-
-
-def test_where_it_is_absent_the_extra_is_named(
-    score: Score,
-    write_pairs: Callable[..., Path],
-    bundle: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def absent(module: str, *, extra: str, purpose: str) -> None:
-        raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`.")
-
-    monkeypatch.setattr("relabel.export.parity.require", absent)
-    write_pairs()
-    line = ("--device", "openvino", "--precision", "fp32")
-    score(*line, student=bundle).refused(4, "--device openvino needs the package openvino", "relabel-ir[openvino]")
 
 
 def test_a_machine_that_answers_otherwise_labels_nothing(

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.distill.students.manifest import StudentRecord
-from relabel.distill.students.model import Scorer, StudentModel, load_student, write_student
+from relabel.distill.students.model import Scorer, StudentModel, load_student
 from relabel.manifests.errors import ModelError
-from tests.engines.conftest import make_tokenizer
+from tests.export.conftest import decoder  # noqa: F401
 
 PAIRS = [(f"red shoe {row % 5}", " ".join(["running", "blue", str(row)] * (row % 6))) for row in range(40)]
 
@@ -20,43 +19,6 @@ PAIRS = [(f"red shoe {row % 5}", " ".join(["running", "blue", str(row)] * (row %
 @pytest.fixture
 def student(tiny: Path) -> StudentModel:
     return load_student(tiny)
-
-
-def decoder(folder: Path, *, packs: bool) -> StudentModel:
-    """A tiny random Qwen2 that reads `query / document =>` and says a grade."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from relabel.distill.students.model import grade_token_ids
-    from relabel.distill.students.networks import DecoderStudent
-
-    tokenizer = make_tokenizer()
-    torch.manual_seed(2)
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    lm = Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=len(tokenizer), **shape, max_position_embeddings=128, initializer_range=0.3)
-    ).eval()
-    grade_ids = grade_token_ids(tokenizer, 3, after=" =>")
-    record = StudentRecord(
-        1,
-        "decoder",
-        "tiny",
-        {"relevance": 3},
-        64,
-        {},
-        {"relevance": 1.0},
-        prompt=("", " / ", " =>"),
-        grade_ids=grade_ids,
-        packs=packs,
-    )
-    write_student(folder, record, DecoderStudent(lm, grade_ids), tokenizer)
-    return load_student(folder)
 
 
 def scored(student: StudentModel, batch_tokens: int, pairs: list[tuple[str, str]] = PAIRS) -> dict[str, np.ndarray]:
@@ -75,39 +37,10 @@ def test_a_rows_score_depends_on_no_other_row(student: StudentModel, batch_token
         assert values.dtype == np.float32
 
 
-def test_a_cpu_is_asked_small_batches_unless_others_are_named(
-    student: StudentModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-
-    def forward(**batch: Any) -> Any:
-        sizes.append(batch["input_ids"].numel())
-        return inner(**batch)
-
-    inner = student.module.forward
-    monkeypatch.setattr(student.module, "forward", forward)
-    many = PAIRS * (6000 // len(PAIRS))
-    ways = {
-        1024: [lambda: Scorer(student).score(Scorer(student).encode(many)), lambda: student.probabilities(many)],
-        3000: [lambda: scored(student, 3000, many), lambda: student.probabilities(many, batch_tokens=3000)],
-    }
-    for limit, calls in ways.items():
-        for call in calls:
-            sizes.clear()
-            call()
-            assert 0.9 * limit < max(sizes) <= limit
-
-
-def test_the_same_block_gives_the_same_bits(student: StudentModel) -> None:
-    first, second = scored(student, 60), scored(student, 60)
-    assert all((first[name] == second[name]).all() for name in first)
-
-
-@pytest.mark.parametrize("packs", [False, True])
-def test_a_decoder_is_scored_like_an_encoder_and_reports_cut_documents(tmp_path: Path, packs: bool) -> None:
-    student = decoder(tmp_path / "decoder", packs=packs)
-    pairs = [("red shoe", "a"), ("red shoe", "long " * 90), ("blue", "fits")]
-    scorer = Scorer(student, batch_tokens=200)
+def test_a_decoder_is_scored_like_an_encoder_and_reports_cut_documents(decoder: Path) -> None:  # noqa: F811
+    student = load_student(decoder)
+    pairs = [("red shoe", "a"), ("red shoe", "long " * 300), ("blue", "fits")]
+    scorer = Scorer(student, batch_tokens=400)
     rows = scorer.encode(pairs)
     assert [row.is_cut for row in rows] == [False, True, False]
     found = scorer.score(rows)
