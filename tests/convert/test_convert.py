@@ -4,11 +4,7 @@ do.
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.api import read_labels
-from relabel.jobs.files import written
 from relabel.labelers.graph_grpo import GraphGrpo
-from relabel.manifests.errors import UsageError
-from relabel.manifests.files import Storage
-from relabel.manifests.gold import FIELD, UNWRITABLE
 from relabel.manifests.schemas import label_schema
 from tests.convert.conftest import rows_of
 
@@ -32,25 +24,14 @@ QRELS = "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"
 Rows = list[dict[str, Any]]
 
 
-def test_labels_become_qrels_that_ir_measures_reads_as_they_are(
+def test_labels_become_qrels_and_a_run_ranked_by_expected_grade_with_ties_as_trec_eval_breaks_them(
     run: Callable[..., None], convert: Callable[..., Any], committed: Callable[..., Any]
 ) -> None:
     run()
-    found = convert("out/ecom", "ecom.qrels")
-    assert (found["source_format"], found["target_format"], found["written"], found["nulls"]) == (
-        "labels",
-        "qrels",
-        24,
-        0,
-    )
-    held = {(one.query_id, one.doc_id): one.relevance for one in ir_measures.read_trec_qrels("ecom.qrels")}
-    assert held == {(row["query_id"], row["doc_id"]): row["grade"] for row in committed().values()}
-
-
-def test_labels_become_a_run_ranked_by_expected_grade_with_ties_as_trec_eval_breaks_them(
-    run: Callable[..., None], convert: Callable[..., Any], committed: Callable[..., Any]
-) -> None:
-    run()
+    made = convert("out/ecom", "ecom.qrels")
+    assert (made["source_format"], made["target_format"], made["written"], made["nulls"]) == ("labels", "qrels", 24, 0)
+    grades = {(one.query_id, one.doc_id): one.relevance for one in ir_measures.read_trec_qrels("ecom.qrels")}
+    assert grades == {(row["query_id"], row["doc_id"]): row["grade"] for row in committed().values()}
     assert convert("out/ecom", "ecom.run")["value"] == "expected_grade"
     assert convert("out/ecom", "grades.run", "--score", "grade", "--tag", "mine")["value"] == "grade"
     for name, score, tag in (("ecom.run", "expected_grade", "ecom"), ("grades.run", "grade", "mine")):
@@ -99,19 +80,6 @@ def test_labels_as_one_parquet_file_are_the_label_rows_and_as_jsonl_the_same_val
         assert plain[row_id]["grade"] == row["grade"]
 
 
-def test_labels_written_to_a_file_are_judged_as_the_run_is(
-    run: Callable[..., None], convert: Callable[..., Any], relabel: Callable[..., Any]
-) -> None:
-    run()
-    own = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json").json["figures"]
-    for name in ("labels.parquet", "labels.jsonl"):
-        convert("out/ecom", name)
-        found = relabel("evaluate", name, "--qrels", "pairs.parquet", "--output", "json").json["figures"]
-        assert {key: figure["value"] for key, figure in found.items()} == pytest.approx(
-            {key: figure["value"] for key, figure in own.items()}, abs=1e-6
-        )
-
-
 def test_quarantined_rows_are_counted_and_never_written(
     run: Callable[..., None], relabel: Callable[..., Any], committed: Callable[..., Any]
 ) -> None:
@@ -123,7 +91,7 @@ def test_quarantined_rows_are_counted_and_never_written(
     assert len(Path("ecom.qrels").read_text().splitlines()) == 24 - left
 
 
-@pytest.mark.parametrize("missing", [None, "", "  "])
+@pytest.mark.parametrize("missing", [None, "  "])
 def test_null_grades_are_left_out_and_counted_and_never_written_as_zero(
     write_rows: Callable[..., str], relabel: Callable[..., Any], missing: str | None
 ) -> None:
@@ -152,7 +120,7 @@ def test_a_nan_in_parquet_is_a_missing_grade(convert: Callable[..., Any], folder
 
 @pytest.mark.parametrize(
     ("grade", "shown"),
-    [(1.5, "1.5"), ("one", "one"), ("1e3", "1e3"), ("2 of 3", "2 of 3"), (12345678901, "12345678901")],
+    [(1.5, "1.5"), ("one", "one")],
 )
 def test_a_grade_that_is_no_whole_number_is_refused_with_its_row(
     write_rows: Callable[..., str], relabel: Callable[..., Any], grade: Any, shown: str
@@ -162,7 +130,7 @@ def test_a_grade_that_is_no_whole_number_is_refused_with_its_row(
     assert not Path("x.qrels").exists()
 
 
-@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.decimal128(4, 1)])
+@pytest.mark.parametrize("kind", [pa.float64(), pa.decimal128(4, 1)])
 def test_floats_that_are_whole_are_grades_and_others_are_refused(
     relabel: Callable[..., Any], folder: Path, kind: pa.DataType
 ) -> None:
@@ -175,17 +143,15 @@ def test_floats_that_are_whole_are_grades_and_others_are_refused(
     relabel("convert", "half.parquet", "y.qrels").refused(3, "half.parquet: row 1", "'0.5'", "whole number")
 
 
-@pytest.mark.parametrize(("grade", "why"), [(True, "bool"), ([1], "list"), ({"a": 1}, "struct")])
-def test_a_column_that_can_hold_no_number_is_refused(
-    relabel: Callable[..., Any], folder: Path, grade: Any, why: str
-) -> None:
-    pq.write_table(pa.table({"query_id": ["q"], "doc_id": ["a"], "grade": [grade]}), "x.parquet")
-    relabel("convert", "x.parquet", "x.qrels").refused(3, "column `grade` holds", "--grade")
-
-
-@pytest.mark.parametrize("identity", ["a b", "a\tb", "a\u00a0b", "a\u2028b", "a\x1cb", "\ufeffa", "", " a"])
-@pytest.mark.parametrize("column", ["query_id", "doc_id"])
-@pytest.mark.parametrize("target", ["x.qrels", "x.run"])
+@pytest.mark.parametrize(
+    ("identity", "column", "target"),
+    [
+        ("a b", "query_id", "x.qrels"),
+        ("a\u2028b", "doc_id", "x.run"),
+        ("\ufeffa", "query_id", "x.run"),
+        ("", "doc_id", "x.qrels"),
+    ],
+)
 def test_an_id_that_would_fall_apart_is_refused_by_trec_forms_and_kept_by_tables(
     write_rows: Callable[..., str], relabel: Callable[..., Any], identity: str, column: str, target: str
 ) -> None:
@@ -197,21 +163,6 @@ def test_an_id_that_would_fall_apart_is_refused_by_trec_forms_and_kept_by_tables
     assert not Path(target).exists()
     assert relabel("convert", path, "x.parquet").code == 0
     assert rows_of("x.parquet")[1][column] == identity
-
-
-def test_our_white_space_is_pythons(folder: Path) -> None:
-    """ir_measures and most others split lines with `str.split()`; what it takes for a separator must be one for us, and
-    nothing else.
-    """
-    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
-    frame = polars.DataFrame({"text": characters}).select(
-        field=polars.col("text").str.contains(f"^{FIELD}$"), unwritable=polars.col("text").str.contains(UNWRITABLE)
-    )
-    spaces = [not character.strip() for character in characters]
-    assert [not value for value in frame["field"]] == spaces
-    assert [
-        value and character != "\ufeff" for value, character in zip(frame["unwritable"], characters, strict=True)
-    ] == spaces
 
 
 def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unless_the_user_chooses(
@@ -249,16 +200,6 @@ def test_the_same_grade_twice_is_one_row_and_different_grades_are_an_error_unles
         ["q1", "Q0", "a", "2", "1.0"],
         ["q2", "Q0", "a", "1", "1.0"],
     ]
-
-
-def test_mean_of_grades_rounds_halves_up_as_evaluate_does_also_below_zero(
-    write_rows: Callable[..., str], convert: Callable[..., Any]
-) -> None:
-    path = write_rows(
-        [{"query_id": "q", "doc_id": doc, "grade": grade} for doc, grade in [("a", 0), ("a", 1), ("b", -2), ("b", -1)]]
-    )
-    convert(path, "x.qrels", "--duplicates", "mean")
-    assert Path("x.qrels").read_text() == "q 0 a 1\nq 0 b -1\n"
 
 
 def test_tables_keep_every_row_where_they_are_asked_to(
@@ -329,40 +270,14 @@ def test_text_with_carriage_returns_tabs_blank_lines_and_a_mark_is_read(
     assert (folder / "y.qrels").read_text() == QRELS
 
 
-@pytest.mark.parametrize("target", ["x.qrels", "x.run", "x.jsonl", "x.parquet"])
-@pytest.mark.parametrize("source", ["e.qrels", "e.run", "e.jsonl", "e.parquet"])
-def test_an_empty_source_gives_an_empty_target(
-    convert: Callable[..., Any], folder: Path, source: str, target: str
-) -> None:
-    if source == "e.parquet":
-        text, number = pa.array([], pa.string()), pa.array([], pa.float64())
-        pq.write_table(pa.table({"query_id": text, "doc_id": text, "grade": number, "score": number}), source)
-    else:
-        (folder / source).write_bytes(b"")
-    options = {"e.qrels": {"x.run": ["--score", "grade"]}, "e.run": {"x.qrels": ["--grade", "score"]}}.get(
-        source, {}
-    ).get(target, [])
-    found = convert(source, target, *options)
-    assert (found["rows"], found["written"]) == (0, 0)
-    if target == "x.parquet":
-        assert pq.read_table(target).num_rows == 0
-        assert {"query_id", "doc_id"} <= set(pq.read_schema(target).names)
-    else:
-        assert (folder / target).read_bytes() == b""
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("x.qrels", "q 0 d 1\nq 0 d\n", ["x.qrels: line 2 has 3 fields", "`qid 0 docid grade` has 4", "'q 0 d'"]),
         ("x.run", "q Q0 d 1 0.5 t\nq Q0 d e 1 0.5 t\n", ["x.run: line 2 has 7 fields", "has 6"]),
-        ("x.qrels", "q 0 d 1\n\nq 0 e 1.5\n", ["x.qrels: line 3", "'1.5'", "whole number"]),
         ("x.run", "q Q0 d 1 high t\n", ["x.run: line 1", "'high'", "not a number"]),
-        ("x.run", "q Q0 d 1 inf t\n", ["x.run: line 1", "'inf'"]),
         ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": 1}\nnope\n', ["x.jsonl: line 2 is not JSON"]),
         ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": NaN}\n', ["x.jsonl: can't be read as one table"]),
-        ("x.jsonl", "[1]\n", ["x.jsonl: line 1 holds no object"]),
-        ("x.jsonl", '{"query_id": "\\ud800", "doc_id": "d", "grade": 1}\n', ["line 1 holds half of a surrogate pair"]),
         ("x.jsonl", '{"query_id": "q", "doc": "d", "grade": 1}\n', ["no column `doc_id`", "--doc"]),
         ("x.jsonl", '{"query_id": "q", "doc_id": "d", "label": 1}\n', ["no column", "label"]),
         ("x.jsonl", '{"query_id": null, "doc_id": "d", "grade": 1}\n', ["x.jsonl: row 0 has no `query_id`"]),
@@ -395,11 +310,6 @@ def test_forms_are_recognized_by_suffix_and_asked_for_where_it_says_nothing(
     (folder / "empty").mkdir()
     relabel("convert", "empty", "z.jsonl").refused(3, "a folder without plan.json")
     relabel("convert", "qrels.txt", "z.run", "--from", "qrels").refused(3, "no column `score`", "--score")
-    relabel("convert", "qrels.txt", "z.qrels", "--from", "qrels", "--score", "x").refused(2, "qrels hold grades")
-    relabel("convert", "qrels.txt", "z.qrels", "--from", "qrels", "--tag", "x").refused(2, "only run files have one")
-    relabel("convert", "qrels.txt", "z.run", "--from", "qrels", "--score", "grade", "--tag", "a b").refused(
-        2, "--tag 'a b'"
-    )
 
 
 def test_a_target_that_is_there_is_left_alone_unless_forced(relabel: Callable[..., Any], folder: Path) -> None:
@@ -425,6 +335,21 @@ def test_a_conversion_that_fails_leaves_what_was_there_and_no_scrap(
     relabel("convert", "x.qrels", "y.jsonl", "--force").refused(20, "y.jsonl: no space left")
     assert sorted(path.name for path in folder.iterdir()) == ["x.qrels", "y.jsonl"]
     assert (folder / "y.jsonl").read_text() == "mine"
+
+
+def test_a_full_scratch_folder_is_reported_with_its_own_name_and_not_the_targets(
+    relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "x.qrels").write_text(QRELS)
+    (folder / "t").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "t"))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise polars.exceptions.ComputeError("underlying IO error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("polars.DataFrame.write_parquet", full)
+    relabel("convert", "x.qrels", "y.qrels").refused(20, f"{folder}/t: no space left", "TMPDIR")
+    assert list((folder / "t").iterdir()) == []
 
 
 def test_an_unfinished_run_is_refused_and_taken_in_part_where_allowed(
@@ -454,16 +379,6 @@ def test_a_label_file_whose_bytes_changed_is_no_source(
     assert not (folder / "x.qrels").exists()
 
 
-def test_scattered_queries_keep_the_order_in_which_they_first_come(convert: Callable[..., Any], folder: Path) -> None:
-    lines = [f"q{row * 7 % 31} 0 d{row * 13 % 97} {row * 7 % 31 % 3}\n" for row in range(500)]
-    (folder / "x.qrels").write_text("".join(lines))
-    convert("x.qrels", "y.qrels")
-    convert("x.qrels", "y.run", "--score", "grade")
-    assert (folder / "y.qrels").read_text().splitlines(keepends=True) == list(dict.fromkeys(lines))
-    counted = Counter(line.split()[0] for line in (folder / "y.run").read_text().splitlines())
-    assert list(counted) == list(dict.fromkeys(line.split()[0] for line in lines))
-
-
 def test_urls_are_read_and_written_as_paths_are(
     convert: Callable[..., Any], relabel: Callable[..., Any], folder: Path
 ) -> None:
@@ -476,33 +391,15 @@ def test_urls_are_read_and_written_as_paths_are(
     assert (folder / "back.qrels").read_text() == QRELS
 
 
-def test_json_says_what_text_says(relabel: Callable[..., Any], folder: Path) -> None:
-    (folder / "x.qrels").write_text(QRELS)
-    done = relabel("convert", "x.qrels", "y.jsonl")
-    assert done.out.splitlines()[0] == "Wrote 3 rows to y.jsonl (jsonl)"
-    assert done.err == ""
-    assert json.loads(json.dumps(relabel("convert", "x.qrels", "z.jsonl", "--output", "json").json))["written"] == 3
-
-
 def _fifo(path: Path) -> None:
     os.mkfifo(path)
-
-
-def _link_to_fifo(path: Path) -> None:
-    os.mkfifo(path.with_name("pipe"))
-    path.symlink_to("pipe")
-
-
-def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as end:
-        end.bind(path.name)
 
 
 def _dangling(path: Path) -> None:
     path.symlink_to("gone")
 
 
-@pytest.mark.parametrize("make", [_fifo, _link_to_fifo, _socket, _dangling])
+@pytest.mark.parametrize("make", [_fifo, _dangling])
 def test_what_is_no_regular_file_is_never_replaced_even_by_force(
     relabel: Callable[..., Any], folder: Path, make: Callable[[Path], None]
 ) -> None:
@@ -513,8 +410,6 @@ def test_what_is_no_regular_file_is_never_replaced_even_by_force(
     for options in ([], ["--force"]):
         for name in ("y.jsonl", f"file://{target}"):
             relabel("convert", "x.qrels", name, *options).refused(2, f"{name}: is ", "Give")
-    with pytest.raises(UsageError), written("y.jsonl", Storage()):  # a caller that did not check first
-        pass
     assert (target.lstat().st_mode, target.lstat().st_ino) == before
     assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
 
@@ -548,7 +443,7 @@ def test_a_link_to_a_file_stays_and_the_file_that_it_names_is_replaced(
     assert sorted(path.name for path in (folder / "kept").iterdir()) == ["real.jsonl"]
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.float32(), pa.decimal128(4, 1), pa.string()])
+@pytest.mark.parametrize("kind", [pa.int8(), pa.string()])
 def test_the_mean_of_scores_is_no_whole_number_because_its_column_is(
     convert: Callable[..., Any], folder: Path, kind: pa.DataType
 ) -> None:
@@ -564,115 +459,22 @@ def test_the_mean_of_scores_is_no_whole_number_because_its_column_is(
         assert [float(row["score"]) for row in rows_of(target)] == [1.5, 5.0]
 
 
-def test_a_full_scratch_folder_is_reported_with_its_own_name_and_not_the_targets(
-    relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "x.qrels").write_text(QRELS)
-    (folder / "t").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder / "t"))
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    def polars_full(*_: Any, **__: Any) -> None:
-        raise polars.exceptions.ComputeError("underlying IO error: No space left on device (os error 28)")
-
-    for place, fails in (
-        ("tempfile.mkdtemp", full),
-        ("polars.DataFrame.write_parquet", polars_full),
-    ):
-        for target in ("y.run", "y.qrels", "y.jsonl"):
-            with monkeypatch.context() as patched:
-                patched.setattr(place, fails)
-                score = ["--score", "grade"] if target == "y.run" else []
-                relabel("convert", "x.qrels", target, *score).refused(20, f"{folder}/t: no space left", "TMPDIR")
-            assert not (folder / target).exists()
-    monkeypatch.setattr(
-        "relabel.jobs.convert.conversion._write_table", full
-    )  # what goes to a URL is in the scratch folder first
-    relabel("convert", "x.qrels", "memory://bucket/full.jsonl").refused(20, f"{folder}/t: no space left", "TMPDIR")
-    assert list((folder / "t").iterdir()) == []
-    assert sorted(path.name for path in folder.iterdir()) == ["t", "x.qrels"]
-
-
-def test_a_column_of_empty_objects_is_refused(write_rows: Callable[..., str], relabel: Callable[..., Any]) -> None:
-    path = write_rows([{"query_id": "q", "doc_id": "a", "grade": 1, "e": {}}])
-    for target in ("x.parquet", "x.jsonl"):
-        relabel("convert", path, target).refused(3, "rows.jsonl: can't be read", "struct")
-    assert relabel("convert", path, "x.qrels").code == 0
-
-
-@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.decimal128(4, 1)])
 @pytest.mark.parametrize("column", ["query_id", "doc_id"])
-def test_ids_that_are_whole_numbers_of_any_type_are_written_as_their_digits(
-    relabel: Callable[..., Any], folder: Path, kind: pa.DataType, column: str
+def test_ids_that_are_whole_floats_are_written_as_their_digits(
+    relabel: Callable[..., Any], folder: Path, column: str
 ) -> None:
     """As pandas makes them of whole numbers with a gap."""
-    rows = {"query_id": ["q"], "doc_id": ["a"], "grade": [1], "score": [0.5]} | {
-        column: pa.array([7], pa.int8()).cast(kind)
-    }
+    rows = {"query_id": ["q"], "doc_id": ["a"], "grade": [1], "score": [0.5]} | {column: pa.array([7.0])}
     pq.write_table(pa.table(rows), "x.parquet")
     for target in ("x.qrels", "x.run", "y.parquet"):
         assert relabel("convert", "x.parquet", target).code == 0
     at = 0 if column == "query_id" else 2
     assert [Path(name).read_text().split()[at] for name in ("x.qrels", "x.run")] == ["7", "7"]
     assert rows_of("y.parquet")[0][column] == "7"
-    pq.write_table(pa.table(rows | {column: pa.array([7.5]).cast(kind)}), "x.parquet")
+    pq.write_table(pa.table(rows | {column: pa.array([7.5])}), "x.parquet")
     relabel("convert", "x.parquet", "z.qrels").refused(
         3, f"column `{column}`", "7.5", "not all of its numbers are whole"
     )
-
-
-@pytest.mark.parametrize("grade", [10**9, -(10**9), 3_000_000_000, -(2**63)])
-@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl"])
-def test_a_grade_that_our_own_reader_would_refuse_is_not_written(
-    write_rows: Callable[..., str], relabel: Callable[..., Any], folder: Path, grade: int, name: str
-) -> None:
-    rows = [{"query_id": "q", "doc_id": doc, "grade": value} for doc, value in (("a", 1), ("b", grade))]
-    if name == "x.jsonl":
-        write_rows(rows, name)
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), name)
-    relabel("convert", name, "y.qrels").refused(3, f"{name}: row 1: grade '{grade}'", "9 digits")
-
-
-def test_the_largest_grades_come_back(convert: Callable[..., Any], folder: Path) -> None:
-    most = 999_999_999
-    pq.write_table(pa.table({"query_id": ["q"] * 2, "doc_id": ["a", "b"], "grade": [most, -most]}), "x.parquet")
-    convert("x.parquet", "y.qrels")
-    convert("y.qrels", "z.parquet")
-    assert [row["grade"] for row in rows_of("z.parquet")] == [most, -most]
-
-
-def test_columns_may_have_any_name_ours_among_them(convert: Callable[..., Any], folder: Path) -> None:
-    ours = ["__row", "__row_", "row", "at", "odd", "value", "place", "settled", "first", "query", "bucket", "line"]
-    rows = {"query_id": ["q"] * 3, "doc_id": ["a", "a", "b"], "grade": [1, 2, 3], **{name: [7, 8, 9] for name in ours}}
-    pq.write_table(pa.table(rows), "x.parquet")
-    for target in ("y.parquet", "y.jsonl", "y.qrels", "y.run"):
-        score = ["--score", "__row"] if target == "y.run" else []
-        assert convert("x.parquet", target, "--duplicates", "first", *score)["written"] == 2
-    for target in ("y.parquet", "y.jsonl"):
-        assert [row["grade"] for row in rows_of(target)] == [1, 3]
-        assert [row["__row"] for row in rows_of(target)] == [7, 9]
-
-
-def test_columns_that_a_trec_file_does_not_want_may_hold_anything(
-    write_rows: Callable[..., str], convert: Callable[..., Any], relabel: Callable[..., Any]
-) -> None:
-    rows = [{"query_id": "q", "doc_id": f"d{row}", "grade": row, "score": row / 2} for row in range(4)]
-    for odd in ([1.5, True, 1, None], [[1], {}, "a", 2.5], [{"a": 1}, [1], 1, 1]):
-        path = write_rows([row | {"odd": value} for row, value in zip(rows, odd, strict=True)])
-        assert convert(path, "x.qrels", "--force")["written"] == convert(path, "x.run", "--force")["written"] == 4
-
-
-def test_kinds_that_no_column_holds_together_are_refused(
-    write_rows: Callable[..., str], relabel: Callable[..., Any]
-) -> None:
-    rows = [{"query_id": "q", "doc_id": f"d{row}", "grade": row, "x": row / 2} for row in range(5)]
-    for row, text in zip(rows, ("a", 1, True, None, "b"), strict=True):
-        row["any"] = text
-    rows[3]["x"] = True
-    relabel("convert", write_rows(rows), "x.parquet").refused(3, "rows.jsonl: can't be read as one table")
 
 
 def test_a_folder_of_parquet_without_a_suffix_is_read_as_the_user_says(
@@ -684,37 +486,10 @@ def test_a_folder_of_parquet_without_a_suffix_is_read_as_the_user_says(
     assert relabel("convert", "t", "x.qrels", "--from", "parquet").code == 0
 
 
-@pytest.mark.parametrize("value", [2**64, [2**70], {"a": -(2**80)}])
-def test_whole_numbers_that_no_column_holds_are_refused(
-    write_rows: Callable[..., str], relabel: Callable[..., Any], value: Any
-) -> None:
-    path = write_rows([{"query_id": "q", "doc_id": "a", "grade": 1, "x": value}])
-    for target in ("x.parquet", "x.jsonl"):
-        relabel("convert", path, target).refused(
-            3, "rows.jsonl: column `x` holds whole numbers beyond 64 bits", "as text"
-        )
-    assert relabel("convert", path, "x.qrels").code == 0
-
-
-def test_a_table_has_no_empty_row_group_and_is_read_by_datasets(
-    run: Callable[..., None], convert: Any, folder: Path
-) -> None:
-    datasets = pytest.importorskip("datasets")
-    run()
-    convert("out/ecom", "x.parquet")
-    found = pq.ParquetFile("x.parquet")
-    assert all(found.metadata.row_group(group).num_rows for group in range(found.num_row_groups))
-    held = datasets.load_dataset("parquet", data_files="x.parquet", cache_dir=str(folder / "cache"))["train"]
-    assert held.num_rows == found.metadata.num_rows > 0
-    (folder / "none.jsonl").write_text("")
-    convert("none.jsonl", "none.parquet")
-    assert rows_of("none.parquet") == []
-
-
 SCATTERED = {"shards": 2, "run": {"chunk_rows": 4}, "engine": {"args": {"p_garbage": 0.3}}, "labeler": {"attempts": 1}}
 
 
-@pytest.mark.parametrize(("is_scattered", "gold"), [(False, "grade"), (True, "grade"), (True, None)])
+@pytest.mark.parametrize(("is_scattered", "gold"), [(True, "grade"), (False, None)])
 def test_texts_are_joined_as_read_labels_joins_them_and_datasets_opens_the_file(
     relabel: Any,
     convert: Any,
@@ -762,14 +537,3 @@ def test_texts_are_of_runs_and_for_tables_alone_and_of_the_input_that_was_labell
     write_pairs([{**row, "body": row["body"].upper()} for row in pairs])
     relabel("convert", "out/ecom", "x.parquet", "--texts").refused(3, "out/ecom: the inputs that it labelled changed")
     assert not Path("x.parquet").exists()
-
-
-def test_rows_of_long_texts_are_written_a_few_at_a_time(
-    run: Callable[..., None], convert: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("relabel.jobs.convert.conversion.BATCH_BYTES", 2_000)
-    run()
-    convert("out/ecom", "x.parquet", "--texts")
-    found = pq.ParquetFile("x.parquet")
-    assert found.num_row_groups > 3
-    assert found.metadata.num_rows == 24
