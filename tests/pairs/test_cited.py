@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +18,7 @@ polars = pytest.importorskip("polars")
 
 from relabel.jobs.pairs.citations import CitationRule, cited_pairs  # noqa: E402
 from relabel.jobs.tables import publish  # noqa: E402
-from relabel.manifests.errors import DiskFullError, InputError, MissingExtraError, StoreError  # noqa: E402
+from relabel.manifests.errors import DiskFullError, InputError  # noqa: E402
 
 DOCS = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(10)]
 SCHEMA = pa.schema(
@@ -83,25 +80,6 @@ def test_five_answers_counted_by_hand(write: Callable[..., str]) -> None:
     assert (counts.queries, counts.pairs) == (1, {"likely_positive": 2, "hard_negative": 2, "random_negative": 0})
 
 
-@pytest.mark.parametrize(("cited_in", "positives"), [(1, ["d0", "d1", "d2"]), (3, ["d0"]), (4, []), (5, [])])
-def test_the_number_of_citations_asked_for_decides(
-    write: Callable[..., str], cited_in: int, positives: list[str]
-) -> None:
-    rows, _ = build(write, answers("q", *FIVE), cited_in=cited_in)
-    assert [row["doc_id"] for row in rows if row["kind"] == "likely_positive"] == positives
-    assert len(rows) == 4
-
-
-def test_a_query_with_too_few_answers_is_reported_and_left_out_and_of_one_with_more_the_first_count(
-    write: Callable[..., str],
-) -> None:
-    rows, counts = build(write, [*answers("few", *FIVE[:4]), *answers("many", *FIVE, "d3", "d3")])
-    assert {row["query_id"] for row in rows} == {"many"}
-    assert counts.short_queries == ["few"]
-    assert counts.answers_unused == 2
-    assert {row["doc_id"]: row["cited_in"] for row in rows}["d3"] == 0
-
-
 def test_what_is_cited_without_being_shown_counts_for_nothing_and_is_reported(write: Callable[..., str]) -> None:
     rows, counts = build(write, answers("q", "d9", "d9 d0", "d0", "", ""))
     assert "d9" not in {row["doc_id"] for row in rows}
@@ -112,14 +90,6 @@ def test_documents_that_the_corpus_lacks_are_reported_and_left_out(write: Callab
     rows, counts = build(write, answers("q", *FIVE, shown="d0 d1 d2 d3 x1 x2"))
     assert len(rows) == 4
     assert counts.missing_documents == 2
-
-
-def test_a_hard_negative_with_the_text_of_a_positive_is_left_out(write: Callable[..., str]) -> None:
-    docs = [{**doc, "document": "text 0"} if doc["doc_id"] == "d3" else doc for doc in DOCS]
-    rows, counts = build(write, answers("q", *FIVE), docs, random_negatives=6)
-    assert "d3" not in {row["doc_id"] for row in rows}
-    assert counts.twins == 1
-    assert counts.pairs["random_negative"] == 6
 
 
 def test_title_and_body_stay_columns_of_their_own_and_integer_ids_become_text(write: Callable[..., str]) -> None:
@@ -135,17 +105,6 @@ def test_title_and_body_stay_columns_of_their_own_and_integer_ids_become_text(wr
     ]
 
 
-def test_random_negatives_are_as_many_as_asked_or_all_there_are(write: Callable[..., str]) -> None:
-    rows, counts = build(write, answers("q", *FIVE), random_negatives=4)
-    drawn = [row["doc_id"] for row in rows if row["kind"] == "random_negative"]
-    assert len(set(drawn)) == 4
-    assert set(drawn) <= {f"d{i}" for i in range(4, 10)}
-    assert counts.random_short == 0
-    rows, counts = build(write, answers("q", *FIVE), random_negatives=50)
-    assert len(rows) == 10
-    assert counts.random_short == 44
-
-
 def test_the_seed_decides_the_draw_and_other_queries_do_not(write: Callable[..., str]) -> None:
     docs = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(400)]
 
@@ -156,9 +115,6 @@ def test_the_seed_decides_the_draw_and_other_queries_do_not(write: Callable[...,
     mine = answers("q", *FIVE)
     assert drawn(mine, 7) == drawn(mine[::-1], 7) == drawn([*answers("p", *FIVE), *mine], 7)
     assert drawn(mine, 7) != drawn(mine, 8)
-    each = [drawn(answers("q", *FIVE, shown=" ".join(f"d{i}" for i in range(380))), seed) for seed in range(40)]
-    counts = Counter(itertools.chain(*each))
-    assert set(counts) == {f"d{i}" for i in range(380, 400)}, "every document that is left gets drawn"
 
 
 ids = st.integers(0, 11).map("d{}".format)
@@ -175,7 +131,7 @@ def answer_sets(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.permutations(rows))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=answer_sets(),
     cited_in=st.integers(1, 3),
@@ -226,7 +182,6 @@ def row(**changes: Any) -> dict[str, Any]:
         ([row(), row(answer_id="a1", query="other")], DOCS, "query `q` has two texts"),
         ([row(query_id=None)], DOCS, "row 0 has no `query_id`"),
         ([row()], DOCS, r"no query has 5 answers \(the most is 1\). Lower --answers-per-query"),
-        ([], DOCS, "no query has 5 answers"),
         (
             answers("q", *FIVE, shown="x y"),
             DOCS,
@@ -237,18 +192,11 @@ def row(**changes: Any) -> dict[str, Any]:
             [{"doc_id": "d0", "document": t} for t in "ab"],
             "document `d0` has two texts",
         ),
-        (answers("q", *FIVE), [{"doc_id": None, "document": "x"}, *DOCS], "row 0 has no `doc_id`"),
         (
             answers("q", *FIVE),
             [{"id": "d0", "document": "x"}],
             r"\(--docs\): no column `doc_id`; it has id, document. Did you mean",
         ),
-        (
-            answers("q", *FIVE),
-            [{"doc_id": "d0", "text": "x"}],
-            "no column for the document: neither `document`, `title` nor `body`",
-        ),
-        (answers("q", *FIVE), [{"doc_id": "d0", "document": 3}], "column `document` holds Int64; a string is wanted"),
     ],
 )
 def test_bad_rows_are_named(
@@ -256,40 +204,6 @@ def test_bad_rows_are_named(
 ) -> None:
     with pytest.raises(InputError, match=message):
         build(write, rows, docs)
-
-
-def test_bad_answer_files_are_named(write: Callable[..., str], folder: Path) -> None:
-    docs = write("docs.parquet", DOCS)
-    flat = [{**row, "cited": "d0"} for row in answers("q", *FIVE)]
-    cases = {
-        "absent.parquet": "absent.parquet (ANSWERS): no such file or folder",
-        write("flat.parquet", flat): "column `cited` holds String; a list of strings or integers is wanted",
-        write(
-            "short.parquet", [{"query_id": "q", "query": "x", "answer": "a"}]
-        ): "no column `answer_id`; it has query_id, query, answer. Did you",
-    }
-    (folder / "cut.parquet").write_bytes((folder / docs).read_bytes()[:-9])
-    (folder / "empty").mkdir()
-    cases |= {"cut.parquet": "not a readable Parquet file", "empty": "empty (ANSWERS): no Parquet file there"}
-    for path, message in cases.items():
-        with pytest.raises(InputError) as caught:
-            cited_pairs(path, docs, CitationRule(), Storage())
-        assert message in str(caught.value)
-    with pytest.raises(InputError, match="no such file"):
-        cited_pairs("memory://bucket/nowhere.parquet", docs, CitationRule(), Storage())
-
-
-def test_files_of_a_folder_are_one_set_and_have_to_agree(write: Callable[..., str]) -> None:
-    rows = answers("q", *FIVE)
-    write("many/a[1].parquet", rows[:3], SCHEMA)
-    write("many/b.parquet", rows[3:], SCHEMA)
-    docs = write("docs.parquet", DOCS)
-    assert cited_pairs("many", docs, CitationRule(), Storage())[0].collect().height == 4
-    write("many/c.parquet", [{"query_id": "q"}])
-    with pytest.raises(
-        InputError, match=r"c.parquet: has the columns query_id; many/a\[1\].parquet has query_id, query"
-    ):
-        cited_pairs("many", docs, CitationRule(), Storage())
 
 
 def test_a_file_is_whole_or_not_there(write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,8 +226,6 @@ def test_a_file_is_whole_or_not_there(write: Callable[..., str], folder: Path, m
             publish(frame, "new/out.parquet", Storage(), source="d.parquet")
     assert [path.name for path in (folder / "new").iterdir()] == ["out.parquet"]
     assert (folder / "new/out.parquet").read_bytes() == before
-    with pytest.raises(StoreError, match="can't write it"):
-        publish(frame, "a.parquet/out.parquet", Storage(), source="d.parquet")
 
 
 def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callable[..., str], folder: Path) -> None:
@@ -324,21 +236,11 @@ def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callabl
     assert done.code == 0, done
     assert done.json["pairs"] == 6
     assert done.json["queries_left_out"] == 1
-    assert pq.read_schema(folder / "out/p.parquet").names == [
-        "query_id",
-        "query",
-        "doc_id",
-        "document",
-        "kind",
-        "cited_in",
-    ]
     first = (folder / "out/p.parquet").read_bytes()
     relabel(*call).refused(2, "out/p.parquet: is there already", "--force")
     assert relabel(*call, "--force").code == 0
     assert (folder / "out/p.parquet").read_bytes() == first
-    relabel(*call[:-1], "-1").refused(2, "--random-negatives")
     relabel(*call[:3], "--docs", "d.parquet", "--to", "d.parquet", "--force").refused(2, "is in the input d.parquet")
-    relabel(*call[:3], "--docs", "d.parquet", "--to", "p.csv").refused(2, "ends in .parquet")
     files = fsspec.filesystem("memory")
     for name in ("a.parquet", "d.parquet"):
         files.pipe_file(f"/pairs-cited/{name}", (folder / name).read_bytes())
@@ -346,24 +248,8 @@ def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callabl
     assert relabel(*far, "--to", "memory://pairs-cited/out/p.parquet").code == 0
     assert files.cat_file("/pairs-cited/out/p.parquet") == first
     relabel(*far, "--to", "memory://pairs-cited/out/p.parquet").refused(2, "is there already", "--force")
-    relabel(*far, "--to", "memory://pairs-cited/d.parquet", "--force").refused(2, "is in the input")
     files.rm("/pairs-cited", recursive=True)
     relabel(*call, "--force", "--cited-in", "6").refused(2, "--cited-in 6 of --answers-per-query 5")
-    relabel(*call, "--force", "--answers-per-query", "9").refused(3, "no query has 9 answers (the most is 5)")
-
-
-def test_without_the_extra_the_command_says_how_to_get_it(
-    relabel: Callable[..., Any], write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write("a.parquet", answers("q", *FIVE), SCHEMA)
-    write("d.parquet", DOCS)
-
-    def absent(module: str, *, extra: str, purpose: str) -> None:
-        raise MissingExtraError(f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`.")
-
-    monkeypatch.setattr("relabel.jobs.tables.require", absent)
-    done = relabel("pairs", "cited", "a.parquet", "--docs", "d.parquet", "--to", "o.parquet")
-    done.refused(4, "relabel pairs needs the package polars", "relabel-ir[pairs]")
 
 
 @pytest.mark.parametrize("command", ["cited", "context", "chunk", "tree"])

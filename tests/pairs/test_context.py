@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +21,9 @@ pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
 from relabel.jobs.pairs.contexts import Bm25Index, with_context
-from relabel.jobs.tables import publish
 from relabel.manifests.errors import InputError
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec
-
-DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-REAL = DATA / "llmjudge_dl23" / "pairs.parquet"
 
 PAIRS = [
     {
@@ -84,7 +78,7 @@ vocabulary = st.sampled_from(
 documents = st.lists(st.lists(vocabulary, max_size=12).map(" ".join), min_size=1, max_size=12, unique=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts=documents, query=st.lists(vocabulary, max_size=5).map(" ".join), k=st.integers(1, 4))
 def test_ranks_are_those_of_an_independent_bm25(texts: list[str], query: str, k: int) -> None:
     scores = dict(zip(texts, plain_bm25(texts, query), strict=True))
@@ -110,11 +104,6 @@ def test_a_small_set_by_hand(write: Callable[..., str]) -> None:
     assert (counts["queries"], counts["queries_without_context"], counts["documents"]) == (3, 1, 3)
 
 
-def test_k_and_the_length_are_limits(write: Callable[..., str]) -> None:
-    rows, _ = contexts(write("p.parquet", PAIRS), k=1, max_chars=5)
-    assert [row["context"] for row in rows] == [["Roses"], ["Pans\n"], ["Roses"], ["Roses"], []]
-
-
 def test_a_corpus_takes_the_place_of_the_sets_own_documents(write: Callable[..., str]) -> None:
     corpus = write(
         "c.parquet",
@@ -131,7 +120,7 @@ def test_a_corpus_takes_the_place_of_the_sets_own_documents(write: Callable[...,
     assert counts["documents"] == 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 3), st.lists(vocabulary, max_size=6).map(" ".join), st.integers(0, 3)),
@@ -172,12 +161,10 @@ def test_one_list_a_query_and_never_by_grade(
         ([{**PAIRS[0], "context": ["x"]}], "has a column `context` already"),
         ([PAIRS[0], {**PAIRS[0], "query": "else"}], "query `q1` has two texts"),
         ([{**PAIRS[0], "query_id": None}, PAIRS[0]], "row 0 has no `query_id`"),
-        ([{**PAIRS[0], "query": 3}], "column `query` holds Int64; a string is wanted"),
         (
             [{"query_id": "q", "qeury": "x", "document": "y"}],
             "no column `query`; it has query_id, qeury, document. Did you mean `qeury`?",
         ),
-        ([{"query_id": "q", "query": "x"}], "no column for the document"),
     ],
 )
 def test_bad_pairs_are_named(write: Callable[..., str], rows: list[dict[str, Any]], message: str) -> None:
@@ -195,26 +182,4 @@ def test_the_command_from_end_to_end_gives_a_job_its_context(
     assert (done.json["pairs"], done.json["queries"], done.json["queries_without_context"]) == (5, 3, 1)
     dataset = open_dataset(InputSpec(path=("out.parquet",)), Storage(), reads=Reads(context=True))
     assert dataset.columns.context == "context"
-    relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--k", "5").refused(2, "--k")
     relabel("pairs", "context", "p.parquet", "--to", "p.parquet", "--force").refused(2, "is in the input")
-    relabel("pairs", "context", "p.parquet", "--to", "o2.parquet", "--corpus", "absent").refused(
-        3, "absent (--corpus): no such file"
-    )
-    assert not list(folder.glob(".*.tmp"))
-
-
-@pytest.mark.skipif(not REAL.is_file(), reason=f"no real data at {REAL}: set RELABEL_TEST_DATA")
-def test_ten_thousand_real_pairs_take_seconds(tmp_path: Path) -> None:
-    """Measured with one document of 451,714 characters in the set: about 2 s on two cores."""
-    start = time.perf_counter()
-    frame, counts = with_context(str(REAL), Storage(), corpus_path=None)
-    assert publish(frame, str(tmp_path / "out.parquet"), Storage(), source=str(REAL)) == 10_137
-    seconds = time.perf_counter() - start
-    assert seconds < 60
-    before, after = pq.read_table(REAL), pq.read_table(tmp_path / "out.parquet")
-    assert after.drop_columns("context").to_pylist() == before.to_pylist()
-    lists: dict[str, set[tuple[str, ...]]] = {}
-    for query, context in zip(after["query_id"].to_pylist(), after["context"].to_pylist(), strict=True):
-        lists.setdefault(query, set()).add(tuple(context))
-    assert all(len(found) == 1 for found in lists.values())
-    assert len(lists) == counts["queries"]

@@ -137,7 +137,7 @@ blocks_of_html = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), form=st.sampled_from(["html", "markdown", "text"]), max_tokens=st.integers(1, 12))
 def test_chunks_of_any_page_keep_every_guarantee(data: st.DataObject, form: Form, max_tokens: int) -> None:
     known = blocks_of_html if form == "html" else blocks_of_markdown

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
-from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,17 +13,13 @@ from hypothesis import strategies as st
 pytest.importorskip("lxml")
 pytest.importorskip("markdown_it")
 
-from lxml import etree
 
 from relabel.jobs.pairs.chunks import chunk_page, count_pieces
 from relabel.jobs.pairs.page_columns import Form, read_page
 from relabel.jobs.pairs.pages import MOST_DEPTH, PIECE_CHARS, CleanedPage
-from tests.pairs.pages import assert_chunked, assert_sound, hostile_markdown, hostile_pages
+from tests.pairs.pages import assert_sound, hostile_markdown, hostile_pages
 from tests.strategies import texts
 
-DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-PAGES = DATA / "html_structured" / "pages.parquet"
-needs_pages = pytest.mark.skipif(not PAGES.is_file(), reason=f"no real data at {PAGES}: set RELABEL_TEST_DATA")
 IS_FULL = bool(os.environ.get("RELABEL_FAULTS"))
 
 
@@ -178,7 +170,7 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(soup=st.lists(pieces, max_size=60))
 def test_no_word_of_tag_soup_is_lost_or_doubled(soup: list[str]) -> None:
     html = "".join(f" {piece} w{number}x " for number, piece in enumerate(soup))
@@ -186,7 +178,7 @@ def test_no_word_of_tag_soup_is_lost_or_doubled(soup: list[str]) -> None:
     assert sorted(words) == sorted(f"w{number}x" for number in range(len(soup)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     lines=st.lists(
         st.text(st.sampled_from("#>-+*1.)`~_=:!]()& \tab\n\\"), max_size=20),
@@ -203,7 +195,7 @@ def test_no_word_of_markdown_soup_is_lost_or_doubled(lines: list[str]) -> None:
     assert len(words) == len({*words})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     text=st.one_of(texts(), st.lists(st.one_of(pieces, texts()), max_size=20).map("".join)),
     form=st.sampled_from(["html", "markdown", "text"]),
@@ -233,7 +225,7 @@ def test_where_a_new_parser_takes_over_no_text_is_lost_and_no_script_shows() -> 
 @pytest.mark.parametrize("name", hostile_pages(0))
 def test_a_hostile_page_takes_linear_time(name: str) -> None:
     # a parser without a bound to its depth takes 30 s of 2 MB with strange ends
-    megabytes = 10.0 if IS_FULL else 2.0 if "strange ends" in name else 0.3
+    megabytes = 10.0 if IS_FULL else 2.0 if "strange ends" in name else 0.1
     html = hostile_pages(megabytes)[name]
     started = time.process_time()
     page = read_page([(html, "html")])
@@ -245,91 +237,8 @@ def test_a_hostile_page_takes_linear_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", hostile_markdown(0))
 def test_hostile_markdown_takes_linear_time(name: str) -> None:
-    megabytes = 2.0 if IS_FULL else 0.03
+    megabytes = 2.0 if IS_FULL else 0.01
     started = time.process_time()
     page = read_page([(hostile_markdown(megabytes)[name], "markdown")])
     assert time.process_time() - started < 30 + 60 * megabytes  # 2 to 20 s a megabyte, with a full heap more
     assert_sound(page)
-
-
-@needs_pages
-def test_json_ld_of_real_pages_equals_gold() -> None:
-    rows = pq.read_table(PAGES, columns=["html", "gold_jsonld"]).to_pylist()
-    gold = [row for row in rows if row["gold_jsonld"]]
-    assert len(gold) == 12
-    for row in gold:
-        found: Any = json.loads(row["gold_jsonld"], strict=False)
-        if isinstance(found, dict):  # a list of lists
-            found = [one for group in found["items"] for one in group]
-        page = read_page([(row["html"], "html")])
-        assert [json.loads(item) for item in page.json_ld] == found
-        assert not page.unreadable_json_ld
-
-
-@needs_pages
-def test_tables_of_real_pages_are_those_of_their_trees() -> None:
-    """By another way: lxml's tree, and its innermost tables that hold data."""
-    rows = [row for row in pq.read_table(PAGES).to_pylist() if row["n_tables"]]
-    assert len(rows) == 15
-    total = 0
-    for row in rows:
-        page = read(row["html"])
-        found = [
-            [cells_of(line) for line in text.split("\n") if line.startswith("| ")]
-            for kind, text in blocks(page)
-            if kind == "table"
-        ]
-        wanted = tables_of(row["html"])
-        assert [[cell for line in table for cell in line] for table in found] == wanted, row["url"]
-        total += len(found)
-    assert total == 25
-
-
-def cells_of(line: str) -> list[str]:
-    cells = ["".join(cell.split()) for cell in line[2:-2].split(" | ")]
-    return [] if {*cells} == {"---"} else [cell for cell in cells if cell]
-
-
-def tables_of(html: str) -> list[list[str]]:
-    """Cells with text of each table that holds data."""
-    tree = etree.fromstring(html, etree.HTMLParser(huge_tree=True))
-    etree.strip_elements(
-        tree,
-        *("script", "style", "nav", "button", "select", "textarea", "svg", "noscript", "iframe", "title", "template"),
-        etree.Comment,
-        with_tail=False,
-    )
-    for element in tree.xpath("//*[@hidden or contains(translate(@style, ' ', ''), 'display:none')]"):
-        element.clear(keep_tail=True)
-    found = []
-    for table in tree.iter("table"):
-        if table.xpath(".//table | .//h1 | .//h2 | .//h3 | .//h4 | .//h5 | .//h6"):
-            continue
-        lines = [
-            ["".join("".join(cell.itertext()).split()) for cell in line.xpath("./td | ./th")]
-            for line in table.iter("tr")
-        ]
-        cells = [cell for line in lines for cell in line if cell]
-        has_header = any("".join(cell.itertext()).strip() for cell in table.iter("th"))
-        if len(cells) > 1 and (sum(map(any, lines)) > 1 or has_header):
-            found.append(cells)
-    return found
-
-
-@needs_pages
-def test_real_pages_are_sound_and_keep_the_text_of_their_articles() -> None:
-    rows = pq.read_table(PAGES, columns=["html", "gold_body"]).to_pylist()
-    assert len(rows) == 196
-    shares = []
-    for row in rows:
-        page = read(row["html"])
-        for max_tokens in (256, 16):
-            chunks, num_duplicates = chunk_page(page, max_tokens, count_pieces)
-            if max_tokens == 256:
-                assert_chunked(page, chunks, num_duplicates, max_tokens, count_pieces)
-            assert all(page.text[one.start : one.end] == one.text and one.token_len <= max_tokens for one in chunks)
-        if row["gold_body"]:
-            wanted, shown = ({*re.findall(r"\w+", text.lower())} for text in (row["gold_body"], page.text))
-            shares.append(len(wanted & shown) / len(wanted))
-    assert len(shares) == 143
-    assert sum(shares) / len(shares) > 0.995

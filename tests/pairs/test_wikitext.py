@@ -85,13 +85,13 @@ MARKS = "'' ''' [[ ]] [[a| {{ }} {{a| {{{ }}} {| |} |- || ! <ref> </ref> <div> <
 marks = st.sampled_from([*MARKS.split(" "), "[http://a ", "</nowiki>", "\n", "\n\n", " "])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.one_of(texts(), st.lists(st.one_of(marks, texts()), max_size=20).map("".join)))
 def test_any_text_is_a_sound_page_and_the_same_one_again(text: str) -> None:
     assert read(text) == read(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(soup=st.lists(marks, max_size=40))
 def test_marks_without_their_ends_take_no_word_along(soup: list[str]) -> None:
     """Before the first mark that has an end, and after the last."""
