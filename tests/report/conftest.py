@@ -59,18 +59,6 @@ BAITS = (
 )
 
 
-def assert_baits_are_text(path: Path, open_page: Callable[..., Any]) -> None:
-    """With every fold open, a page that holds the baits runs none of them, asks nobody, and shows them."""
-    page, seen = open_page(path)
-    for fold in page.locator("details").all():
-        fold.evaluate("one => one.open = true")
-    assert page.evaluate("'pwned' in window") is False
-    assert seen.all == []
-    assert page.locator(f"iframe, {FOREIGN_IMAGE}, link, object, embed").count() == 0
-    assert page.locator("[onerror], [onload], [style], a[href^='javascript:']").count() == 0
-    assert BAITS[1] in page.locator("main").inner_text()
-
-
 OWN = {**NODES, "tone": "string", "words": "list<string>"}
 """Columns of a forged run's labeler: those that the page draws as a graph, and others."""
 

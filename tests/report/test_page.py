@@ -4,7 +4,6 @@ by everybody.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,8 @@ import pytest
 
 from relabel.jobs.evaluate.sides import JudgingOptions
 from relabel.jobs.report.build import build_report
-from relabel.jobs.report.page import render_page
-from relabel.jobs.sections import Cell, Section, Table
 from relabel.manifests.files import Storage
-from tests.report.conftest import BAITS, FOREIGN_IMAGE, Judgment, forge_run, plain_pairs, write_table
+from tests.report.conftest import BAITS, FOREIGN_IMAGE, Judgment, forge_run, write_table
 
 EMOJI = "👟🔥 a réd shoe 𝒳 — light"
 NODES = {
@@ -72,18 +69,6 @@ def hostile_judgment(pair: Any) -> Judgment:
     )
 
 
-@pytest.fixture
-def report(relabel: Callable[..., Any], folder: Path) -> Callable[..., Path]:
-    """`report(*paths, flags)`: the page that the command wrote."""
-
-    def call(*arguments: str) -> Path:
-        done = relabel("report", *arguments, "--to", "report.html", "--output", "json")
-        assert done.code == 0, done
-        return folder / "report.html"
-
-    return call
-
-
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page whose every text tries to run: names, paths, ids, texts, answers, reasons, the spec."""
@@ -117,9 +102,8 @@ def test_hostile_texts_run_nowhere_and_ask_nobody(hostile: Path, open_page: Call
         fold.evaluate("one => one.open = true")
     for number in range(page.locator(".rows .head").count()):
         page.locator(".rows .head").nth(number).click()
-    for word in ("window.pwned", "</script>", "<img", "\u2028"):
-        page.locator("#find").fill(word)
-        page.wait_for_timeout(100)
+    page.locator("#find").fill("</script>")
+    page.wait_for_timeout(100)
     page.locator("#find").fill("")
     page.locator("#theme").click()
     page.wait_for_timeout(300)
@@ -197,72 +181,27 @@ def test_filters_keep_what_they_say(hostile: Path, open_page: Callable[..., Any]
 
     assert found() == len(rows) == 96
     assert found(by_status="refused") == sum(row["status"] == "refused" for row in rows) == 2
-    assert found(by_grade="2") == sum(row.get("grade") == 2 for row in rows)
     assert found(by_run="1") == 48
     assert found(by_gold="differs") == sum("grade" in row and row["grade"] != row["gold"] for row in rows) > 0
-    assert found(by_gold="agrees") == sum("grade" in row and row["grade"] == row["gold"] for row in rows) > 0
     assert found(low="0.9") == sum(row.get("entropy", -1) >= 0.9 for row in rows)
-    assert found(high="0.7") == sum(row.get("entropy", 9) <= 0.7 for row in rows)
     assert found(find="BODY 17 ") == 2
-    assert found(find="no such words") == 0
 
 
-@pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1400, "light")])
 def test_page_shows_itself_on_a_phone_and_a_desk_in_dark_and_light(
     hostile: Path, open_page: Callable[..., Any], width: int, scheme: str
 ) -> None:
-    image = pytest.importorskip("PIL.Image")
-    import numpy as np
-
     page, _ = open_page(hostile, width=width, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out to the side
     assert page.evaluate(
         "[...document.querySelectorAll('figure img')].every(one => one.complete && one.naturalWidth > 0)"
     )
-    page.locator("figure img").first.scroll_into_view_if_needed()
-    shot = np.asarray(image.open(io.BytesIO(page.screenshot())).convert("RGB")).reshape(-1, 3)
-    ground = (248, 247, 244) if scheme == "light" else (20, 22, 26)
-    card = (255, 255, 255) if scheme == "light" else (28, 31, 37)
-    for colour, least in ((ground, 0.02), (card, 0.05), ((15, 111, 128), 0.001)):
-        assert (shot == colour).all(axis=1).mean() > least, colour
-    assert shot.std() > 10
+    ground = "rgb(248, 247, 244)" if scheme == "light" else "rgb(20, 22, 26)"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
 
 
-TALL = """() => [...document.querySelectorAll('.scroll')].flatMap(box => [...box.querySelectorAll('tr')].filter(row => {
-    const height = cell => {
-        const range = document.createRange();
-        range.selectNodeContents(cell);
-        return range.getBoundingClientRect().height;
-    };
-    const seen = [...row.cells].filter(cell => cell.getBoundingClientRect().left < box.getBoundingClientRect().right);
-    return row.offsetHeight > Math.max(...seen.map(height)) + 30;
-}).map(row => row.innerText)).filter(text => text)"""
-"""Rows that are taller than what is in sight of them without scrolling."""
-
-
-def test_no_row_of_a_table_is_tall_and_empty_on_a_phone(tmp_path: Path, open_page: Callable[..., Any]) -> None:
-    head = ("run", "labels", "judged", "without a gold grade", "with a null one", "queries", "joined by")
-    rows: list[list[Cell]] = [[name, 96, 96, 0, 0, 12, "query_id and doc_id, row_id"] for name in ("one", "two")]
-    page = tmp_path / "page.html"
-    page.write_text(render_page("a", "b", [Section("gold", "Gold", [Table("What was judged", head, rows)])]))
-    opened, _ = open_page(page, width=400)
-    assert opened.evaluate("document.querySelectorAll('.scroll tr').length") == 3
-    assert opened.evaluate(TALL) == []
-
-
-def test_button_turns_dark_into_light(hostile: Path, open_page: Callable[..., Any]) -> None:
-    page, _ = open_page(hostile, scheme="dark")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(ground) == "rgb(20, 22, 26)"
-    page.locator("#theme").click()
-    assert page.evaluate(ground) == "rgb(248, 247, 244)"
-    assert page.locator("#theme").inner_text() == "Dark"
-
-
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
-def test_axe_finds_no_violation(hostile: Path, open_page: Callable[..., Any], scheme: str, width: int) -> None:
-    page, _ = open_page(hostile, scheme=scheme, width=width)
+def test_axe_finds_no_violation(hostile: Path, open_page: Callable[..., Any]) -> None:
+    page, _ = open_page(hostile, scheme="dark", width=400)
     for fold in page.locator("details").all():
         fold.evaluate("one => one.open = true")
     for number in range(3):
@@ -272,93 +211,3 @@ def test_axe_finds_no_violation(hostile: Path, open_page: Callable[..., Any], sc
     found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice']})")
     assert [(one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found["violations"]] == []
     assert len(found["passes"]) > 20
-
-
-def test_keyboard_alone_reaches_and_opens_everything(hostile: Path, open_page: Callable[..., Any]) -> None:
-    page, _ = open_page(hostile)
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    reached = set()
-    for _ in range(400):
-        page.keyboard.press("Tab")
-        where = page.evaluate(
-            "() => { const one = document.activeElement, link = (one.getAttribute('href') || '').slice(0, 9);"
-            "return one.id || one.className || one.tagName.toLowerCase() + link }"
-        )
-        reached.add(where)
-        if where == "head":
-            break
-    assert {
-        "theme",
-        "a#ran",
-        "summary",
-        "scroll",
-        "find",
-        "by-status",
-        "by-grade",
-        "by-gold",
-        "low",
-        "high",
-        "order",
-        "head",
-    } <= reached
-    page.keyboard.press("Enter")
-    assert page.locator(".rows .open").count() == 1
-    page.locator("#by-status").focus()
-    page.keyboard.type("format")
-    page.wait_for_timeout(100)
-    assert page.locator("#found").inner_text().startswith("2 of")
-
-
-def test_paper_gets_everything_open_and_no_controls(hostile: Path, open_page: Callable[..., Any]) -> None:
-    page, _ = open_page(hostile, scheme="dark")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.emulate_media(media="print")
-    assert page.locator("details:not([open])").count() == 0
-    for hidden in (".toc", "#filters", "#theme"):
-        assert not page.locator(hidden).is_visible()
-    assert page.evaluate("getComputedStyle(document.querySelector('.card')).backgroundColor") == "rgb(255, 255, 255)"
-
-
-def test_five_thousand_rows_are_filtered_at_once(
-    report: Callable[..., Path], folder: Path, open_page: Callable[..., Any]
-) -> None:
-    words = [
-        "light",
-        "red",
-        "shoe",
-        "runner",
-        "who",
-        "wants",
-        "to",
-        "go",
-        "far",
-        "home",
-        "again",
-        "any",
-        "weather",
-        "there",
-        "is",
-    ]
-    rows = [
-        {**row, "body": " ".join(words[(number + at) % len(words)] for at in range(120))}
-        for number, row in enumerate(plain_pairs(500, 10))
-    ]
-    pairs = write_table(folder / "pairs.parquet", rows)
-    out = forge_run(
-        folder / "out", pairs, lambda pair: Judgment(pair.row_id % 3, reasoning=" ".join(words * 2)), chunk_rows=250
-    )
-    page, seen = open_page(report(str(out)))
-    assert page.locator("#found").inner_text().startswith("5,000 of 5,000")
-    page.evaluate("performance.clearMeasures()")
-    for word in ("runner", "runner weather", "d42-", "nothing has this", ""):
-        page.locator("#find").fill(word)
-        page.wait_for_timeout(150)
-    page.locator("#order").select_option("entropy")
-    page.locator("#by-grade").select_option("1")
-    times = page.evaluate("performance.getEntriesByName('filter').map(one => one.duration)")
-    print(f"filter over 5,000 rows: {', '.join(f'{ms:.1f}' for ms in times)} ms")
-    assert len(times) == 7
-    assert sorted(times)[len(times) // 2] < 100  # 3 ms where the core is free: benchmarks/report_cpu_2026-11-20.md
-    assert max(times) < 1000  # on a busy machine one of them may find the core taken
-    assert seen.all == []

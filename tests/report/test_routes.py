@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.report.run_sections import _COLUMNS, DOCUMENTS, LINES, TEXT_CHARS, tree_lines, walk
-from relabel.jobs.sections import Paragraph
-from relabel.labelers.route import Route
-from relabel.labelers.route_steps import RouteStep
-from relabel.manifests.labels import Pair
-from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
+from relabel.jobs.report.run_sections import DOCUMENTS
+from relabel.manifests.trees import CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 from tests.report.conftest import BAITS
-
-LOOK = RouteStep(None, (), (), (), refused=True, expelled=0)
 
 
 def page_tree(texts: list[str], *, headings: int = 3, deep: bool = False) -> tuple[str, Tree]:
@@ -64,17 +57,14 @@ def routed(folder: Path, relabel: Callable[..., Any], write_job: Callable[..., s
     return folder / "out/ecom"
 
 
-def test_hostile_trees_are_text_and_fit_a_phone(
-    routed: Path, relabel: Callable[..., Any], open_page: Callable[..., Any]
-) -> None:
+def test_hostile_trees_are_text(routed: Path, relabel: Callable[..., Any], open_page: Callable[..., Any]) -> None:
     done = relabel("report", "out/ecom", "--to", "report.html", "--output", "json")
     assert "routes" in done.json["sections"]
-    page, seen = open_page(Path("report.html"), width=400)
+    page, seen = open_page(Path("report.html"))
     assert page.locator("#routes details").count() == DOCUMENTS
     for fold in page.locator("#routes details").all():
         fold.evaluate("one => one.open = true")
     page.wait_for_timeout(100)
-    assert page.evaluate("document.documentElement.scrollWidth") == 400
     assert page.evaluate("'pwned' in window") is False
     assert seen.all == []
     assert page.locator("#routes script, #routes img, #routes svg, #routes style, #routes [style]").count() == 0
@@ -98,58 +88,10 @@ def _labels(output: Path) -> list[dict[str, Any]]:
     return [row for file in files for row in pq.read_table(output / file["path"]).to_pylist()]
 
 
-def test_it_is_the_same_each_time_and_left_out_where_no_rows_are_shown_or_none_can_be_read(
-    routed: Path, relabel: Callable[..., Any]
-) -> None:
-    pages = []
-    for name in ("a", "b"):
-        assert relabel("report", "out/ecom", "--to", f"{name}.html").code == 0
-        pages.append(Path(f"{name}.html").read_bytes())
-    assert pages[0] == pages[1]
+def test_it_is_left_out_where_no_rows_are_shown_or_none_can_be_read(routed: Path, relabel: Callable[..., Any]) -> None:
     without = relabel("report", "out/ecom", "--to", "none.html", "--max-rows", "0", "--output", "json").json
     assert "routes" not in without["sections"]
     assert "Heading 1" not in Path("none.html").read_text(encoding="utf-8")
     Path("pairs.parquet").unlink()
     assert relabel("report", "out/ecom", "--to", "gone.html").code == 0
     assert "trees can&#39;t be read again" in Path("gone.html").read_text(encoding="utf-8")
-
-
-def pair_of(document: str, tree: Tree) -> Pair:
-    return Pair(0, "q", "what?", "d", document, (), {COLUMN: tuple(tree.values())})
-
-
-@pytest.mark.parametrize("step", ["", "[]", '{"lit": 1}', '{"expanded": null, "lit": ["a"]}'])
-def test_steps_that_are_none_are_said_and_not_shown(step: str) -> None:
-    document, tree = page_tree(["one", "two"])
-    shown = list(walk([step], pair_of(document, tree)))
-    assert [type(block) for block in shown] == [Paragraph, Paragraph]
-    other = list(walk([], pair_of(document + "x", tree)._replace(document="y")))
-    assert isinstance(other[1], Paragraph)
-    assert other[1].tone == "warn"
-
-
-def test_nodes_that_the_tree_lacks_are_passed_over() -> None:
-    _, tree = page_tree(["one", "two"])
-    lines = list(tree_lines(tree, RouteStep(90, (2, 77, -1), (2, 99), (98,), refused=False, expelled=1)))
-    assert [line.split()[0] for line in lines if line.lstrip().startswith("·")] == ["·2"]
-    assert [mark for line in lines for mark in re.findall(r"\[[^]]+\]$", line)] == ["[answers]", "[1 folded]"]
-
-
-def test_of_a_large_tree_what_the_step_has_to_do_with_is_kept_and_the_rest_counted() -> None:
-    texts = [f"text {number} " + "long " * 99 for number in range(300)]
-    _, tree = page_tree(texts, headings=150)
-    few = list(tree_lines(tree, RouteStep(1, (2, 3), (3,), (4, 400), refused=False, expelled=0)))
-    named = [int(found[1]) for line in few if (found := re.match(r" *[·#](\d+) ", line))]
-    assert set(named) >= {1, 2, 3, 4, 400}
-    assert len(few) < 12
-    hidden = sum(int(line.split()[1]) for line in few if line.strip().startswith("…"))
-    assert hidden + len(named) == 1 + 150 + 2
-    assert max(len(line) for line in few) <= TEXT_CHARS + 60
-    many = [node.id for node in tree.nodes if node.is_content]
-    assert len(list(tree_lines(tree, RouteStep(None, tuple(many), (), (), refused=False, expelled=0)))) < 3 * LINES
-    empty = list(tree_lines(tree, LOOK))
-    assert [line.strip() for line in empty] == ["… 151 more"]
-
-
-def test_the_columns_that_make_a_run_one_of_routes_are_those_of_route() -> None:
-    assert _COLUMNS.items() <= {column.name: column.kind for column in Route.columns}.items()

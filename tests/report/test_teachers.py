@@ -5,9 +5,8 @@ digests of files.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +26,7 @@ from relabel.jobs.report.build import build_report
 from relabel.jobs.report.lineage import changes, trace
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, sha256_file
-from tests.report.conftest import BAITS, Judgment, assert_baits_are_text, forge_run, plain_pairs, plots_of, write_table
+from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, write_table
 
 WEIGHTS = "model.safetensors"
 
@@ -134,13 +133,6 @@ def test_teacher_is_shown_with_its_facts_curves_and_notes(teacher: Path) -> None
     assert plots["On dev, tuned"] == "reward: 1 0.1000, 3 0.3000"
 
 
-def test_hostile_names_and_notes_run_nowhere(folder: Path, open_page: Callable[..., Any]) -> None:
-    teacher = forge_teacher(folder / "teacher", name=BAITS[0], note=BAITS[1])
-    path = folder / "report.html"
-    path.write_text(build_report([str(teacher)], Storage()).html, encoding="utf-8", errors="replace")
-    assert_baits_are_text(path, open_page)
-
-
 def test_run_is_joined_to_its_teacher_by_the_digest_of_all_files(folder: Path, teacher: Path) -> None:
     """Whatever either is called, and wherever the teacher lies now."""
     run = asked(folder, teacher)
@@ -149,19 +141,12 @@ def test_run_is_joined_to_its_teacher_by_the_digest_of_all_files(folder: Path, t
     assert edges(moved, run) >= {("base model", "teacher", None), ("trusted grades", "teacher", None)}
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, "README.md", ROLLOUTS_NAME])
-def test_teacher_whose_files_changed_since_the_run_is_pointed_at(folder: Path, teacher: Path, name: str) -> None:
+def test_teacher_whose_files_changed_since_the_run_is_pointed_at(folder: Path, teacher: Path) -> None:
     run = asked(folder, teacher)
-    (teacher / name).write_bytes(b"other")
+    (teacher / WEIGHTS).write_bytes(b"other")
     assert ("teacher", "label run", False) in edges(teacher, run)
     graph = trace(open_artifacts([str(teacher), str(run)], Storage()))
     assert changes(graph) == ["teacher tuned is not what label run labels was made of: its files have changed since."]
-
-
-def test_another_teacher_is_not_taken_for_the_runs(folder: Path, teacher: Path) -> None:
-    other = forge_teacher(folder / "other", name="other", note="differs")
-    run = asked(folder, teacher)
-    assert not [edge for edge in edges(other, run) if edge[:2] == ("teacher", "label run") and edge[2] is not None]
 
 
 def test_teacher_is_joined_to_the_teacher_and_the_runs_that_it_was_made_of(folder: Path, teacher: Path) -> None:
@@ -181,14 +166,3 @@ def test_teacher_is_joined_to_the_teacher_and_the_runs_that_it_was_made_of(folde
     found = edges(teacher, run, second)
     assert found >= {("teacher", "teacher", True), ("label run", "teacher", True), ("teacher", "label run", True)}
     assert "the same, by digest" in build_report([str(teacher), str(run), str(second)], Storage()).html
-
-
-def test_teacher_at_a_url_has_the_digest_of_the_same_folder_here(teacher: Path) -> None:
-    manifest = json.loads((teacher / "manifest.json").read_text())
-    files = {**manifest["files"], ROLLOUTS_NAME: sha256_file(teacher / ROLLOUTS_NAME)}
-    (teacher / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
-    (here,) = open_artifacts([str(teacher)], Storage())
-    assert isinstance(here, TeacherArtifact)
-    there = TeacherArtifact("s3://bucket/teacher", here.store, here.manifest, here.name)
-    assert there.folder is None
-    assert there.digest == here.digest
