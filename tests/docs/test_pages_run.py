@@ -173,10 +173,3 @@ def test_every_extra_that_the_pages_install_and_every_target_that_they_make_is_t
     targets = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))
     assert {"demo", "test"} <= targets
     assert [name for name in sorted(targets) if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
-
-
-def test_output_that_a_command_does_not_print_is_found() -> None:
-    assert shows(["rows # of #", "…", "end"], ["rows # of #", "a", "b", "end"])
-    assert not shows(["rows # of #", "end"], ["rows # of #", "a", "end"])
-    assert not shows(["rows # of #"], [])
-    assert shape("  labelled   192 (4f2a9c01b7d3e855), -0.5 to 1e-4 %") == "labelled # (#), # to # %"

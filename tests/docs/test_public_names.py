@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, get_args
 
-import pytest
 from pydantic import BaseModel
 
 from tests.docs.pages import PAGES, ROOT, blocks
@@ -123,30 +122,6 @@ def test_every_error_that_may_be_caught_is_public() -> None:
         if inspect.isclass(value) and issubclass(value, errors.RelabelError)
     }
     assert tree == set(dict(declared())["relabel.manifests.errors"])
-
-
-class OneField(BaseModel):
-    limit: int = 1
-
-
-class NoField(BaseModel):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (lambda text, *, limit=1: None, lambda text: None),
-        (lambda text: None, lambda text, more: None),
-        (
-            type("Kind", (), {"__module__": "relabel.x", "read": lambda self: None}),
-            type("Kind", (), {"__module__": "relabel.x"}),
-        ),
-        (OneField, NoField),
-    ],
-)
-def test_an_argument_a_method_or_a_field_that_goes_is_seen(before: Any, after: Any) -> None:
-    assert shown("kind", before) != shown("kind", after)
 
 
 def test_the_package_says_that_it_is_typed() -> None:

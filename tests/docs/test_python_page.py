@@ -8,10 +8,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,7 +17,7 @@ import relabel
 from relabel.jobs.run import progress
 from relabel.manifests.errors import ConfigError, InputError
 from tests.docs.pages import DOCS, blocks
-from tests.docs.worlds import call, write_pairs, write_tiny_student
+from tests.docs.worlds import call, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
 
 BLOCKS = [block for block in blocks(DOCS / "python.md") if block.language == "python"]
@@ -61,10 +59,7 @@ def test_a_notebook_shows_one_line_of_progress_that_is_written_over(
     out, err = capsys.readouterr()
     assert out == ""
     shown = [text for text in re.findall(r"\r([^\r\n]*)", err) if " pairs/s" in text]
-    assert shown
-    assert all(" of 192 pairs · " in text for text in shown)
     assert shown[-1].startswith("192 of 192 pairs · ")
-    assert err.count("\n") < len(shown) + 5
     assert err.endswith("\n")
 
 
@@ -104,28 +99,3 @@ def test_rows_of_the_input_and_pairs_of_ones_own_are_asked(folder: Path) -> None
         relabel.ask(JOB, [{"query": "red shoes"}])
     with pytest.raises(ConfigError, match=r"the job's spec: unknown key `enginge`"):
         relabel.run({**JOB, "enginge": {}})
-
-
-def test_what_evaluate_returns_is_what_the_command_prints(
-    folder: Path,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_pairs(folder)
-    relabel.run(JOB)
-    capsys.readouterr()
-    assert call("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--output", "json") == 0
-    printed = json.loads(capsys.readouterr().out)["figures"]
-    found = relabel.evaluate("out/ecom", qrels="pairs.parquet")
-    assert found.figures["accuracy"].value == pytest.approx(printed["accuracy"]["value"])
-    assert found.figures.keys() == printed.keys()
-
-
-def test_student_and_bundle_give_the_same_scores(folder: Path, golden: Callable[[str, str], None]) -> None:  # noqa: F811
-    write_pairs(folder)
-    write_tiny_student(folder / "student", name="ecom", heads={"relevance": 3})
-    assert call("export", "student", "--to", "bundle", "--pairs", "pairs.parquet", "--precisions", "fp32") == 0
-    pairs = [("red shoes", "A red shoe."), ("lamp", "")]
-    student, bundle = relabel.Student("student"), relabel.Bundle("bundle")
-    assert np.allclose(student.score(pairs), bundle.score(pairs), atol=1e-5)
-    assert all(0 <= score <= 1 for score in student.score(pairs))
-    assert np.allclose(student.probabilities(pairs)["relevance"].sum(1), 1, atol=1e-6)
