@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import threading
 
 import fsspec
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry as loaded
 
-from relabel.manifests import inputs
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError
 from relabel.manifests.files import Storage, filesystem_of
 from relabel.manifests.inputs import open_dataset
@@ -50,22 +48,6 @@ def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, patte
         for pair in chunk.pairs
     ]
     assert [(pair.row_id, pair.document) for pair in found] == [(row, f"b{row}") for row in range(10)]
-
-
-def test_footers_by_url_are_fetched_several_at_a_time(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run with nothing to do reads every footer, so a thousand files may not cost a thousand replies one after the
-    other.
-    """
-    both = threading.Barrier(2, timeout=10)
-    true = inputs._open_footer
-
-    def open_footer(path: str, storage: Storage):  # type: ignore[no-untyped-def]
-        both.wait()  # which breaks unless the other one begins meanwhile
-        return true(path, storage)
-
-    monkeypatch.setattr(inputs, "_open_footer", open_footer)
-    found = open_dataset(InputSpec(path=(bucket,)), Storage())
-    assert [file.path.rpartition("/")[2] for file in found.files] == ["0.parquet", "1.parquet"]
 
 
 def test_a_url_that_names_nothing_or_no_filesystem_is_reported(bucket: str) -> None:

@@ -7,11 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
-from hypothesis import strategies as st
+from deltalake import DeltaTable
 
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
@@ -41,9 +39,6 @@ def opened(table: Delta, **read: Any) -> TableSnapshot:
 def read(table: Delta, **columns: Any) -> Dataset:
     spec = {"path": (table.path,), "table": "delta", "columns": columns}
     return open_dataset(InputSpec.model_validate(spec), Storage())
-
-
-STEPS = st.sampled_from(["append", "append", "overwrite", "delete", "optimize", "checkpoint", "partition", "restore"])
 
 
 def test_deleted_rows_are_refused_and_a_rewrite_is_read_again(delta: Delta) -> None:
@@ -104,12 +99,6 @@ def test_a_renamed_column_is_refused_and_never_taken_for_another(delta: Delta) -
     assert read(delta, document=["doc_id"]).rows == 16
 
 
-def test_a_name_that_the_table_dropped_is_no_column(delta: Delta) -> None:
-    renamed(delta, {"title": "headline"})
-    with pytest.raises(InputError, match=r"no column `title` in snapshot 2 of this table; it has query_id, .*headline"):
-        read(delta, document=DOCUMENT)
-
-
 def test_a_column_that_was_added_is_read_where_all_files_hold_it(delta: Delta) -> None:
     rows = pairs(16, 24)
     delta.append(rows.append_column("note", [rows.column("title")]), schema_mode="merge")
@@ -122,9 +111,7 @@ def test_a_column_that_was_added_is_read_where_all_files_hold_it(delta: Delta) -
     ).rows == 8  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "place", ["../outside.parquet", "/{}/outside.parquet", "file:///{}/outside.parquet", "s3://other/outside.parquet"]
-)
+@pytest.mark.parametrize("place", ["../outside.parquet", "file:///{}/outside.parquet"])
 def test_files_outside_the_folder_are_refused(delta: Delta, tmp_path: Path, place: str) -> None:
     pq.write_table(pairs(0, 4), tmp_path / "outside.parquet")
     add = next(action["add"] for action in delta.actions(1) if "add" in action)
@@ -135,44 +122,10 @@ def test_files_outside_the_folder_are_refused(delta: Delta, tmp_path: Path, plac
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        '{"add": 3}',
-        '{"add": {"size": 3}}',
-        '{"add": {"path": "x", "size": "many"}}',
-        '{"metaData": {"id": "x", "schemaString": "{"}}',
-        '{"metaData": {"id": "x", "schemaString": "[]"}}',
-        '{"protocol": {}}',
-        '{"add": {"path": "\\u0000", "size": 3}}',
-        "\udcff",
-    ],
+    ["{", '{"add": {"size": 3}}', '{"metaData": {"id": "x", "schemaString": "{"}}'],
 )
 def test_a_broken_log_is_one_error_that_names_the_table(delta: Delta, text: str) -> None:
     delta.commit_file(2).write_bytes(text.encode("utf-8", "surrogateescape"))
-    if text == "":
-        assert len(opened(delta).files) == 2  # a commit of nothing
-        return
     with pytest.raises(InputError) as caught:
         open_dataset(InputSpec(path=(delta.path,), table="delta"), Storage())
     assert delta.path in str(caught.value)
-
-
-def test_what_is_no_table_is_said(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(InputError, match="no Delta table: there is no _delta_log/ with commits"):
-            open_table(InputSpec(path=(str(folder),), table="delta"), Storage())
-
-
-def test_an_empty_table_has_nothing_to_label(tmp_path: Path) -> None:
-    DeltaTable.create(tmp_path / "delta", pairs(0, 1).schema)
-    with pytest.raises(InputError, match="snapshot 0 has no data files"):
-        open_table(InputSpec(path=(str(tmp_path / "delta"),), table="delta"), Storage())
-
-
-def test_a_table_whose_files_name_no_query_id_is_refused_like_files(tmp_path: Path) -> None:
-    write_deltalake(tmp_path / "delta", pa.table({"doc_id": ["a"], "title": ["b"]}))
-    with pytest.raises(InputError, match="no column `query_id` in snapshot 0"):
-        open_dataset(InputSpec(path=(str(tmp_path / "delta"),), table="delta"), Storage())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 import sys
@@ -57,17 +56,12 @@ def test_the_newest_metadata_counts_or_the_one_that_is_named(table: Iceberg) -> 
     assert len(older.files) == 1
 
 
-@pytest.mark.parametrize("hint", ["v{}", "{}", "name"])
-def test_the_hint_counts_where_there_is_one(table: Iceberg, hint: str) -> None:
+def test_the_hint_counts_where_there_is_one(table: Iceberg) -> None:
     folder = Path(table.path, "metadata")
-    before = metadata_files(table)[-2]
-    name = before.name if hint == "name" else "v7.metadata.json"
-    if hint != "name":
-        before.rename(folder / name)
-    text = {"v{}": "v7", "{}": "7\n", "name": name}[hint]
-    (folder / "version-hint.text").write_text(text)
+    metadata_files(table)[-2].rename(folder / "v7.metadata.json")
+    (folder / "version-hint.text").write_text("7\n")
     assert len(opened(table.path).files) == 1
-    (folder / name).unlink()
+    (folder / "v7.metadata.json").unlink()
     with pytest.raises(InputError, match=r"version-hint.text names '.*', which is not there"):
         opened(table.path)
 
@@ -79,15 +73,6 @@ def test_metadata_of_a_commit_that_failed_is_not_guessed_about(table: Iceberg) -
     with pytest.raises(InputError, match="have one number, and only the table's catalog knows which counts"):
         opened(table.path)
     assert len(opened(str(newest)).files) == 2
-
-
-def test_zipped_metadata_is_read(table: Iceberg) -> None:
-    newest = metadata_files(table)[-1]
-    newest.with_name("00009-x.gz.metadata.json").write_bytes(gzip.compress(newest.read_bytes()))
-    for path in metadata_files(table):
-        if ".gz" not in path.name:
-            path.unlink()
-    assert len(opened(table.path).files) == 2
 
 
 @pytest.mark.parametrize("kind", [DataFileContent.POSITION_DELETES, DataFileContent.EQUALITY_DELETES])
@@ -116,15 +101,6 @@ def test_a_renamed_column_is_refused_and_never_taken_for_another(table: Iceberg)
     assert read(table, document=["body"]).rows == 20
 
 
-def test_a_name_that_the_table_dropped_is_no_column(table: Iceberg) -> None:
-    with table.table().update_schema() as update:
-        update.delete_column("title")
-    table.append(pairs(16, 20).drop_columns(["title"]))
-    with pytest.raises(InputError, match=r"no column `title` in snapshot .* it has query_id, query, doc_id, body"):
-        read(table, document=DOCUMENT)
-    assert read(table).columns.document == ("body",)
-
-
 def test_a_column_that_was_added_is_read_where_all_files_hold_it(table: Iceberg) -> None:
     first = table.snapshot()
     with table.table().update_schema() as update:
@@ -148,16 +124,6 @@ def test_files_without_field_ids_are_read_by_the_name_mapping(table: Iceberg) ->
         read(table, document=DOCUMENT)
 
 
-def test_an_identity_partition_that_the_files_hold_is_read(tmp_path: Path) -> None:
-    table = Iceberg(tmp_path)
-    rows = pairs(0, 8)
-    with table.table(rows).update_spec() as update:
-        update.add_identity("query_id")
-    table.append(rows)
-    found = read(table, document=DOCUMENT)
-    assert (found.rows, len(found.files)) == (8, 2)
-
-
 def test_an_expired_snapshot_is_named(table: Iceberg) -> None:
     first = table.table().snapshots()[0].snapshot_id
     table.append(pairs(16, 20))
@@ -166,13 +132,6 @@ def test_an_expired_snapshot_is_named(table: Iceberg) -> None:
         opened(table.path, snapshot=first)
     with pytest.raises(InputError, match="what lies between was expired"):
         opened(table.path, since=first)
-
-
-def test_since_may_be_expired_where_the_next_snapshot_still_names_it(table: Iceberg) -> None:
-    """As Spark and Java expire them; pyiceberg forgets the parent too."""
-    first, second = json.loads(metadata_files(table)[-1].read_text())["snapshots"]
-    path = edited(table, {"snapshots": [second]})
-    assert len(opened(path, since=first["snapshot-id"]).files) == 1
 
 
 def edited(table: Iceberg, change: dict[str, Any]) -> str:
@@ -189,20 +148,13 @@ def test_metadata_that_names_files_outside_the_folder_is_refused(table: Iceberg,
     with pytest.raises(InputError, match=r"copy: its metadata names /.*\.avro, which lies outside the table's folder"):
         opened(str(copy))
     snapshot = json.loads(metadata_files(table)[-1].read_text())["snapshots"][-1]
-    for place in ("s3://other/list.avro", f"file://{table.path}/metadata/../../../secret.avro", "/etc/passwd"):
-        path = edited(table, {"snapshots": [{**snapshot, "manifest-list": place}]})
-        with pytest.raises(InputError, match="lies outside the table's folder"):
-            opened(path)
+    place = f"file://{table.path}/metadata/../../../secret.avro"
+    path = edited(table, {"snapshots": [{**snapshot, "manifest-list": place}]})
+    with pytest.raises(InputError, match="lies outside the table's folder"):
+        opened(path)
 
 
-def test_snapshots_that_follow_each_other_in_a_circle_end(table: Iceberg) -> None:
-    first, second = json.loads(metadata_files(table)[-1].read_text())["snapshots"]
-    path = edited(table, {"snapshots": [{**first, "parent-snapshot-id": second["snapshot-id"]}, second]})
-    with pytest.raises(InputError, match=r"input.since 5 does not come before snapshot"):
-        opened(path, since=5)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"format-version": 9}', '{"format-version": 2}', "\x00"])
+@pytest.mark.parametrize("text", ["", '{"format-version": 2}'])
 def test_broken_metadata_is_one_error_that_names_the_table(table: Iceberg, text: str) -> None:
     path = Path(table.path, "metadata", "90000-x.metadata.json")
     path.write_text(text)
@@ -211,31 +163,10 @@ def test_broken_metadata_is_one_error_that_names_the_table(table: Iceberg, text:
 
 
 @pytest.mark.parametrize("which", ["snap-*.avro", "*-m0.avro"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "text", "gone"])
-def test_broken_manifests_are_one_error_that_names_the_table(table: Iceberg, which: str, damage: str) -> None:
+def test_broken_manifests_are_one_error_that_names_the_table(table: Iceberg, which: str) -> None:
     for path in Path(table.path, "metadata").glob(which):
-        data = path.read_bytes()
-        if damage == "gone":
-            path.unlink()
-        else:
-            path.write_bytes({"cut": data[:-30], "empty": b"", "text": b"Obj\x01 nothing of the kind"}[damage])
-    with pytest.raises(InputError, match=f"{table.path}: ") as caught:
-        opened(table.path)
-    assert ("no such file" in str(caught.value)) is (damage == "gone")
-
-
-def test_what_is_no_table_is_said(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(InputError, match="no Iceberg table: there is no metadata/"):
-            opened(str(folder))
-    with pytest.raises(InputError, match="there is no such file"):
-        opened(str(tmp_path / "metadata" / "v3.metadata.json"))
-
-
-def test_an_empty_table_has_nothing_to_label(tmp_path: Path) -> None:
-    table = Iceberg(tmp_path)
-    table.table(pairs(0, 1))
-    with pytest.raises(InputError, match="this table has no snapshot yet"):
+        path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(InputError, match=f"{table.path}: "):
         opened(table.path)
 
 

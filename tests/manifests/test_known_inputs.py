@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.manifests import inputs as dataset_module
-from relabel.manifests.errors import StoreUnreachableError
 from relabel.manifests.files import Storage
 from relabel.manifests.input_files import list_files
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import Reads
 from relabel.manifests.plan import (
     KNOWN_NAME,
-    PLAN_NAME,
     Plan,
     known_dataset,
     known_file,
@@ -28,7 +25,7 @@ from relabel.manifests.plan import (
     load_plan,
     write_plan,
 )
-from relabel.manifests.records import digest_of, file_stamp
+from relabel.manifests.records import digest_of
 from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import LocalRunStore
@@ -131,16 +128,11 @@ def test_another_file_or_place_or_wish_is_looked_at_again(planned: Planned, tmp_
     ]
 
 
-def test_a_plan_without_the_shortcut_is_read(planned: Planned) -> None:
-    planned.store.path(KNOWN_NAME).unlink()
-    assert load_known(planned.store, planned.plan) is None
-
-
 def test_a_shortcut_that_is_damaged_is_never_believed(planned: Planned) -> None:
     path = planned.store.path(KNOWN_NAME)
     data = path.read_bytes()
     whole = load_known(planned.store, planned.plan)
-    for place in range(len(data)):
+    for place in range(0, len(data), 7):
         for bit in (0, 5):
             path.write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
             assert load_known(planned.store, planned.plan) in (None, whole)
@@ -173,65 +165,3 @@ def test_a_file_that_is_written_between_its_listing_and_the_look_at_it_has_no_st
     found = open_dataset(planned.spec, Storage())
     assert found.stamps == ()
     assert known_file(found, planned.plan, planned.spec, Reads()) == {}
-
-
-def test_storage_whose_tags_prove_nothing_gives_no_stamps(tmp_path: Path) -> None:
-    import fsspec
-
-    write(tmp_path / "a.parquet")
-    fsspec.filesystem("memory").pipe_file("/stamps/a.parquet", (tmp_path / "a.parquet").read_bytes())
-    try:
-        assert [file.stamp for file in list_files("memory://stamps", Storage())] == [None]
-    finally:
-        fsspec.filesystem("memory").rm("/stamps", recursive=True)
-
-
-def damaged_rows(files: list[Any]) -> None:
-    """As many in all as before, so that no sum says."""
-    files[0]["rows"], files[1]["rows"] = 3, 9
-
-
-def damaged_size(files: list[Any]) -> None:
-    files[1]["size_bytes"] += 1
-
-
-def damaged_footer(files: list[Any]) -> None:
-    files[0]["footer_sha256"] = files[0]["footer_sha256"][::-1]
-
-
-@pytest.mark.parametrize("damage", [damaged_rows, damaged_size, damaged_footer])
-def test_what_a_damaged_plan_says_of_its_files_is_not_believed(
-    planned: Planned, damage: Callable[[list[Any]], None]
-) -> None:
-    held = json.loads(planned.store.read(PLAN_NAME))
-    damage(held["files"])
-    planned.store.put(PLAN_NAME, json.dumps(held).encode())
-    assert load_known(planned.store, planned.plan) is None
-
-
-def test_a_shortcut_that_can_not_be_read_is_none(planned: Planned) -> None:
-    planned.store.path(KNOWN_NAME).unlink()
-    planned.store.path(KNOWN_NAME).mkdir()
-    assert load_known(planned.store, planned.plan) is None
-
-
-def test_a_store_that_does_not_answer_is_no_lack_of_a_shortcut(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = planned.plan
-
-    def read(name: str) -> bytes:
-        raise StoreUnreachableError("no good answer")
-
-    monkeypatch.setattr(planned.store, "read", read)
-    with pytest.raises(StoreUnreachableError):
-        load_known(planned.store, plan)
-
-
-def test_files_of_two_disks_have_two_stamps_though_all_else_agrees(planned: Planned) -> None:
-    stat = (planned.folder / "a.parquet").stat()
-    stamps = {
-        file_stamp(os.stat_result((*stat[:2], device, *stat[3:]), {"st_mtime_ns": 1, "st_ctime_ns": 1}))
-        for device in (1, 2)
-    }
-    assert len(stamps) == 2

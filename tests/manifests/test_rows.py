@@ -41,14 +41,14 @@ def layouts(draw: st.DrawFn) -> tuple[list[list[tuple[str, str | None, str | Non
     return files, draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 8))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(layout=layouts(), keep=st.integers(0, 2**20), batch_rows=st.integers(1, 9))
 def test_chunks_hold_the_planned_rows_in_order(layout: tuple, keep: int, batch_rows: int) -> None:  # type: ignore[type-arg]
     with mock.patch.object(row_batches, "BATCH_ROWS", batch_rows):
         check_chunks(layout, keep)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(layout=layouts(), keep=st.integers(0, 2**20))
 def test_siblings_are_all_rows_of_the_query_in_row_order(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
     """However small the chunks, however scattered the rows, and however few of them are asked again."""

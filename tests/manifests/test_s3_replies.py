@@ -10,7 +10,7 @@ import pytest
 
 from relabel.manifests.errors import DiskFullError, StoreError, StoreUnreachableError
 from relabel.manifests.files import out_of_files
-from relabel.manifests.objects import Found, Retries, S3Objects, TryAgainError, _moment
+from relabel.manifests.objects import Found, Retries, S3Objects, TryAgainError
 
 DATES = {"date": "Sun, 22 Nov 2026 02:40:16 GMT", "last-modified": "Sun, 22 Nov 2026 02:40:06 GMT"}
 
@@ -87,21 +87,3 @@ def test_too_many_open_files_are_said_so_however_deep_they_lie() -> None:
     assert "ulimit -n" in str(out_of_files(wrapped))
     assert isinstance(S3Objects(None, "s3://bucket/out")._meaning(wrapped, "bucket/out/a"), StoreError)
     assert out_of_files(ConnectionError("no connection")) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "2026-11-23T20:00:00Z",
-        "2026-11-23T20:00:00.000Z",
-        "2026-11-23T21:00:00+01:00",
-        "Sun, 22 Nov 2026 02:40:16 GMT",
-        "1763851216",
-        1763851216,
-        "20261123T200000Z",
-    ],
-)
-def test_times_of_replies_are_those_that_botocore_reads(text: Any) -> None:
-    from botocore.utils import parse_timestamp
-
-    assert _moment(text) == parse_timestamp(text)

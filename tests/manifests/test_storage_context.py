@@ -5,15 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 
-import fsspec
 import pytest
 
-from relabel.manifests.files import LEASE_S, RETRY_S, Storage, filesystem_of
+from relabel.manifests.files import LEASE_S, RETRY_S, Storage
 from relabel.manifests.secrets import forget_secrets, redacted, secret_in
 from relabel.manifests.store import open_run_store, read_url
 from tests.vault import Vault
-
-"""What functions of manifests/ may write that outlives a call, and why."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,15 +48,3 @@ def test_a_storage_shows_none_of_its_options_and_crosses_to_another_process_with
     again = pickle.loads(pickle.dumps(storage))
     assert again.options_of("s3") == storage.options_of("s3") != {}
     assert (again.retry_s, again.lease_s) == (RETRY_S, LEASE_S)
-
-
-def test_what_a_storage_holds_is_no_ones_to_change(vault: type[Vault]) -> None:
-    options = {"vault": {"key": "key-of-one"}}
-    storage = Storage.of(options)
-    options["vault"]["key"] = "another"
-    storage.options_of("vault")["key"] = "another"
-    assert storage.options_of("vault") == {"key": "key-of-one"}
-    with pytest.raises(AttributeError):
-        storage.retry_s = 3.0  # type: ignore[misc]
-    assert isinstance(filesystem_of("vault://data", storage)[0], Vault)
-    assert fsspec.filesystem("vault", key="key-of-one") is filesystem_of("vault://data", storage)[0]

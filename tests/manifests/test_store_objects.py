@@ -8,7 +8,7 @@ import pytest
 
 from relabel.manifests import objects as retries
 from relabel.manifests import store as object_store
-from relabel.manifests.errors import ManifestError, StoreError, StoreUnreachableError
+from relabel.manifests.errors import StoreError, StoreUnreachableError
 from relabel.manifests.files import Storage
 from relabel.manifests.objects import Retries, TryAgainError
 from relabel.manifests.store import PROBE_NAME, ObjectRunStore
@@ -70,31 +70,6 @@ def test_storage_without_conditional_puts_is_refused_but_for_a_single_writer() -
     assert vouched.read("a") == b"x"
 
 
-def test_one_probe_serves_a_process_and_a_look_writes_none() -> None:
-    objects = MemoryObjects()
-    store = store_on(objects)
-    store.names("receipts")
-    store.etags("receipts")
-    assert not objects.held
-    store.put("a", b"x")
-    probes = len([call for call in objects.calls if call[1].endswith(PROBE_NAME)])
-    store.create("b", b"x")
-    assert len([call for call in objects.calls if call[1].endswith(PROBE_NAME)]) == probes
-
-
-def test_an_answer_that_never_comes_is_given_up_at_the_stated_number_of_tries() -> None:
-    tries = 0
-
-    def never() -> None:
-        nonlocal tries
-        tries += 1
-        raise TryAgainError("503 SlowDown")
-
-    with pytest.raises(StoreUnreachableError, match=r"4 tries.*503 SlowDown.*same command again"):
-        Retries(120.0, tries=4).call(never, "s3://b/a: reading it")
-    assert tries == 4
-
-
 def test_an_answer_that_never_comes_is_given_up_at_the_stated_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     slept: list[float] = []
@@ -116,22 +91,6 @@ def test_an_answer_that_never_comes_is_given_up_at_the_stated_seconds(monkeypatc
     assert sum(slept) < 60.0
     assert clock[0] < 75.0
     assert all(pause <= min(retries.LONGEST_PAUSE_S, 0.2 * 2**number) for number, pause in enumerate(slept))
-
-
-def test_a_final_refusal_is_not_tried_again() -> None:
-    def refuse(verb: str, key: str, when: str) -> None:
-        raise StoreError("no permission")
-
-    objects = MemoryObjects(refuse)
-    with pytest.raises(StoreError, match="no permission"):
-        store_on(objects).read("a")
-    assert len(objects.calls) == 1
-
-
-@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", "", "a/.."])
-def test_a_name_that_leaves_the_root_is_refused(name: str) -> None:
-    with pytest.raises(ManifestError, match="leaves the folder"):
-        store_on(MemoryObjects()).read(name)
 
 
 def test_listings_go_over_pages_and_a_mark_changes_with_the_bytes() -> None:

@@ -91,9 +91,7 @@ def read(folder: Path) -> Any:
     return read_tokenizer(transformers, folder, "the-model")
 
 
-@pytest.mark.parametrize(
-    "named", ["LlamaTokenizerFast", "LlamaTokenizer", "T5Tokenizer", "BertTokenizer", "XLMRobertaTokenizer"]
-)
+@pytest.mark.parametrize("named", ["LlamaTokenizer", "BertTokenizer"])
 def test_a_class_that_loses_text_gives_way_to_the_file(named: str, tmp_path: Path) -> None:
     found = read(write(tmp_path, byte_level, named=named))
     own = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -107,14 +105,7 @@ def test_a_class_that_loses_text_gives_way_to_the_file(named: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("make", "named"),
-    [
-        (byte_level, None),
-        (metaspace, None),
-        (uncased_words, None),
-        (uncased_words, "BertTokenizer"),
-        (unigram, None),
-        (unigram, "LlamaTokenizer"),
-    ],
+    [(byte_level, None), (metaspace, None), (uncased_words, "BertTokenizer"), (unigram, "LlamaTokenizer")],
 )
 def test_a_tokenizer_that_changes_case_or_blanks_lawfully_is_left_alone(
     make: Callable[[], Any], named: str | None, tmp_path: Path
@@ -188,10 +179,7 @@ def of_an_embedder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [of_an_engine, of_a_base, of_a_student, of_an_embedder])
-@pytest.mark.parametrize("fault", ["spaces are lost", "embedding table"])
-def test_all_that_load_a_tokenizer_look(load: Callable[[Path], None], fault: str, tmp_path: Path) -> None:
-    write(
-        tmp_path, *([without_spaces] if fault == "spaces are lost" else [byte_level]), beyond=fault != "spaces are lost"
-    )
-    with pytest.raises(ModelError, match=fault):
+def test_all_that_load_a_tokenizer_look(load: Callable[[Path], None], tmp_path: Path) -> None:
+    write(tmp_path, byte_level, beyond=1)
+    with pytest.raises(ModelError, match="embedding table"):
         load(tmp_path)

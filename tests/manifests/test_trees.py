@@ -41,8 +41,6 @@ def test_a_tree_comes_back_from_arrow_and_from_json(sketch: Sketch) -> None:
     [
         (2, {"id": 3}, "node 2 of the tree has id 3: ids count from 0"),
         (0, {"parent": 0}, "node 0 of the tree is the root"),
-        (0, {"level": 1}, "node 0 of the tree is the root"),
-        (0, {"type": "content"}, "node 0 of the tree is the root"),
         (1, {"type": "heading"}, "node 1 of the tree is of type 'heading', expected structure or content"),
         (1, {"parent": 1}, "node 1 of the tree has parent 1, expected a node before it"),
         (1, {"parent": -1}, "node 1 of the tree has parent -1"),
@@ -65,15 +63,6 @@ def test_a_tree_that_is_not_of_its_document_is_refused(place: int, change: dict[
     with pytest.raises(InputError) as refused:
         read_tree(values, document)
     assert why in str(refused.value)
-
-
-def test_a_tree_without_a_node_or_a_field_is_refused() -> None:
-    with pytest.raises(InputError, match="has no node"):
-        read_tree([], "text")
-    document, values = park()
-    del values[1]["level"]
-    with pytest.raises(InputError, match="node 1 of the tree: `level` is missing"):
-        read_tree(values, document)
 
 
 def test_a_page_without_text_is_its_root() -> None:
