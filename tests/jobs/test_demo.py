@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.demo.steps import Step, call, steps_of
+from relabel.jobs.demo.steps import steps_of
 from relabel.jobs.report.artifacts import open_artifacts
 from relabel.jobs.report.lineage import changes, trace
 from relabel.manifests.files import Storage
@@ -94,11 +94,6 @@ def test_without_training_the_demo_goes_the_same_way_from_labels_on() -> None:
     assert plain[2:] == taught[4:-2]
 
 
-def test_the_demo_trains_no_teacher_for_answers_that_are_made_up(relabel: Callable[..., Any], folder: Path) -> None:
-    relabel("demo", "--teach", "--engine", "fake").refused(2, "--teach and --engine fake")
-    relabel("demo", "--teach", "--labels-only").refused(2, "--teach and --labels-only")
-
-
 def test_the_demo_stops_at_a_step_that_fails_and_says_which(relabel: Callable[..., Any], folder: Path) -> None:
     done = relabel("demo", "--engine", "fake", "--student", "absent")
     assert done.code == 4
@@ -116,11 +111,3 @@ def test_the_demo_can_stop_when_the_labels_are_there(relabel: Callable[..., Any]
     assert (folder / "out/demo/logs/01-run.log").exists()
     assert len(done.out.splitlines()) + len(done.err.splitlines()) <= 30
     assert not (folder / "out/demo/student").exists()
-
-
-def test_a_step_is_shown_as_it_is_typed_and_prints_to_its_log(folder: Path) -> None:
-    assert Step("", ("relabel", "run", "out/here it is/job.yaml")).line == "relabel run 'out/here it is/job.yaml'"
-    ended = call(Step("", ("relabel", "status", "absent")), folder / "logs/status.log")
-    assert (ended.exit_code, ended.is_well) == (3, False)
-    assert ended.result["exit_code"] == 3
-    assert "relabel: absent" in (folder / "logs/status.log").read_text()

@@ -39,7 +39,7 @@ def rows_in(job: Path, folder: str) -> list[dict[str, Any]]:
     return sorted((row for path in found for row in pq.read_table(path).to_pylist()), key=lambda row: row["row_id"])
 
 
-@pytest.mark.parametrize("crash", ["kill", "memory"])
+@pytest.mark.parametrize("crash", ["kill", pytest.param("memory", marks=pytest.mark.full)])
 def test_a_poison_row_alone_goes_to_quarantine_and_every_other_is_labelled_as_without_it(
     tmp_path: Path, crash: str
 ) -> None:
@@ -52,13 +52,6 @@ def test_a_poison_row_alone_goes_to_quarantine_and_every_other_is_labelled_as_wi
     assert ALONE in rows_in(job, "quarantine")[0]["reason"]
     assert rows_in(job, "labels") == [row for row in rows_in(undisturbed, "labels") if row["row_id"] != 13]
     assert LocalRunStore(job.parent / "out").names("crashes") == []
-
-
-def test_several_commands_at_once_find_all_of_them(tmp_path: Path) -> None:
-    job = write_job(tmp_path, poison=[13, 50], crash="kill")
-    calls_until_done(job, at_once=2)
-    assert verified(job)
-    assert [row["row_id"] for row in rows_in(job, "quarantine")] == [13, 50]
 
 
 def test_where_a_query_itself_is_poison_its_rows_do_not_each_cost_two_engines(tmp_path: Path) -> None:
