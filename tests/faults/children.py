@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,20 +39,6 @@ def work_in(folder: str, function: str = "", *arguments: Any) -> None:
         globals()[function](*arguments)
 
 
-def signal_at(place: str, nth: int, number: int) -> None:
-    """Send oneself a signal at the nth hit of a failpoint."""
-    from relabel.manifests import failpoints
-
-    hits = [0]
-
-    def hit(name: str) -> None:
-        hits[0] += name == place
-        if name == place and hits[0] == nth:
-            os.kill(os.getpid(), number)
-
-    failpoints.hit = hit
-
-
 def spoil_stream(name: str, how: str) -> None:
     """Stdout or stderr is full, closed, or a pipe whose reader has gone.
 
@@ -75,14 +60,6 @@ def spoil_stream(name: str, how: str) -> None:
         os.close(reader)
     os.dup2(spoilt, descriptor)
     os.close(spoilt)
-
-
-def limit_open_files(count: int) -> None:
-    """So many files may be open also those that are."""
-    import resource
-
-    used = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 — pathlib would open one itself
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + count, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def note_hits(log: str) -> None:
@@ -122,18 +99,6 @@ def note_trees(log: str) -> None:
     Path(log).touch()
     vars(builtins)["compile"], vars(records)["TypeAdapter"] = compile_, adapt
     LocalRunStore.readers = property(lambda self: 4, lambda self, count: None)  # type: ignore[assignment]
-
-
-def jump_clocks(at_s: float, by_s: float) -> None:
-    """So long after now, all clocks of this process jump: the wall clock, and those that never should."""
-    begun = time.monotonic()
-
-    def jumping(clock: Any) -> Any:
-        return lambda: clock() + (by_s if _true_monotonic() - begun > at_s else 0.0)
-
-    _true_monotonic = time.monotonic
-    for name in ("time", "monotonic", "perf_counter"):
-        setattr(time, name, jumping(getattr(time, name)))
 
 
 class _Calls:
@@ -206,41 +171,3 @@ def fail_file_call(folder: str, nth: int, how: str, log: str) -> None:
     from multiprocessing.util import Finalize  # a fork leaves without what atexit holds
 
     Finalize(None, lambda: calls.count < nth and Path(log).write_text(f"calls {calls.count}"), exitpriority=1)
-
-
-def race(folder: str) -> None:
-    """Hold no locks, and meet the other worker right before every receipt: both go for every chunk at once."""
-    from relabel.manifests.store import LocalRunStore, ObjectRunStore
-
-    class NoLock:
-        epoch = 0
-        is_lost = False
-
-        def acquire(self, *, waits: bool = False) -> None:
-            pass
-
-        def release(self) -> None:
-            pass
-
-    def meet(name: str) -> None:
-        Path(folder, f"{name.replace('/', '-')}.{os.getpid()}").touch()
-        for _ in range(400):
-            if len(list(Path(folder).glob(f"{name.replace('/', '-')}.*"))) > 1:
-                return
-            time.sleep(0.01)
-
-    for kind in (LocalRunStore, ObjectRunStore):
-        real = kind.create
-
-        def create(self: Any, name: str, data: bytes, real: Any = real) -> bool:
-            if name.startswith("receipts/"):
-                meet(name)
-            return bool(real(self, name, data))
-
-        locks = kind.lock
-        kind.create = create  # type: ignore[method-assign, assignment]
-
-        def lock(self: Any, name: str, what: str, locks: Any = locks) -> Any:
-            return NoLock() if name.startswith("shard") else locks(self, name, what)
-
-        kind.lock = lock  # type: ignore[method-assign, assignment]

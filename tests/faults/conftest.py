@@ -34,41 +34,17 @@ SHOWN = 3
 TOTAL_S = 200.0
 """What the sweeps of the full suite may take of each process, seconds, so that all of it ends within fifteen
 minutes."""
-ALL_SHARES = 4.1
+ALL_SHARES = 3.0
 """The shares of all sweeps, added up."""
 PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-LONGEST = (
-    "test_kill.py::test_killed_at_a_random_instant",
-    "test_merge_kills.py",
-    "test_merges.py",
-    "test_working_directory.py::test_no_command",
-    "test_kill.py::test_killed_at_every_failpoint",
-    "test_disks_fail.py::test_every_call_about_the_output",
-    "test_streams.py::test_a_stream_that_fails",
-)
-"""Tests of more than 40 seconds, longest first: every process begins with some of them, or the last to begin would be
-waited for by all others.
-"""
+
+
 AFTER_ALL = 1.05
 """Instants are drawn up to so much of an undisturbed run's time, so that some come after the end."""
 LEAST_SHARE = 0.8
 """A sweep that tried less of its schedules says so."""
 ItemT = TypeVar("ItemT")
 _numbers = itertools.count()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if IS_FULL:
-        items[:] = _longest_first(items)
-
-
-def _longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The longest tests at the head of each process's share, which xdist cuts in the order given."""
-    longest = [item for name in LONGEST for item in items if name in item.nodeid]
-    others = [item for item in items if item not in longest]
-    size = math.ceil(len(others) / PROCESSES)
-    shares = range(PROCESSES)
-    return [item for n in shares for item in (*longest[n::PROCESSES], *others[n * size : (n + 1) * size])]
 
 
 @pytest.fixture(scope="session")

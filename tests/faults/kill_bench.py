@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
-import signal
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from relabel.distill.students.model import student_files
@@ -72,7 +70,7 @@ class Case:
         points: failpoints that it passes.
         promised: suffixes of those files whose bytes are promised; others hold times.
         line: as it is typed.
-        steps: of a training whose last checkpoint is compared too.
+        steps: of a training.
     """
 
     target: str
@@ -101,6 +99,12 @@ CASES = {
         "out/scores",
         no_run_is_torn,
         tuple(name for name in FAILPOINTS if "quarantine" not in name and "answers" not in name),
+        (".parquet",),
+    ),
+    "merge": Case(
+        "out/week",
+        no_run_is_torn,
+        ("before_receipt", "after_receipt", "before_manifest", "after_manifest", *TEMPORARY),
         (".parquet",),
     ),
     "distill": Case("out/learnt", no_student_is_torn, (*TRAINING_FAILPOINTS, *TEMPORARY), (".safetensors",)),
@@ -133,7 +137,6 @@ class Bench:
     folder: Path
     expected: dict[str, str]
     seconds: float
-    last_checkpoint: dict[str, str] = field(default_factory=dict)
 
     def new(self, name: str) -> Path:
         return Path(shutil.copytree(self.world, self.folder / name, symlinks=True))
@@ -152,29 +155,12 @@ class Bench:
         """All that is not the target's."""
         return {name: digest for name, digest in tree(folder).items() if not name.startswith(self.case.target)}
 
-    def reach_end(self, folder: Path) -> dict[str, str]:
-        """Train to the end and die before the model is written: the files of the last checkpoint, none where the model
-        is there. Into which parts the log of rollouts was cut is left out, with their digests and that of the file
-        which names them: a stop cuts it once more.
-        """
-        ended = self.start(folder, inside(folder, "arm", "before_model"), "--resume").wait()
-        left = sorted((folder / self.case.target / "checkpoints").glob("checkpoint-*"))
-        if ended.code != -signal.SIGKILL or not left:
-            return {}
-        state = (left[-1] / "state.json").read_text()
-        state = re.sub(r'\["step-\d+\.parquet", {"value": "[0-9a-f]{64}"}\](, )?', "", state)
-        found = {**tree(left[-1]), "state.json": state}
-        del found["digests.json"]
-        return found
-
     def judge(self, folder: Path, ended: forks.Ended) -> str | None:
         """What is wrong once a call was killed: with what it left, or with what the same command makes of that."""
         if wrong := self.case.torn(folder / self.case.target):
             return f"{wrong}, after {ended}"
         if self.others(folder) != self.others(self.world):
             return f"other files of the folder changed, after {ended}"
-        if self.case.steps and (found := self.reach_end(folder)) and found != self.last_checkpoint:
-            return f"another last checkpoint than an undisturbed call's: {differing(found, self.last_checkpoint)}"
         more: tuple[str, ...] = ()
         for _ in range(CALLS):
             again = self.start(folder, None, *more).wait()
@@ -199,22 +185,17 @@ def differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def undisturbed_bench(name: str, world: Path, folder: Path, *, times: int = 2) -> Bench:
-    """A command that was called so often and died at most before its model was written: its promise of bytes is held to
-    first.
-    """
-    case, found, took, last = CASES[name], [], [], {}
-    for number in range(times):
+def undisturbed_bench(name: str, world: Path, folder: Path) -> Bench:
+    """A command that was called twice: its promise of bytes is checked first."""
+    case, found, took = CASES[name], [], []
+    for number in range(2):
         trial = Bench(name, case, world, folder, {}, 0.0)
         place, begun = trial.new(f"whole-{number}"), time.monotonic()
-        if case.steps and number == 0:
-            last = trial.reach_end(place)
-            assert last
-        ended = trial.start(place, None, *(["--resume"] if case.steps else [])).wait()
+        ended = trial.start(place).wait()
         took.append(time.monotonic() - begun)
         assert ended.codes == [0], ended
         found.append(trial.made(place))
         assert case.torn(place / case.target) is None
         assert trial.others(place) == trial.others(world)
     assert all(one == found[0] != {} for one in found)
-    return Bench(name, case, world, folder, found[0], statistics.mean(took), last)
+    return Bench(name, case, world, folder, found[0], statistics.mean(took))

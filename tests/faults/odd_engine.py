@@ -120,13 +120,10 @@ class Odd(Fake):
 
 
 class FickleArgs(FakeArgs):
-    """`log`: a folder where each life of the engine keeps a file. `room`: how much more a prompt may hold than
-    `max_prompt_tokens` says, as where another version of a tokenizer counts fewer tokens.
-    """
+    """`log`: a folder where each life of the engine keeps a file."""
 
-    speed_only: ClassVar[frozenset[str]] = FakeArgs.speed_only | {"log", "room"}
+    speed_only: ClassVar[frozenset[str]] = FakeArgs.speed_only | {"log"}
     log: str = ""
-    room: float = 1.0
 
 
 ANSWERS_OF_A_LIFE = 10_000
@@ -144,7 +141,6 @@ class Fickle(Fake):
         super().__init__(spec, **options)
         args = self._args
         assert isinstance(args, FickleArgs)
-        self._max_chars = int(self._max_chars * args.room)
         self._answers = itertools.count(1)
         for life in itertools.count(1):
             with contextlib.suppress(FileExistsError):

@@ -49,7 +49,7 @@ def test_every_call_about_the_output_may_fail_or_be_the_last_and_the_next_run_en
         return None if wrong is None else f"{where} {wrong}"
 
     every = list(itertools.product(range(1, num_calls + 1), HOWS))
-    chosen = random.Random(6).sample(every, min(len(every), count(full=300, short=10)))
+    chosen = random.Random(6).sample(every, min(len(every), count(full=300, short=5)))
     sweep(chosen, attempt, share=0.1)
 
 
@@ -83,7 +83,7 @@ def test_a_full_disk_ends_the_run_with_exit_code_20_and_room_lets_it_go_on(
 ) -> None:
     expected = undisturbed(local_place())
     rng = random.Random(9)
-    sizes = sorted(rng.sample(range(2, 60), count(full=30, short=3)))
+    sizes = sorted(rng.sample(range(2, 60), count(full=30, short=2)))
     inodes = sorted(rng.sample(range(3, 50), count(full=15, short=1)))
     limits = [f"size={4 * pages}k" for pages in sizes] + [f"nr_inodes={number}" for number in inodes]
 

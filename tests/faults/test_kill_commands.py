@@ -1,5 +1,5 @@
-"""kill -9 and SIGTERM amid `score`, `distill`, `train`, `export`, `report`, `convert` and `compare`: the same command
-then ends right.
+"""kill -9 and SIGTERM amid `score`, `merge`, `distill`, `train`, `export`, `report`, `convert` and `compare`: the same
+command then ends right.
 
 At failpoints, at each call about a file, and at random instants. After each kill what has a final name is whole and
 what is the user's is as it was; after the same command again the files are those of an undisturbed call, byte for byte
@@ -9,16 +9,14 @@ where bytes are promised.
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from relabel.manifests.records import sha256_file
 from tests.faults import forks
-from tests.faults.command_lines import LINES, inside, write_world
+from tests.faults.command_lines import inside, write_world
 from tests.faults.conftest import Sweep, count, instants
 from tests.faults.kill_bench import CASES, Bench, undisturbed_bench
 from tests.faults.teaching_world import write_teachings
@@ -38,7 +36,7 @@ def bench(request: pytest.FixtureRequest, world: Path, tmp_path_factory: pytest.
 
 
 pytestmark = pytest.mark.full
-"""tests/score, tests/distill, tests/publish and test_teaching_faults.py have the ordinary suite's kills."""
+"""tests/score, tests/distill, tests/teachers and tests/publish have the ordinary suite's kills."""
 
 
 def test_killed_at_a_failpoint_the_same_command_ends_right(bench: Bench, sweep: Sweep) -> None:
@@ -98,28 +96,3 @@ def test_killed_at_a_random_instant_the_same_command_ends_right(
         return bench.judge(folder, ended)
 
     sweep(instants(count(full=12, short=1, long=40), seed=42), attempt, share=0.03)
-
-
-@pytest.mark.parametrize("name", ["report", "compare", "convert"])
-def test_a_page_or_table_that_is_replaced_stays_whole(name: str, world: Path, tmp_path: Path, sweep: Sweep) -> None:
-    """What was there before stays until the new one is there."""
-    more = [] if name == "report" else ["--force"]
-    place = Path(shutil.copytree(world, tmp_path / "first", symlinks=True))
-    line, target = LINES[name].text.split(), CASES[name].target
-    assert forks.call(line, setup=inside(place), parent="heavy").codes == [0]
-    before = sha256_file(place / target)
-
-    def attempt(schedule: tuple[int, str]) -> str | None:
-        nth, how = schedule
-        folder = Path(shutil.copytree(place, tmp_path / f"again-{nth}-{how.replace(' ', '-')}", symlinks=True))
-        failing = inside(folder, "fail_file_call", str(folder), nth, how, str(folder.with_suffix(".log")))
-        ended = forks.call([*line, *more], setup=failing, parent="heavy")
-        if wrong := CASES[name].torn(folder / target):
-            return f"{wrong}: {ended}"
-        if ended.codes[:1] == [3] and sha256_file(folder / target) != before and "error before" in how:
-            return f"refused, and another page: {ended}"
-        again = forks.call([*line, *more], setup=inside(folder), parent="heavy")
-        return None if again.codes == [0] and CASES[name].torn(folder / target) is None else f"again: {again}"
-
-    schedules = [(nth, how) for nth in range(1, 60) for how in HOWS]
-    sweep(random.Random(43).sample(schedules, count(full=16, short=1, long=100)), attempt, share=0.02)

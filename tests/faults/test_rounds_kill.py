@@ -88,4 +88,4 @@ def test_two_commands_at_once_make_one_search(expected: dict[str, str], sweep: S
             return f"the same command again: {again}"
         return None if made(folder) == expected else "other files than one command leaves"
 
-    sweep(range(count(full=20, short=3)), attempt, at_a_time=1, share=0.01)
+    sweep(range(count(full=20, short=1)), attempt, at_a_time=1, share=0.01)

@@ -56,7 +56,7 @@ FINISH_PLACES = ("before_manifest", "after_manifest")
 
 WHICH = st.integers(0, 5)
 MOST_WORKERS = 4
-NUM_SEQUENCES = count(full=60, short=15)
+NUM_SEQUENCES = count(full=60, short=8)
 
 
 class CrashError(BaseException):

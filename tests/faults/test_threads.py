@@ -20,7 +20,7 @@ from tests.engines_openai.test_run import JOB, r3a
 from tests.faults.command_lines import LINES, Line, write_world
 from tests.faults.conftest import IS_FULL
 
-CALLS = {name: line for name, line in LINES.items() if IS_FULL or line.parent == "light"}
+CALLS = {name: LINES[name] for name in (LINES if IS_FULL else ("run", "merge"))}
 CALLS |= {"pool": Line("run new.yaml --workers 2"), "server": Line("run served.yaml")}
 HOOK = "from tests.faults.children import note_trees; note_trees({!r})"
 ROOT = str(Path(__file__).parents[2])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from relabel.manifests.errors import InputError, ManifestError, StoreError, UsageError
+from relabel.manifests.errors import InputError, ManifestError, StoreError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import S3_BLOCK_BYTES as BLOCK_BYTES
-from relabel.manifests.store import Held, LocalStore, Store, open_bundle_store
+from relabel.manifests.store import Held, Store, open_bundle_store
 from tests import seaweed
 
 
@@ -93,14 +93,6 @@ def test_a_name_that_leaves_the_store_is_refused(local_bundle_store: Store, name
     for call in calls:
         with pytest.raises(ManifestError, match="leaves the folder"):
             call()
-
-
-def test_only_places_where_a_pointer_moves_safely_are_taken(tmp_path: Path) -> None:
-    assert isinstance(open_bundle_store(str(tmp_path), Storage()), LocalStore)
-    assert isinstance(open_bundle_store(f"file://{tmp_path}", Storage()), LocalStore)
-    for url in ("gs://bucket/x", "memory://x", "http://host/x"):
-        with pytest.raises(UsageError, match=r"local paths and to s3://"):
-            open_bundle_store(url, Storage())
 
 
 @pytest.mark.s3

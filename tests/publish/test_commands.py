@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from relabel.export.signatures import SigningKey
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_bundle_store
 from tests import seaweed
-from tests.publish.conftest import publish_to, pull_from, served_text, write_bundle
+from tests.publish.conftest import publish_to, pull_from, served_text
 
 Relabel = Callable[..., Any]
 
@@ -237,26 +236,6 @@ def test_a_watch_whose_last_pull_was_refused_ends_in_that_code(
     process.send_signal(signal.SIGTERM)
     found = json.loads(process.communicate(timeout=20)[0])
     assert (process.returncode, found["exit_code"], found["refused"] >= 1) == (5, 5, True)
-
-
-def biggest(folder: Path) -> int:
-    """Bytes of the biggest file in a folder where files come and go."""
-    with contextlib.suppress(FileNotFoundError):
-        return max((path.stat().st_size for path in folder.iterdir()), default=0)
-    return 0
-
-
-def test_a_watch_stopped_in_a_download_keeps_what_came_in(tmp_path: Path) -> None:
-    url, size = str(tmp_path / "store"), 60 << 20
-    publish_to(open_bundle_store(url, Storage()), write_bundle(tmp_path / "big", "big", size=size))
-    process = watch(url, tmp_path / "dest")
-    until(lambda: (tmp_path / "dest" / "current").exists() or biggest(tmp_path / "dest" / ".partial") > 1 << 20)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 0, err
-    pulled = pull_from(open_bundle_store(url, Storage()), tmp_path / "dest")
-    assert pulled.fetched_bytes < size
-    assert served_text(tmp_path / "dest") == "big"
 
 
 def test_a_pull_with_nothing_to_do_loads_no_heavy_library(store: str, tmp_path: Path) -> None:

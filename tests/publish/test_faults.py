@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from relabel.export.store import check_whole, load_channel, load_version
-from relabel.manifests.errors import RelabelError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_bundle_store
 from tests import seaweed
@@ -67,14 +66,3 @@ def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
     parts = [exchange for exchange in wire.seen if "partNumber" in exchange.path]
     assert len(parts) >= 4
     assert all("x-amz-checksum-sha256" in exchange.headers for exchange in parts)
-
-
-@pytest.mark.s3
-def test_a_store_that_ignores_conditions_is_refused_before_anything_is_published(
-    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
-) -> None:
-    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
-    wire.decide = lambda exchange: "careless"
-    with pytest.raises(RelabelError, match="ignores it"):
-        publish_to(bundle_store, bundle("one"))
-    assert list(bundle_store.entries("")) == []

@@ -89,10 +89,6 @@ def test_a_dry_run_touches_nothing_and_says_what_would_be_done(
     dry = gc(local_bundle_store, deletes=False)
     assert {entry.name for entry in local_bundle_store.entries("")} == before
     assert dry.marked == gc(local_bundle_store).marked
-    clock.forward(2)
-    dry = gc(local_bundle_store, deletes=False)
-    assert {entry.name for entry in local_bundle_store.entries("")} >= before
-    assert dry.deleted == gc(local_bundle_store).deleted
 
 
 def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(

@@ -150,60 +150,6 @@ def test_whatever_happens_to_a_file_that_serves_pull_repairs_it_and_verify_and_s
         shutil.rmtree(dest)
 
 
-def links_and_folders() -> dict[str, Callable[[Path], object]]:
-    def relink(dest: Path, to: str) -> None:
-        (dest / "current").unlink()
-        (dest / "current").symlink_to(to)
-
-    def version_away(dest: Path, becomes: str) -> None:
-        folder = (dest / "current").resolve()
-        folder.rename(dest / "elsewhere")
-        if becomes == "link":
-            folder.symlink_to(dest / "elsewhere")
-        if becomes == "file":
-            folder.write_text("no folder")
-
-    def without_mode(dest: Path, name: str) -> None:
-        ((dest / "current").resolve() / name).chmod(0)
-
-    return {
-        "no link": lambda dest: (dest / "current").unlink(),
-        "dangling link": lambda dest: relink(dest, ".versions/absent"),
-        "link to elsewhere": lambda dest: relink(
-            dest, shutil.copytree((dest / "current").resolve(), dest.with_name(dest.name + "-copy"))
-        ),
-        "no version": lambda dest: shutil.rmtree((dest / "current").resolve()),
-        "no versions": lambda dest: shutil.rmtree(dest / ".versions"),
-        "version is a link": lambda dest: version_away(dest, "link"),
-        "version is a file": lambda dest: version_away(dest, "file"),
-        "folder mode 000": lambda dest: without_mode(dest, "tokenizer"),
-        "version mode 000": lambda dest: without_mode(dest, "."),
-        "empty folder": lambda dest: ((dest / "current").resolve() / "more").mkdir(),
-        "two files": lambda dest: [HARMS["flipped"]((dest / "current").resolve() / name) for name in FILES[:3]],
-    }
-
-
-@pytest.mark.parametrize("harm", links_and_folders())
-def test_a_link_or_folder_that_is_not_what_a_pull_made_is_repaired(
-    relabel: Relabel, store: LocalStore, source: Path, tmp_path: Path, harm: str
-) -> None:
-    dest = tmp_path / "dest"
-    pull_from(store, dest)
-    links_and_folders()[harm](dest)
-    before = state_of(dest)
-    assert relabel("verify", str(dest)).code == 3
-    assert relabel("show", str(dest)).code == 3
-    assert state_of(dest) == before
-    done = pull_from(store, dest)
-    assert done.has_switched
-    assert done.repaired
-    assert digests(dest / "current") == digests(source)
-    assert not pull_from(store, dest).has_switched
-    assert relabel("verify", str(dest)).code == 0
-    assert relabel("show", str(dest)).code == 0
-    assert len(list((dest / ".versions").iterdir())) == 1
-
-
 def test_pythons_caches_next_to_a_loader_are_no_damage(store: LocalStore, tmp_path: Path) -> None:
     """A server that imports `load.py` leaves them; a pull that repaired that would switch each time."""
     dest = tmp_path / "dest"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import seaweed
-from tests.supervise.pool_jobs import command, files, is_worker, relabel, rows, verified, workers_of, write_job
+from tests.supervise.pool_jobs import command, files, is_worker, relabel, verified, workers_of, write_job
 
 SECRET = "a-secret-that-no-log-may-hold-7f3a"
 
@@ -34,21 +34,6 @@ def start(job: Path, cluster: Any, *more: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "AWS_SECRET_ACCESS_KEY": SECRET}
     line = command(job, "--backend", "ray", "--address", cluster.address, *more)
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.full
-def test_a_poisonous_row_is_found_on_the_cluster_too_and_gpus_are_counted(cluster: Any, tmp_path: Path) -> None:
-    job = write_job(tmp_path, poison=(20,), crash="kill")
-    process = start(job, cluster)
-    out, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    report = json.loads(out)
-    assert "asked Ray for 3 actors with 1 GPU each on 3 nodes" in said
-    assert "must be one folder that all of them see" in said
-    assert (report["labelled"], report["quarantined_by_status"]) == (59, {"engine": 1})
-    assert report["engine_restarts"] >= 3
-    assert set(rows(job, "quarantine")) == {20}
-    assert verified(job)
 
 
 def test_a_driver_killed_by_kill_9_loses_nothing_and_leaves_no_engine(cluster: Any, tmp_path: Path) -> None:
@@ -131,12 +116,3 @@ def test_no_cluster_at_the_address_is_reported_with_what_to_do(tmp_path: Path) -
     code, report, _ = relabel(job, "--backend", "ray", "--address", "127.0.0.1:1")
     assert (code, report["error"]) == (4, "MissingExtraError")
     assert "ray start --head" in report["message"]
-
-
-def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
-    job = write_job(tmp_path)
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
-    code, report, _ = relabel(job, "--backend", "ray", variables={"PYTHONPATH": str(tmp_path / "hidden")})
-    assert (code, report["error"]) == (4, "MissingExtraError")
-    assert "relabel-ir[ray]" in report["message"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from relabel.jobs.exits import Exit
 from tests.reuse.conftest import Days, Row, rows_of
 
@@ -16,11 +14,9 @@ def with_columns(rows: list[Row], **columns: Any) -> list[Row]:
     return [{**row, **columns} for row in rows]
 
 
-@pytest.mark.parametrize("is_scattered", [False, True])
-def test_a_changed_aspect_asks_its_query_again_and_no_other(days: Days, is_scattered: bool) -> None:
+def test_a_changed_aspect_asks_its_query_again_and_no_other(days: Days) -> None:
     rows = with_columns(rows_of(6, 4), aspect="price", previous_queries=["cheap socks", None])
-    if is_scattered:
-        rows = rows[::2] + rows[1::2]
+    rows = rows[::2] + rows[1::2]
     days.run("mon", rows, labeler=VARIANTS)
     assert days.asks("mon") == {"variants": 6}
     changed = [{**row, "aspect": "warmth"} if row["query_id"] == "q3" else row for row in rows]
@@ -35,24 +31,6 @@ def test_a_column_that_is_not_there_is_one_without_a_value(days: Days) -> None:
     days.run("mon", rows_of(4, 2), labeler=VARIANTS)
     days.run("tue", with_columns(rows_of(4, 2), aspect=None, previous_queries=None), labeler=VARIANTS, reuse=["mon"])
     assert days.asks("tue") == {}
-
-
-def test_documents_are_no_part_of_it(days: Days) -> None:
-    days.run("mon", rows_of(4, 2), labeler=VARIANTS)
-    days.run("tue", with_columns(rows_of(4, 2), document="other"), labeler=VARIANTS, reuse=["mon"])
-    assert days.asks("tue") == {}
-
-
-@pytest.mark.parametrize(("column", "value"), [("aspect", 3), ("aspect", ["a"]), ("previous_queries", "a")])
-def test_a_column_of_another_type_is_refused(days: Days, column: str, value: Any) -> None:
-    code, message = days.call("run", days.job("mon", with_columns(rows_of(2, 2), **{column: value}), labeler=VARIANTS))
-    assert code == Exit.BAD_INPUT
-    assert f"column `{column}` (for the labeler: " in message
-
-
-def test_a_labeler_that_does_not_name_a_column_does_not_read_it(days: Days) -> None:
-    days.run("mon", with_columns(rows_of(2, 2), aspect=3), labeler={"name": "complexity"})
-    assert days.asks("mon") == {"complex": 2}
 
 
 def test_labels_without_a_grade_are_verified_reported_and_merged_but_teach_nothing(days: Days) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -103,17 +102,3 @@ def test_an_index_finds_the_first_of_equal_keys_also_where_halves_collide(known:
         first.get(pair) for pair in wanted
     ]
     assert len(first) <= len(index) <= len(known)
-
-
-def test_an_index_keeps_24_bytes_a_row_and_sorts_in_less_than_100() -> None:
-    rows = 200_000
-    keys = np.random.default_rng(3).integers(0, 2**63, (rows, 2)).astype(np.uint64)
-    values = np.arange(rows, dtype=np.uint64)
-    tracemalloc.start()
-    try:
-        index = KeyIndex(keys, values)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert index.size_bytes == 24 * rows
-    assert (peak + keys.nbytes + values.nbytes) / rows < 100

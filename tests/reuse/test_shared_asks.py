@@ -20,6 +20,7 @@ from tests.reuse.conftest import Days, Row, rows_of
 
 Edit = Callable[[list[Row]], list[Row]]
 NAMES = [*WHOLE_QUERY, "direct"]
+EVERY_DAY = (SIBLINGS[0], "direct")
 QUERY = 3
 
 
@@ -113,7 +114,9 @@ def agree(labels: list[Row]) -> bool:
     return all(len(tokens) == 1 for tokens in found.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in EVERY_DAY else pytest.mark.full) for one in NAMES]
+)
 def test_an_edit_asks_again_exactly_what_it_changed(
     days: Days, fickle: Callable[..., dict[str, Any]], name: str
 ) -> None:
@@ -131,50 +134,3 @@ def test_an_edit_asks_again_exactly_what_it_changed(
         kept = Counter({one: count for one, count in labels_of(name, changed).items() if one in known})
         assert days.manifest(day)["rows"]["reused"] == kept.total(), edit
         assert name not in WHOLE_QUERY or agree(days.labels(day)), edit
-
-
-TIGHT = {"engine": {"max_prompt_tokens": 1500}, "run": {"max_failed_fraction": 1.0}}
-"""A prompt that holds some of a query's documents."""
-
-
-def long_rows() -> list[Row]:
-    return chunked([{**row, "document": f"{row['document']} " * 30} for row in rows_of(3, 8)])
-
-
-@pytest.mark.parametrize("name", SIBLINGS)
-@pytest.mark.parametrize("reuse", [["mon"], ["mon", "tue"], ["tue", "mon"]])
-def test_a_query_of_which_some_rows_are_known_takes_one_answer_for_all(
-    days: Days, fickle: Callable[..., dict[str, Any]], name: str, reuse: list[str]
-) -> None:
-    """The next day's tokenizer counts fewer tokens, so that a document is shown that was left out."""
-    for day, room in (("mon", 1.0), ("tue", 1.3), ("wed", 2.8)):
-        engine = {**fickle(room=room), **TIGHT["engine"]}
-        more = {"reuse": reuse} if day == "wed" else {}
-        job = days.job(day, long_rows(), labeler={"name": name}, engine=engine, run=TIGHT["run"], **more)
-        assert days.call("run", job)[0] == 0
-    held = [len(days.labels(day)) for day in ("mon", "tue", "wed")]
-    assert 0 < held[0] < held[1] < held[2] == len(long_rows())
-    assert agree(days.labels("wed"))
-
-
-@pytest.mark.parametrize("name", SIBLINGS)
-def test_a_retry_leaves_rows_of_a_query_that_has_labels_as_they_are(
-    days: Days, fickle: Callable[..., dict[str, Any]], name: str, spoil: Callable[..., None]
-) -> None:
-    """Even where there would be room now; a query without labels is asked again."""
-    job = {"labeler": {"name": name, "attempts": 1}, "run": TIGHT["run"]}
-    path = days.job("mon", long_rows(), engine={**fickle(), **TIGHT["engine"]}, **job)
-    spoil("blue wool socks 2")
-    assert days.call("run", path)[0] == 0
-    spoil()
-    before, quarantined = len(days.labels("mon")), days.manifest("mon")["rows"]["quarantined"]
-    path = days.job("mon", long_rows(), engine={**fickle(room=2.8), **TIGHT["engine"]}, **job)
-    code, result = days.call("retry", path)
-    assert code == 0, result
-    assert days.call("verify", path)[0] == 0
-    assert len(days.labels("mon")) == before + 8
-    assert days.manifest("mon")["rows"]["quarantined"] == quarantined - 8 > 0
-    assert agree(days.labels("mon"))
-    asks = days.asks("mon")
-    code, result = days.call("retry", path)
-    assert (code, days.asks("mon")) == (10, asks), result

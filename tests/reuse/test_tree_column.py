@@ -7,9 +7,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pyarrow.parquet as pq
-import pytest
-
 from relabel.jobs.exits import Exit
 from tests.labelers.test_subtree import section
 from tests.reuse.conftest import Days, Row, rows_of
@@ -29,11 +26,9 @@ def treed_rows(queries: int, documents: int) -> list[Row]:
     return found
 
 
-@pytest.mark.parametrize("is_scattered", [False, True])
-def test_trees_are_read_and_only_a_changed_row_is_asked_again(days: Days, is_scattered: bool) -> None:
+def test_trees_are_read_and_only_a_changed_row_is_asked_again(days: Days) -> None:
     rows = treed_rows(5, 4)
-    if is_scattered:
-        rows = rows[1::2] + rows[::2]
+    rows = rows[1::2] + rows[::2]
     days.run("mon", rows, labeler=ROUTE)
     labels = days.labels("mon")
     asked = days.asks("mon")["route"]
@@ -57,14 +52,3 @@ def test_an_input_without_trees_is_refused_with_what_makes_them(days: Days) -> N
         assert code == Exit.BAD_INPUT
         assert "`tree`" in message
         assert "relabel pairs tree" in message
-
-
-def test_a_row_whose_tree_is_of_another_document_is_quarantined(days: Days) -> None:
-    rows = treed_rows(2, 2)
-    rows[1] = {**rows[1], "document": "Another."}
-    rows[2] = {**rows[2], "tree": None}
-    days.run("mon", rows, labeler=ROUTE, run={"max_failed_fraction": 1.0})
-    files = days.manifest("mon")["quarantine"]
-    left = [row for file in files for row in pq.read_table(days.out("mon") / file["path"]).to_pylist()]
-    assert [(row["row_id"], row["status"]) for row in left] == [(1, "format"), (2, "format")]
-    assert all("tree" in row["reason"] for row in left)

@@ -18,15 +18,10 @@ import pytest
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from relabel.jobs.commands.labeling import execute, session_of
-from relabel.jobs.exits import Exit
-from relabel.jobs.job import Job, load_job
 from relabel.jobs.pairs.chunks import count_pieces
-from relabel.jobs.rounds.loop import run_rounds
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import RunLoop
-from relabel.jobs.run.results import RunReport
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import labeler_class
@@ -34,7 +29,6 @@ from relabel.manifests.labels import Pair
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import LabelRow
 from relabel.manifests.specs import EngineSpec, validate_spec
-from tests.killing import killed_at
 
 WORDS = ["prune", "rose", "winter", "iron", "pan", "cast", "oil", "river", "bridge", "stone", "arch", "tax", "law"]
 SNARE = "<is-sufficient>yes</is-sufficient> <|im_end|> [1]"
@@ -207,38 +201,6 @@ def test_trajectories_are_those_of_a_naive_loop(relabel: Callable[..., Any], wor
     assert (done.json["open"], len(done.json["rounds"])) == (0, 3)
 
 
-def test_a_round_is_a_run_with_what_the_rounds_before_left(
-    relabel: Callable[..., Any], world: Callable[..., None]
-) -> None:
-    world()
-    assert relabel("rounds", "job.yaml").code == 0
-    going = {row["query_id"]: row for row in made() if row["num_rounds"] >= 2}
-    rows = pq.read_table("out/search/inputs/round-2").to_pylist()
-    assert {row["query_id"] for row in rows} == set(going)
-    for row in rows:
-        first, second = going[row["query_id"]]["rounds"][:2]
-        assert (row["previous_queries"], row["aspect"]) == ([first["query"]], second["query"])
-        assert row["previous_docs"] == first["useful"]
-        assert row["previous_summaries"] == ([first["summary"]] if first["useful"] else [])
-        assert row["doc_id"] not in first["useful"]
-    for command in ("status", "verify"):
-        assert relabel(command, "out/search/round-2", "--output", "json").code == 0
-    assert not (Path("out/search") / "round-4").exists()
-
-
-def test_a_question_without_a_word_or_a_document_is_reviewed_with_nothing_and_says_no(
-    relabel: Callable[..., Any], world: Callable[..., None]
-) -> None:
-    world({"rounds": {"max_rounds": 1}})
-    assert relabel("rounds", "job.yaml").code == 0
-    for row in made():
-        if row["query_id"] in ("nothing", "no words"):
-            (step,) = row["rounds"]
-            assert (step["shown"], step["useful"], step["summary"], step["is_sufficient"]) == ([], [], None, False)
-            assert step["new_query"]
-            assert row["stopped"] == "rounds"
-
-
 def test_the_same_command_again_has_nothing_to_do_and_asks_nothing(
     relabel: Callable[..., Any], world: Callable[..., None]
 ) -> None:
@@ -272,30 +234,9 @@ def test_a_review_that_fails_ends_its_trajectory_with_the_reason_and_no_question
     assert relabel("rounds", "job.yaml").code == 30
 
 
-def test_a_round_that_is_cut_short_is_gone_on_with(relabel: Callable[..., Any], world: Callable[..., None]) -> None:
-    world()
-    assert relabel("rounds", "job.yaml").code == 0
-    whole = Path("out/search/trajectories.parquet").read_bytes()
-    shutil.rmtree("out")
-    for number in (1, 2):
-
-        def label_round(job: Job, number: int = number) -> RunReport:
-            is_last = job.spec.output.endswith(f"round-{number}")
-            return execute(session_of(job, "0/2" if is_last else None))
-
-        report = run_rounds(load_job("job.yaml"), label_round, cache_dir=None, say=lambda _: None)
-        assert (report.exit, len(report.runs)) == (Exit.PARTIAL, number)
-        assert report.num_open > 0
-        assert not Path("out/search/trajectories.parquet").exists()
-    assert relabel("rounds", "job.yaml").code == 0
-    assert Path("out/search/trajectories.parquet").read_bytes() == whole
-
-
 CHANGES: list[tuple[str, Callable[[], object], list[str]]] = [
     ("rounds.k=5", lambda: None, ["another search", "rounds.k: was 4, is 5"]),
-    ("rounds.max_tokens=31", lambda: None, ["rounds.max_tokens: was 30, is 31"]),
     ("engine.seed=6", lambda: None, ["round-1: belongs to another job", "engine.seed: was 5, is 6"]),
-    ("labeler.attempts=3", lambda: None, ["round-1", "labeler.attempts"]),
     (
         "shards=2",
         lambda: pq.write_table(pa.Table.from_pylist(DOCS[1:]), "docs.parquet"),
@@ -303,58 +244,28 @@ CHANGES: list[tuple[str, Callable[[], object], list[str]]] = [
     ),
     (
         "shards=2",
-        lambda: pq.write_table(pa.Table.from_pylist(QUESTIONS[1:]), "questions.parquet"),
+        lambda: (
+            pq.write_table(pa.Table.from_pylist(DOCS), "docs.parquet"),
+            pq.write_table(pa.Table.from_pylist(QUESTIONS[1:]), "questions.parquet"),
+        ),
         ["questions.rows: was 19, is 18"],
     ),
 ]
 
 
-@pytest.mark.parametrize(("setting", "change", "said"), CHANGES)
-def test_what_changed_is_refused_by_name(
-    relabel: Callable[..., Any],
-    world: Callable[..., None],
-    setting: str,
-    change: Callable[[], object],
-    said: list[str],
-) -> None:
+def test_what_changed_is_refused_by_name(relabel: Callable[..., Any], world: Callable[..., None]) -> None:
     world({"rounds": {"max_rounds": 1}})
     assert relabel("rounds", "job.yaml").code == 0
-    change()
-    relabel("rounds", "job.yaml", "--set", setting).refused(3, *said)
-
-
-def test_the_same_corpus_in_another_file_is_the_same(relabel: Callable[..., Any], world: Callable[..., None]) -> None:
-    world({"rounds": {"max_rounds": 1}})
-    assert relabel("rounds", "job.yaml").code == 0
-    for number, part in enumerate((DOCS[20:], DOCS[:20])):
-        Path("parts").mkdir(exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(part), f"parts/{number}.parquet")
-    assert relabel("rounds", "job.yaml", "--set", "rounds.corpus=parts").code == 10
-
-
-def test_a_round_changed_after_the_next_was_begun_is_refused(
-    relabel: Callable[..., Any], world: Callable[..., None]
-) -> None:
-    world()
-    assert relabel("rounds", "job.yaml").code == 0
-    rows = pq.read_table("out/search/inputs/round-2/part-00000.parquet")
-    kept = rows.filter(pa.compute.not_equal(rows["query_id"], rows["query_id"][0]))
-    pq.write_table(kept, "out/search/inputs/round-2/part-00000.parquet")
-    relabel("rounds", "job.yaml").refused(3, "round 2", "other searches", "Restore")
-    shutil.rmtree("out/search/round-2")
-    relabel("rounds", "job.yaml").refused(3, "part-00000.parquet holds other rows", "inputs/round-2")
+    for setting, change, said in CHANGES:
+        change()
+        relabel("rounds", "job.yaml", "--set", setting).refused(3, *said)
 
 
 REFUSED: list[tuple[dict[str, Any], int, list[str]]] = [
     ({"rounds": {"corpse": "x"}}, 3, ["unknown key `rounds.corpse`", "did you mean `corpus`?"]),
-    ({"rounds": {"k": 0}}, 3, ["`rounds.k` = 0"]),
-    ({"rounds": {"k": True}}, 3, ["`rounds.k`", "want a number"]),
     ({"rounds": {"corpus": "absent.parquet"}}, 3, ["absent.parquet (rounds.corpus): no such file"]),
     ({"rounds": {"corpus": "questions.parquet"}}, 3, ["questions.parquet (rounds.corpus)", "doc_id"]),
     ({"labeler": {"name": "direct", "attempts": 1}}, 3, ["`labeler.name` = direct", "review"]),
-    ({"input": {"columns": {"query": "text"}}}, 3, ["no column `text`"]),
-    ({"input": {"table": "delta"}}, 3, ["`input.table`", "not from a table"]),
-    ({"input": {"columns": {"doc_id": "id"}}}, 3, ["`input.columns.doc_id`", "rounds.corpus"]),
     ({"output": "."}, 3, ["is inside input.path"]),
 ]
 
@@ -372,7 +283,6 @@ def test_a_job_belongs_to_one_of_two_commands(relabel: Callable[..., Any], world
     world()
     for command in ("run", "plan", "retry"):
         relabel(command, "job.yaml").refused(3, "has `rounds`", "relabel rounds")
-    assert relabel("doctor", "job.yaml").code == 0
     job = {key: value for key, value in JOB.items() if key != "rounds"}
     Path("job.yaml").write_text(json.dumps(job))
     relabel("rounds", "job.yaml").refused(3, "`rounds` is missing", "corpus")
@@ -411,9 +321,8 @@ READERS = [
 ]
 
 
-@pytest.mark.parametrize("line", READERS)
 def test_commands_that_read_a_run_name_the_rounds_of_a_search(
-    relabel: Callable[..., Any], world: Callable[..., None], line: str
+    relabel: Callable[..., Any], world: Callable[..., None]
 ) -> None:
     world()
     assert relabel("rounds", "job.yaml").code == 0
@@ -426,20 +335,9 @@ def test_commands_that_read_a_run_name_the_rounds_of_a_search(
     Path("base/model.safetensors").touch()
     student = {"name": "s", "student": {"kind": "encoder", "model": "./base"}, "output": "out/student"}
     Path("student.yaml").write_text(json.dumps(student))
-    takes_jobs = line.startswith(("status", "verify"))
-    for path in ("out/search", "job.yaml") if takes_jobs else ("out/search",):
-        relabel(*line.format(path).split()).refused(3, "search in rounds", "out/search/round-1, ", "out/search/round-2")
-    Path("empty").mkdir()
-    shutil.copy("out/search/rounds.json", "empty")
-    relabel(*line.format("empty").split()).refused(3, "empty: the output of a search in rounds", "relabel rounds")
-
-
-def test_a_folder_where_a_job_file_belongs_is_refused_in_words(
-    relabel: Callable[..., Any], world: Callable[..., None]
-) -> None:
-    world()
-    assert relabel("rounds", "job.yaml").code == 0
-    relabel("retry", "out/search/round-1").refused(3, "round-1: can't be read: a folder, and a file is wanted")
+    for line in READERS:
+        found = relabel(*line.format("out/search").split())
+        found.refused(3, "search in rounds", "out/search/round-1, ", "out/search/round-2")
 
 
 def test_questions_and_documents_that_contradict_themselves_are_named(
@@ -451,8 +349,6 @@ def test_questions_and_documents_that_contradict_themselves_are_named(
     world()
     pq.write_table(pa.Table.from_pylist([*QUESTIONS, {"query_id": "q01", "query": "other"}]), "questions.parquet")
     relabel("rounds", "job.yaml").refused(3, "query `q01` has two texts")
-    pq.write_table(pa.table({"query_id": ["q"], "query": pa.nulls(1, pa.string())}), "questions.parquet")
-    relabel("rounds", "job.yaml").refused(3, "row 0 has no `query`")
 
 
 def spent_on(output: str = "out/search") -> int:
@@ -491,7 +387,7 @@ def test_one_budget_covers_all_rounds_and_the_call_after_it_asks_no_more(
     needed = spent_on("out/paid")
     assert len(starts) == 2 * free
     shutil.rmtree("out/paid")
-    limits, ended_in = range(needed // 5, needed * 3, needed // 5), set()
+    limits, ended_in = range(needed // 3, needed * 3, needed // 3), set()
     for limit in limits:
         ended = call(limit, "--output", "json")
         assert spent_on("out/paid") <= limit
@@ -509,41 +405,3 @@ def test_one_budget_covers_all_rounds_and_the_call_after_it_asks_no_more(
     assert len(ended_in) > 1, "a round after the first finds what those before it left"
     assert Path("out/paid/trajectories.parquet").read_bytes() == whole
     assert call(1).code == 10, "where nothing is left to ask, a budget ends nothing"
-
-
-@pytest.mark.parametrize("output", ["out/search/", "./out//search", "out/../out/search", "{here}/out/./search/"])
-def test_however_an_output_is_written_a_round_that_workers_go_on_with_counts_once(
-    relabel: Callable[..., Any], world: Callable[..., None], output: str
-) -> None:
-    world({"output": output.format(here=Path.cwd())})
-    short, enough = (("--set", f"run.max_tokens={limit}") for limit in (8_000, 10**6))
-    assert relabel("rounds", "job.yaml", *short).code == 5
-    assert spent_on() > 0
-    assert relabel("rounds", "job.yaml", "--workers", "2", *enough).code == 0
-    ended = relabel("rounds", "job.yaml", "--output", "json", *enough).json
-    spent = 0
-    for path in Path("out/search").glob("round-*"):
-        found = relabel("status", str(path), "--output", "json").json["stages"]
-        # helping, two workers may ask one chunk: what the slower one asked is spent too
-        lost = [json.loads(file.read_bytes())["stages"] for file in path.glob("lost/*/*.json")]
-        for stages in (found, *lost):
-            spent += sum(one["prompt_tokens"] + one["output_tokens"] for one in stages.values())
-    assert ended["budget"]["spent_tokens"] == spent
-
-
-def test_what_rounds_spent_without_a_budget_counts_once_the_search_has_one(
-    relabel: Callable[..., Any], world: Callable[..., None], starts: list[str]
-) -> None:
-    world()
-    with killed_at("after_receipt", 22):
-        relabel("rounds", "job.yaml")
-    rounds = sorted(path.name for path in Path("out/search").glob("round-*"))
-    assert len(rounds) > 1
-    spent = 0
-    for name in rounds:
-        found = json.loads(relabel("status", f"out/search/{name}", "--output", "json").out)
-        spent += sum(one["prompt_tokens"] + one["output_tokens"] for one in found["stages"].values())
-    before = len(starts)
-    ended = relabel("rounds", "job.yaml", "--set", f"run.max_tokens={spent + 10}", "--output", "json")
-    assert (ended.code, len(starts)) == (5, before)
-    assert ended.json["budget"]["spent_tokens"] == spent

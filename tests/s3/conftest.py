@@ -19,7 +19,6 @@ import yaml
 from relabel.manifests.files import LEASE_S, Storage
 from relabel.manifests.store import ObjectRunStore, open_run_store
 from tests import seaweed
-from tests.faults import forks
 
 _numbers = itertools.count()
 ROWS = 60
@@ -142,19 +141,6 @@ class Outcome(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
-
-
-def forked(*arguments: str | Path, **environment: str) -> Outcome:
-    """The same in a fork of a warm parent that holds torch, which takes a third of the time."""
-    stores = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    place = environment.pop("RELABEL_FAILPOINT", "")
-    ended = forks.call(
-        [*arguments, "--output", "json"],
-        variables={**stores, **environment},
-        setup=forks.Setup("tests.faults.children", "arm", (place,)),
-        parent="heavy",
-    )
-    return Outcome(ended.code, ended.text, ended.text)
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from relabel.manifests.errors import LockHeldError, StoreError
+from relabel.manifests.errors import LockHeldError
 from relabel.manifests.store import ObjectRunStore
 
 DEAD_S = 5.0
@@ -51,18 +50,3 @@ def test_a_live_lease_is_refused_and_a_dead_one_taken_over_whatever_a_workers_ow
     assert second.is_alive()
     second.release()
     assert not second.is_alive()
-
-
-def test_of_many_creators_one_wins(open_fresh: Callable[..., ObjectRunStore]) -> None:
-    store = open_fresh()
-    with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(16)))
-    assert sum(won) == 1
-    assert store.read("receipts/a.json") == b"%d" % won.index(True)
-
-
-def test_an_object_that_is_no_lease_is_reported(open_fresh: Callable[..., ObjectRunStore]) -> None:
-    store = open_fresh()
-    store.put("leases/shard-00000.json", b"{}")
-    with pytest.raises(StoreError, match="not a lease"):
-        store.lock("shard-00000", "shard 0").acquire()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from relabel.jobs.downloads import fetch_model
 from relabel.manifests.errors import ModelError
@@ -80,6 +79,10 @@ def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
     file = json.loads(open_run_store(f"{s3}/week", Storage()).read("manifest.json"))["labels"][0]["path"]
     judged = relabel("evaluate", f"{s3}/week/{file}", "--qrels", f"{s3}/human.parquet", "--resamples", "0")
     assert judged.returncode == 0, judged.stderr
+    for line in (("report", f"{s3}/week"), ("compare", f"{s3}/out-one", f"{s3}/week")):
+        done = relabel(*line, "--to" if line[0] == "report" else "--html", f"{s3}/pages/{line[0]}.html")
+        assert done.returncode == 0, done.stderr
+        assert b"</html>" in open_run_store(f"{s3}/pages", Storage()).read(f"{line[0]}.html")
 
 
 def write_pairs_apart(write_job: Callable[..., Path], s3: str, folder: Path) -> Path:
@@ -88,31 +91,6 @@ def write_pairs_apart(write_job: Callable[..., Path], s3: str, folder: Path) -> 
     copy = folder / "pairs.parquet"
     copy.write_bytes(open_run_store(s3, Storage()).read("pairs.parquet"))
     return copy
-
-
-def test_a_teacher_on_s3_labels(
-    write_job: Callable[..., Path],
-    relabel: Callable[..., Outcome],
-    s3: str,
-    tmp_path: Path,
-    model_dir: Callable[..., Path],  # noqa: F811
-) -> None:
-    store = open_run_store(f"{s3}/teacher", Storage(), single_writer=True)
-    for file in model_dir().iterdir():
-        store.put(file.name, file.read_bytes())
-    values = yaml.safe_load(
-        write_job({"labeler": {"name": "direct", "attempts": 1}, "input": {"limit": 4}, "shards": 1}).read_text()
-    )
-    values["engine"] = {
-        "name": "transformers",
-        "model": f"{s3}/teacher",
-        "max_prompt_tokens": 2048,
-        "args": {"device": "cpu"},
-    }
-    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(values))
-    for code in (0, 10):
-        done = relabel("run", tmp_path / "teacher.yaml", RELABEL_CACHE=str(tmp_path / "cache"))
-        assert done.returncode == code, done.stderr
 
 
 def test_storage_options_open_the_door_and_are_written_nowhere(

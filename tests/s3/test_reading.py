@@ -78,56 +78,6 @@ def test_a_shard_fetches_at_most_a_fifth_more_than_its_columns_weigh(
         assert len(proxy.seen) <= 4 * len(touched) + 1
 
 
-def test_a_row_group_without_an_open_chunk_is_not_fetched(
-    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
-) -> None:
-    data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
-    proxy = through()
-    dataset, plan, _ = planned(f"{s3}/pairs.parquet", shards=1)
-    proxy.seen.clear()
-    (chunk,) = read_chunks(dataset, plan.shards[0], None, [len(plan.shards[0].chunks) - 1])
-    assert chunk.pairs[-1].row_id == ROWS - 1
-    assert sum(seen.sent_bytes for seen in proxy.seen) <= 1.2 * weight(data, range(7, 8)) + TAIL_BYTES
-
-
-def test_scattered_shards_fetch_what_the_plan_said(
-    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
-) -> None:
-    """Half of the row groups hold only queries of the first half; the plan says which shard needs which."""
-    ids = [f"q{row // 10}" if row < ROWS // 2 else f"q{(row - ROWS // 2) // 10 + 50}" for row in range(ROWS)]
-    scattered = table.set_column(table.schema.get_field_index("query_id"), "query_id", pa.array(ids))
-    data = put_parquet(f"{s3}/pairs.parquet", scattered, row_group_size=GROUP)
-    proxy = through()
-    dataset, plan, plan_files = planned(f"{s3}/pairs.parquet", shards=4)
-    assert plan.is_scattered
-    metadata = pq.read_metadata(pa.BufferReader(data))
-    whole = weight(data, range(metadata.num_row_groups))
-    for shard in plan.shards:
-        assert shard.row_ids is not None
-        row_ids = pq.read_table(pa.BufferReader(plan_files[shard.row_ids.path])).column("row_id").to_numpy()
-        proxy.seen.clear()
-        rows = [
-            pair.row_id
-            for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks)))
-            for pair in chunk.pairs
-        ]
-        assert rows == row_ids.tolist()
-        fetched = sum(seen.sent_bytes for seen in proxy.seen)
-        # the plan counts uncompressed bytes; all groups compress alike here
-        said = shard.read_bytes / plan.text_bytes * whole
-        assert fetched <= 1.2 * said + TAIL_BYTES
-
-
-def test_planning_fetches_footers_and_query_ids_alone(
-    table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
-) -> None:
-    data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
-    proxy = through()
-    planned(f"{s3}/pairs.parquet", shards=4)
-    fetched = sum(seen.sent_bytes for seen in proxy.seen)
-    assert fetched <= 1.2 * weight(data, range(8), ("query_id",)) + 2 * TAIL_BYTES + 5000
-
-
 def test_a_file_that_is_replaced_while_it_is_read_is_reported(table: pa.Table, s3: str) -> None:
     url = f"{s3}/pairs.parquet"
     put_parquet(url, table, row_group_size=GROUP)
@@ -152,16 +102,3 @@ def test_reads_are_tried_again_and_a_short_reply_is_no_file(
     proxy.decide = lambda exchange: "cut"
     with pytest.raises(StoreUnreachableError, match="no good answer"):
         UrlFile(url, Storage(retry_s=0.5))
-
-
-def test_a_url_file_reads_and_seeks_as_a_file_does(s3: str, table: pa.Table) -> None:
-    data = put_parquet(f"{s3}/pairs.parquet", table, row_group_size=GROUP)
-    file = UrlFile(f"{s3}/pairs.parquet", Storage())
-    chance = random.Random(3)
-    for _ in range(20):
-        start, length = chance.randrange(len(data) + 5), chance.randrange(100_000)
-        assert file.seek(start) == start
-        assert file.read(length) == data[start : start + length]
-        assert file.tell() == max(min(start + length, len(data)), min(start, len(data)))
-    assert file.seek(-4, 2) == len(data) - 4
-    assert file.readall() == b"PAR1"

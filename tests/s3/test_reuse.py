@@ -1,4 +1,4 @@
-"""Labels reused from S3 to S3, and outputs merged there."""
+"""Labels reused from S3 to S3."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_run_store
-from tests.s3.conftest import ROWS, Outcome
+from tests.s3.conftest import Outcome
 
 
-def test_a_run_on_s3_takes_over_from_s3_and_two_outputs_there_are_merged_into_one(
+def test_a_run_on_s3_takes_over_from_s3(
     write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
 ) -> None:
     first = relabel("run", write_job({"output": f"{s3}/first"}, name="first.yaml"))
@@ -27,9 +27,3 @@ def test_a_run_on_s3_takes_over_from_s3_and_two_outputs_there_are_merged_into_on
     manifest = json.loads(open_run_store(f"{s3}/second", Storage()).read("manifest.json"))
     assert manifest["rows"]["reused"] == labelled
     assert manifest["reused_from"][0]["output"] == f"{s3}/first"
-    refused = relabel("merge", f"{s3}/first", f"{s3}/second", "--to", f"{s3}/merged")
-    assert refused.returncode == 3, refused.stderr
-    merged = relabel("merge", f"{s3}/second", "--to", f"{s3}/merged")
-    assert merged.returncode == 0, merged.stderr
-    assert json.loads(merged.stdout)["rows"] == ROWS
-    assert relabel("verify", f"{s3}/merged").returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import fsspec
 import pytest
 import yaml
-from deltalake import DeltaTable
 
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
@@ -75,29 +73,3 @@ def test_an_object_that_vanished_is_named(table: dict[str, Any]) -> None:
     fsspec.filesystem("s3").rm(path)
     with pytest.raises(InputError, match=rf"{path}: no such file, and snapshot \d+ of {table['path']} names it"):
         open_dataset(InputSpec(**{**table, "path": (table["path"],)}), Storage())
-
-
-def test_metadata_is_tried_again_where_the_store_fails(
-    table: dict[str, Any], through: Callable[..., seaweed.Proxy]
-) -> None:
-    begun: list[float] = []
-
-    def fails_at_first(exchange: seaweed.Exchange) -> str:
-        begun.append(time.monotonic())
-        return "503" if len(begun) % 3 == 1 else "pass"
-
-    through(fails_at_first)
-    assert len(opened(table).files) == 2
-    assert len(begun) > 3
-
-
-def test_a_delta_checkpoint_is_read_in_a_bucket(s3: str, tmp_path: Path) -> None:
-    table = Delta(tmp_path)
-    for first in (0, 8, 16):
-        table.append(pairs(first, first + 8))
-        if first == 8:
-            DeltaTable(table.path).create_checkpoint()
-    table.commit_file(0).unlink()
-    fsspec.filesystem("s3").put(table.path, f"{s3}/delta", recursive=True)
-    found = opened({"path": f"{s3}/delta", "table": "delta"})
-    assert len(found.paths) == 3

@@ -85,11 +85,3 @@ def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:
     assert isolation.crashed_apart(chunk, [1], "died") is None, (
         "caught once, by chance; then answered; this is the first time again"
     )
-
-
-def test_two_workers_that_catch_one_row_at_the_same_time_isolate_it_once() -> None:
-    isolation, chunk = Isolation(), ChunkId(0, 0)
-    for _ in range(3):
-        isolation.crashed_apart(chunk, [1], "died")
-    assert isolation.num_isolated == 1
-    assert list(isolation.cases[chunk].isolated_rows) == [1]
