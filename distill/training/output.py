@@ -174,7 +174,7 @@ class OutputFolder:
         """Make sure that the folder is empty or holds what an earlier call left: training there replaces files.
 
         Raises:
-            ConfigError: it is a file, or a link that leads nowhere.
+            ConfigError: it is a file, or a broken link.
             StaleRunError: it holds files of something else, or the other command trains there.
         """
         others = [path.stem for path in self.checkpoints.glob("*.lock") if path.name != self.lock_name]
@@ -184,10 +184,8 @@ class OutputFolder:
                 f"another `output`; or, if that training is not wanted any more, remove {self.checkpoints}."
             )
         there = self._nearest
-        if not there.exists():
-            raise ConfigError(f"`output` = {self.output}: {there} is a link that leads nowhere. Mend it, or remove it.")
         if not there.is_dir():
-            raise ConfigError(f"`output` = {self.output}: {there} is a file. Name a folder.")
+            raise ConfigError(f"`output` = {self.output}: {there} is a file, or a broken link. Name a folder.")
         if (
             not self.folder.is_dir()
             or (self.folder / MANIFEST_NAME).exists()

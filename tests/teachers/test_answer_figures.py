@@ -47,9 +47,3 @@ def test_every_figure_is_over_the_answers_that_it_can_be_given_for(tokenizer: An
     assert found["no_evidence_rate"] == pytest.approx(1 / 3)
     assert found["top_grade_share"] == pytest.approx(2 / 3)
     assert found["response_tokens"] > 0
-
-
-def test_answers_that_nobody_can_read_have_no_grade_and_no_evidence(tokenizer: Any) -> None:
-    found = figures_of(tokenizer, ["", "<score>2</score>"])
-    assert (found["reward"], found["format_rate"]) == (0, 0)
-    assert not {"top_grade_share", "evidence_verbatim_rate", "no_evidence_rate"} & found.keys()

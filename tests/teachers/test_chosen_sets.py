@@ -102,28 +102,12 @@ def test_a_merge_is_learned_with_the_documents_that_each_of_its_runs_showed(
     assert documents == [2, 1] + [2] * NUM_QUERIES
 
 
-def test_the_choices_of_a_run_are_learned(
-    values: Callable[..., dict[str, Any]], questions_path: Path, tmp_path: Path
-) -> None:
-    run = label_questions(questions_path, tmp_path / "run")
-    trainer = trainer_of(values(data={"runs": [str(run)]}, train={"max_tokens": 4000}))
-    chosen = [row["selected"] for row in pq.read_table(run / "labels").sort_by("row_id").to_pylist()]
-    wanted = [
-        json.dumps({"Document_1": first, "Document_2": second})
-        for first, second in zip(chosen[::2], chosen[1::2], strict=True)
-    ]
-    assert [one.removesuffix("<|im_end|>") for one in answers_of(trainer)] == wanted
-    assert trainer.data.runs[0].labels == 2 * NUM_QUERIES
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"labeler": {"name": "direct"}}, "chooses no chunks; want evidence-set"),
-        ({"data": {"gold": {"sets": "similar"}, "answer": "preliminary"}}, "learned alone and whole"),
         ({"data": {"gold": {}}}, "Name the column that does, as data.gold.sets"),
         ({"data": {"gold": {"sets": "wanted"}}}, "no column `wanted` with the chunks that are wanted"),
-        ({"data": {"gold": {"sets": "document"}}}, "a list of whole numbers is wanted"),
     ],
 )
 def test_what_can_not_be_learned_is_refused(

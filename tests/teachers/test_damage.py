@@ -17,16 +17,14 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers import trainer
 from relabel.distill.teachers.rewards import PARTS, RolloutLog
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 from relabel.distill.teachers.trainer import run_to_end
 from relabel.distill.training import checkpoints
-from relabel.distill.training.output import DIGESTS, RECORD_NAME, list_checkpoints
-from relabel.manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError, StaleRunError
+from relabel.distill.training.output import DIGESTS, list_checkpoints
+from relabel.manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError
 from relabel.manifests.files import Storage
-from tests.killing import killed_at
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
 
 STEPS = 3
@@ -41,8 +39,6 @@ def flip(path: Path) -> None:
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a bit": flip,
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:100]),
-    "empty": lambda path: path.write_bytes(b""),
     "gone": lambda path: path.unlink(),
 }
 
@@ -100,29 +96,7 @@ def test_a_copied_folder_keeps_the_best_step(train: Any, trained: tuple[Path, An
         train(moved)
 
 
-def test_digests_are_of_all_files_of_a_checkpoint(trained: tuple[Path, Any]) -> None:
-    last = list_checkpoints(trained[0])[-1]
-    held = json.loads((last / DIGESTS).read_text())
-    assert set(held) == set(FILES) == {path.name for path in last.iterdir()} - {DIGESTS}
-
-
-def test_what_a_failed_write_left_is_in_no_checkpoint(
-    train: Any, trained: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(trained[0], folder)
-    shutil.rmtree(list_checkpoints(folder)[-1])
-    left = folder / ".part-checkpoint-000002"  # the next that is written
-    left.mkdir()
-    for name in ("strange", DIGESTS):
-        (left / name).write_text("{}")
-    monkeypatch.setattr(checkpoints, "drop_old", lambda *_, **__: None)
-    train(folder)
-    assert {path.name for path in (folder / "checkpoint-000002").iterdir()} == {*FILES, DIGESTS}
-    checkpoints.check_digests(folder / "checkpoint-000002")
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["a bit", "gone"])
 @pytest.mark.parametrize("name", [*FILES, DIGESTS])
 def test_a_damaged_checkpoint_is_refused_by_name(
     trained: tuple[Path, Any], tmp_path: Path, name: str, damage: str
@@ -132,17 +106,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     DAMAGES[damage](last / name)
     with pytest.raises(ManifestError, match=f"{last.name}: a damaged checkpoint .*Remove it to resume"):
         checkpoints.last_checkpoint(tmp_path / "copy", lambda _: None)
-
-
-def test_a_folder_without_files_that_bears_the_name_of_a_checkpoint_is_refused_by_name(
-    train: Any, trained: tuple[Path, Any], tmp_path: Path
-) -> None:
-    shutil.copytree(trained[0], tmp_path / "copy")
-    last = list_checkpoints(tmp_path / "copy")[-1]
-    for file in (*FILES, DIGESTS):
-        (last / file).unlink()
-    with pytest.raises(ManifestError, match=f"{last.name}: a damaged checkpoint .*Remove it to resume"):
-        train(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -170,15 +133,6 @@ def direct(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[
         return train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), start=start)
 
     return go
-
-
-def test_a_claim_that_can_not_be_read_is_nobodys(direct: Callable[..., Any], tmp_path: Path, monkeypatch: Any) -> None:
-    with killed_at("after_training_step", 2):
-        direct()
-    (tmp_path / "out" / "checkpoints" / RECORD_NAME).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(StaleRunError, match=r"checkpoint-000001 is of another spec.*--restart"):
-        direct("resume")
-    assert direct("restart").manifest.training.steps == 2
 
 
 def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_reported(
@@ -212,28 +166,6 @@ def nan_weight(folder: Path) -> None:
     save_file(held, file, metadata={"format": "pt"})
 
 
-def cut_weights(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def lose_weight(folder: Path) -> None:
-    held = load_file(folder / "model.safetensors")
-    del held["model.layers.1.mlp.up_proj.weight"]
-    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def in_shards(folder: Path) -> None:
-    """In two files and an index of them, of which the second is missing."""
-    held = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    place = {name: f"model-{1 + ('layers.1' in name)}.safetensors" for name in held}
-    first = {name: tensor for name, tensor in held.items() if place[name] == "model-1.safetensors"}
-    save_file(first, folder / "model-1.safetensors", metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": place}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 def set_config(key: str, value: Any) -> Callable[[Path], Any]:
     def go(folder: Path) -> None:
         held = json.loads((folder / "config.json").read_text())
@@ -252,18 +184,10 @@ def set_config(key: str, value: Any) -> Callable[[Path], Any]:
         (set_config("num_hidden_layers", 1), r"tensors of layers in its weights .*model\.layers\.1\."),
         (set_config("num_hidden_layers", 3), "tensors are not in its weights"),
         (set_config("hidden_size", "x"), "its config.json can't be loaded"),
-        (set_config("dtype", "float3"), "its config.json can't be loaded"),
         (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config.json can't be read"),
-        (lambda folder: (folder / "generation_config.json").write_text("[]"), "generation_config.json can't be read"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"1234"), "its weights can't be loaded"),
-        (cut_weights, "its weights can't be loaded"),
-        (lose_weight, "1 tensors are not in its weights, model.layers.1.mlp.up_proj.weight among them"),
-        (in_shards, r"its weights can't be loaded .*model-2\.safetensors"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "a.safetensors"), "no file named model.safeten"),
         (set_config("intermediate_size", 64), r"6 tensors .* another shape .*down_proj\.weight has \(32, 48\), not"),
-        (set_config("num_attention_heads", 0), "its weights can't be loaded .*ZeroDivisionError"),
         (set_config("attn_implementation", "flash_attention_2"), "its weights can't be loaded .*FlashAttention2"),
-        (set_config("pad_token_id", 99_999), "its weights can't be loaded .*Padding_idx"),
         (set_config("quantization_config", {"quant_method": "fp8"}), "its weights are quantized"),
     ],
 )
@@ -294,39 +218,9 @@ def test_a_damaged_model_to_start_from_is_named(
         assert str(dry.value) == str(found.value)
 
 
-def test_gradient_checkpointing_is_refused_where_the_architecture_can_not_before_the_weights_are_loaded(
-    direct: Callable[..., Any], base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_shards_that_accelerates_config_asks_for_are_refused_with_what_to_do_without(
+    direct: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel
-
-    base = tmp_path / "base"
-    shutil.copytree(base_dir, base)
-    vocab = json.loads((base / "config.json").read_text())["vocab_size"]
-    config = OpenAIGPTConfig(vocab_size=vocab, n_positions=4000, n_embd=8, n_layer=1, n_head=2)
-    OpenAIGPTLMHeadModel(config).save_pretrained(base)
-    monkeypatch.setattr("relabel.distill.teachers.sft.load_model", lambda *_: pytest.fail("the weights were loaded"))
-    with pytest.raises(ConfigError, match=r"train\.gradient_checkpointing: a openai-gpt can't"):
-        direct(init=str(base), train={"gradient_checkpointing": True})
-
-
-def test_a_training_has_a_thread_less_than_the_cores_and_says_what_to_do_without_shards(
-    values: Callable[..., dict[str, Any]], pairs_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = values(
-        data={"gold": {"path": str(pairs_path)}}, labeler={"name": "direct", "grades": 3}, train={"max_steps": 1}
-    )
-    spec = read_teacher_spec(held, where="teacher.yaml")
-    monkeypatch.setattr(trainer, "usable_cores", lambda: 4)
-    torch.set_num_threads(8)
-    try:
-        train_teacher(spec, Storage())
-        assert torch.get_num_threads() == 3
-        torch.set_num_threads(2)  # somebody says fewer
-        train_teacher(spec, Storage(), start="restart")
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match=r"pickle\. Teachers are not sharded: .*lora") as found:
-        train_teacher(spec, Storage(), start="restart")
-    assert "train.strategy" not in str(found.value)
+    with pytest.raises(ConfigError, match=r"pickle\. Teachers are not sharded: .*lora"):
+        direct()

@@ -50,13 +50,12 @@ def test_a_kept_answer_equals_asking_again(tmp_path: Path) -> None:
     assert {one.fault for one in first} == {"", "format"}
 
 
-@pytest.mark.parametrize("change", [{"seed": 5}, {"max_prompt_tokens": 2000}, {"args": FakeArgs(p_refused=0.5)}])
-def test_another_generator_has_other_kept_answers(change: dict[str, object], tmp_path: Path) -> None:
+def test_another_generator_has_other_kept_answers(tmp_path: Path) -> None:
     spec = GeneratorSpec(name="fake", args=FakeArgs())
     Generator(spec, tmp_path).answer([ROSES])
     Generator(spec.model_copy(update={"args": FakeArgs(batch=3), "cache": "elsewhere"}), tmp_path).answer([ROSES])
     assert len(list(tmp_path.rglob("*.json"))) == 1  # speed and place do not count
-    Generator(spec.model_copy(update=change), tmp_path).answer([ROSES])
+    Generator(spec.model_copy(update={"seed": 5}), tmp_path).answer([ROSES])
     assert len(list(tmp_path.rglob("*.json"))) == 2
 
 
@@ -80,8 +79,6 @@ def test_a_damaged_kept_answer_is_asked_again(tmp_path: Path) -> None:
         ("Ada", "format"),
         ('```json\n["Ada"]\n```', "format"),
         ('[["Ada"]]', "format"),
-        ('["Ada", true]', "format"),
-        ('{"a": 1}', "format"),
         (Answer(0, '["Ada', "length"), "truncated"),
         (Answer(0, "", "overlong"), "overlong"),
         (Answer(0, "", "refused"), "refused"),
@@ -179,14 +176,6 @@ def test_the_golden_rewards(
     assert parts.items() <= score.parts.items()
     assert score.parts["penalty"] == 0.5
     assert score.columns["f1_ret"] == pytest.approx(1 / 3)
-
-
-def test_a_number_named_twice_costs_twice(row: EvidenceRow, tmp_path: Path) -> None:
-    judge = EvidenceJudge(generator_of(tmp_path, lambda _: "[]")[0])
-    (once,) = judge.scores([chosen(row, '{"Document_1": [2, 1], "Document_2": []}')], [row])
-    (twice,) = judge.scores([chosen(row, '{"Document_1": [2, 1, 2], "Document_2": []}')], [row])
-    assert (once.parts["penalty"], twice.parts["penalty"]) == (0.0, 0.5)
-    assert (once.parts["chunks"], twice.parts["chunks"]) == (2, 2)
 
 
 def test_what_the_generator_failed_at_has_no_reward_and_what_was_cut_off_the_least(

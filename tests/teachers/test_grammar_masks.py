@@ -3,7 +3,6 @@
 # ruff: noqa: E402 — trl may be missing
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ trl = pytest.importorskip("trl")
 
 from relabel.distill.teachers.evidence import EvidenceRow
 from relabel.distill.teachers.res_rag_trainer import (
-    FREE,
     GrammarHold,
     GrammarMasks,
-    masked_log_probs,
 )
 from relabel.distill.teachers.rollouts import AnswerTokens
 from relabel.labelers.engines.grammars import GrammarCompiler
@@ -79,30 +76,6 @@ def test_all_policies_are_taken_under_the_grammar(tokenizer: Any, model: Any, tm
             assert found[: len(wanted)].tolist() == pytest.approx(wanted, abs=2e-5)
         forced = [value for value in wanted if value == 0.0]
         assert len(forced) > len(wanted) / 3  # keys and brackets leave no choice
-
-
-def test_without_a_mask_they_are_trls(tokenizer: Any, model: Any, tmp_path: Path) -> None:
-    trainer = make_held_trainer(copy.deepcopy(model), tokenizer, tmp_path)
-    ids = torch.randint(0, 200, (3, 12))
-    mask = torch.ones_like(ids)
-    trainer._numbers_BC = torch.full((3, 5), FREE)
-    found = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 5, batch_size=2, compute_entropy=True)
-    plain = trl.GRPOTrainer._get_per_token_logps_and_entropies(
-        trainer, trainer.model, ids, mask, 5, compute_entropy=True
-    )
-    torch.testing.assert_close(found[0], plain[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found[1], plain[1], atol=1e-4, rtol=1e-4)
-
-
-def test_the_gradient_stays_within_what_is_admitted() -> None:
-    logits = torch.randn(2, 5, requires_grad=True)
-    admitted = torch.tensor([[True, False, True, False, False], [False, False, False, True, False]])
-    masked_log_probs(logits, admitted)[[0, 1], [2, 3]].sum().backward()
-    assert logits.grad is not None
-    assert logits.grad[~admitted].abs().max() == 0
-    assert logits.grad[0, 2] > 0
-    assert logits.grad[1].abs().max() == 0  # the only token there is
-    assert torch.isfinite(logits.grad).all()
 
 
 def test_whatever_is_drawn_under_the_grammar_parses(tokenizer: Any, model: Any) -> None:

@@ -1,5 +1,4 @@
-"""GRPO learns: a tiny model that knows the format alone finds out which word of a document means which grade. The whole
-of it takes a minute and more, so it is run with `RELABEL_FAULTS=full`; every day a half of it is.
+"""GRPO learns: a tiny model that knows the format alone finds out which word of a document means which grade.
 `benchmarks/grpo_learns.py` shows the whole curve.
 """
 
@@ -12,18 +11,6 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "least"), [("r1", 0.8), ("r3a", 0.65)])
-def test_the_mean_reward_rises(name: str, least: float, tmp_path: Path) -> None:
-    pytest.importorskip("trl")
-    from benchmarks.grpo_learns import make_setting, show_format, train
-
-    setting = make_setting(name, tmp_path)
-    show_format(setting, name)
-    rewards = [value for _, value in train(setting, name, tmp_path, steps=60).curve.series("train", "reward")]
-    assert sum(rewards[:3]) / 3 < 0.5
-    assert sum(rewards[-3:]) / 3 > least
-
-
 def test_the_mean_reward_doubles_with_half_of_the_rollouts(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     from benchmarks.grpo_learns import make_setting, show_format, train

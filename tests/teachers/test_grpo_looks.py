@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +71,6 @@ def test_a_training_with_evaluations_samples_and_learns_as_one_without(
     own = [point for point in trainer.curve.points if point[1] == "train"]
     assert own == blind.curve.points
     assert [step for step, _ in trainer.curve.series("dev", "reward")] == [1, 2, 3, 4]
-
-
-def test_resumed_after_an_evaluation_it_goes_on_bit_for_bit(
-    train: Any, evaluated: tuple[Path, Any, Any], tmp_path: Path
-) -> None:
-    folder, whole, outcome = evaluated
-    shutil.copytree(folder, tmp_path / "again")
-    for name in ("checkpoint-000003", "checkpoint-000004"):
-        shutil.rmtree(tmp_path / "again" / name, ignore_errors=True)
-    resumed, again = train(tmp_path / "again", eval_every=1, resume_from=tmp_path / "again" / "checkpoint-000002")
-    assert whole.curve.points == resumed.curve.points
-    assert outcome.facts.best_step == again.facts.best_step
-    for name in (ROLLOUTS_NAME, f"checkpoint-000004/{WEIGHTS}", "checkpoint-000004/optimizer.safetensors"):
-        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
 SHORT = {"max_steps": 12, "batch_size": 4, "accumulation": 1, "save_every": 4, "max_tokens": 4000, "seed": 7}
@@ -168,22 +153,11 @@ def test_adapters_alone_learn_by_reward_with_the_model_as_it_was_and_are_merged(
     monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
     changes: dict[str, Any] = {"lora": {"r": 2, "targets": ["q_proj", "v_proj"]}, "split": {}}
     changes["rollouts"] = {"group": 2, "beta": 0.1}
-
-    def train(folder: Path, start: Any = "new") -> Any:
-        return train_teacher(
-            read_teacher_spec(small_spec(base_dir, folder, queries, **changes), where="here"), Storage(), start=start
-        )
-
-    train(tmp_path / "whole")
-    was, now = (load_file(folder / "model.safetensors") for folder in (base_dir, tmp_path / "whole/out"))
+    train_teacher(read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here"), Storage())
+    was, now = (load_file(folder / "model.safetensors") for folder in (base_dir, tmp_path / "out"))
     changed = {name for name, value in now.items() if not torch.equal(value, was[name])}
     assert changed
     assert all("q_proj.weight" in name or "v_proj.weight" in name for name in changed)
-    with killed_at("after_training_step", 6):
-        train(tmp_path / "killed")
-    train(tmp_path / "killed", "resume")
-    for name in ("model.safetensors", "curves.parquet", ROLLOUTS_NAME):
-        assert (tmp_path / "whole/out" / name).read_bytes() == (tmp_path / "killed/out" / name).read_bytes(), name
 
 
 def same_weights(one: bytes, other: bytes) -> bool:
@@ -200,7 +174,6 @@ def same_weights(one: bytes, other: bytes) -> bool:
     ("changes", "words"),
     [
         ({"split": {}, "train": {**SHORT, "eval_every": 2}}, "`split.dev` is 0"),
-        ({"split": {}, "train": {**SHORT, "early_stopping": {}}}, "`split.dev` is 0"),
         ({"rollouts": {"group": 2, "updates": 4}, "train": {**SHORT, "eval_every": 2}}, "no multiple of rollouts"),
         ({"split": {"dev": 1e-9}}, "none fell there"),
     ],
@@ -210,20 +183,3 @@ def test_evaluations_that_can_not_be_are_refused_before_anything_is_loaded(
 ) -> None:
     with pytest.raises((ConfigError, InputError), match=words):
         estimate_teacher(read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here"), Storage())
-
-
-def test_a_dry_run_counts_what_evaluations_read_and_write(base_dir: Path, queries: Path, tmp_path: Path) -> None:
-    def estimate(dev: float, every: int) -> Any:
-        changes = {"split": {"dev": dev}, "train": {**SHORT, **({"eval_every": every} if dev else {})}}
-        spec = read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here")
-        return estimate_teacher(spec, Storage())
-
-    def read_and_written(found: Any) -> float:
-        """Once by every row that trains."""
-        return float(found.tokens / found.examples * found.rows)
-
-    whole, evaluated = estimate(0.0, 0), estimate(0.5, 3)
-    assert whole.eval_tokens == 0
-    times = -(-evaluated.steps // 3)
-    held_out = read_and_written(whole) - read_and_written(evaluated)
-    assert evaluated.eval_tokens == pytest.approx(times * held_out, abs=times)

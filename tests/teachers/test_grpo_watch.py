@@ -80,7 +80,9 @@ def train(
     return go
 
 
-@pytest.mark.parametrize("key", GAMED)
+@pytest.mark.parametrize(
+    "key", ["length", *(pytest.param(one, marks=pytest.mark.full) for one in GAMED if one != "length")]
+)
 def test_each_way_to_game_a_reward_is_warned_of_once_and_ends_the_training(
     key: str, train: Callable[..., Any], tmp_path: Path
 ) -> None:

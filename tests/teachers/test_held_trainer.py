@@ -62,12 +62,6 @@ def test_what_the_generator_failed_at_adds_nothing(fresh: Any, tokenizer: Any, t
     assert [row["reward"] for row in rows] == [2.0, None, 0.0, 1.0, None, None, None, 1.0]
 
 
-def test_where_the_generator_failed_at_all_the_gradient_is_0(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
-    trainer, batch = rolled(fresh, tokenizer, tmp_path, [math.nan] * 8)
-    assert all(float(one.abs().max()) == 0 for one in gradients(trainer, batch))
-    assert "reward" not in trainer._pending
-
-
 @pytest.mark.parametrize("is_cache_lost", [pytest.param(False, marks=pytest.mark.full), True])
 def test_killed_after_a_step_it_goes_on_to_the_last_bit(
     is_cache_lost: bool, train_choices: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,6 @@ from relabel.manifests.asks import Request
 from relabel.manifests.errors import ConfigError, VerdictError
 from tests.engines.conftest import CHATML, make_tokenizer
 from tests.labelers.driving import ROSES, fake, labeler, walk
-from tests.labelers.test_evidence_set import query_of
 
 INTENT = "<think>Hm.</think><intent>When to prune.</intent>"
 VERDICT = "<think>the roses</think><extract>pruning late</extract><score>2</score>"
@@ -106,27 +105,11 @@ def test_a_second_turn_goes_on_from_the_sampled_tokens(
     assert [turn.text for turn in rollout.turns] == [turn.text for turn in usual.turns] == [INTENT, VERDICT]
     assert seen[1] == rollout.prompt_ids + rollout.completion_ids[: rollout.turns[1].start]
     assert tokenizer.decode(rollout.completion_ids) == tokenizer.decode(usual.completion_ids)
-    for one in (rollout, usual):
-        between = [token for token, own in zip(one.completion_ids, one.is_own, strict=True) if not own]
-        assert one.num_own == sum(len(turn.ids) for turn in one.turns)
-        text = tokenizer.decode(between)
-        assert text.startswith("\n<|im_start|>user")
-        assert text.endswith("<|im_start|>assistant\n")
-        assert one.is_own[one.turns[1].start]
-        assert not one.is_own[one.turns[1].start - 1]
-
-
-def test_another_end_token_than_the_templates_leaves_the_context(
-    tokenizer: Any, encoder: PromptEncoder, dialogues: MakeDialogues, writes: Writes
-) -> None:
-    both = AnswerTokens(tokenizer, end_ids=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
-    talks = Dialogues(labeler("r3a"), encoder, both, max_prompt_tokens=8192)
-    seen: list[list[int]] = []
-    (rollout,) = talks.roll([ROSES], writes([INTENT, VERDICT], seen=seen, end="<|endoftext|>"))
-    assert rollout.label is not None
-    assert tokenizer.convert_tokens_to_ids("<|endoftext|>") not in seen[1]
-    (usual,) = talks.roll([ROSES], writes([INTENT, VERDICT]))
-    assert seen[1] == usual.prompt_ids + usual.completion_ids[: usual.turns[1].start]
+    between = [token for token, own in zip(usual.completion_ids, usual.is_own, strict=True) if not own]
+    assert usual.num_own == sum(len(turn.ids) for turn in usual.turns)
+    text = tokenizer.decode(between)
+    assert text.startswith("\n<|im_start|>user")
+    assert text.endswith("<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize(
@@ -175,34 +158,11 @@ def test_a_template_that_rewrites_what_lies_before_a_later_turn_is_refused(
         talks.roll([ROSES], writes([INTENT, VERDICT]))
 
 
-def test_a_labeler_whose_model_writes_nothing_is_refused(dialogues: MakeDialogues) -> None:
-    with pytest.raises(ConfigError, match="nothing to reward"):
-        _ = dialogues(labeler("direct")).max_answer_tokens
-    assert dialogues(labeler("r1")).max_answer_tokens == labeler("r1").probe()[0].max_tokens + 1
-
-
 def test_a_prompt_that_does_not_fit_has_no_rollout(dialogues: MakeDialogues, writes: Writes) -> None:
     talks = dialogues(labeler("r1"), max_prompt_tokens=40)
     assert talks.first_prompt(ROSES) is None
     with pytest.raises(ConfigError, match="row 7"):
         talks.roll([ROSES], writes([VERDICT]))
-
-
-@pytest.mark.parametrize("name", ["r1", "evidence-set"])
-def test_a_first_prompt_that_is_known_is_not_made_again(
-    name: str, dialogues: MakeDialogues, writes: Writes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair, text = (ROSES, VERDICT) if name == "r1" else (query_of([9, 9, 9])[0], "[[], [], []]")
-    whole = dialogues(labeler(name)).first_prompt(pair)
-    assert whole is not None
-    room = len(whole.ids) - (name == "evidence-set")  # which then shows less
-    talks = dialogues(labeler(name), max_prompt_tokens=room)
-    first = talks.first_prompt(pair)
-    assert first is not None
-    assert first.overlong > 0 or name == "r1"
-    usual = talks.roll([pair] * 2, writes([text]))
-    monkeypatch.setattr(PromptEncoder, "encode", lambda *_, **__: pytest.fail("a prompt was encoded"))
-    assert talks.roll([pair] * 2, writes([text]), firsts=[first] * 2) == usual
 
 
 @given(st.lists(st.integers(0, 400), max_size=30))

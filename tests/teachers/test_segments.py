@@ -24,10 +24,6 @@ def test_a_token_belongs_to_the_part_of_most_of_its_characters_and_to_the_sectio
     assert found == [NO_PART, 0, NO_PART, NO_PART, 1, NO_PART, NO_PART]
 
 
-def test_of_two_sections_with_equal_shares_the_earlier_one_has_the_token() -> None:
-    assert token_parts([b"ab", b"cd"], {5: [(0, 1)], 3: [(1, 4)]}) == [5, 3]
-
-
 def test_a_token_within_a_character_goes_with_that_character() -> None:
     euro = "€".encode()
     pieces = [b"<a>", euro[:1], euro[1:2], euro[2:] + b"<", b"/a>"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -20,7 +18,6 @@ from relabel.distill.teachers.teaching import train_teacher
 from relabel.manifests.errors import StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, readable_json
-from tests.distill.test_reporting import events_of
 from tests.killing import killed_at
 from tests.teachers.conftest import NUM_PAIRS, relabel
 
@@ -112,25 +109,6 @@ def test_every_supervised_spec_of_the_docs_trains(
     assert report.manifest.data.rows > 0
 
 
-def test_a_teacher_that_was_killed_goes_on_in_the_same_run_of_its_service(
-    teach: Callable[..., Any],
-    direct: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("tensorboard")
-    changes = {key: value for key, value in direct().items() if key in ("labeler", "data")}
-    train = {"report_to": ["tensorboard"], "epochs": 2, "save_every": 2}
-    with killed_at("after_training_step", 4):
-        teach(**changes, train=train)
-    teach(start="resume", **changes, train=train)
-    points = pq.read_table(tmp_path / "out" / "curves.parquet").to_pylist()
-    assert events_of(tmp_path / "out") == pytest.approx({
-        (f"{row['split']}/{row['name']}", row["step"]): row["value"] for row in points
-    })  # fmt: skip
-    assert max(row["step"] for row in points) == 6
-
-
 def _put(name: str, data: bytes) -> Callable[[Path], Any]:
     def go(out: Path) -> None:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -141,12 +119,7 @@ def _put(name: str, data: bytes) -> Callable[[Path], Any]:
 
 IN_THE_WAY: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a student": (_put("manifest.json", b'{"kind": "student", "fingerprint": "f"}'), "is not a teacher's manifest"),
-    "a label run": (_put("manifest.json", b'{"state": "complete"}'), "is not a teacher's manifest"),
-    "half a manifest": (_put("manifest.json", b'{"kind"'), "is not a teacher's manifest"),
     "a folder of its own": (_put("notes.txt", b"mine"), "holds notes.txt, which no teacher of ours left there"),
-    "a file": (_put("", b"mine"), "is a file. Name a folder"),
-    "a link to nothing": (lambda out: out.symlink_to(out.parent / "absent"), "is a link that leads nowhere"),
-    "a link to itself": (lambda out: out.symlink_to(out), "is a link that leads nowhere"),
     "the checkpoints of a student": (_put("checkpoints/distill.lock", b""), "`relabel distill` trains or"),
     "another teacher": (lambda _: {"learning_rate": 2e-3}, "(train.learning_rate: was 0.002, is 0.001)"),
     "another teacher's checkpoints": (lambda _: {"learning_rate": 2e-3, "save_every": 1}, "of another spec, model or"),
@@ -178,42 +151,3 @@ def test_a_dry_run_refuses_the_output_that_the_training_refuses_before_the_weigh
         said.append(capsys.readouterr().err.splitlines()[-1])
     assert words in said[0]
     assert said[0] == said[1]
-
-
-def test_a_dry_run_says_that_the_teacher_is_there_and_counts_with_resume_and_restart(
-    direct: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = tmp_path / "teacher.yaml"
-    spec.write_text(yaml.safe_dump(direct(train={"save_every": 1})))
-    with killed_at("after_training_step", 3):
-        relabel("train", str(spec))
-    assert relabel("train", str(spec), "--dry-run", "--resume") == 0
-    assert "holds this teacher" not in capsys.readouterr().err
-    assert relabel("train", str(spec), "--resume") == 0
-    assert relabel("train", str(spec), "--dry-run") == 0
-    assert "holds this teacher already; a training would find it" in capsys.readouterr().err
-    spec.write_text(yaml.safe_dump(direct(train={"learning_rate": 2e-3})))
-    before = (tmp_path / "out" / "manifest.json").read_bytes()
-    assert relabel("train", str(spec), "--dry-run", "--restart") == 0
-    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
-
-
-def test_a_dry_run_refuses_an_output_that_can_not_be_written_to_but_finds_a_teacher_there(
-    direct: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    spec = tmp_path / "teacher.yaml"
-    spec.write_text(yaml.safe_dump(direct(output=str(tmp_path / "there" / "out"))))
-    may = os.access
-    refused = {tmp_path / "there", tmp_path / "there" / "out"}  # root may write anywhere
-    (tmp_path / "there").mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr("os.access", lambda path, *rest: path not in refused and may(path, *rest))
-        assert relabel("train", str(spec), "--dry-run") == 3
-        assert "there can't be written to. Check its permissions" in capsys.readouterr().err
-    assert relabel("train", str(spec)) == 0
-    with monkeypatch.context() as patch:
-        patch.setattr("os.access", lambda path, *rest: path not in refused and may(path, *rest))
-        assert relabel("train", str(spec), "--dry-run") == 0

@@ -56,10 +56,6 @@ def test_skewed_gold_raises_the_share_that_one_grade_may_have() -> None:
     assert begins("top_grade_share", [0.5, 0.5, 0.99, 0.99], gold_share=0.96) == [("one_grade", 4)]
 
 
-def test_a_threshold_of_null_watches_nothing() -> None:
-    assert begins("no_evidence_rate", [0.0, 1.0, 1.0], no_evidence=None) == []
-
-
 def test_a_warning_that_outlasts_the_evaluations_ends_training_and_one_from_the_start_does_not() -> None:
     watch = RewardWatch(WatchSection(**DEFAULTS), gold_share=0.4)
     values = [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
