@@ -32,8 +32,8 @@ from tests.labelers.driving import caps
 from tests.teachers.chunked import write_questions
 from tests.teachers.conftest import relabel, write_treed_pairs
 
-LEARNABLE = {"complexity", "direct", "evidence-set", "graph-grpo", "pointwise", "r1", "r3a", "route", "umbrela"}
-"""Those that docs/train.md names."""
+LEARNABLE = {"complexity", "direct", "ensemble", "evidence-set", "graph-grpo", "pointwise", "r1", "r3a"}
+LEARNABLE |= {"route", "umbrela"}
 OPTIONS: dict[str, dict[str, Any]] = {"r3a": {"evidence": "constrained"}}
 
 
@@ -112,8 +112,9 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
     prompts = {tuple(example.ids[: -example.num_answer]) for example in first}
     assert prompts <= asked
     # r3a has a first turn for the query; route a step for each passage and each heading that was unfolded; evidence-set
-    # asks about a query's documents together
-    assert len(prompts) == {"r3a": 4, "complexity": 1, "evidence-set": 2, "route": len(prompts)}.get(labeler, 3)
+    # asks about a query's documents together; ensemble by each of three instructions
+    wanted = {"r3a": 4, "complexity": 1, "evidence-set": 2, "route": len(prompts), "ensemble": 9}
+    assert len(prompts) == wanted.get(labeler, 3)
     assert len(first) >= 1
 
 
