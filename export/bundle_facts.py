@@ -13,6 +13,7 @@ from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.students.spec import KINDS, KindName
 from relabel.distill.training.output import BaseModelUsed
 from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.export.loader import LEAST_ONNXRUNTIME
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
 
@@ -352,7 +353,7 @@ def render_bundle_card(student: StudentFacts, parity: Parity) -> str:
         "",
         "## Use",
         "",
-        "`load.py` needs numpy, onnxruntime and tokenizers, nothing else:",
+        f"`load.py` needs numpy, onnxruntime ({LEAST_ONNXRUNTIME} or newer) and tokenizers, nothing else:",
         "",
         "```python",
         "from load import Student",

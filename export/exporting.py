@@ -46,7 +46,7 @@ from relabel.export.exporters import (
     write_loader,
     write_tokenizer,
 )
-from relabel.export.loader import Encoder
+from relabel.export.loader import LEAST_ONNXRUNTIME, Encoder
 from relabel.export.onnx_graphs import export_onnx
 from relabel.export.parity import (
     PairSet,
@@ -148,6 +148,7 @@ def export_bundle(
                 "logits": [f"{name}_logits" for name in record.heads if spec.logits],
             },
             "models": plain(models),
+            "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
             "lineage": {
                 "student": {
                     "digest": student_digest(path),

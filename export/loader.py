@@ -42,7 +42,12 @@ from typing import Any
 from relabel.distill.students.length_batches import batch_tokens_on, length_batches
 from relabel.distill.students.query_counts import query_counts
 
-NEEDS = "A bundle needs {}: pip install numpy onnxruntime tokenizers (on a GPU: onnxruntime-gpu, never both).\n"
+LEAST_ONNXRUNTIME = "1.20"
+"""Older ones know neither the graph's operators nor its file's format."""
+NEEDS = (
+    f"A bundle needs {{}}: pip install numpy 'onnxruntime>={LEAST_ONNXRUNTIME}' tokenizers (on a GPU: onnxruntime-gpu, "
+    "never both).\n"
+)
 NEEDS_OPENVINO = "The provider openvino needs openvino: pip install 'openvino>=2026.4,<2027' numpy tokenizers.\n"
 
 try:
@@ -678,6 +683,11 @@ def open_session(path: Path, provider: str, *, precision: str = "fp32", threads:
         return OpenVinoSession(path, precision, threads=threads)
     import onnxruntime
 
+    if _release(onnxruntime.__version__) < _release(LEAST_ONNXRUNTIME):
+        raise BundleError(
+            f"{path}: needs onnxruntime {LEAST_ONNXRUNTIME} or newer, and this is {onnxruntime.__version__}. Run "
+            f"`pip install 'onnxruntime>={LEAST_ONNXRUNTIME}'`."
+        )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -699,6 +709,10 @@ def open_session(path: Path, provider: str, *, precision: str = "fp32", threads:
             f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Fix its driver, or name the CPU."
         )
     return session
+
+
+def _release(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")[:2]]
 
 
 class OpenVinoSession:

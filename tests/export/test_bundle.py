@@ -195,6 +195,17 @@ def test_a_session_that_fell_back_to_the_cpu_is_an_error(bundle: Path, monkeypat
         Student(bundle)  # auto: what this onnxruntime claims to have, it must deliver
 
 
+def test_an_onnxruntime_that_is_too_old_is_named_with_the_one_to_install(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    assert open_bundle(bundle).facts["needs"] == {"onnxruntime": "1.20"}
+    monkeypatch.setattr(onnxruntime, "__version__", "1.17.3")
+    with pytest.raises(BundleError, match=r"needs onnxruntime 1\.20 or newer, and this is 1\.17\.3"):
+        Student(bundle, provider="cpu")
+
+
 def test_parity_is_of_the_test_split_in_every_company_and_few_pairs_are_called_weak(
     bundle: Path, student: Path
 ) -> None:
