@@ -39,6 +39,11 @@ def check_model_dir(path: Path, reference: str) -> None:
         ModelError: the directory holds no config.json or no weights.
     """
     if not config_file(path).is_file():
+        if (path / "adapter_config.json").is_file():
+            raise ModelError(
+                f"model {reference!r}: {path} holds an adapter without the model that it belongs to. Merge it into "
+                "that model first (peft's merge_and_unload); an engine takes it as engine.args.lora."
+            )
         raise ModelError(
             f"model {reference!r}: {path} holds no config.json; expected a directory with config.json and weights."
         )

@@ -29,13 +29,17 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
             not ours to hide.
     """
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.split(".")[0] != module.split(".")[0]:
             raise
         raise MissingExtraError(
             f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`."
         ) from exc
+    if module == "transformers" and not (sys.stdin and sys.stdin.isatty()):
+        # no pipe may answer its question whether to run a model's own code: refused without asking
+        setattr(importlib.import_module("transformers.dynamic_module_utils"), "TIME_OUT_REMOTE_CODE", 0)  # noqa: B010
+    return found
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:

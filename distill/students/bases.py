@@ -92,6 +92,11 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
             f"model {reference!r} (a {config.model_type}) is {is_what}, and student.kind is {spec.student.kind}. "
             "Set student.kind to what it is, or name another model."
         )
+    if kind == "encoder" and tokenizer.pad_token_id is None:
+        raise ModelError(
+            f"model {reference!r}: its tokenizer has no padding token, which batches of an encoder need. Name one as "
+            "`pad_token` in its tokenizer_config.json."
+        )
     load_inner = load_backbone if kind == "encoder" else load_lm
     # shapes alone: what is missing would start from noise
     inner = load_inner(path, f"model {reference!r}", device="meta")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -123,6 +124,47 @@ def test_distill_says_so(run: Callable[..., Any], encoder_dir: Callable[..., Pat
     with pytest.raises(ModelError, match=r"prefix 'module\.'"):
         run(student={"model": str(tmp_path / "base")})
     assert not (tmp_path / "out" / "student.json").exists()
+
+
+def with_code_of_its_own(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
+    code = "import transformers, pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
+    (folder / "own.py").write_text(code + "class Own(transformers.PretrainedConfig):\n    model_type = 'own'\n")
+
+
+def only_an_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+def without_padding(folder: Path) -> None:
+    held = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**held, "pad_token": None}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (with_code_of_its_own, r"config\.json can't be loaded"),
+        (only_an_adapter, r"holds an adapter .*merge_and_unload"),
+        (without_padding, "no padding token"),
+    ],
+)
+def test_a_base_that_no_student_can_start_from_is_refused_by_what_it_is(
+    damage: Damage,
+    words: str,
+    run: Callable[..., Any],
+    encoder_dir: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`y` from a pipe does not run a model's own code."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    shutil.copytree(encoder_dir(), tmp_path / "base")
+    damage(tmp_path / "base")
+    with pytest.raises(ModelError, match=words):
+        run(student={"model": str(tmp_path / "base")})
+    assert not list(tmp_path.rglob("ran"))
 
 
 SHAPES: dict[str, dict[str, Any]] = {
