@@ -5,6 +5,8 @@ nothing loads with a head that was not trained.
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import BertTokenizerFast
 
 from relabel.distill.students.manifest import read_student
 from relabel.distill.students.model import load_student, student_files, write_student
@@ -31,11 +34,13 @@ def made(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Callable[..
     """
     done: dict[tuple[Any, ...], Path] = {}
 
-    def make(kind: str, pooling: Any, grades: int = 3, width: int = 32) -> Path:
-        key = (kind, pooling, grades, width)
+    def make(kind: str, pooling: Any, grades: int = 3, width: int = 32, *, has_pieces: bool = False) -> Path:
+        key = (kind, pooling, grades, width, has_pieces)
         if key in done:
             return done[key]
         tokenizer = word_tokenizer(has_types=kind == "bert")
+        if has_pieces:  # BERT's own, which OpenVINO converts
+            tokenizer = BertTokenizerFast(vocab=tokenizer.get_vocab(), model_max_length=32)
         backbone = tiny_encoder(kind, len(tokenizer), width)
         for weight in backbone.parameters():
             if weight.dim() > 1:
@@ -124,6 +129,32 @@ def test_a_rerank_folder_answers_the_expected_grade_with_one_number(
     want = load_student(student).probabilities(HOSTILE + LONG)["relevance"] @ np.arange(grades) / (grades - 1)
     assert want.std() > 0.01
     assert np.abs(found - want).max() <= APART
+
+
+def test_openvino_genai_reranks_as_the_student(relabel: Relabel, made: Callable[..., Path], folder: Path) -> None:
+    genai, tokenizers = pytest.importorskip("openvino_genai"), pytest.importorskip("openvino_tokenizers")
+    openvino = pytest.importorskip("openvino")
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    student = made("bert", "cls", 3, 384, has_pieces=True)
+    assert relabel("export", str(student), "--to", "rerank", "--format", "rerank").code == 0
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained("rerank"),
+        AutoTokenizer.from_pretrained("rerank"),
+    )
+    example = dict(tokenizer("red shoe", "a red shoe", return_tensors="pt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's tracer
+        graph = openvino.convert_model(model.eval(), example_input=example)
+    openvino.save_model(graph, "ir/openvino_model.xml", compress_to_fp16=False)
+    openvino.save_model(tokenizers.convert_tokenizer(tokenizer), "ir/openvino_tokenizer.xml")
+    shutil.copy("rerank/config.json", "ir/config.json")
+    documents = ["a red shoe of the size", "the new lamp", "a red shoe of the size " * 30]
+    options = {"top_n": 9, "max_length": 32, "INFERENCE_PRECISION_HINT": "f32"}
+    found = dict(genai.TextRerankPipeline("ir", "CPU", **options).rerank("red shoe", documents))
+    pairs = [("red shoe", document) for document in documents]
+    want = load_student(student).probabilities(pairs)["relevance"] @ np.arange(3) / 2
+    assert [found[place] for place in range(3)] == pytest.approx(want, abs=APART)
 
 
 def test_no_auto_class_puts_a_random_head_on_a_folder_of_modules(relabel: Relabel, student: Path, folder: Path) -> None:
