@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OURS = ("manifests", "labelers", "distill", "export", "jobs", "tests", "benchmarks")
+OURS = ("relabel", "tests", "benchmarks")
 
 
 def source_of(module: str) -> Path | None:
     """The file of a module; None where there is none."""
-    path = ROOT.joinpath(*module.split("."))
+    path = ROOT.joinpath(*module.removeprefix("relabel.").split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 

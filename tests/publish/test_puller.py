@@ -158,7 +158,7 @@ def pull(relabel: Relabel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
             assert left_in(place.store) == before[1]
         ours = ended["pull.py"]
         assert all(one[:2] == ours[:2] for one in ended.values()), ended
-        assert ours.code or served_text(top / "pull.py" / "dest") in ("one", "two"), "what serves is whole"
+        assert ours.code or served_text(top / "pull.py" / "dest") in ("one", "two"), "the active version is whole"
         assert "Traceback" not in ours.said
         shutil.rmtree(top)
         return ours.code
