@@ -21,7 +21,7 @@ from relabel.manifests.specs import LabelerOptions
 
 THREE_VIEWS = (
     "Judge whether a person who typed this query would be content with it.",
-    "Judge by what the document states, not by the words that it shares with the query.",
+    "Judge by the facts that the document states.",
     "Be strict: a document that is only near the subject deserves one of the lowest grades.",
 )
 

@@ -1,9 +1,8 @@
-"""A run with nothing to do: no engine, no torch, two seconds."""
+"""A run with nothing to do: no engine, no torch."""
 
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,14 +37,11 @@ print(json.dumps({"code": code, "modules": sorted({name.partition(".")[0] for na
 """
 
 
-def test_nothing_to_do_imports_no_torch_and_takes_under_two_seconds(
-    tmp_path: Path, model_dir: Callable[..., Path]
-) -> None:
+def test_nothing_to_do_imports_no_torch(tmp_path: Path, model_dir: Callable[..., Path]) -> None:
     finished = write_job(tmp_path, model_dir(), rows=4, shards=1)
     with pytest.raises(SystemExit) as end:
         main(["run", finished])
     assert end.value.code == 0
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [
             sys.executable,
@@ -65,10 +61,7 @@ def test_nothing_to_do_imports_no_torch_and_takes_under_two_seconds(
         check=True,
         timeout=120,
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["code"] == 10, done.stderr
     assert not set(HEAVY) & set(found["modules"])
-    busy_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert busy_s < 2.0  # of the processor, not of the clock: the machine that runs the tests may be busy
     assert 'relabel_run_engine_starts{job="tiny",shard="all"} 0.0' in (tmp_path / "m.prom").read_text()
