@@ -21,11 +21,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from relabel.manifests.cascade import CheapAnswers, certified_threshold, pair_keys
+from relabel.manifests.cascade import CheapAnswers, certified_threshold, keys_of, open_answers
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
-from relabel.manifests.label_sets import gather, open_labels
-from relabel.manifests.metrics.comparison import Labelled
 
 TEACHER = "umbrela_zeroshot_gpt-4"
 JUDGES = (
@@ -38,21 +36,6 @@ JUDGES = (
 )
 RELEVANT = (0.0, 0.25, 0.75, 1.0)
 """Probability of relevance for a judge's grade 0 to 3, set before anything was measured with it."""
-
-
-def loaded(path: str, grades: int) -> Labelled:
-    found = open_labels(
-        path,
-        Storage(),
-        allow_partial=False,
-        label="grade",
-        by="query_id",
-        doc="doc_id",
-        where={},
-        wants_ids=True,
-        is_by_named=False,
-    )
-    return gather(found.parts(), grades=grades, where=path)
 
 
 def write_trec(data: Path, folder: Path) -> list[str]:
@@ -105,9 +88,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         paths = write_trec(options.trec, Path(folder)) if options.trec else options.sets
-        teacher, *judges = (loaded(path, options.grades) for path in paths)
+        teacher, *judges = (open_answers(path, Storage(), options.grades, "sets")[1] for path in paths)
     cheap = CheapAnswers(judges, 1 - np.eye(options.grades))
-    place_N = cheap.places(pair_keys(teacher.query_ids.to_pylist(), teacher.doc_ids.to_pylist()))
+    place_N = cheap.places(keys_of(teacher))
     known_N = place_N >= 0
     place_N, grade_N = place_N[known_N], teacher.grades[known_N]
     query_N = np.unique(np.array(teacher.query_ids.to_pylist())[known_N], return_inverse=True)[1]

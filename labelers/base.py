@@ -4,7 +4,9 @@ grade, `DecisionAlone` and `YesNo` for one decision without generated tokens."""
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import StringConstraints
 
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
 from relabel.labelers.registry import Labeler
@@ -13,6 +15,9 @@ from relabel.manifests.asks import GREEDY, Answer, Ask, Decision, Sampling
 from relabel.manifests.formats import AnswerFormat, Choice, Section, Text
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.specs import LabelerOptions, ThinkOptions
+
+Instruction = Annotated[str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$")]
+"""What to judge by, in words; not blank."""
 
 EXAMPLE = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
 """The made-up pair of `probe`."""

@@ -7,11 +7,11 @@ Each instruction comes after the document, so an engine that caches prefixes rea
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, field_validator
 
-from relabel.labelers.base import EXAMPLE
+from relabel.labelers.base import EXAMPLE, Instruction
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import decided
@@ -35,9 +35,7 @@ class EnsembleOptions(LabelerOptions):
     """One: no token is sampled."""
     grades: int = Field(4, ge=2, le=10)
     """Number of grades K; labels are 0..K-1."""
-    instructions: list[Annotated[str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$")]] = Field(
-        list(THREE_VIEWS), min_length=2, max_length=32
-    )
+    instructions: list[Instruction] = Field(list(THREE_VIEWS), min_length=2, max_length=32)
     """What to judge by: a sentence or a few for each ask, put between the document and "Give the grade."."""
 
     @field_validator("instructions")

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
-from relabel.labelers.base import YesNo, YesNoOptions
+from relabel.labelers.base import Instruction, YesNo, YesNoOptions
 from relabel.manifests.specs import LabelerOptions
 
 
@@ -20,9 +18,7 @@ class PointwiseOptions(YesNoOptions):
 
     name: str = "pointwise"
     """A registered labeler."""
-    instruction: str = Field(
-        "The document holds information that helps to answer the query.", pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"
-    )
+    instruction: Instruction = "The document holds information that helps to answer the query."
     """What a document has to be for a yes, in a sentence or a few."""
 
 

@@ -82,7 +82,8 @@ def pair_keys(query_ids: Iterable[bytes], doc_ids: Iterable[bytes]) -> np.ndarra
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
-def _keys_of(labelled: Labelled) -> np.ndarray:
+def keys_of(labelled: Labelled) -> np.ndarray:
+    """`pair_keys` of graded pairs."""
     return pair_keys(labelled.query_ids.to_pylist(), labelled.doc_ids.to_pylist())
 
 
@@ -96,10 +97,10 @@ class CheapAnswers:
 
     def __init__(self, judges: Sequence[Labelled], loss_KK: np.ndarray) -> None:
         grades = len(loss_KK)
-        keys_P2, is_known_P = _keys_of(judges[0]), np.ones(len(judges[0].grades), dtype=bool)
+        keys_P2, is_known_P = keys_of(judges[0]), np.ones(len(judges[0].grades), dtype=bool)
         total_PK = _distributions(judges[0], grades)
         for judge in judges[1:]:
-            has_P, at_P = KeyIndex(_keys_of(judge), np.arange(len(judge.grades), dtype=np.uint64)).find(keys_P2)
+            has_P, at_P = KeyIndex(keys_of(judge), np.arange(len(judge.grades), dtype=np.uint64)).find(keys_P2)
             is_known_P &= has_P
             total_PK[has_P] += _distributions(judge, grades)[at_P[has_P]]
         keys_P2, self.probs_PK = keys_P2[is_known_P], (total_PK[is_known_P] / len(judges)).astype(np.float32)
@@ -200,12 +201,12 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
     loss_KK = np.array(spec.loss or 1 - np.eye(grades), dtype=np.float64)
     if loss_KK.shape != (grades, grades):
         raise ConfigError(f"{where}: `cascade.loss` has {len(loss_KK)} rows; {grades} grades want {grades} of {grades}")
-    sets = [_opened(path, storage, grades, f"{where}: `cascade.cheap`") for path in spec.cheap]
+    sets = [open_answers(path, storage, grades, f"{where}: `cascade.cheap`") for path in spec.cheap]
     cheap = CheapAnswers([labels for _, labels in sets], loss_KK)
-    teacher, answered = _opened(spec.calibration, storage, grades, f"{where}: `cascade.calibration`")
+    teacher, answered = open_answers(spec.calibration, storage, grades, f"{where}: `cascade.calibration`")
     if teacher.plan is not None:
         _check_teacher(teacher.plan.parts, parts, f"{where}: `cascade.calibration` {spec.calibration}")
-    place_N = cheap.places(_keys_of(answered))
+    place_N = cheap.places(keys_of(answered))
     both_N = np.flatnonzero(place_N >= 0)
     place_N, grade_N = place_N[both_N], answered.grades[both_N]
     query_N = answered.query_ids.dictionary_encode().indices.to_numpy()
@@ -230,7 +231,7 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
         round(share, _DIGITS),
         round(min(1.0, max(spec.audit, spec.audit_pairs / max(1.0, rows * share))), _DIGITS),
         cheap.digest,
-        hashlib.sha256(_keys_of(answered).tobytes() + answered.grades.tobytes()).hexdigest(),
+        hashlib.sha256(keys_of(answered).tobytes() + answered.grades.tobytes()).hexdigest(),
     )
     prints = [cheap.digest if found.plan is None else found.plan.fingerprint for found, _ in sets]
     judges = [ReusedRows(path, mark, None, cheap.digest, 0) for path, mark in zip(spec.cheap, prints, strict=True)]
@@ -238,7 +239,15 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
     return Cascade(certificate, cheap, judges, origin, frozenset(texts_of(answered.query_ids.unique())))
 
 
-def _opened(path: str, storage: Storage, grades: int, key: str) -> tuple[LabelSet, Labelled]:
+def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[LabelSet, Labelled]:
+    """Graded pairs of a run or a label file, by their ids.
+
+    Args:
+        key: what names the path, for errors.
+    Raises:
+        ConfigError: they are on another scale.
+        InputError, ManifestError: as `open_labels`.
+    """
     found = open_labels(
         path,
         storage,

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from relabel.jobs.run.chunks import StageSeen
 from relabel.jobs.run.counts import Progress
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.costs import Range
+from relabel.manifests.manifest import engine_identity
 from relabel.manifests.models import DAY, default_cache_dir, write_json
 from relabel.manifests.process import device_names
 from relabel.manifests.records import checked, digest_of, fault_of, read_record, sealed_json
@@ -39,15 +40,21 @@ class AutoOptions:
     resolved: dict[str, str]
 
 
-def with_auto_resolved(job: Job, store: RunStore) -> Job:
+def with_auto_resolved(job: Job, store: RunStore, begun: Callable[[], Sequence[Mapping[str, Any]]]) -> Job:
     """The job with its engine's `auto` options as this output was begun, or as this machine is the first to choose.
 
+    Args:
+        begun: facts of the engines that have answered, as receipts hold them; called only where something is `auto`.
     Raises:
         ManifestError: the first worker's record can't be read.
         ModelError: see `Engine.resolve_auto`.
     """
-    chosen = job.engine_class.resolve_auto(job.spec.engine)
-    return _with(job, _of_first(store, chosen)) if chosen else job
+    kind, engine = job.engine_class, job.spec.engine
+    chosen = kind.resolve_auto(engine)
+    if not chosen:
+        return job
+    earlier = begun()
+    return _with(job, _of_engine(engine, chosen, earlier[0]) if earlier else _of_first(store, chosen))
 
 
 def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
@@ -74,6 +81,16 @@ def _with(job: Job, found: dict[str, str]) -> Job:
     engine = job.spec.engine
     resolved = engine.model_copy(update={"args": engine.args.model_copy(update=found)})
     return replace(job, spec=job.spec.model_copy(update={"engine": resolved}))
+
+
+def _of_engine(engine: EngineSpec, chosen: dict[str, str], facts: Mapping[str, Any]) -> dict[str, str]:
+    """As an engine's facts say; its own where they say what these options can't be: then it was another engine."""
+    found = {name: value for name, value in engine_identity(facts).items() if name in chosen}
+    try:
+        type(engine.args).model_validate(engine.args.model_dump() | found)
+    except ValueError:
+        return chosen
+    return found
 
 
 def _of_first(store: RunStore, chosen: dict[str, str]) -> dict[str, str]:
