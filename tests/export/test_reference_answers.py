@@ -87,7 +87,7 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(bundle: Path, t
         [sys.executable, "-I", "-S", "-c", line], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 4, done.stderr
-    needs = f"A bundle needs {missing}: pip install numpy onnxruntime tokenizers"
+    needs = f"A bundle needs {missing}: pip install numpy 'onnxruntime>=1.20' tokenizers"
     assert done.stderr.startswith(NEEDS_OPENVINO if missing == "openvino" else needs)
     assert "Traceback" not in done.stderr
 
