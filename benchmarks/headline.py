@@ -9,8 +9,8 @@ RUN is a finished run of `direct` over PAIRS, whose `grade` is the trusted one o
 the settings of each side in `SWEEP` and keeps for each, in FOLDER, its distributions on dev and test and its figures on
 dev alone; what is there already is left. A side's second and third stages start from the setting that was best on dev
 in the stage before, so that no choice reads test. `judge` takes each side's best on dev and says what it does on
-test, with intervals over queries. Sides with `more` in their names learn from the labels of `--more` too, say of what
-`benchmarks.queries_from_titles` made.
+test, with intervals over queries. Sides with `more` in their names learn from the labels of `--more` too, say for what
+`relabel pairs queries` made.
 
 All sides start from the same weights and see the same rows: batch 32, 64 tokens, AdamW, bf16, a linear schedule and a
 tenth of warm-up. `speed` trains an epoch of each, three times in turns, and says rows a second, by the clock of the

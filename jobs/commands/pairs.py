@@ -32,6 +32,11 @@ page_options = together(
 """Which documents are read, as what, and where they go."""
 
 
+_LANGUAGES = (
+    "english chinese danish dutch french german italian korean norwegian portuguese russian spanish swedish turkish"
+)
+
+
 @click.command(
     short_help="Clean the documents and cut them into chunks to choose evidence from.",
     epilog="Example: relabel pairs chunk pages.parquet --to chunked.parquet --format html",
@@ -324,3 +329,70 @@ def context(
         "seconds": round(time.perf_counter() - started, 3),
     }
     return emit_record(f"Wrote {rows:,} pairs with up to {k} context documents to {to}", result, output)
+
+
+@pairs.command(
+    short_help="Make queries out of documents, each with candidates to label.",
+    epilog="Example: relabel pairs queries docs.parquet --to more.parquet --queries 2000 --unlike test.parquet",
+)
+@click.argument("docs", metavar="DOCS")
+@click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
+@click.option("--queries", type=click.IntRange(min=1), default=1200, show_default=True, help="How many, at most.")
+@click.option("--column", metavar="NAME", help="Cut them out of this column. Default: title, or else the document.")
+@click.option("--queries-in", metavar="NAME", help="Take all of this column, say what a model wrote, and cut none.")
+@click.option(
+    "--unlike", multiple=True, metavar="FILE", help="Held-out pairs: no query like theirs, and none of their documents."
+)
+@click.option(
+    "--language",
+    type=click.Choice(_LANGUAGES.split()),
+    default="english",
+    show_default=True,
+    help="Its stop words are in none.",
+)
+@click.option(
+    "--max-words",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Words of a query that is cut, at most.",
+)
+@click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(min=0),
+    multiple=True,
+    default=(1, 4, 14, 49),
+    show_default=True,
+    help="A candidate's place by BM25, from 0.",
+)
+@click.option(
+    "--margin", type=Number(0.0, 1.0), help="Leave out candidates above this share of the score of a query's own."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the drawing.")
+@click.option("--force", is_flag=True, help=FORCE_HELP)
+@output_option
+def queries(docs: str, to: str, unlike: tuple[str, ...], force: bool, output: str, **rule: Any) -> int:
+    """Write pairs for a teacher to label whose queries nobody searched for.
+
+    A query is a run of words of one title, sentence or line. It comes with the document that it was cut from, and with
+    documents further down a BM25 ranking. DOCS has doc_id, and document or title and body.
+    """
+    from relabel.jobs.pairs.queries import QueryRule, made_pairs
+    from relabel.jobs.tables import check_target
+
+    started, storage = time.perf_counter(), Storage()
+    check_target(to, (docs, *unlike), storage, force=force)
+    counts = made_pairs(docs, to, QueryRule(**rule), storage, unlike=unlike)
+    if counts["queries"] < rule["queries"] and not rule["queries_in"]:
+        note(
+            f"asked for {rule['queries']:,} queries; the documents give {counts['queries']:,} that are plain and unlike"
+        )
+    result = {
+        "output": to,
+        **rule,
+        **counts,
+        "unlike": list(unlike),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    return emit_record(f"Wrote {counts['pairs']:,} pairs of {counts['queries']:,} queries to {to}", result, output)

@@ -303,6 +303,8 @@ CALLS = [
     ("pairs chunk absent.parquet --to chunked.parquet", _nothing, 3),
     ("pairs tree pairs.parquet --to trees.parquet", _nothing, 0),
     ("pairs tree absent.parquet --to trees.parquet", _nothing, 3),
+    ("pairs queries pairs.parquet --to more.parquet --queries-in query", _nothing, 0),
+    ("pairs queries pairs.parquet --to more.parquet --column doc_id", _nothing, 3),
     ("pairs similar absent.parquet --to similar.parquet --model absent", _nothing, 3),
     ("pairs cited pairs.parquet --docs pairs.parquet --to out.parquet", _nothing, 3),
     ("pairs", _nothing, 2),

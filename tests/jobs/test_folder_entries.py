@@ -47,6 +47,8 @@ LINES = {
     "pairs context pairs_file": ("pairs context {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs chunk pairs_file": ("pairs chunk {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs tree pairs_file": ("pairs tree {folder} --to {out}.parquet", "Wrote {rows} pairs"),
+    "pairs queries docs": ("pairs queries {folder} --to {out}.parquet --queries-in query --rank 0", "Wrote"),
+    "pairs queries unlike": ("pairs queries pairs.parquet --queries-in query --unlike {folder} --to {out}.parquet", ""),
     "pairs context corpus": ("pairs context pairs.parquet --corpus {folder} --to {out}.parquet", "  {rows}\n"),
 }
 LATER = {
@@ -94,7 +96,7 @@ NO_PATHS |= {
 NO_TABLES = {
     "what is written": "init path, templates export folder, demo folder, run metrics, retry metrics, compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
-    "pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to",
+    "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
     ),

@@ -94,6 +94,7 @@ BASES = {
     "conform": "http://127.0.0.1:9 bundle",
     "pairs cited": "pairs.parquet --docs pairs.parquet --to made/{n}.parquet",
     "pairs context": "pairs.parquet --to made/{n}.parquet",
+    "pairs queries": "pairs.parquet --to made/{n}.parquet --queries-in query",
     "pairs chunk": "pairs.parquet --to made/{n}.parquet",
     "pairs tree": "pairs.parquet --to made/{n}.parquet",
     "pairs similar": "pairs.parquet --to made/{n}.parquet --model absent",

@@ -1,0 +1,180 @@
+"""Makes queries that nobody searched for, each with candidate documents, for a teacher to label.
+
+A student that saw a hundred queries has learned how the teacher grades those; labels cost no trusted grade, so more
+queries are a matter of time alone (docs/labels-for-less.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.jobs.files import written
+from relabel.jobs.pairs.contexts import Bm25Index
+from relabel.jobs.tables import document_of, scan, translate_polars_errors
+from relabel.manifests.errors import InputError
+from relabel.manifests.files import Storage
+from relabel.manifests.process import require
+
+_LEAST_DOCUMENTS = 3
+"""A word of a query is in so many documents, so that there is something to rank."""
+_MOST_SHARE = 0.1
+"""A word of more documents than this share of them, and of more than a few, says nothing about one."""
+_FEW = 50
+_LIKE = 0.5
+"""Queries are alike from this share of words in common (Jaccard)."""
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRule:
+    """What queries are made, and with which documents."""
+
+    queries: int = 1200
+    column: str | None = None
+    """They are cut out of this column, text or a list of texts; None: out of the title, or else the document."""
+    queries_in: str | None = None
+    """A column that holds queries, text or a list of texts: nothing is cut."""
+    language: str = "english"
+    """Its stop words are in no query that is cut: bm25s has a list of them."""
+    max_words: int = 3
+    """Of a query that is cut; one word, two, ... are as frequent."""
+    ranks: Sequence[int] = (1, 4, 14, 49)
+    """Places of candidates in the query's ranking by BM25, from 0."""
+    margin: float | None = None
+    """Documents above this share of the score of the query's own are left out: they may be relevant (false negatives).
+    """
+    seed: int = 0
+
+
+def made_pairs(
+    docs_path: str, to: str, rule: QueryRule, storage: Storage, *, unlike: Sequence[str] = ()
+) -> dict[str, int]:
+    """Write pairs of made queries: each with its own document and with those at the rule's places of a BM25 ranking.
+
+    Holds the distinct documents in memory. Of documents with one text the first counts.
+
+    Args:
+        unlike: files of queries that are held out: no query resembles one of theirs, and no document of theirs is read.
+    Returns:
+        Number of documents, queries and pairs.
+    Raises:
+        InputError: a file or column is off, or no query can be made.
+        DiskFullError, StoreError: it can't be written; what was at `to` before stays.
+    """
+    held, held_texts = _Held(), set[str]()
+    for path in unlike:
+        frame, text_columns = scan(path, {"query": "text"}, storage, role="--unlike")
+        text_columns = tuple(name for name in ("document", "title", "body") if name in frame.collect_schema())
+        with translate_polars_errors(path):
+            rows = frame.select(text=document_of(text_columns[:1] if "document" in text_columns else text_columns)
+                                if text_columns else None, query="query").collect()  # fmt: skip
+        held.add(text for text in rows["query"] if text)
+        held_texts.update(text for text in rows["text"] if text)
+    frame, text_columns = scan(docs_path, {"doc_id": "id"}, storage, has_text=True, role="DOCS")
+    source = rule.queries_in or rule.column or text_columns[0]
+    if source not in frame.collect_schema():
+        raise InputError(f"{docs_path} (DOCS): no column `{source}`. It has {', '.join(frame.collect_schema())}.")
+    kind = str(frame.collect_schema()[source])
+    if kind not in ("String", "List(String)"):
+        raise InputError(f"{docs_path} (DOCS): column `{source}` holds {kind}; want text, or a list of texts.")
+    with translate_polars_errors(docs_path):
+        texts = frame.select("doc_id", *text_columns, text=document_of(text_columns), source=source)
+        documents = [one for one in texts.unique("text", keep="first", maintain_order=True).collect().to_dicts()
+                     if one["text"].strip() and one["text"] not in held_texts]  # fmt: skip
+    found = _written(documents) if rule.queries_in else _cut(documents, rule)
+    made: dict[str, int] = {}
+    for query, number in found:
+        if query not in made and not held.resembles(query):
+            made[query] = number
+            if len(made) == rule.queries and not rule.queries_in:
+                break
+    if not made:
+        raise InputError(
+            f"{docs_path} (DOCS): column `{source}` of {len(documents):,} documents gives no query. Words "
+            f"have to be in {_LEAST_DOCUMENTS} documents or more, and no stop words; --column names another column."
+        )
+    index = Bm25Index([one["text"] for one in documents])
+    place_of = {one["text"]: number for number, one in enumerate(documents)}
+    rows = []
+    for query, own in made.items():
+        ranked = index.ranked(query, None if rule.margin is not None else max(rule.ranks, default=0) + 1)
+        of_own = index.score(query, own)
+        if rule.margin is not None:
+            ranked = [one for one in ranked if one[0] <= rule.margin * of_own]
+        chosen: dict[int, tuple[str, float | None]] = {own: ("own", 1.0)}
+        for score, text in (ranked[place] for place in rule.ranks if place < len(ranked)):
+            chosen.setdefault(place_of[text], ("bm25", score / of_own if of_own else None))
+        query_id = f"made-{hashlib.sha256(query.encode()).hexdigest()[:16]}"
+        rows += [{"query_id": query_id, "query": query, "doc_id": documents[one]["doc_id"],
+                  **{name: documents[one][name] for name in text_columns}, "origin": origin, "share": share}
+                 for one, (origin, share) in chosen.items()]  # fmt: skip
+    table = pa.Table.from_pylist(rows)
+    kept = json.dumps({**asdict(rule), "documents": len(documents), "unlike": list(unlike)})
+    with written(to, storage) as file:
+        pq.write_table(table.replace_schema_metadata({"relabel.queries": kept}), file, compression="zstd")
+    return {"documents": len(documents), "queries": len(made), "pairs": len(rows)}
+
+
+class _Held:
+    """Queries that no other may resemble."""
+
+    def __init__(self) -> None:
+        self._with_word = defaultdict[str, list[frozenset[str]]](list)
+
+    def add(self, queries: Iterator[str]) -> None:
+        for words in {frozenset(_words(query)) for query in queries}:
+            for word in words:
+                self._with_word[word].append(words)
+
+    def resembles(self, query: str) -> bool:
+        words = set(_words(query))
+        return any(
+            len(words & other) >= _LIKE * len(words | other)
+            for word in words
+            for other in self._with_word.get(word, ())
+        )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _texts(source: Any) -> list[str]:
+    return [source] if isinstance(source, str) else [one for one in source or () if one]
+
+
+def _written(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    for number, document in enumerate(documents):
+        for text in _texts(document["source"]):
+            if query := " ".join(text.split()):
+                yield query, number
+
+
+def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule) -> Iterator[tuple[str, int]]:
+    """Runs of words of one sentence or line, each with the number of its document."""
+    seen = Counter(word for one in documents for text in _texts(one["source"]) for word in set(_words(text)))
+    stop_words = require("bm25s.stopwords", extra="pairs", purpose="relabel pairs queries")
+    name = "EN" if rule.language == "english" else rule.language.upper()
+    for word in getattr(stop_words, f"STOPWORDS_{name}"):
+        seen.pop(word, None)
+    most = max(_FEW, _MOST_SHARE * len(documents))
+    rng = random.Random(rule.seed)
+    for number in rng.choices(range(len(documents)), k=rule.queries * _TRIES) if documents else ():
+        sentences = [one for text in _texts(documents[number]["source"]) for one in re.split(r"[\n!?;]|\.\s", text)]
+        words = _words(rng.choice(sentences)) if sentences else []
+        length = rng.randint(1, rule.max_words)
+        start = rng.randrange(max(1, len(words) - length + 1))
+        cut = words[start : start + length]
+        says = any(word.isalpha() and (len(word) > 2 or not word.isascii()) for word in cut)
+        if len(cut) == length and says and all(_LEAST_DOCUMENTS <= seen[word] <= most for word in cut):
+            yield " ".join(cut), number
