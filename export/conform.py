@@ -34,7 +34,8 @@ TOLERANCE = BF16_TOLERANCE
 SAME = 1e-4
 """Scores that differ by no more are the same, and no mistake is looked for."""
 CLEARLY_BETTER = 3.0
-"""A mistake is the reason where its scores lie this many times nearer to the server's than the right ones do."""
+"""A mistake is the reason where its scores are the server's but for a change of precision, and lie this many times
+nearer to them than the right ones do: both, since other weights may lie nearer to a mistake by chance."""
 BATCH = 64
 CUTS = (64, 128, 256, 512)
 """Lengths in tokens at which servers cut by default."""
@@ -353,7 +354,7 @@ def _judged(
         for name, probs_NK in _readings(student, pairs):
             mistakes += [(float(apart(probs_NK, one).mean()), name) for one in good]
         nearest, name = min(mistakes)
-        reason = name if nearest * CLEARLY_BETTER < apart_N.mean() else ""
+        reason = name if nearest <= TOLERANCE and nearest * CLEARLY_BETTER < apart_N.mean() else ""
     if apart_N.max() > most:
         reason = _disorder(pairs, served_N) or reason
     verdict: Verdict = "equal" if scale is scales[0] else "monotone"

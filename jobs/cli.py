@@ -84,6 +84,9 @@ def main(args: list[str] | None = None) -> None:
     if args is None:
         # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
+        from relabel.manifests.process import own_process
+
+        own_process()
         if (instruction := os.environ.get(COMPLETION)) is not None:
             sys.exit(complete(relabel, COMPLETION, instruction))
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]

@@ -16,6 +16,18 @@ from types import FrameType, ModuleType
 from relabel.manifests.errors import MissingExtraError
 
 
+_is_ours = False
+
+
+def own_process() -> None:
+    """Say that this whole process is a command's: transformers then loads without what no command of ours uses of it.
+
+    scikit-learn and SciPy, for guessing tokens ahead and for losses of object detection, are 4 of its 10 seconds.
+    """
+    global _is_ours
+    _is_ours = True
+
+
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     """Import `module`, or say which extra brings it.
 
@@ -36,6 +48,10 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         raise MissingExtraError(
             f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`."
         ) from exc
+    if module == "transformers" and _is_ours:
+        utils = importlib.import_module("transformers.utils")
+        for name in ("is_sklearn_available", "is_scipy_available"):
+            setattr(utils, name, lambda: False)
     if module == "transformers" and not (sys.stdin and sys.stdin.isatty()):
         # no pipe may answer its question whether to run a model's own code: refused without asking
         setattr(importlib.import_module("transformers.dynamic_module_utils"), "TIME_OUT_REMOTE_CODE", 0)  # noqa: B010

@@ -14,6 +14,7 @@ import pytest
 from relabel.manifests.files import Storage
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
 from tests.score.conftest import write_tiny_student
+from tests.shared import made_once
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +51,13 @@ def made(tmp_path_factory: pytest.TempPathFactory, student: Path, pairs_file: Pa
     from relabel.export.parity import PairsFile
     from relabel.export.specs import ExportSpec
 
-    target = tmp_path_factory.mktemp("bundle") / "tiny"
     spec = ExportSpec(precisions="fp32,int8", triton=True, parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
-    export_bundle(student, target, spec, Storage(), pairs=PairsFile(str(pairs_file), "grade"), provider="cpu")
-    return target
+    pairs = PairsFile(str(pairs_file), "grade")
+    return made_once(
+        tmp_path_factory,
+        "bench-bundle",
+        lambda path: export_bundle(student, path, spec, Storage(), pairs=pairs, provider="cpu"),
+    )
 
 
 @pytest.fixture

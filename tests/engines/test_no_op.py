@@ -64,3 +64,15 @@ def test_nothing_to_do_imports_no_torch_and_takes_four_times_the_libraries_start
     assert not set(HEAVY) & set(found["modules"])
     assert busy_s < 4 * called(LIBRARIES)[2]
     assert 'relabel_run_engine_starts{job="tiny",shard="all"} 0.0' in metrics.read_text()
+
+
+def test_a_model_is_loaded_without_the_parts_of_transformers_that_nothing_here_uses(
+    tmp_path: Path, model_dir: Callable[..., Path]
+) -> None:
+    """scikit-learn and SciPy are two fifths of its start."""
+    job = write_job(tmp_path, model_dir(), rows=4, shards=1)
+    stdout, stderr, _ = called(PROGRAM.replace("main(sys.argv[1:])", "main()"), "run", job)
+    found = json.loads(stdout.splitlines()[-1])
+    assert found["code"] == 0, stderr
+    assert "transformers" in found["modules"]
+    assert not {"sklearn", "scipy"} & set(found["modules"])

@@ -18,6 +18,7 @@ import pytest
 from relabel.manifests.files import Storage
 from tests.distill.conftest import encoder_dir, labels_file, make_pairs, pairs_file  # noqa: F401
 from tests.jobs.conftest import folder, no_scheduler, relabel  # noqa: F401
+from tests.shared import made_once
 
 HOSTILE = [
     ("red shoe", "a red shoe of the size"),
@@ -51,18 +52,19 @@ def student(
     from relabel.distill.students.distillation import distill
     from relabel.distill.students.spec import DistillSpec
 
-    output = tmp_path_factory.mktemp("student") / "tiny"
-    spec = DistillSpec(
-        name="tiny",
-        labels=[{"path": str(labels_file), "pairs": {"path": str(pairs_file)}}],
-        gold={"path": str(pairs_file), "grade": "grade"},
-        student={"kind": "encoder", "model": str(encoder_dir())},
-        train={"epochs": 4, "batch_size": 16, "learning_rate": 5e-3, "max_tokens": 32},
-        split={"dev": 0.2, "test": 0.3},
-        output=str(output),
-    )  # type: ignore[arg-type]
-    distill(spec, Storage())
-    return output
+    def make(path: Path) -> None:
+        spec = DistillSpec(
+            name="tiny",
+            labels=[{"path": str(labels_file), "pairs": {"path": str(pairs_file)}}],
+            gold={"path": str(pairs_file), "grade": "grade"},
+            student={"kind": "encoder", "model": str(encoder_dir())},
+            train={"epochs": 4, "batch_size": 16, "learning_rate": 5e-3, "max_tokens": 32},
+            split={"dev": 0.2, "test": 0.3},
+            output=str(path),
+        )  # type: ignore[arg-type]
+        distill(spec, Storage())
+
+    return made_once(tmp_path_factory, "tiny-student", make)
 
 
 @pytest.fixture(scope="session")
@@ -99,10 +101,12 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         grade_ids=ids,
         packs=True,
     )
-    path = tmp_path_factory.mktemp("decoder") / "student"
-    write_student(path, record, DecoderStudent(Qwen2ForCausalLM(config), ids), tokenizer)
-    (path / "manifest.json").write_text(json.dumps({"version": 1, "files": student_files(path)}))
-    return path
+
+    def make(path: Path) -> None:
+        write_student(path, record, DecoderStudent(Qwen2ForCausalLM(config), ids), tokenizer)
+        (path / "manifest.json").write_text(json.dumps({"version": 1, "files": student_files(path)}))
+
+    return made_once(tmp_path_factory, "tiny-decoder", make)
 
 
 @pytest.fixture(scope="session")
@@ -119,14 +123,16 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
     from relabel.export.exporting import export_bundle
     from relabel.export.specs import ExportSpec
 
-    target = tmp_path_factory.mktemp("bundle") / "tiny"
     # three grades of 42 rows: an int8 flip moves macro F1 by points, which is not what these tests are about
     spec = ExportSpec(
         precisions="fp32,fp16,int8", logits=True, triton=True, licence="Apache-2.0",
         parity={"int8_max_f1_loss": 100, "fp16_max_flips": 0.2, "fp16_min_tau": 0.9, "fp16_max_ndcg_loss": 1.0},
     )  # type: ignore[arg-type]  # fmt: skip
-    export_bundle(student, target, spec, Storage(), provider="cpu")
-    return target
+    return made_once(
+        tmp_path_factory,
+        "tiny-bundle",
+        lambda path: export_bundle(student, path, spec, Storage(), provider="cpu"),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -136,10 +142,13 @@ def decoder_bundle(tmp_path_factory: pytest.TempPathFactory, decoder: Path, grad
     from relabel.export.parity import PairsFile
     from relabel.export.specs import ExportSpec
 
-    target = tmp_path_factory.mktemp("bundle") / "decoder"
     spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
-    export_bundle(decoder, target, spec, Storage(), pairs=PairsFile(str(graded_file), "grade"), provider="cpu")
-    return target
+    pairs = PairsFile(str(graded_file), "grade")
+    return made_once(
+        tmp_path_factory,
+        "decoder-bundle",
+        lambda path: export_bundle(decoder, path, spec, Storage(), pairs=pairs, provider="cpu"),
+    )
 
 
 BLOCKED = """

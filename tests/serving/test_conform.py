@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from relabel.distill.students.model import load_student
 from relabel.export.conform import Conformity, conform
@@ -138,6 +140,11 @@ def checked(bundle: Path, url: str, api: str = "auto") -> Conformity:
     return conform(bundle, RerankServer(url, api, "", None, Encoder(bundle, read_manifest(bundle)["inputs"])))
 
 
+def with_random_head(student: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    student.module.heads["relevance"].reset_parameters()
+
+
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_planted_fault_is_named(name: str, bundle: Path, serve: Serve) -> None:
     how, reason = DIFFERENT[name]
@@ -155,9 +162,9 @@ def test_a_planted_fault_is_named(name: str, bundle: Path, serve: Serve) -> None
     [
         (lambda one: setattr(one.module, "pooling", "cls"), "another pooling: first of the tokens"),
         (lambda one: one.record.temperature.clear(), "the calibrating temperature is left out"),
-        (lambda one: one.module.heads["relevance"].reset_parameters(), "other weights, or another head"),
+        *((partial(with_random_head, seed=seed), "other weights, or another head") for seed in range(6)),
     ],
-    ids=["pooling", "temperature", "random head"],
+    ids=["pooling", "temperature", *("random head" for _ in range(6))],
 )
 def test_a_fault_of_the_served_model_is_named(
     change: Callable[[Any], Any], reason: str, student: Path, bundle: Path, serve: Serve
