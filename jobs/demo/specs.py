@@ -124,7 +124,7 @@ init: {model}
 labeler: {{name: direct, grades: 3}}
 data:
   gold: {{path: learn.parquet, grade: grade, columns: {{{columns}}}}}
-train: {{epochs: 2, batch_size: 8, learning_rate: 1.0e-4, max_tokens: 2048, precision: bf16, seed: 7}}
+train: {{epochs: 2, batch_size: 8, learning_rate: 1.0e-4, max_tokens: 2048, seed: 7}}
 output: teacher
 """
 TEACHER_JOB = """\
