@@ -56,7 +56,7 @@ $(VLLM_STAMP): pyproject.toml
 	touch $@
 
 test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-vllm
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm -n 2 --dist loadfile
+	$(ONE_THREAD) $(VLLM_VENV)/bin/python -m pytest tests/vllm -n 2 --dist loadfile
 
 environments: $(STAMP) $(VLLM_STAMP) ## Both environments of the tests; side by side with -j2
 

@@ -14,7 +14,7 @@ from relabel.labelers.verdicts import Reader, decided, token_budget
 from relabel.manifests.asks import GREEDY, Answer, Ask, Decision, Sampling
 from relabel.manifests.formats import AnswerFormat, Choice, Section, Text
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.specs import LabelerOptions, ThinkOptions
+from relabel.manifests.specs import DecisionOptions, LabelerOptions, ThinkOptions
 
 Instruction = Annotated[str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$")]
 """What to judge by, in words; not blank."""
@@ -151,13 +151,11 @@ class DecisionAlone(Labeler):
 # Source: R2RAG (methods, section 4).
 
 
-class YesNoOptions(LabelerOptions):
+class YesNoOptions(DecisionOptions):
     """Options of a yes-or-no labeler."""
 
     grades: Literal[2] = 2
     """Two: 0 is no, 1 is yes."""
-    samples: Literal[1] = 1
-    """One: no token is sampled."""
     think: Literal["none", "empty"] = "none"
     """How the answer begins: `none` with `<answer>`; `empty` with an empty think block and then the bare word, the form
     that Qwen3's rerankers were trained on. Chat models that think by default want `engine.chat_template_kwargs`

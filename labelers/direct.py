@@ -5,22 +5,20 @@ The baseline of R3A (methods, section 1: "direct grade without reasoning"), and 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
 from relabel.labelers.base import DecisionAlone
 from relabel.manifests.asks import Decision
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import DecisionOptions, LabelerOptions
 
 
-class DirectOptions(LabelerOptions):
+class DirectOptions(DecisionOptions):
     """Options of `direct`."""
 
     name: str = "direct"
     """A registered labeler."""
-    samples: Literal[1] = 1
-    """One: no token is sampled."""
     grades: int = Field(4, ge=2, le=10)
     """Number of grades K; labels are 0..K-1. Four, as in the TREC judgments that this baseline is read against."""
 

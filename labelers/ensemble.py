@@ -7,7 +7,7 @@ Each instruction comes after the document, so an engine that caches prefixes rea
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
@@ -17,7 +17,7 @@ from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import decided
 from relabel.manifests.asks import Answer, Ask, Decision, Distribution
 from relabel.manifests.labels import Label, LabelColumn, Pair
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.specs import DecisionOptions, LabelerOptions
 
 THREE_VIEWS = (
     "Judge whether a person who typed this query would be content with it.",
@@ -26,13 +26,11 @@ THREE_VIEWS = (
 )
 
 
-class EnsembleOptions(LabelerOptions):
+class EnsembleOptions(DecisionOptions):
     """Options of `ensemble`."""
 
     name: str = "ensemble"
     """A registered labeler."""
-    samples: Literal[1] = 1
-    """One: no token is sampled."""
     grades: int = Field(4, ge=2, le=10)
     """Number of grades K; labels are 0..K-1."""
     instructions: list[Instruction] = Field(list(THREE_VIEWS), min_length=2, max_length=32)

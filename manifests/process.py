@@ -15,7 +15,6 @@ from types import FrameType, ModuleType
 
 from relabel.manifests.errors import MissingExtraError
 
-
 _is_ours = False
 
 

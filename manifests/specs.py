@@ -207,6 +207,20 @@ class LabelerOptions(Spec):
         return self
 
 
+class DecisionOptions(LabelerOptions):
+    """Options of a labeler that reads distributions and samples no token."""
+
+    samples: Literal[1] = 1
+    """One: no token is sampled."""
+
+    @model_validator(mode="after")
+    def _nothing_is_sampled(self) -> DecisionOptions:
+        for name in ("temperature", "retry_temperature", "top_p"):
+            if getattr(self, name) != LabelerOptions.model_fields[name].default:
+                raise ValueError(f"{name}: `{self.name}` samples no token, so that it has no effect; leave it out")
+        return self
+
+
 class ThinkOptions(LabelerOptions):
     """Options of a labeler whose answers hold free reasoning."""
 

@@ -42,6 +42,11 @@ WRONG = [
     ({"input": {"path": ["a.parquet", ""]}}, "`input.path`", "names no file"),
     ({"input": {"overlong": "cut"}}, "`input.overlong` = 'cut'", "'truncate' or 'quarantine'"),
     ({"run": {"max_failed_fraction": 5}}, "`run.max_failed_fraction` = 5", "less than or equal to 1"),
+    *(
+        ({"labeler": {"name": name, "top_p": 0.9}}, "labeler", f"top_p: `{name}` samples no token")
+        for name in ("direct", "ensemble", "pointwise", "complexity")
+    ),
+    ({"labeler": {"name": "direct", "temperature": 0.7}}, "labeler", "temperature: `direct` samples no token"),
     ({"labeler": {"samples": 3}}, "labeler", "at temperature 0 would give one answer 3 times; set a temperature"),
     ({"labeler": {"temperature": float("nan")}}, "`temperature` = nan", "finite number"),
     ({"engine": {"seed": -1}}, "`seed` = -1", "greater than or equal to 0"),

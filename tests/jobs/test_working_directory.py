@@ -232,6 +232,7 @@ def write_specs(folder: Path) -> None:  # noqa: F811
     (folder / "teacher.yaml").write_text(json.dumps(teacher))
 
 
+@pytest.mark.full
 def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(hostile: Path) -> None:
     """All of them, each doing its work: labels, a student of them, its scores, its bundle, measured, published and
     pulled.
