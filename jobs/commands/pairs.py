@@ -32,11 +32,6 @@ page_options = together(
 """Which documents are read, as what, and where they go."""
 
 
-_LANGUAGES = (
-    "english chinese danish dutch french german italian korean norwegian portuguese russian spanish swedish turkish"
-)
-
-
 @click.command(
     short_help="Clean the documents and cut them into chunks to choose evidence from.",
     epilog="Example: relabel pairs chunk pages.parquet --to chunked.parquet --format html",
@@ -329,6 +324,11 @@ def context(
         "seconds": round(time.perf_counter() - started, 3),
     }
     return emit_record(f"Wrote {rows:,} pairs with up to {k} context documents to {to}", result, output)
+
+
+_LANGUAGES = (
+    "english chinese danish dutch french german italian korean norwegian portuguese russian spanish swedish turkish"
+)
 
 
 @pairs.command(

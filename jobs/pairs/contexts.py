@@ -50,31 +50,26 @@ class Bm25Index:
 
     def best(self, query: str, k: int) -> list[str]:
         """The k texts with the highest score, best first; fewer where fewer share a word with the query."""
-        return [text for _, text in self.ranked(query, k)]
+        return self.ranked(self.scores(query), k)
 
-    def ranked(self, query: str, k: int | None = None) -> list[tuple[float, str]]:
-        """The k best, or all that share a word with the query, each with its score; best first."""
-        import numpy as np
-
-        scores = self._scores(query)
-        hits = np.flatnonzero(scores > 0)
-        if k is not None and len(hits) > k:
-            least = np.partition(scores[hits], len(hits) - k)[len(hits) - k]
-            hits = hits[scores[hits] >= least]  # ties at the edge stay in until the text decides
-        ranked = sorted((-float(scores[i]), self._texts[i]) for i in hits)
-        return [(-score, text) for score, text in ranked[:k]]
-
-    def score(self, query: str, number: int) -> float:
-        """The score of the text of this number."""
-        return float(self._scores(query)[number])
-
-    def _scores(self, query: str) -> Any:
-        """Of every text; zeros where no word of the query is known."""
+    def scores(self, query: str) -> Any:
+        """Of every text, as float64 [texts]; zeros where no word of the query is known."""
         import numpy as np
 
         known = self._index.vocab_dict if self._has_words else {}
         words = [word for word in re.findall(_WORD, query.lower()) if word in known]
-        return self._index.get_scores(words) if words else np.zeros(len(self._texts))
+        return np.asarray(self._index.get_scores(words) if words else np.zeros(len(self._texts)), dtype=np.float64)
+
+    def ranked(self, scores: Any, k: int) -> list[str]:
+        """The k texts with the highest of these scores above 0, best first."""
+        import numpy as np
+
+        hits = np.flatnonzero(scores > 0)
+        if len(hits) > k:
+            least = np.partition(scores[hits], len(hits) - k)[len(hits) - k]
+            hits = hits[scores[hits] >= least]  # ties at the edge stay in until the text decides
+        ranked = sorted((-float(scores[i]), self._texts[i]) for i in hits)
+        return [text for _, text in ranked[:k]]
 
 
 def with_context(

@@ -1,7 +1,7 @@
 """Makes queries that nobody searched for, each with candidate documents, for a teacher to label.
 
 A student that saw a hundred queries has learned how the teacher grades those; labels cost no trusted grade, so more
-queries are a matter of time alone (docs/labels-for-less.md).
+queries are a matter of time alone (docs/pairs.md).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from relabel.jobs.tables import document_of, scan, translate_polars_errors
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import require
+from relabel.manifests.secrets import redacted_values
 
 _LEAST_DOCUMENTS = 3
 """A word of a query is in so many documents, so that there is something to rank."""
@@ -107,19 +108,20 @@ def made_pairs(
     place_of = {one["text"]: number for number, one in enumerate(documents)}
     rows = []
     for query, own in made.items():
-        ranked = index.ranked(query, None if rule.margin is not None else max(rule.ranks, default=0) + 1)
-        of_own = index.score(query, own)
+        scores = index.scores(query)
+        of_own = float(scores[own])
         if rule.margin is not None:
-            ranked = [one for one in ranked if one[0] <= rule.margin * of_own]
+            scores[scores > rule.margin * of_own] = 0.0
+        ranked = index.ranked(scores, max(rule.ranks, default=0) + 1)
         chosen: dict[int, tuple[str, float | None]] = {own: ("own", 1.0)}
-        for score, text in (ranked[place] for place in rule.ranks if place < len(ranked)):
-            chosen.setdefault(place_of[text], ("bm25", score / of_own if of_own else None))
+        for other in (place_of[ranked[place]] for place in rule.ranks if place < len(ranked)):
+            chosen.setdefault(other, ("bm25", float(scores[other]) / of_own if of_own else None))
         query_id = f"made-{hashlib.sha256(query.encode()).hexdigest()[:16]}"
         rows += [{"query_id": query_id, "query": query, "doc_id": documents[one]["doc_id"],
                   **{name: documents[one][name] for name in text_columns}, "origin": origin, "share": share}
                  for one, (origin, share) in chosen.items()]  # fmt: skip
     table = pa.Table.from_pylist(rows)
-    kept = json.dumps({**asdict(rule), "documents": len(documents), "unlike": list(unlike)})
+    kept = json.dumps(redacted_values({**asdict(rule), "documents": len(documents), "unlike": list(unlike)}))
     with written(to, storage) as file:
         pq.write_table(table.replace_schema_metadata({"relabel.queries": kept}), file, compression="zstd")
     return {"documents": len(documents), "queries": len(made), "pairs": len(rows)}
