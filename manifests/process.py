@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.abc
 import os
 import signal
 import sys
@@ -19,12 +19,33 @@ _is_ours = False
 
 
 def own_process() -> None:
-    """Say that this whole process is a command's: transformers then loads without what no command of ours uses of it.
+    """Say that this whole process is a command's: its libraries then load without what no command of ours uses of them.
 
-    scikit-learn and SciPy, for guessing tokens ahead and for losses of object detection, are 4 of its 10 seconds.
+    scikit-learn and SciPy, for guessing tokens ahead and for losses of object detection, are 4 of transformers' 10
+    seconds, and pandas, which pyarrow imports at its first array, a quarter of any command's start.
     """
     global _is_ours
     _is_ours = True
+    sys.meta_path.insert(0, _NoPandasForArrow())
+
+
+class _NoPandasForArrow(importlib.abc.MetaPathFinder):
+    """Hides pandas from pyarrow's question whether an object is pandas', which comes from a call of ours since no
+    module of relabel imports pandas; plug-ins, other libraries and `Table.to_pandas` of theirs find it.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name != "pandas":
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _package(frame) in ("importlib", "pyarrow"):
+            frame = frame.f_back
+        if frame is not None and _package(frame) == "relabel":
+            raise ModuleNotFoundError("pyarrow needs no pandas here", name=name)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

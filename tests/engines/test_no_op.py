@@ -74,5 +74,14 @@ def test_a_model_is_loaded_without_the_parts_of_transformers_that_nothing_here_u
     stdout, stderr, _ = called(PROGRAM.replace("main(sys.argv[1:])", "main()"), "run", job)
     found = json.loads(stdout.splitlines()[-1])
     assert found["code"] == 0, stderr
-    assert "transformers" in found["modules"]
-    assert not {"sklearn", "scipy"} & set(found["modules"])
+    assert {"transformers", "pyarrow"} <= set(found["modules"])
+    assert not {"sklearn", "scipy", "pandas"} & set(found["modules"])
+
+
+def test_what_is_not_ours_finds_pandas_in_a_command_s_process() -> None:
+    """Even after pyarrow has asked for it in vain."""
+    pytest.importorskip("pandas")
+    program = "{}\nimport pyarrow as pa\npa.array([1])\n__name__ = {!r}\n{}"
+    ours = "from relabel.manifests.process import own_process; own_process(); __name__ = 'relabel.x'"
+    called(program.format(ours, "plugin", "assert pa.table({'a': [1]}).to_pandas()['a'][0] == 1"))
+    called(program.format(ours, "plugin", "import pandas"))
