@@ -16,15 +16,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from relabel.export.bench.records import BoundedRate, LatencyRow
 from relabel.manifests.metrics.metric import LEVEL, bootstrap
 
 # N requests or latencies, R resamples, G blocks of neighbours
 
+LatencyRow: TypeAlias = dict[str, Any]
+"""A closed-loop cell or an open-loop rate, with `ROW_KEYS`; None where a figure does not apply, or is not known."""
+ROW_KEYS = (
+    *("provider", "precision", "preset", "loop", "cell"),
+    "scope",  # timed from a ready `batch`, from `tokens` (with padding), or from `texts`
+    *("rows", "tokens"),  # pairs of a request, and tokens of each where they are not replayed
+    *("offered_rate", "answered_rate"),
+    "mean_batch",  # requests of a micro-batch
+    "unanswered",  # requests that still waited when the open loop was stopped
+    *("samples", "seconds", "pairs_per_s", "mean_ms"),
+    *("p50_ms", "p50_low", "p50_high", "p99_ms", "p99_low", "p99_high", "p999_ms"),  # with the ends of 95 % intervals
+)
 Clock = Callable[[], float]
 """Seconds from some fixed point, never going back."""
 WARM_UP_SHARE = 0.15
@@ -199,19 +210,17 @@ class Bound(NamedTuple):
     figure: Literal["mean", "p99"]
     ms: float
 
-    def value(self, point: LatencyRow) -> float | None:
-        """The figure at a rate; None where too few requests were measured."""
-        return point.p99_ms if self.figure == "p99" else point.mean_ms
-
-    def is_broken(self, point: LatencyRow) -> bool:
-        """Whether a rate breaks it: by its latency, or by a queue that only grew."""
-        value = self.value(point)
-        return bool(point.unanswered) or (value is not None and value > self.ms)
-
-
-def plan_rates(capacity: float, rates: Sequence[float]) -> list[float]:
-    """Rates to try, rising: those that were named, else shares of what the model can do at most."""
-    return sorted(rates) if rates else [capacity * load for load in LOADS]
+    def around(self, points: Sequence[LatencyRow]) -> tuple[LatencyRow | None, LatencyRow | None]:
+        """The highest rate that keeps it below the first that breaks it, and that first one. A rate breaks it by its
+        latency, or by a queue that only grew; one with too few requests to know neither keeps nor breaks it.
+        """
+        best = None
+        for point in sorted(points, key=_offered):
+            value = point[f"{self.figure}_ms"]
+            if point["unanswered"] or (value is not None and value > self.ms):
+                return best, point
+            best = best if value is None else point
+        return best, None
 
 
 def requests_each(rates: Sequence[float], seconds: float, *, more: int) -> float:
@@ -238,50 +247,36 @@ def sweep(
     """
     points: list[LatencyRow] = []
     for rate in rates:
-        if (point := measure(rate)) is None:
-            continue
-        points.append(point)
-        if point.unanswered:
+        point = measure(rate)
+        points += [point] if point else []
+        if point and point["unanswered"]:
             break
     for bound in bounds:
         for _ in range(HALVINGS):
-            gap = _gap(points, bound)
-            if gap is None or (point := measure(sum(gap) / 2)) is None:
+            best, broken = bound.around(points)
+            between = broken and measure((_offered(broken) + (_offered(best) if best else 0.0)) / 2)
+            if not between:
                 break
-            points.append(point)
-            points.sort(key=_offered)
-    return points
+            points.append(between)
+    return sorted(points, key=_offered)
 
 
-def highest_rate(points: Sequence[LatencyRow], bound: Bound, preset: str = "grid") -> BoundedRate:
-    """The highest measured rate below the first that breaks the bound. A rate with too few requests to know neither
-    keeps nor breaks it.
+def highest_rate(points: Sequence[LatencyRow], bound: Bound, preset: str = "grid") -> dict[str, Any]:
+    """The highest offered requests/s that keeps a bound: `highest_rate` with the latencies there, None where no rate
+    that was tried keeps it. `is_at_least`: none broke it, so the true one may be higher.
     """
-    ordered = sorted(points, key=_offered)
-    broken = next((place for place, point in enumerate(ordered) if bound.is_broken(point)), len(ordered))
-    best = next((point for point in reversed(ordered[:broken]) if bound.value(point) is not None), None)
-    return BoundedRate(
-        preset=preset,
-        figure=bound.figure,
-        slo_ms=bound.ms,
-        highest_rate=best.offered_rate if best else None,
-        mean_ms=best.mean_ms if best else None,
-        p99_ms=best.p99_ms if best else None,
-        is_at_least=best is not None and broken == len(ordered),
-    )
+    best, broken = bound.around(points)
+    at_best = best or dict.fromkeys(ROW_KEYS)
+    return {
+        "preset": preset,
+        "figure": bound.figure,
+        "slo_ms": bound.ms,
+        "highest_rate": at_best["offered_rate"],
+        "mean_ms": at_best["mean_ms"],
+        "p99_ms": at_best["p99_ms"],
+        "is_at_least": best is not None and broken is None,
+    }
 
 
 def _offered(point: LatencyRow) -> float:
-    return point.offered_rate or 0.0  # a row of the open loop always has one
-
-
-def _gap(points: Sequence[LatencyRow], bound: Bound) -> tuple[float, float] | None:
-    """The highest rate that keeps a bound (0 where even the lowest breaks it) and the lowest that breaks it; None where
-    no rate between them would show more.
-    """
-    low: float | None = 0.0
-    for point in points:
-        if bound.is_broken(point):
-            return None if low is None else (low, _offered(point))
-        low = None if bound.value(point) is None else _offered(point)
-    return None
+    return float(point["offered_rate"])

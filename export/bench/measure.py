@@ -1,14 +1,14 @@
-"""A bench of a bundle: every model's closed-loop cells, then its open loop, within the seconds that were given."""
+"""A bench of a bundle, within the seconds that were given: the models and cells are planned, then every model's
+closed-loop cells and its open loop are measured."""
 
 from __future__ import annotations
 
-import itertools
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from relabel.distill.students.length_batches import batch_tokens_on, length_batc
 from relabel.export.bench.latency import (
     FEWEST_SAMPLES,
     HALVINGS,
+    LOADS,
     MS,
     QUANTILES,
+    ROW_KEYS,
     Bound,
+    LatencyRow,
     highest_rate,
-    plan_rates,
     poisson_arrivals,
     requests_each,
     samples_needed,
@@ -29,43 +31,48 @@ from relabel.export.bench.latency import (
     sweep,
     time_calls,
 )
-from relabel.export.bench.plans import (
-    REQUEST_PAIRS,
-    BenchModel,
-    Cell,
-    TokenRow,
-    Workload,
-    choose_models,
-    fixed_batch,
-    measured_figures,
-    open_presets,
-    plan_cells,
-    plan_workload,
-    planned_figures,
-)
-from relabel.export.bench.records import (
-    LATENCY_FORMAT,
-    BenchedBundle,
-    BenchFacts,
-    BoundedRate,
-    LatencyRow,
-    MeasuredMachine,
-    ModelLatency,
-    ReplayedLengths,
-)
-from relabel.export.bundle_facts import student_facts
+from relabel.export.bench.results import LATENCY_FORMAT, BenchFacts, ModelLatency
+from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths, describe_lengths, student_facts
 from relabel.export.bundles import Bundle
-from relabel.export.loader import OPENVINO, BundleError, Encoder, Machine, default_threads, open_session
+from relabel.export.loader import (
+    AMX,
+    AVX512,
+    HINTS,
+    OPENVINO,
+    PROVIDERS,
+    BundleError,
+    Encoder,
+    Machine,
+    default_threads,
+    engine_fault,
+    open_session,
+)
 from relabel.export.specs import BenchSpec, Preset
-from relabel.manifests.errors import MissingExtraError, ModelError
+from relabel.manifests.errors import InputError, MissingExtraError, ModelError, UsageError
 from relabel.manifests.metrics.gates import Gate, GateVerdict, judge_gates
 from relabel.manifests.process import device_names, installed_versions, require, usable_cores
 
+# N rows of the workload
+
+TokenRow = tuple[list[int], list[int]]
+"""Token ids and segment numbers, as the loader's `Encoder` gives them."""
 Run = Callable[[Mapping[str, np.ndarray]], object]
 """Answers a batch; the answer lies in host memory when it returns, so a device has finished by then."""
 Answer = Callable[[int, int], None]
 """A server's work: answers pairs from the first up to the second number."""
 LIBRARIES = ("relabel-ir", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers")
+MAX_ROWS = 10_000
+PUBLIC_SHAPES = ((1, 128), (32, 128), (1, 384))
+"""Rows and tokens of the batches that public tables state, so that figures compare."""
+TABLE3_DOCUMENTS = (1, 10, 100, 1_000, 10_000)
+"""Documents a query of R3A's Table 3, which states what teacher and student take for them."""
+REQUEST_PAIRS = {"grid": 1, "serving": 100}
+"""Pairs of an open-loop request, by preset."""
+SERVING_MS = 150.0
+"""R3A's serving (section 3.5): an "average response time" of about 150 ms at 200 queries a second a GPU, 100 documents
+each.
+"""
+CELL_FIGURES = ("p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
 P99_SAMPLES = samples_needed(QUANTILES["p99"])
 SLACK = 1.3
 """Of a cell's time over that of its calls: the warm-up, and calls that take longer than the first."""
@@ -102,58 +109,221 @@ def bench_bundle(
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
     student, encoder = student_facts(bundle), Encoder(bundle.folder, bundle.facts["inputs"])
-    planned = choose_models(student.models, spec, Machine.here())
+    models = choose_models(student.models, spec, Machine.here())
     workload = plan_workload(pairs, student.inputs.lengths, encoder, seed=spec.seed)
     cells = plan_cells(spec, workload.lengths)
-    names = planned_figures(planned, cells, spec)
+    names = planned_figures(models, cells, spec)
     judge_gates(gates, dict.fromkeys(names), None)
     threads, left_s = spec.threads or default_threads(), spec.seconds
-    models = []
-    for number, model in enumerate(planned):
-        say(f"{model.name}: opening {model.path}")
+    for number, model in enumerate(models):
+        say(f"{model.side}: opening {model.path}")
         bench = ModelBench(bundle, list(student.heads), spec, encoder, workload, threads, model, say)
-        start, share_s = time.perf_counter(), left_s / (len(planned) - number)
-        models.append(bench.measure(cells, share_s))
+        start, share_s = time.perf_counter(), left_s / (len(models) - number)
+        bench.measure(cells, share_s)
         left_s -= min(share_s, time.perf_counter() - start)  # what one leaves goes to the others
     cpu, *gpus = device_names()
     facts = BenchFacts(
         format=LATENCY_FORMAT,
         name=bundle.name,
-        bundle=BenchedBundle(bundle.version, bundle.manifest.sha256),
+        bundle={"version": bundle.version, "manifest_sha256": bundle.manifest.sha256},
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         spec=spec.model_dump(mode="json"),
-        machine=MeasuredMachine(
-            cpu=cpu.rpartition(", ")[0],
-            gpu=next(iter(gpus), None),
-            usable_cores=usable_cores(),
-            threads=threads,
-            python=platform.python_version(),
-            versions=installed_versions(LIBRARIES),
-        ),
-        workload=ReplayedLengths(**vars(workload.lengths), from_=workload.source),
+        machine={
+            "cpu": cpu.rpartition(", ")[0],
+            "gpu": next(iter(gpus), None),
+            "usable_cores": usable_cores(),
+            "threads": threads,
+            "python": platform.python_version(),
+            "versions": installed_versions(LIBRARIES),
+        },
+        workload={**vars(workload.lengths), "from": "lengths" if workload.texts is None else "pairs"},
         models=models,
     )
     return facts, judge_gates(gates, measured_figures(facts, names), None)
 
 
-def suffices_text(cells: Sequence[Cell], token_s: float, usual: int, left_s: float, open_s: float) -> str:
-    """What a model's time suffices for, by the first cell's calls.
+# ------------------------------------------------------------------------------
+# What is measured: the rows to ask about, models, closed-loop cells, and the names of the figures.
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows to ask about, in the order in which they come. How long a model takes depends on how many rows there are and
+    how long they are, so a bundle's own record of lengths suffices; texts of pairs are tokenized in the open loop too.
 
     Args:
-        token_s: seconds a token; `usual` tokens has a replayed pair.
-        left_s: until the model's time ends, of a single pair with the open loop's `open_s`.
+        texts: the (query, document) pairs that the rows are of; None where only lengths are known.
     """
-    first_s, *others = [FEWEST_SAMPLES * SLACK * token_s * cell.size(usual) for cell in cells]
-    is_single, call_ms = cells[0].is_single, first_s / FEWEST_SAMPLES / SLACK * MS
-    whole_s = first_s * P99_SAMPLES / FEWEST_SAMPLES if is_single else first_s
-    known = "no figure" if first_s > left_s else "p50 and p99" if is_single and whole_s <= left_s else "p50"
-    rest_s = left_s - (whole_s if whole_s <= left_s else first_s) - (open_s if is_single else 0.0)
-    reached = sum(upto_s <= rest_s for upto_s in itertools.accumulate(others))
-    return (
-        f"{left_s:,.0f} s suffice for {known} of {cells[0].name} ({call_ms:,.2f} ms) and for {reached} of "
-        f"{len(others)} further cells; all take this model about "
-        f"{(whole_s + sum(others)) * (2 if open_s else 1):,.0f} s"
-    )
+
+    rows: Sequence[TokenRow]
+    texts: Sequence[tuple[str, str]] | None
+    lengths: TokenLengths
+
+    def draw(self, count: int, *, seed: int) -> Workload:
+        """So many rows, drawn with replacement: stretches of a workload of any size."""
+        places = np.random.default_rng(seed).integers(0, len(self.rows), size=count).tolist()
+        texts = self.texts and [self.texts[place] for place in places]
+        return replace(self, rows=[self.rows[place] for place in places], texts=texts)
+
+
+def plan_workload(
+    pairs: Sequence[tuple[str, str]] | None, lengths: TokenLengths, encoder: Encoder, *, seed: int
+) -> Workload:
+    """Pairs in the order given, else rows as long as those that a bundle was tested on, by its own record.
+
+    Raises:
+        InputError: there is no pair, or the bundle records no histogram.
+    """
+    if pairs is not None:
+        if not pairs:
+            raise InputError("--pairs holds no pair to measure with.")
+        rows = encoder.encode(pairs)
+        return Workload(rows, pairs, describe_lengths([len(ids) for ids, _ in rows]))
+    if not lengths.histogram:
+        raise InputError("the bundle's manifest records no histogram of lengths. Name pairs with --pairs.")
+    tokens, counts = np.array(lengths.histogram, dtype=np.int64).T
+    size = min(MAX_ROWS, lengths.rows)
+    drawn_N = np.random.default_rng(seed).choice(tokens, size=size, p=counts / counts.sum())
+    return Workload([blank_row(encoder, length) for length in drawn_N.tolist()], None, lengths)
+
+
+def blank_row(encoder: Encoder, length: int) -> TokenRow:
+    """A row of so many tokens, all of them in the vocabulary."""
+    ids, segments = encoder.encode([("a", "a")])[0]
+    repeated = (ids * (length // len(ids) + 1))[:length]
+    if "counts" in encoder.inputs.names:
+        return repeated, segments
+    return repeated, [0] * length if segments else []
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A closed-loop measurement.
+
+    Args:
+        name: `1x128` (rows x tokens), `8xreplay`, `table3-1000`.
+        rows: pairs of a request.
+        tokens: of each; None where they are replayed.
+    """
+
+    preset: Preset
+    name: str
+    rows: int
+    tokens: int | None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one pair of real lengths, which goes before all others."""
+        return (self.preset, self.rows, self.tokens) == ("grid", 1, None)
+
+    def size(self, mean_tokens: float) -> float:
+        """Tokens to compute, about."""
+        return self.rows * (self.tokens or mean_tokens)
+
+
+def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine) -> list[ModelLatency]:
+    """The bundle's models to measure on each provider, fp32 first.
+
+    Raises:
+        MissingExtraError: a provider is not to be had here, and falling back was not allowed.
+        UsageError: a precision that the bundle has not.
+    """
+    known = {model.precision for model in models} | (set(HINTS) if OPENVINO in spec.providers else set())
+    if strange := [name for name in spec.precisions if name not in known]:
+        raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))}.")
+    found: list[ModelLatency] = []
+    for asked in spec.providers:
+        here = _models_on(models, asked, spec, machine)
+        if not here:
+            raise UsageError(f"--precisions {', '.join(spec.precisions)}: no such model for {asked}.")
+        found += [model for model in here if model not in found]
+    return found
+
+
+def _models_on(models: Sequence[ModelFile], asked: str, spec: BenchSpec, machine: Machine) -> list[ModelLatency]:
+    wanted = [model for model in models if not spec.precisions or model.precision in spec.precisions]
+    graphs = [model for model in wanted if model.format == "onnx"]
+    if asked == "tensorrt":
+        engines = [(model, engine_fault(vars(model), machine)) for model in wanted if isinstance(model, EngineFile)]
+        if fitting := [model for model, fault in engines if fault is None]:
+            return [ModelLatency(asked, model.flavour, model.precision, model.path) for model in fitting]
+        faults = "; ".join(f"{model.path}: {fault}" for model, fault in engines) or "the bundle holds none"
+        missing = f"no engine of this bundle fits this machine ({faults}). Build one with `relabel build-engine`"
+    elif asked == OPENVINO:
+        if OPENVINO in machine.providers:
+            plain = next(model for model in models if (model.format, model.precision) == ("onnx", "fp32"))
+            here = spec.precisions or (list(HINTS) if {AMX, AVX512} & set(machine.flags) else ["fp32"])
+            return [ModelLatency(asked, OPENVINO, name, plain.path) for name in HINTS if name in here]
+        missing = "it is not installed. Run `pip install 'relabel-ir[openvino]'`"
+    else:
+        provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
+        if PROVIDERS[provider] in machine.providers:
+            return [ModelLatency(asked, provider, model.precision, model.path) for model in graphs]
+        there = ", ".join(machine.providers)
+        missing = f"this onnxruntime has no {PROVIDERS[provider]} ({there}). Install one that does"
+    if not spec.allows_fallback:
+        raise MissingExtraError(f"--providers {asked}: {missing}, or measure on the CPU with --allow-fallback.")
+    return [ModelLatency(asked, "cpu", model.precision, model.path) for model in graphs]
+
+
+def plan_cells(spec: BenchSpec, lengths: TokenLengths) -> list[Cell]:
+    """Closed-loop cells in the order in which they are measured: one pair of real lengths, then small to large.
+
+    Args:
+        lengths: of the workload.
+    """
+    cells: list[Cell] = []
+    if "grid" in spec.presets:
+        tokens = spec.lengths or (lengths.p50, lengths.p99)
+        shapes = dict.fromkeys([*((rows, length) for rows in spec.batches for length in tokens), *PUBLIC_SHAPES])
+        cells += [Cell("grid", f"{rows}xreplay", rows, None) for rows in dict.fromkeys(spec.batches)]
+        cells += [Cell("grid", f"{rows}x{length}", rows, length) for rows, length in shapes]
+    if "table3" in spec.presets:
+        cells += [Cell("table3", f"table3-{documents}", documents, None) for documents in TABLE3_DOCUMENTS]
+    return sorted(cells, key=lambda cell: (not cell.is_single, cell.size(lengths.p50)))
+
+
+def open_presets(spec: BenchSpec) -> dict[Preset, list[Bound]]:
+    """Presets that have an open loop, each with the bounds for which the highest rate is sought. `serving` bounds the
+    mean, which is what R3A states, and p99.
+    """
+    serving_ms = spec.slo_ms or SERVING_MS
+    bounds: dict[Preset, list[Bound]] = {
+        "grid": [Bound("p99", spec.slo_ms)] if spec.slo_ms else [],
+        "serving": [Bound("mean", serving_ms), Bound("p99", serving_ms)],
+    }
+    return {preset: bounds[preset] for preset in spec.presets if preset in bounds}
+
+
+def planned_figures(models: Sequence[ModelLatency], cells: Sequence[Cell], spec: BenchSpec) -> list[str]:
+    """Every name that a gate may require, known before anything is measured: `cpu.int8.1x128.p99_ms`,
+    `cpu.int8.grid.highest_rate`. Where falling back is allowed, a model's figures may be named after the CPU.
+    """
+    names = [f"{cell.name}.{key}" for cell in cells for key in CELL_FIGURES]
+    names += [_rate_name(preset, bound.figure) for preset, bounds in open_presets(spec).items() for bound in bounds]
+    models_here = [f"{model.provider}.{model.precision}" for model in models]
+    models_here += [f"cpu.{model.precision}" for model in models if spec.allows_fallback]
+    return [f"{model}.{name}" for model in dict.fromkeys(models_here) for name in names]
+
+
+def measured_figures(facts: BenchFacts, planned: Iterable[str]) -> dict[str, float | None]:
+    """What was measured, by name; None where it was planned and then left out, or is not known well enough to be
+    stated.
+    """
+    found: dict[str, float | None] = dict.fromkeys(planned)
+    for model in facts.models:
+        name = f"{model.provider}.{model.precision}"
+        found |= {f"{name}.{row['cell']}.{key}": row[key] for row in model.closed for key in CELL_FIGURES}
+        found |= {f"{name}.{_rate_name(slo['preset'], slo['figure'])}": slo["highest_rate"] for slo in model.slo}
+    return found
+
+
+def _rate_name(preset: str, figure: str) -> str:
+    return f"{preset}.highest_rate" if figure == "p99" else f"{preset}.highest_rate_by_{figure}"
+
+
+# ------------------------------------------------------------------------------
+# Measuring.
 
 
 @dataclass
@@ -164,7 +334,7 @@ class ModelBench:
         heads: outputs to ask for.
         workload: rows whose lengths are replayed.
         threads: of the CPU.
-        model: the one that was planned; after `open` where it runs.
+        model: receives what is measured, and where it runs.
         say: receives progress, a line each.
     """
 
@@ -174,37 +344,16 @@ class ModelBench:
     encoder: Encoder
     workload: Workload
     threads: int
-    model: BenchModel
+    model: ModelLatency
     say: Callable[[str], None]
 
-    def measure(self, cells: Sequence[Cell], seconds: float) -> ModelLatency:
+    def measure(self, cells: Sequence[Cell], seconds: float) -> None:
         """Open the model, and measure its cells and its open loop."""
         run, presets = self.open(), open_presets(self.spec)
-        not_run: list[tuple[str, str]] = []
         end = time.perf_counter() + seconds
-        closed = self._cells(run, cells, end, seconds / 2 if presets else 0.0, not_run)
-        rows: list[LatencyRow] = []
-        capacity_per_s: dict[str, float] = {}
-        slo: list[BoundedRate] = []
+        self._closed_loop(run, cells, end, seconds / 2 if presets else 0.0)
         for number, (preset, bounds) in enumerate(presets.items()):
-            left_s = (end - time.perf_counter()) / (len(presets) - number)
-            capacity, points, missing = self._open_loop(run, preset, bounds, left_s)
-            not_run += [(name, TOO_SHORT) for name in missing]
-            if points:
-                rows += points
-                capacity_per_s[preset] = capacity
-                slo += [highest_rate(points, bound, preset) for bound in bounds]
-        return ModelLatency(
-            asked_provider=self.model.asked,
-            provider=self.model.provider,
-            precision=self.model.precision,
-            path=self.model.path,
-            closed=closed,
-            open=rows,
-            capacity_per_s=capacity_per_s,
-            slo=slo,
-            not_run=not_run,
-        )
+            self._open_loop(run, preset, bounds, (end - time.perf_counter()) / (len(presets) - number))
 
     def open(self) -> Run:
         """Open the model on its provider, or on the CPU where the runtime falls back and that is allowed.
@@ -219,9 +368,10 @@ class ModelBench:
         except BundleError as exc:
             if model.provider == "cpu" or not self.spec.allows_fallback:
                 raise MissingExtraError(f"{exc} Or measure what this machine has, with --allow-fallback.") from exc
-            self.say(f"{model.name}: not to be had here, so on the CPU")
-            precision = "fp32" if model.provider == OPENVINO else model.precision  # OpenVINO rounds the fp32 file
-            self.model = BenchModel(model.asked, "cpu", precision, model.path)
+            self.say(f"{model.side}: not to be had here, so on the CPU")
+            if model.provider == OPENVINO:
+                model.precision = "fp32"  # OpenVINO rounds the fp32 file
+            model.provider = "cpu"
             session = open_session(path, "cpu", threads=self.threads)
         quiet = require("onnxruntime", extra="cpu", purpose="A bench").RunOptions()
         quiet.log_severity_level = 4  # the error is reported by the caller
@@ -236,60 +386,57 @@ class ModelBench:
 
         return run
 
-    def _cells(
-        self, run: Run, cells: Sequence[Cell], end: float, open_s: float, not_run: list[tuple[str, str]]
-    ) -> list[LatencyRow]:
+    def _closed_loop(self, run: Run, cells: Sequence[Cell], end: float, open_s: float) -> None:
         """Measure cell after cell, small to large, as far as the time suffices. A single pair may take the open loop's
         time as well; each of the others gets what its fewest samples take, and an equal share of what all leave.
 
         Args:
             end: of the model's time, by the clock; `open_s` of it is for the open loop.
-            not_run: receives the cells left out, name and reason.
         """
-        rows: list[LatencyRow] = []
         token_s, usual = 0.0, self.workload.lengths.p50
         for number, cell in enumerate(cells):
             call, scope = self._call(run, cell)
             left_s = end - time.perf_counter() - (0.0 if cell.is_single else open_s)
             call_s = token_s * cell.size(usual)
+            others_s = FEWEST_SAMPLES * SLACK * sum(one.size(usual) for one in cells[number:])  # a second a token
             try:
                 if left_s > 0 and call_s * FEWEST_SAMPLES * SLACK <= left_s:
                     call_s = float(np.median(time_calls(call, 0.0, fewest=3)))  # a stall is not what calls cost
                     token_s = call_s / cell.size(usual)
                     if number == 0:
-                        text = suffices_text(cells, token_s, usual, left_s, open_s)
-                        self.say(f"{self.model.name}: {text}")
+                        all_s = token_s * others_s + (P99_SAMPLES * SLACK * call_s if cell.is_single else 0.0)
+                        whole_s = all_s * (2 if open_s else 1)
+                        self.say(
+                            f"{self.model.side}: {call_s * MS:,.2f} ms a call; all of it takes about {whole_s:,.0f} s"
+                        )
             except ModelError:
                 if cell.tokens is None or cell.tokens <= self.encoder.max_tokens:
                     raise
-                not_run.append((cell.name, TOO_LONG))
+                self.model.not_run.append((cell.name, TOO_LONG))
                 continue
             fewest = P99_SAMPLES if cell.is_single and P99_SAMPLES * call_s * SLACK <= left_s else FEWEST_SAMPLES
             if left_s <= 0 or fewest * call_s * SLACK > left_s:
-                not_run.append((cell.name, TOO_SHORT))
+                self.model.not_run.append((cell.name, TOO_SHORT))
                 continue
-            wanted_s = token_s * FEWEST_SAMPLES * SLACK * sum(one.size(usual) for one in cells[number:])
-            spare_s = max(0.0, end - time.perf_counter() - open_s - wanted_s) / (len(cells) - number)
+            spare_s = max(0.0, end - time.perf_counter() - open_s - token_s * others_s) / (len(cells) - number)
             latency_s = time_calls(call, fewest * call_s * SLACK + spare_s, fewest=fewest)
             row = self._row(
-                cell.preset,
                 "closed",
+                cell.preset,
                 cell.name,
-                scope,
+                latency_s,
+                scope=scope,
                 rows=cell.rows,
                 tokens=cell.tokens,
-                samples=len(latency_s),
                 seconds=float(latency_s.sum()),
                 pairs_per_s=float(cell.rows / latency_s.mean()),
-                **summarize(latency_s),
             )
-            rows.append(row)
-        return rows
+            self.model.closed.append(row)
 
     def _call(self, run: Run, cell: Cell) -> tuple[Callable[[int], object], str]:
         """What a cell calls, and what that covers."""
         if cell.tokens is not None:
-            batch = fixed_batch(self.encoder, cell.rows, cell.tokens)
+            batch = self.encoder.collate([blank_row(self.encoder, cell.tokens)] * cell.rows)  # without padding
             return lambda _: run(batch), "batch"
         if cell.preset == "table3":
             answer = self._server(run, self.workload.draw(cell.rows, seed=self.spec.seed))
@@ -316,24 +463,19 @@ class ModelBench:
 
         return answer
 
-    def _open_loop(
-        self, run: Run, preset: Preset, bounds: Sequence[Bound], seconds: float
-    ) -> tuple[float, list[LatencyRow], list[str]]:
-        """Measure capacity first, then rate after rate.
-
-        Returns:
-            Requests/s of full micro-batches with no queue; a row a rate; what the time was too short for.
-        """
+    def _open_loop(self, run: Run, preset: Preset, bounds: Sequence[Bound], seconds: float) -> None:
+        """Measure capacity first, in requests/s of full micro-batches with no queue, then rate after rate."""
         spec, rows, cell = self.spec, REQUEST_PAIRS[preset], f"open-{preset}"
         if seconds <= 0:
-            return 0.0, [], [cell]
+            self.model.not_run.append((cell, TOO_SHORT))
+            return
         requests, answer = max(1, spec.max_batch // rows), self._server(run, self.workload)
         end = time.perf_counter() + seconds
         batch = requests * rows
         batch_s = float(
             np.median(time_calls(lambda number: answer(number * batch, (number + 1) * batch), seconds * CAPACITY_SHARE))
         )
-        rates = plan_rates(requests / batch_s, spec.rates)
+        rates = sorted(spec.rates) or [requests / batch_s * load for load in LOADS]
         each = requests_each(rates, max(0.0, end - time.perf_counter()), more=HALVINGS * len(bounds))
         missing: list[str] = []
 
@@ -354,41 +496,40 @@ class ModelBench:
             answered = len(arrival_s) - served.unanswered
             kept_s = served.latency_s[min(np.searchsorted(arrival_s, offer_s * WARM_UP_SHARE), len(arrival_s) - 1) :]
             return self._row(
-                preset,
                 "open",
+                preset,
                 cell,
-                self._scope,
+                kept_s,
+                scope=self._scope,
                 rows=rows,
                 offered_rate=rate,
                 answered_rate=answered / served.seconds,
                 mean_batch=answered / max(1, served.batches),
                 unanswered=served.unanswered,
-                samples=len(kept_s),
                 seconds=served.seconds,
                 pairs_per_s=answered * rows / served.seconds,
-                **summarize(kept_s),
             )
 
         points = sweep(measure, rates, bounds)
-        return requests / batch_s, points, missing if points else [cell]
+        self.model.not_run += [(name, TOO_SHORT) for name in (missing if points else [cell])]
+        if points:
+            self.model.open += points
+            self.model.capacity_per_s[preset] = requests / batch_s
+            self.model.slo += [highest_rate(points, bound, preset) for bound in bounds]
 
     @property
     def _scope(self) -> str:
         """What a server's work covers: `texts`, or `tokens` where only lengths are known."""
         return "tokens" if self.workload.texts is None else "texts"
 
-    def _row(self, preset: Preset, loop: str, cell: str, scope: str, **figures: Any) -> LatencyRow:
+    def _row(
+        self, loop: Literal["closed", "open"], preset: Preset, cell: str, latency_s: np.ndarray, **known: Any
+    ) -> LatencyRow:
         """A row of this model, which is reported as progress."""
-        row = LatencyRow(
-            provider=self.model.provider,
-            precision=self.model.precision,
-            preset=preset,
-            loop=loop,
-            cell=cell,
-            scope=scope,
-            **figures,
-        )
-        rate = "" if row.offered_rate is None else f" at {row.offered_rate:,.1f}/s"
-        known = [f"{name} {ms:,.2f} ms" for name, ms in (("p50", row.p50_ms), ("p99", row.p99_ms)) if ms is not None]
-        self.say(f"{self.model.name} {cell}{rate}: {', '.join([*known, f'{row.samples:,} samples'])}")
+        model = {"provider": self.model.provider, "precision": self.model.precision}
+        names = {"preset": preset, "loop": loop, "cell": cell, "samples": len(latency_s)}
+        row: LatencyRow = {**dict.fromkeys(ROW_KEYS), **model, **names, **known, **summarize(latency_s)}
+        rate = f" at {row['offered_rate']:,.1f}/s" if loop == "open" else ""
+        figures = [f"{name} {ms:,.2f} ms" for name in ("p50", "p99") if (ms := row[f"{name}_ms"]) is not None]
+        self.say(f"{self.model.side} {cell}{rate}: {', '.join([*figures, f'{len(latency_s):,} samples'])}")
         return row

@@ -1,19 +1,127 @@
-"""What a bench found, for people: one table, warnings of a line each, one plot; and the files of `--to`."""
+"""What a bench found: `latency.json` with its place near the bundle, the fastest precision, one table, one plot."""
 
 from __future__ import annotations
 
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from relabel.export.bench.records import FACTS_NAME, BenchFacts
-from relabel.export.bundles import MANIFEST_NAME
-from relabel.manifests.errors import UsageError
+from relabel.export.bench.latency import LatencyRow
+from relabel.export.bundle_facts import Parity
+from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.export.puller import VERSIONS
+from relabel.manifests.errors import ManifestError, StoreError, UsageError
 from relabel.manifests.files import translate_errors
 from relabel.manifests.process import require
-from relabel.manifests.records import plain, readable_json
+from relabel.manifests.records import plain, read_record, readable_json
+from relabel.manifests.store import LocalRunStore
 
-TEXT_NAME, PLOT_NAME = "latency.md", "latency.svg"
-HEAD = ("model", "measured", "samples", "mean ms", "p50 ms (95 %)", "p99 ms (95 %)", "p99.9 ms", "pairs/s")
+LATENCY_FORMAT = 1
+FACTS_NAME, TEXT_NAME, PLOT_NAME = "latency.json", "latency.md", "latency.svg"
+MEASUREMENTS = "measurements"
+UNMEASURED = {"cpu": ("int8", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8")}
+"""Precisions by provider, fastest first, where a bundle has no measurement: int8 takes 0.4 of fp32's time on a CPU, and
+up to nine times as long on a GPU, where onnxruntime has few kernels for it.
+"""
+
+
+@dataclass
+class ModelLatency:
+    """A model, where it runs, and what was measured of it.
+
+    Args:
+        asked_provider: what was asked for; `provider` is where it runs: another one only where falling back was
+            allowed.
+        path: of the graph, relative to the bundle.
+        capacity_per_s: requests/s of full micro-batches with no queue, by preset.
+        slo: of each bound, what `highest_rate` says.
+        not_run: cells and rates left out, each with the reason.
+    """
+
+    asked_provider: str
+    provider: str
+    precision: str
+    path: str
+    closed: list[LatencyRow] = field(default_factory=list)
+    open: list[LatencyRow] = field(default_factory=list)
+    capacity_per_s: dict[str, float] = field(default_factory=dict)
+    slo: list[dict[str, Any]] = field(default_factory=list)
+    not_run: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def side(self) -> str:
+        """As messages, tables and pages call it."""
+        return f"{self.provider} {self.precision}"
+
+
+@dataclass(frozen=True)
+class BenchFacts:
+    """The whole of `latency.json`.
+
+    Args:
+        bundle: `version` and `manifest_sha256`.
+        spec: the options of the bench.
+        machine: `cpu`, `gpu` (of the first one, None without one), `usable_cores`, `threads` (of the CPU, that the
+            models used), `python`, and `versions` of libraries.
+        workload: the lengths that were replayed, in tokens; they are `from` the bundle's own `lengths`, or `pairs`.
+    """
+
+    format: int
+    name: str
+    bundle: dict[str, str]
+    measured_at: str
+    spec: dict[str, Any]
+    machine: dict[str, Any]
+    workload: dict[str, Any]
+    models: list[ModelLatency]
+
+
+# ------------------------------------------------------------------------------
+# Where figures lie.
+
+
+def measurements_folder(folder: Path) -> Path:
+    """Where figures of a bundle lie: `measurements/NAME` next to it, of a pulled version in the folder pulled to."""
+    place = folder.resolve()
+    top = place.parent.parent if place.parent.name == VERSIONS else place.parent
+    return top / MEASUREMENTS / place.name
+
+
+def measurements_of(folder: Path, manifest_sha256: str) -> list[BenchFacts]:
+    """What benches of the bundle in a folder found, newest first. A file names its bundle's manifest, so figures of an
+    earlier bundle at the same place are not taken for those of the present one.
+
+    Raises:
+        ManifestError: a file of them is damaged, or of another format.
+    """
+    own = []
+    for path in sorted(measurements_folder(folder).glob("*.json")):
+        what, advice = "not latencies as this relabel writes them", "Measure them again: relabel bench."
+        facts = read_record(BenchFacts, path.read_bytes(), str(path), what, advice)
+        if facts.format != LATENCY_FORMAT:
+            raise ManifestError(f"{path}: latencies of format {facts.format}; this relabel reads {LATENCY_FORMAT}.")
+        own += [facts] if facts.bundle.get("manifest_sha256") == manifest_sha256 else []
+    return sorted(own, key=lambda facts: facts.measured_at, reverse=True)
+
+
+def write_measurements(bundle: Bundle, facts: BenchFacts) -> Path:
+    """Write figures next to their bundle, in place of earlier ones of such a machine; the file.
+
+    Raises:
+        StoreError, DiskFullError: the folder can't be written.
+    """
+    folder, name = measurements_folder(bundle.folder), f"{machine_name(facts.machine)}.json"
+    LocalRunStore(folder).put(name, readable_json(plain(facts)))
+    return folder / name
+
+
+def machine_name(machine: dict[str, Any]) -> str:
+    """A file's name for machines of one kind, `amd-epyc-9b45-2-cores`: by what they compute with, not by host name."""
+    parts = [machine["cpu"], f"{machine['usable_cores']} cores", machine["gpu"] or ""]
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:100]
 
 
 def check_results_folder(folder: Path) -> None:
@@ -25,6 +133,73 @@ def check_results_folder(folder: Path) -> None:
     place = folder.resolve()
     if any((one / MANIFEST_NAME).is_file() for one in (place, *place.parents)):
         raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, or is inside such a folder. Name another folder.")
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a place for figures that can't be written, before anything is measured for it; leaves nothing there.
+
+    Raises:
+        StoreError, DiskFullError: it can't be written.
+    """
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        with translate_errors("write the figures in", there), tempfile.TemporaryFile(dir=there):
+            pass
+    except StoreError as exc:
+        raise StoreError(f"{exc} Or name another folder for them: --to DIR") from exc
+
+
+# ------------------------------------------------------------------------------
+# The precision to label with.
+
+
+class ChosenPrecision(NamedTuple):
+    """A precision, and why it is taken, in words."""
+
+    precision: str
+    reason: str
+
+
+def choose_precision(parity: Parity, latency: BenchFacts | None, provider: str, wish: str | None) -> ChosenPrecision:
+    """The precision to label with.
+
+    Args:
+        latency: what a bench of this bundle found; None where there was none.
+        provider: `cpu` or `cuda`.
+        wish: the precision that is named; None for the fastest.
+    Raises:
+        UsageError: no model of that precision passed a gate.
+    """
+    passed = [model.precision for model in parity.models if model.has_passed]
+    if wish is not None and wish not in passed:
+        raise UsageError(f"--precision {wish}: those of this bundle that passed their gate are {', '.join(passed)}.")
+    chosen, reason = (wish, "named") if wish is not None else _fastest(passed, latency, provider)
+    model = next(model for model in parity.models if model.precision == chosen)
+    doubts = list(model.doubts)
+    if model.could_lose is not None:
+        doubts.insert(0, f"it could lose {model.could_lose:.1f} points of macro F1")
+    return ChosenPrecision(chosen, f"{reason}; its gate is undecided: {'; '.join(doubts)}" if doubts else reason)
+
+
+def _fastest(passed: Sequence[str], latency: BenchFacts | None, provider: str) -> tuple[str, str]:
+    """By the largest call that was measured of all, else as a rule."""
+    rates = {
+        model.precision: {(row["rows"], row["cell"]): row["pairs_per_s"] or 0.0 for row in model.closed}
+        for model in (latency.models if latency else ())
+        if model.provider == provider and model.precision in passed
+    }
+    if cells := set.intersection(*map(set, rates.values())) if rates else set():
+        cell = max(cells)
+        best = max(rates, key=lambda precision: rates[precision][cell])
+        return best, f"the fastest of {', '.join(rates)} at {cell[1]} in the bundle's bench"
+    usual = f"no bench of this bundle on {provider}, where it is as a rule the fastest of {', '.join(passed)}"
+    return next(name for name in UNMEASURED[provider] if name in passed), usual
+
+
+# ------------------------------------------------------------------------------
+# For people: a table, warnings of a line each, a plot.
+
+HEAD = ("model", "measured", "samples", "mean ms", "p50 ms (95 %)", "p99 ms (95 %)", "p99.9 ms", "pairs/s")
 
 
 def write_results(folder: Path, facts: BenchFacts) -> None:
@@ -49,13 +224,13 @@ def write_results(folder: Path, facts: BenchFacts) -> None:
 def machine_line(facts: BenchFacts) -> str:
     """What it was measured on, and with what."""
     machine, workload = facts.machine, facts.workload
-    source = "its own record of lengths" if workload.from_ == "lengths" else "pairs of a file"
-    versions = machine.versions.items()
+    source = "its own record of lengths" if workload["from"] == "lengths" else "pairs of a file"
+    versions = machine["versions"].items()
     runtimes = [f"{name} {version}" for name, version in versions if name.startswith(("onnxruntime", "openvino"))]
-    used = [machine.cpu, *([machine.gpu] if machine.gpu else []), f"threads: {machine.threads}", *runtimes]
+    used = filter(None, [machine["cpu"], machine["gpu"], f"threads: {machine['threads']}", *runtimes])
     return (
         f"Measured {facts.measured_at[:10]} on {', '.join(used)}. "
-        f"Replayed lengths are of {source} (p50 {workload.p50}, p99 {workload.p99} tokens)."
+        f"Replayed lengths are of {source} (p50 {workload['p50']}, p99 {workload['p99']} tokens)."
     )
 
 
@@ -64,16 +239,15 @@ def latency_rows(facts: BenchFacts) -> list[list[str]]:
     found = [list(HEAD)]
     for model in facts.models:
         for row in (*model.closed, *model.open):
-            measured = row.cell if row.scope == "batch" else f"{row.cell}, {row.scope}"
-            if row.offered_rate is not None:
-                measured += f", {row.offered_rate:,.1f}/s offered"
-                measured += f", {row.unanswered:,} never answered" if row.unanswered else ""
+            measured = row["cell"] if row["scope"] == "batch" else f"{row['cell']}, {row['scope']}"
+            if row["offered_rate"] is not None:
+                measured += f", {row['offered_rate']:,.1f}/s offered"
+                measured += f", {row['unanswered']:,} never answered" if row["unanswered"] else ""
                 for slo in model.slo:
-                    if (slo.preset, slo.highest_rate) == (row.preset, row.offered_rate):
-                        measured += f" (highest with {slo.figure} ≤ {slo.slo_ms:g} ms)"
-            p50, p99 = ((row.p50_ms, row.p50_low, row.p50_high), (row.p99_ms, row.p99_low, row.p99_high))
-            figures = [_number(row.mean_ms), _between(*p50), _between(*p99), _number(row.p999_ms)]
-            found.append([model.side, measured, f"{row.samples:,}", *figures, _number(row.pairs_per_s, 0)])
+                    if (slo["preset"], slo["highest_rate"]) == (row["preset"], row["offered_rate"]):
+                        measured += f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)"
+            figures = [_number(row["mean_ms"]), _between(row, "p50"), _between(row, "p99"), _number(row["p999_ms"])]
+            found.append([model.side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
     return found
 
 
@@ -81,7 +255,8 @@ def _number(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
-def _between(value: float | None, low: float | None, high: float | None) -> str:
+def _between(row: LatencyRow, name: str) -> str:
+    value, low, high = (row[f"{name}_{end}"] for end in ("ms", "low", "high"))
     return _number(value) if low is None or high is None else f"{_number(value)} ({low:,.2f} to {high:,.2f})"
 
 
@@ -94,9 +269,9 @@ def warnings_of(facts: BenchFacts) -> list[str]:
         if model.not_run:
             name, reason = model.not_run[0]
             found.append(f"{model.side}: {len(model.not_run)} not measured, {name} first: {reason}")
-        missed = [f"{slo.figure} ≤ {slo.slo_ms:g} ms ({slo.preset})" for slo in model.slo if slo.highest_rate is None]
-        if missed:
-            found.append(f"{model.side}: no rate that was tried keeps {', '.join(missed)}.")
+        none = [slo for slo in model.slo if slo["highest_rate"] is None]
+        if missed := ", ".join(f"{slo['figure']} ≤ {slo['slo_ms']:g} ms ({slo['preset']})" for slo in none):
+            found.append(f"{model.side}: no rate that was tried keeps {missed}.")
     return found
 
 
@@ -109,14 +284,15 @@ def write_plot(path: Path, facts: BenchFacts) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
         figure = figure_class(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
-        for side, preset in dict.fromkeys((row.side, row.preset) for row in facts.rows if row.loop == "open"):
-            rows = [row for row in facts.rows if (row.loop, row.side, row.preset) == ("open", side, preset)]
-            for name, style in (("p50", ":"), ("p99", "-")):
-                points = [(row.offered_rate, ms) for row in rows if (ms := getattr(row, f"{name}_ms")) is not None]
-                if points:
-                    label = f"{side}, {preset}: {name}"
-                    axes.plot(*zip(*points, strict=True), style, marker="o", markersize=3, linewidth=1, label=label)
-        for bound in {slo.slo_ms for model in facts.models for slo in model.slo}:
+        for model in facts.models:
+            for preset in dict.fromkeys(row["preset"] for row in model.open):
+                for name, style in (("p50", ":"), ("p99", "-")):
+                    rows = [row for row in model.open if row["preset"] == preset and row[f"{name}_ms"] is not None]
+                    if rows:
+                        rates, latencies_ms = ([row[key] for row in rows] for key in ("offered_rate", f"{name}_ms"))
+                        label = f"{model.side}, {preset}: {name}"
+                        axes.plot(rates, latencies_ms, style, marker="o", markersize=3, linewidth=1, label=label)
+        for bound in {slo["slo_ms"] for model in facts.models for slo in model.slo}:
             axes.axhline(bound, color="black", linewidth=0.8, linestyle="--")
         axes.set(xlabel="requests/s offered", ylabel="ms from scheduled arrival", yscale="log", title=facts.name)
         if axes.get_legend_handles_labels()[0]:

@@ -86,12 +86,14 @@ def bench(bundle: str, output: str, **options: Any) -> int:
     micro-batching, latency from the scheduled arrival. docs/bench.md has the figures.
     """
     from relabel.export.bench.measure import bench_bundle
-    from relabel.export.bench.records import check_place, measurements_folder, write_measurements
     from relabel.export.bench.results import (
+        check_place,
         check_results_folder,
         latency_rows,
         machine_line,
+        measurements_folder,
         warnings_of,
+        write_measurements,
         write_results,
     )
     from relabel.export.bundle_facts import student_facts
@@ -152,7 +154,7 @@ def _spec(target: str, options: dict[str, Any]) -> BenchFile:
 
 
 def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str, str]]:
-    from relabel.export.bench.plans import MAX_ROWS
+    from relabel.export.bench.measure import MAX_ROWS
     from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 
     found = file_pairs(PairsFile(path), student.inputs.columns, Storage(), grades=student.grades)

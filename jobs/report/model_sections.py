@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from relabel.distill.students.manifest import StudentManifest
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
-from relabel.export.bench.records import BenchFacts, measurements_of
+from relabel.export.bench.results import BenchFacts, measurements_of
 from relabel.export.bundle_facts import Parity, compared_on, parity_rows, undecided_lines
 from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact
 from relabel.jobs.sections import (
@@ -251,11 +251,13 @@ def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
 
 
 def _latency(bundle: str, facts: BenchFacts) -> Iterator[Block]:
-    of = f"{bundle} on {facts.machine.cpu}" + (f", {facts.machine.gpu}" if facts.machine.gpu else "")
+    of = f"{bundle} on {facts.machine['cpu']}" + (f", {facts.machine['gpu']}" if facts.machine["gpu"] else "")
     limits: list[list[Cell]] = [
         [
-            *(model.side, one.preset, f"{one.figure} at most {one.slo_ms:g} ms"),
-            "none" if one.highest_rate is None else f"{one.highest_rate:,.1f}{' or more' if one.is_at_least else ''}",
+            *(model.side, one["preset"], f"{one['figure']} at most {one['slo_ms']:g} ms"),
+            "none"
+            if one["highest_rate"] is None
+            else f"{one['highest_rate']:,.1f}{' or more' if one['is_at_least'] else ''}",
         ]
         for model in facts.models
         for one in model.slo
@@ -267,6 +269,6 @@ def _latency(bundle: str, facts: BenchFacts) -> Iterator[Block]:
     for title, names, rows in (("Closed loop", _CLOSED, closed), ("Open loop", _OPEN, opened)):
         if rows:
             head = [name.replace("_", " ") for name in names]
-            body = [[row.provider, *(getattr(row, name) for name in names)] for row in rows]
+            body = [[row["provider"], *(row[name] for name in names)] for row in rows]
             table = Table(f"{title} of {of}, measured {facts.measured_at}", ["provider", *head], body)
             yield table if len(rows) < 12 else Fold(f"{title}: {len(rows):,} measurements", [table])

@@ -15,7 +15,7 @@ from relabel.distill.students.length_batches import CPU_BATCH_TOKENS, length_bat
 from relabel.distill.students.manifest import STUDENT_NAME, StudentFiles, StudentRecord, read_student
 from relabel.distill.students.model import StudentModel, TokenRow, load_student, student_file_names, student_files
 from relabel.distill.students.spec import NODE_HEADS
-from relabel.export.bench.records import ChosenPrecision, choose_precision, measurements_of
+from relabel.export.bench.results import ChosenPrecision, choose_precision, measurements_of
 from relabel.export.bundle_facts import read_parity, student_facts
 from relabel.export.bundles import MANIFEST_NAME, open_bundle
 from relabel.export.exporters import LOADER

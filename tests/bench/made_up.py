@@ -5,54 +5,36 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from relabel.export.bench.records import (
-    BenchedBundle,
-    BenchFacts,
-    LatencyRow,
-    MeasuredMachine,
-    ModelLatency,
-    ReplayedLengths,
-)
+from relabel.export.bench.latency import ROW_KEYS, LatencyRow
+from relabel.export.bench.results import BenchFacts, ModelLatency
 
 
 def latency_row(**values: Any) -> LatencyRow:
     """A row of an int8 on the CPU."""
-    return LatencyRow(
-        **{
-            "provider": "cpu",
-            "precision": "int8",
-            "preset": "grid",
-            "loop": "closed",
-            "cell": "1x20",
-            "scope": "batch",
-            "rows": 1,
-            "samples": 100,
-            "seconds": 1.0,
-            **values,
-        }
-    )
+    return {
+        **dict.fromkeys(ROW_KEYS),
+        "provider": "cpu",
+        "precision": "int8",
+        "preset": "grid",
+        "loop": "closed",
+        "cell": "1x20",
+        "scope": "batch",
+        "rows": 1,
+        "samples": 100,
+        "seconds": 1.0,
+        **values,
+    }
 
 
-def machine(**values: Any) -> MeasuredMachine:
+def machine(**values: Any) -> dict[str, Any]:
     """A machine of which little is known."""
-    known = MeasuredMachine(cpu="Some CPU", gpu=None, usable_cores=2, threads=2, python="3.12", versions={})
-    return replace(known, **values)
+    known = {"cpu": "Some CPU", "gpu": None, "usable_cores": 2, "threads": 2, "python": "3.12", "versions": {}}
+    return known | values
 
 
 def model_facts(**values: Any) -> ModelLatency:
     """A model of which nothing was measured."""
-    facts = ModelLatency(
-        asked_provider="cpu",
-        provider="cpu",
-        precision="fp32",
-        path="model.onnx",
-        closed=[],
-        open=[],
-        capacity_per_s={},
-        slo=[],
-        not_run=[],
-    )
-    return replace(facts, **values)
+    return replace(ModelLatency("cpu", "cpu", "fp32", "model.onnx"), **values)
 
 
 def bench_facts(**values: Any) -> BenchFacts:
@@ -60,11 +42,11 @@ def bench_facts(**values: Any) -> BenchFacts:
     blank = BenchFacts(
         format=1,
         name="tiny",
-        bundle=BenchedBundle("0123", "00" * 32),
+        bundle={"version": "0123", "manifest_sha256": "00" * 32},
         measured_at="2026-11-20",
         spec={},
         machine=machine(),
-        workload=ReplayedLengths(from_="lengths", rows=1, p50=1, p90=1, p99=1, max=1, histogram=[[1, 1]]),
+        workload={"rows": 1, "p50": 1, "p90": 1, "p99": 1, "max": 1, "histogram": [[1, 1]], "from": "lengths"},
         models=[],
     )
     return replace(blank, **values)

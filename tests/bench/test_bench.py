@@ -15,8 +15,7 @@ import pytest
 
 from relabel.export.bench import measure
 from relabel.export.bench.latency import serve, time_calls
-from relabel.export.bench.records import (
-    BenchedBundle,
+from relabel.export.bench.results import (
     BenchFacts,
     machine_name,
     measurements_of,
@@ -76,9 +75,9 @@ def test_a_bench_is_written_next_to_the_bundle_which_stays_as_it_is(
     (facts,) = measured(opened)
     assert plain(facts) == json.loads(file.read_bytes()) == {key: own.json[key] for key in plain(facts)}
     assert file.name == f"{machine_name(facts.machine)}.json"
-    assert facts.bundle == BenchedBundle(opened.version, opened.manifest.sha256)
-    assert (facts.machine.threads, facts.workload.from_) == (1, "lengths")
-    assert facts.machine.versions["onnxruntime"]
+    assert facts.bundle == {"version": opened.version, "manifest_sha256": opened.manifest.sha256}
+    assert (facts.machine["threads"], facts.workload["from"]) == (1, "lengths")
+    assert facts.machine["versions"]["onnxruntime"]
     html = build_report([str(bundle)], Storage(), max_rows=0).html
     assert html.count('<section id="latency"') == 1
     assert facts.measured_at in html
@@ -138,7 +137,7 @@ def test_a_bench_too_short_for_anything_ends_well_and_says_so(relabel: Callable[
     done = relabel("bench", "bundle", "--providers", "cpu", "--threads", "1", "--seconds", "0.000001", "--slo-ms", "40")
     assert done.code == 0, done
     (facts,) = measured(open_bundle(bundle))
-    assert None not in [row.p50_ms for row in facts.rows]
+    assert None not in [row["p50_ms"] for model in facts.models for row in (*model.closed, *model.open)]
     assert all(model.not_run for model in facts.models)
     assert "not measured, " in done.err
 
@@ -152,14 +151,14 @@ def test_what_was_pulled_is_measured_where_it_serves_and_pulls_leave_the_figures
     served = open_bundle(Path("dest/current").resolve())
     assert relabel("pull", "store/tiny", "dest").code == 10
     assert relabel("verify", "dest").code == 0
-    assert [facts.bundle.version for facts in measured(served)] == [served.version]
+    assert [facts.bundle["version"] for facts in measured(served)] == [served.version]
     assert len(list(Path("dest/measurements").glob(f"{served.folder.name}/*.json"))) == 1
     assert Student(Path("dest/current"), provider="cpu").grades([("red shoe", "shoe")]).shape == (1,)
 
 
 def test_measurements_are_those_of_this_very_bundle_newest_first_of_every_machine(bundle: Path) -> None:
     opened = open_bundle(bundle)
-    this, other = (BenchedBundle("v", digest) for digest in (opened.manifest.sha256, "0" * 64))
+    this, other = ({"version": "v", "manifest_sha256": digest} for digest in (opened.manifest.sha256, "0" * 64))
     assert measured(opened) == []
     gpu = machine(cpu="Other (R) CPU @ 2 GHz", usable_cores=8, gpu="NVIDIA H100")
     old, new = (

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relabel.export.bench.latency import time_calls
-from relabel.export.bench.plans import (
-    BenchModel,
+from relabel.export.bench.measure import (
     Cell,
     choose_models,
     measured_figures,
     plan_cells,
     planned_figures,
 )
-from relabel.export.bench.records import BoundedRate
-from relabel.export.bench.results import latency_rows, write_plot
+from relabel.export.bench.results import ModelLatency, latency_rows, write_plot
 from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths
 from relabel.export.loader import AMX, AVX512, OPENVINO, Machine
 from relabel.export.specs import BenchSpec
@@ -59,7 +56,7 @@ def test_models_are_chosen_by_provider_and_precision() -> None:
     assert chosen(GPU) == [("cuda", "fp32"), ("cuda", "int8")]
     assert chosen(GPU, providers="cpu,tensorrt") == [("cpu", "fp32"), ("cpu", "int8"), ("tensorrt", "fp16")]
     assert chosen(CPU, precisions="int8") == [("cpu", "int8")]
-    assert choose_models(MODELS, spec(providers="cuda", allows_fallback=True), CPU)[0] == BenchModel(
+    assert choose_models(MODELS, spec(providers="cuda", allows_fallback=True), CPU)[0] == ModelLatency(
         "cuda", "cpu", "fp32", "model.onnx"
     )
     with pytest.raises(MissingExtraError, match="no engine of this bundle fits"):
@@ -108,9 +105,8 @@ def test_every_figure_that_is_measured_was_planned_under_its_name() -> None:
     assert set(names[1]) == {*names[0], *(name.replace("cuda.", "cpu.") for name in names[0])}
 
 
-def bounded(**values: Any) -> BoundedRate:
-    one = BoundedRate(preset="grid", slo_ms=5.0, highest_rate=None, p99_ms=None, is_at_least=False)
-    return replace(one, **values)
+def bounded(**values: Any) -> dict[str, Any]:
+    return {"preset": "grid", "figure": "p99", "slo_ms": 5.0, "highest_rate": None, **values}
 
 
 def test_a_figure_that_is_not_known_is_shown_without_one_and_fails_its_gate() -> None:
@@ -135,7 +131,7 @@ def test_a_figure_that_is_not_known_is_shown_without_one_and_fails_its_gate() ->
 
 def test_the_plot_is_the_same_bytes_for_the_same_figures(tmp_path: Path) -> None:
     rates = [latency_row(loop="open", offered_rate=rate, p50_ms=1.0, p99_ms=2.0 * rate) for rate in (1.0, 2.0)]
-    facts = bench_facts(models=[model_facts(open=rates, slo=[bounded(slo_ms=3.0)])])
+    facts = bench_facts(models=[model_facts(precision="int8", open=rates, slo=[bounded(slo_ms=3.0)])])
     for name in ("a.svg", "b.svg"):
         write_plot(tmp_path / name, facts)
     assert b"cpu int8, grid: p99" in (tmp_path / "a.svg").read_bytes()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.training.curves import CURVE_SCHEMA
-from relabel.export.bench.records import BenchedBundle, BoundedRate, write_measurements
+from relabel.export.bench.results import write_measurements
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.jobs.report.artifacts import open_artifacts
 from relabel.jobs.report.build import REPORT_NAME, build_report, put_report
@@ -253,16 +253,14 @@ def test_bundle_is_shown_with_its_parity(bundle: Path) -> None:
 def write_latency(bundle: Path, **values: Any) -> Path:
     """The file."""
     opened = open_bundle(bundle)
-    facts = bench_facts(bundle=BenchedBundle(opened.version, opened.manifest.sha256), **values)
+    facts = bench_facts(bundle={"version": opened.version, "manifest_sha256": opened.manifest.sha256}, **values)
     return write_measurements(opened, facts)
 
 
 def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
     closed = [latency_row(cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64)]
     opened = [latency_row(loop="open", cell="open-grid", preset="grid", offered_rate=10.0, p50_ms=1.5, p99_ms=3.0)]
-    bound = BoundedRate(
-        preset="serving", figure="mean", slo_ms=150, highest_rate=9.0, mean_ms=144.0, p99_ms=None, is_at_least=True
-    )
+    bound = {"preset": "serving", "figure": "mean", "slo_ms": 150, "highest_rate": 9.0, "is_at_least": True}
     write_latency(bundle, models=[model_facts(precision="int8", closed=closed, open=opened, slo=[bound])])
     html = build_report([str(bundle)], Storage()).html
     tables = {caption.split(" of ")[0]: rows[1:] for caption, rows in tables_of(html).items()}
