@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,6 +237,14 @@ def machine_line(facts: BenchFacts) -> str:
 def latency_rows(facts: BenchFacts) -> list[list[str]]:
     """A row a closed-loop cell or a rate; the first row is the head."""
     found = [list(HEAD)]
+    for side, measured, row in measured_rows(facts):
+        figures = [_number(row["mean_ms"]), _between(row, "p50"), _between(row, "p99"), _number(row["p999_ms"])]
+        found.append([side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
+    return found
+
+
+def measured_rows(facts: BenchFacts) -> Iterator[tuple[str, str, LatencyRow]]:
+    """Each closed-loop cell and each rate, after its model and what was measured, in words."""
     for model in facts.models:
         for row in (*model.closed, *model.open):
             measured = row["cell"] if row["scope"] == "batch" else f"{row['cell']}, {row['scope']}"
@@ -246,9 +254,7 @@ def latency_rows(facts: BenchFacts) -> list[list[str]]:
                 for slo in model.slo:
                     if (slo["preset"], slo["highest_rate"]) == (row["preset"], row["offered_rate"]):
                         measured += f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)"
-            figures = [_number(row["mean_ms"]), _between(row, "p50"), _between(row, "p99"), _number(row["p999_ms"])]
-            found.append([model.side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
-    return found
+            yield model.side, measured, row
 
 
 def _number(value: float | None, digits: int = 2) -> str:

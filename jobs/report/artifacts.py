@@ -37,14 +37,21 @@ def base_name(path: str) -> str:
 
 
 @dataclass
-class RunArtifact:
-    """A label run, or a student's scores, which lie in the same way."""
+class _Opened:
+    """What all artifacts have; `kind` is what a page calls it."""
 
+    kind: str
+    name: str
     path: str
     store: RunStore
+
+
+@dataclass
+class RunArtifact(_Opened):
+    """A label run, or a student's scores, which lie in the same way."""
+
     storage: Storage
     plan: Plan
-    name: str
     manifest_bytes: bytes | None
 
     @cached_property
@@ -68,7 +75,7 @@ class RunArtifact:
     @property
     def is_scored(self) -> bool:
         """Whether a student made the labels."""
-        return self.plan.facts.kind == "student"
+        return self.kind == "scores"
 
     @property
     def grades(self) -> int:
@@ -90,13 +97,10 @@ class RunArtifact:
 
 
 @dataclass
-class TeacherArtifact:
+class TeacherArtifact(_Opened):
     """A teacher's folder."""
 
-    path: str
-    store: RunStore
     manifest: TeacherManifest
-    name: str
 
     @property
     def folder(self) -> Path | None:
@@ -136,14 +140,11 @@ class ShownRecord:
 
 
 @dataclass
-class StudentArtifact:
+class StudentArtifact(_Opened):
     """A student's folder."""
 
-    path: str
-    store: RunStore
     record: ShownRecord
     manifest: StudentManifest | None
-    name: str
 
     @property
     def digest(self) -> str:
@@ -154,14 +155,11 @@ class StudentArtifact:
 
 
 @dataclass
-class BundleArtifact:
+class BundleArtifact(_Opened):
     """A bundle, by its manifest; its files are not checked (`relabel pull` and `load.py` do that)."""
 
-    path: str
-    store: RunStore
     facts: dict[str, Any]
     manifest_sha256: str
-    name: str
 
     @cached_property
     def student(self) -> StudentFacts:
@@ -194,15 +192,11 @@ def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list
                 f"PATH: {path} is given twice" + (f", as {seen[place]} too." if seen[place] != path else ".")
             )
         seen[place] = path
-    found: list[Artifact] = []
-    for path in paths:
-        found.append(open_artifact(path, storage))
-    for kind in (RunArtifact, TeacherArtifact, StudentArtifact, BundleArtifact):
-        same = [one for one in found if isinstance(one, kind)]
-        names = [one.name for one in same]
-        for one in same:
-            if names.count(one.name) > 1:
-                one.name = f"{one.name} ({one.path})"
+    found = [open_artifact(path, storage) for path in paths]
+    named = [(type(one), one.name) for one in found]
+    for one, name in zip(found, named, strict=True):
+        if named.count(name) > 1:
+            one.name = f"{one.name} ({one.path})"
     return found
 
 
@@ -222,30 +216,28 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
     if read_if_there(store, PLAN_NAME) is not None:
         plan = load_plan(store)
         assert plan is not None
-        return RunArtifact(path, store, storage, plan, plan.name, read_if_there(store, MANIFEST_NAME))
-    manifest = read_if_there(store, MANIFEST_NAME)
+        kind = "scores" if plan.facts.kind == "student" else "label run"
+        return RunArtifact(kind, plan.name, path, store, storage, plan, read_if_there(store, MANIFEST_NAME))
+    manifest, where = read_if_there(store, MANIFEST_NAME), f"{path}/{MANIFEST_NAME}"
     if manifest is None and not is_url(path) and Path(path, CHECKPOINTS, RECORD_NAME).is_file():
         raise InputError(
             f"{path}: a training that is not finished. Its curves up to the last checkpoint are in "
             f"{path}/{CHECKPOINTS}/{PLOT_NAME}."
         )
+    of = None if manifest is None else _object(manifest, where).get("kind")
     record = read_if_there(store, STUDENT)
     if record is not None:
         file = f"{path}/{STUDENT}"
         shown = read_record(ShownRecord, record, file, "not a student's record", "Restore it, or train again.")
-        where = f"{path}/{MANIFEST_NAME}"
-        says_how = manifest is not None and "kind" in _object(
-            manifest, where
-        )  # else it names the student's files alone
-        held = read_student_manifest(manifest, where) if manifest is not None and says_how else None
-        return StudentArtifact(path, store, shown, held, shown.name)
-    kind = None if manifest is None else _object(manifest, f"{path}/{MANIFEST_NAME}").get("kind")
-    if manifest is not None and kind == "teacher":
-        teacher = read_teacher_manifest(manifest, f"{path}/{MANIFEST_NAME}")
-        return TeacherArtifact(path, store, teacher, teacher.name)
-    if manifest is not None and kind == "bundle":
-        facts, _ = read_manifest(manifest, f"{path}/{MANIFEST_NAME}")
-        return BundleArtifact(path, store, facts, sha256_bytes(manifest), str(facts["name"]))
+        # a manifest without a kind names the student's files alone
+        held = None if manifest is None or of is None else read_student_manifest(manifest, where)
+        return StudentArtifact("student", shown.name, path, store, shown, held)
+    if manifest is not None and of == "teacher":
+        teacher = read_teacher_manifest(manifest, where)
+        return TeacherArtifact("teacher", teacher.name, path, store, teacher)
+    if manifest is not None and of == "bundle":
+        facts, _ = read_manifest(manifest, where)
+        return BundleArtifact("bundle", str(facts["name"]), path, store, facts, sha256_bytes(manifest))
     refuse_rounds(store)
     raise InputError(
         f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no teacher's or bundle's "

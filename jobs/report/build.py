@@ -3,6 +3,7 @@ apply. Also adds a report to a bundle."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +38,6 @@ from relabel.jobs.report.gold_sections import (
     compared_sections,
     gold_options,
     gold_section,
-    judge_runs,
     row_golds,
 )
 from relabel.jobs.report.lineage import lineage_section, trace
@@ -52,19 +52,20 @@ from relabel.jobs.report.model_sections import (
 )
 from relabel.jobs.report.page import Browser, opening, render_page, shown_row
 from relabel.jobs.report.run_sections import (
-    TalliedRun,
+    RunTally,
+    chosen_rows,
     conservation_section,
     labels_section,
     noise_section,
     routes_section,
     run_facts,
+    tally_labels,
+    texts_of,
 )
-from relabel.jobs.report.tallies import LabelTally, read_labelled, read_quarantined, tally_labels, texts_of
 from relabel.jobs.sections import Block, Code, Facts, Fold, Paragraph, Section
 from relabel.manifests.errors import InputError, MissingExtraError, RelabelError
 from relabel.manifests.files import Storage, is_url, place_of, scheme_of, translate_errors
 from relabel.manifests.labels import Pair
-from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.store import UrlFile
 
 MAX_ROWS = 5000
@@ -112,21 +113,16 @@ def build_report(
     scored = tuple(run.path for run in runs if run.is_scored)
     choice = replace(gold or JudgingOptions(), students=scored, allow_partial=True)
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
-    browser = _browser(runs, tallies, choice) if max_rows and any(tally.num_chosen for tally in tallies) else None
-    rows = list(browser.rows) if browser is not None else []
-    tallied = [
-        TalliedRun(run, tally, [row for row in rows if row["run"] == number and row["status"] != "ok"])
-        for number, (run, tally) in enumerate(zip(runs, tallies, strict=True))
-    ]
+    browser = _browser(tallies, choice) if max_rows and any(tally.num_chosen for tally in tallies) else None
     sections = [
         ran_section(artifacts, has_places=not is_inside_bundle),
         lineage_section(trace(artifacts)),
-        conservation_section(tallied, quotes=max_rows > 0),
-        labels_section(tallied),
-        routes_section(tallied),
-        gold_section(*judge_runs(runs, choice)),
+        conservation_section(tallies, quotes=max_rows > 0),
+        labels_section(tallies),
+        routes_section(tallies),
+        gold_section(runs, choice),
         *compared_sections(runs, choice),
-        noise_section(tallied),
+        noise_section(tallies),
         training_section([*trained, *students]),
         student_section(students),
         parity_section(bundles),
@@ -136,25 +132,14 @@ def build_report(
     title = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
     html = render_page(title, _subtitle(artifacts), sections, browser=browser)
     shown = [section.name for section in sections if section.blocks] + (["labels"] if browser is not None else [])
-    return BuiltPage(html, shown, len(rows), sum(tally.num_rows for tally in tallies))
+    return BuiltPage(html, shown, len(browser.rows) if browser else 0, sum(one.by_status.total() for one in tallies))
 
 
 def _subtitle(artifacts: Sequence[Artifact]) -> str:
-    counts: dict[str, int] = {}
-    for one in artifacts:
-        kind = "student's scores" if isinstance(one, RunArtifact) and one.is_scored else _KINDS[type(one)]
-        counts[kind] = counts.get(kind, 0) + 1
+    counts = Counter("student's scores" if one.kind == "scores" else one.kind for one in artifacts)
     parts = [f"{count} {kind}{'s' if count > 1 and not kind.endswith('s') else ''}" for kind, count in counts.items()]
     rows = sum(one.found.tally.rows for one in artifacts if isinstance(one, RunArtifact))
     return ", ".join(parts) + (f" · {rows:,} rows" if rows else "")
-
-
-_KINDS: dict[type, str] = {
-    RunArtifact: "label run",
-    TeacherArtifact: "teacher",
-    StudentArtifact: "student",
-    BundleArtifact: "bundle",
-}
 
 
 def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Section:
@@ -187,16 +172,17 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
     return Section("ran", "What ran", [*notes, *cards, *specs])
 
 
-def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice: JudgingOptions) -> Browser:
-    """The rows that were chosen, with their texts and gold grades."""
+def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:
+    """The rows that were chosen, with their texts and gold grades; those without a label become a tally's examples."""
     notes: list[Paragraph] = []
     rows: list[dict[str, Any]] = []
-    for number, (run, tally) in enumerate(zip(runs, tallies, strict=True)):
-        if tally.num_chosen < tally.num_rows:
+    for number, tally in enumerate(tallies):
+        run, num_rows = tally.run, tally.by_status.total()
+        if tally.num_chosen < num_rows:
             sample = "a seeded sample that keeps every status (the same rows each time)"
-            counts = f"{tally.num_chosen:,} of {tally.num_rows:,} rows"
+            counts = f"{tally.num_chosen:,} of {num_rows:,} rows"
             notes.append(Paragraph(f"{run.name}: {counts}, {sample}. All other sections are over all rows.", "warn"))
-        found: list[LabelRow | QuarantineRow] = [*read_labelled(run, tally), *read_quarantined(run, tally)]
+        found = chosen_rows(tally)
         texts: dict[int, Pair] = {}
         golds: list[int | None] = [None] * len(found)
         try:
@@ -211,9 +197,11 @@ def _browser(runs: Sequence[RunArtifact], tallies: Sequence[LabelTally], choice:
             except (InputError, MissingExtraError):
                 if choice.qrels is not None:
                     raise  # else the section on gold grades says why
-        rows += [shown_row(number, row, texts.get(row.row_id), gold) for row, gold in zip(found, golds, strict=True)]
-    rows.sort(key=lambda row: (row["run"], row["row"]))
-    return Browser([run.name for run in runs], rows, notes)
+        shown = [shown_row(number, row, texts.get(row.row_id), gold) for row, gold in zip(found, golds, strict=True)]
+        shown.sort(key=lambda row: int(row["row"]))
+        tally.examples = [row for row in shown if row["status"] != "ok"]
+        rows += shown
+    return Browser([one.run.name for one in tallies], rows, notes)
 
 
 # ------------------------------------------------------------------------------

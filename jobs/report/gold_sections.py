@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -77,75 +76,60 @@ RESAMPLES, SEED = 1000, 7
 WORST = 15
 
 
-class JudgedRun(NamedTuple):
-    """A run that was judged: its rows, and the result of `relabel evaluate`."""
+def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section:
+    """Every run by gold grades, and the queries that it ranks worst; why one could not be judged, where its grades were
+    only found, not asked for.
 
-    name: str
-    rows: Judged
-    result: JudgedLabels
-
-    @property
-    def queries(self) -> list[str]:
-        return [] if self.rows.query_names is None else texts_of(self.rows.query_names)
-
-
-def judge_runs(runs: Sequence[RunArtifact], choice: JudgingOptions) -> tuple[list[JudgedRun], list[str]]:
-    """Judge each run by itself.
-
-    Returns:
-        Those that could be, and why the others could not, where grades were only found, not asked for.
     Raises:
         RelabelError: grades were asked for by name, and a run can't be judged by them.
     """
-    found, notes = [], []
+    blocks: list[Block] = []
+    judged: dict[str, JudgedLabels] = {}
+    worst: dict[str, list[list[Cell]]] = {}
+    queries: list[list[str]] = []
     for run in runs:
         options = gold_options(choice, run)
         if not isinstance(options, JudgingOptions):
-            notes += [options] if options else []
+            blocks += [Paragraph(options, "warn")] if options else []
             continue
         try:
-            judged = judge((run.path,), options, [], run.storage, resamples=RESAMPLES, seed=SEED)
-            found.append(JudgedRun(run.name, *judged))
+            rows, result = judge((run.path,), options, [], run.storage, resamples=RESAMPLES, seed=SEED)
         except CANT as exc:
             if choice.qrels is not None and not isinstance(exc, EmptySideError):
                 raise
-            notes.append(f"{run.name} could not be judged: {exc}")
-    return found, notes
-
-
-def gold_section(judged: Sequence[JudgedRun], notes: Sequence[str]) -> Section:
-    """Every run by gold grades, and the queries that it ranks worst."""
-    blocks: list[Block] = [Paragraph(note, "warn") for note in notes]
-    queries = [one.queries for one in judged if one.queries]
+            blocks.append(Paragraph(f"{run.name} could not be judged: {exc}", "warn"))
+            continue
+        names = [] if rows.query_names is None else texts_of(rows.query_names)
+        judged[run.name], worst[run.name] = result, _worst_queries(rows, names)
+        queries += [names] if names else []
     if judged:
-        figures = {one.name: one.result.figures for one in judged}
+        figures = {name: result.figures for name, result in judged.items()}
         blocks.append(figures_plot(title_over("Agreement with gold", queries), figures))
     lines = [
-        Series(one.name, [bin_.confidence for bin_ in bins], [bin_.accuracy for bin_ in bins])
-        for one in judged
-        if (bins := one.result.reliability)
+        Series(name, [bin_.confidence for bin_ in bins], [bin_.accuracy for bin_ in bins])
+        for name, result in judged.items()
+        if (bins := result.reliability)
     ]
     if lines:
         note = "Above the dotted line labels are right more often than they claim, below it less often."
         title = title_over("Reliability", queries)
         blocks.append(Plot(title, "reliability", lines, "mean confidence", "share that is right", note))
-    for one in judged:
-        blocks += evaluation_blocks(one.result, name=one.name)
-        if worst := _worst_queries(one)[:WORST]:
+    for name, result in judged.items():
+        blocks += evaluation_blocks(result, name=name)
+        if shown := worst[name][:WORST]:
             head = ("query", f"nDCG@{DEPTH}", "judged documents")
-            title = f"The {len(worst)} queries that {one.name} ranks worst"
-            blocks.append(Fold(title, [Table(title, head, worst)]))
+            title = f"The {len(shown)} queries that {name} ranks worst"
+            blocks.append(Fold(title, [Table(title, head, shown)]))
     return Section("gold", "Against gold", blocks)
 
 
-def _worst_queries(one: JudgedRun) -> list[list[Cell]]:
+def _worst_queries(rows: Judged, names: Sequence[str]) -> list[list[Cell]]:
     """Query, nDCG and judged documents, worst first; queries without a relevant document are left out."""
-    rows = one.rows
     if rows.queries is None:
         return []
     found = rank_queries(rows.queries, rows.docs, np.round(rows.scores, 6), rows.gold, num_queries=rows.num_queries)
     sizes = np.bincount(rows.queries, minlength=rows.num_queries).tolist()
-    listed = zip(found.ndcg.tolist(), one.queries, sizes, strict=True)
+    listed = zip(found.ndcg.tolist(), names, sizes, strict=True)
     return [[query, ndcg, size] for ndcg, query, size in sorted(listed) if not math.isnan(ndcg)]
 
 

@@ -22,13 +22,10 @@ from relabel.manifests.records import digest_of, sha256_bytes
 
 
 class LineageNode(NamedTuple):
-    """A thing that something was made of, or was made; `is_given`: it is one of the page's artifacts, and not only
-    named by a manifest.
-    """
+    """A thing that something was made of, or was made."""
 
     kind: str
     title: str
-    is_given: bool
 
     def __str__(self) -> str:
         return f"{self.kind} {self.title}"
@@ -46,7 +43,9 @@ class Edge(NamedTuple):
 
 @dataclass
 class Graph:
-    """Nodes by key, which holds a digest of the thing, and the edges between them."""
+    """Nodes by key, which holds a digest of the thing, and the edges between them; `given` are the page's artifacts,
+    the others are only named by a manifest.
+    """
 
     nodes: dict[str, LineageNode] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
@@ -54,7 +53,7 @@ class Graph:
 
     def join(self, target: str, key: str, kind: str, title: str, *, is_same: bool | None = None) -> None:
         """Add what `target` was made of, once; what is given is known by its digest, unless `is_same` says more."""
-        self.nodes.setdefault(key, LineageNode(kind, title, is_given=False))
+        self.nodes.setdefault(key, LineageNode(kind, title))
         if is_same is None and key in self.given:
             is_same = True
         edge = Edge(key, target, is_same)
@@ -66,18 +65,17 @@ def trace(artifacts: Iterable[Artifact]) -> Graph:
     """The graph of what is given and what its manifests name."""
     graph = Graph()
     for one in artifacts:
-        kind = "scores" if isinstance(one, RunArtifact) and one.is_scored else _KINDS.get(type(one))
-        if kind is not None:
-            graph.given[_key(one)] = one
-            graph.nodes[_key(one)] = LineageNode(kind, one.name, is_given=True)
+        graph.given[_key(one)] = one
+        graph.nodes[_key(one)] = LineageNode(one.kind, one.name)
     for key, one in graph.given.items():
         if isinstance(one, RunArtifact):
             _trace_run(graph, key, one)
         elif isinstance(one, TeacherArtifact):
             _trace_trained(graph, key, one.manifest.data.runs, one.manifest.data.gold, one.manifest.model)
-        elif isinstance(one, StudentArtifact) and one.manifest is not None:
-            _trace_trained(graph, key, one.manifest.labels, one.manifest.gold, one.manifest.model)
-        elif isinstance(one, BundleArtifact):
+        elif isinstance(one, StudentArtifact):
+            if one.manifest is not None:
+                _trace_trained(graph, key, one.manifest.labels, one.manifest.gold, one.manifest.model)
+        else:
             student, lineage = one.student.lineage.student, one.student.lineage
             student_key = f"student {student.digest}"
             graph.join(key, student_key, "student", student.name)
@@ -86,25 +84,15 @@ def trace(artifacts: Iterable[Artifact]) -> Graph:
     return graph
 
 
-_KINDS: dict[type, str] = {
-    RunArtifact: "label run",
-    TeacherArtifact: "teacher",
-    StudentArtifact: "student",
-    BundleArtifact: "bundle",
-}
-
-
 def _key(one: Artifact) -> str:
     match one:
         case RunArtifact():
             return f"run {one.plan.fingerprint}"
         case TeacherArtifact():
             return f"model {one.digest}"
-        case StudentArtifact():
-            return f"student {one.digest}"
         case BundleArtifact():
             return f"bundle {one.manifest_sha256}"
-    raise AssertionError("a training that is not finished was made into nothing yet")
+    return f"student {one.digest}"
 
 
 def _trace_run(graph: Graph, key: str, run: RunArtifact) -> None:
@@ -191,13 +179,13 @@ def lineage_section(graph: Graph) -> Section:
 def changes(graph: Graph) -> list[str]:
     """What is not any more what something was made of, a sentence each."""
     found = []
-    given = {str(node) for node in graph.nodes.values() if node.is_given}
+    given = {str(graph.nodes[key]) for key in graph.given}
     for edge in graph.edges:
         source, target = graph.nodes[edge.source], graph.nodes[edge.target]
         if edge.is_same is False:
             what = "files have" if source.kind == "teacher" else "manifest has"
             found.append(f"{source} is not what {target} was made of: its {what} changed since.")
-        if not source.is_given and str(source) in given:
+        if edge.source not in graph.given and str(source) in given:
             found.append(
                 f"{target} was made of another {source} than the one that is given here: their digests differ."
             )

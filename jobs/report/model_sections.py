@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from relabel.distill.students.manifest import StudentManifest
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
-from relabel.export.bench.results import BenchFacts, measurements_of
+from relabel.export.bench.results import BenchFacts, machine_line, measured_rows, measurements_of, warnings_of
 from relabel.export.bundle_facts import Parity, compared_on, parity_rows, undecided_lines
 from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact
 from relabel.jobs.sections import (
@@ -237,10 +237,6 @@ def _worst(parity: Parity) -> Table:
     return Table("By their row in the source", head, rows)
 
 
-_CLOSED = ("precision", "cell", "scope", "samples", "p50_ms", "p99_ms", "pairs_per_s")
-_OPEN = ("precision", "preset", "offered_rate", "answered_rate", "samples", "mean_ms", "p50_ms", "p99_ms", "unanswered")
-
-
 def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
     """Closed loop: ask, wait, ask again. Open loop: requests come at random times, at a rate."""
     blocks: list[Block] = []
@@ -251,24 +247,21 @@ def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
 
 
 def _latency(bundle: str, facts: BenchFacts) -> Iterator[Block]:
-    of = f"{bundle} on {facts.machine['cpu']}" + (f", {facts.machine['gpu']}" if facts.machine["gpu"] else "")
     limits: list[list[Cell]] = [
         [
-            *(model.side, one["preset"], f"{one['figure']} at most {one['slo_ms']:g} ms"),
-            "none"
-            if one["highest_rate"] is None
-            else f"{one['highest_rate']:,.1f}{' or more' if one['is_at_least'] else ''}",
+            *(model.side, slo["preset"], f"{slo['figure']} at most {slo['slo_ms']:g} ms"),
+            f"{slo['highest_rate']:,.1f}{' or more' if slo['is_at_least'] else ''}",
         ]
         for model in facts.models
-        for one in model.slo
+        for slo in model.slo
+        if slo["highest_rate"] is not None
     ]
+    names = ("samples", "mean_ms", "p50_ms", "p99_ms", "pairs_per_s")
+    rows = [[model, what, *(row[name] for name in names)] for model, what, row in measured_rows(facts)]
+    head = ("model", "measured", "samples", "mean ms", "p50 ms", "p99 ms", "pairs/s")
+    table = Table(f"Latency of {bundle}, measured {facts.measured_at}", head, rows)
+    yield Paragraph(machine_line(facts))
     if limits:
-        yield Table(f"Highest rate of {of}", ("model", "preset", "bound", "requests/s"), limits)
-    closed = [row for model in facts.models for row in model.closed]
-    opened = [row for model in facts.models for row in model.open]
-    for title, names, rows in (("Closed loop", _CLOSED, closed), ("Open loop", _OPEN, opened)):
-        if rows:
-            head = [name.replace("_", " ") for name in names]
-            body = [[row["provider"], *(row[name] for name in names)] for row in rows]
-            table = Table(f"{title} of {of}, measured {facts.measured_at}", ["provider", *head], body)
-            yield table if len(rows) < 12 else Fold(f"{title}: {len(rows):,} measurements", [table])
+        yield Table(f"Highest rates of {bundle}", ("model", "preset", "bound", "requests/s"), limits)
+    yield table if len(rows) < 24 else Fold(f"{len(rows):,} measurements", [table])
+    yield from (Paragraph(warning, "warn") for warning in warnings_of(facts))

@@ -1,15 +1,20 @@
-"""Sections about label runs: facts and cost, conservation of rows, quarantine, distributions, canaries and route
-trees."""
+"""Sections about label runs, from one pass over their files: facts and cost, conservation of rows, quarantine,
+distributions, canaries and route trees."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from relabel.jobs.evaluate.sides import run_pairs
 from relabel.jobs.report.artifacts import DIGITS, RunArtifact, base_name
-from relabel.jobs.report.tallies import Histogram, LabelTally, texts_of
 from relabel.jobs.run.canary import load_results
 from relabel.jobs.sections import (
     Badge,
@@ -28,9 +33,10 @@ from relabel.jobs.sections import (
 from relabel.labelers.route_steps import RouteStep, Subtree, one_line, read_step
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import InputError, RelabelError
-from relabel.manifests.labels import InputColumn, Pair, Reads
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, InputColumn, Pair, Reads
+from relabel.manifests.receipts import FileRef
 from relabel.manifests.run import own_columns, read_labels
-from relabel.manifests.schemas import Try
+from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow, Try
 from relabel.manifests.secrets import redacted, shortened
 from relabel.manifests.trees import COLUMN, Tree, read_tree
 
@@ -43,12 +49,182 @@ server's or a model's.
 """
 
 
-class TalliedRun(NamedTuple):
-    """A run, the counts over its labels, and rows of its quarantine to show."""
+# ------------------------------------------------------------------------------
+# One pass over a run's labels; memory does not grow with the run. Letters: N rows of a file, M of a sample, K grades.
+
+BINS = 20
+SEED = 7
+_NARROW = ["row_id", "query_id", "grade", "probs", "outside_mass", "flags"]
+
+
+@dataclass
+class Histogram:
+    """Counts in equal bins from 0 to `top`, and the sum for a mean."""
+
+    top: float
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
+    total: float = 0.0
+
+    def add(self, values_N: np.ndarray) -> None:
+        """Count values; those beyond the top fall into the last bin."""
+        place_N = np.clip((values_N / self.top * BINS).astype(np.int64), 0, BINS - 1)
+        self.counts += np.bincount(place_N, minlength=BINS)
+        self.total += float(values_N.sum())
+
+    @property
+    def rows(self) -> int:
+        """How many values were counted."""
+        return int(self.counts.sum())
+
+
+@dataclass
+class RunTally:
+    """A run, and counts over all its labels."""
 
     run: RunArtifact
-    tally: LabelTally
-    quarantined: Sequence[dict[str, Any]]
+    by_grade: np.ndarray
+    entropy: Histogram
+    outside: Histogram
+    flags: Counter[str] = field(default_factory=Counter)
+    by_status: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, Counter[str]] = field(default_factory=dict)
+    """By status, the reasons of quarantined rows; the rarest are dropped where there are many."""
+    queries: set[str] = field(default_factory=set)
+    """Ids of the queries that have a label."""
+    chosen: dict[str, list[tuple[int, FileRef]]] = field(default_factory=lambda: {"labels": [], "quarantine": []})
+    """By `labels` and `quarantine`: ids of rows for the label browser, each with its file."""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """Those rows of the browser that have no label."""
+
+    @property
+    def num_chosen(self) -> int:
+        """Rows that the label browser shows."""
+        return sum(map(len, self.chosen.values()))
+
+    @property
+    def grades(self) -> int:
+        return len(self.by_grade)
+
+
+def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
+    """Read every committed file once.
+
+    Args:
+        most: rows to choose for the browser, as if at random, but the same ones for the same row ids; 0 for none.
+    Raises:
+        ManifestError: a file is missing or not the one committed.
+    """
+    top_nats = math.log(max(run.grades, 1))  # without grades there is no distribution to be counted
+    found = RunTally(run, np.zeros(run.grades, dtype=np.int64), Histogram(top_nats), Histogram(1.0))
+    files = [("labels", file) for file in run.found.labels] + [("quarantine", file) for file in run.found.quarantine]
+    samples: dict[str, np.ndarray] = {}  # by status, [3, M]: hash, row id, number of the file
+    for number, (kind, file) in enumerate(files):
+        if kind == "labels":
+            table = run.folder.table(file, LABELS, _NARROW)
+            status_N = np.full(table.num_rows, "ok", dtype=object)
+            _add_labels(found, table)
+        else:
+            table = run.folder.table(file, QUARANTINE, ["row_id", "status", "reason"])
+            status_N = np.array(table["status"].to_pylist(), dtype=object)
+            _add_reasons(found, table)
+        row_id_N = table["row_id"].to_numpy().astype(np.uint64)
+        drawn_N = np.stack([hash_rows(row_id_N), row_id_N, np.full(len(row_id_N), number, dtype=np.uint64)])
+        for status, count in Counter(status_N.tolist()).items():
+            found.by_status[status] += count
+            rows = np.concatenate([samples.get(status, drawn_N[:, :0]), drawn_N[:, status_N == status]], axis=1)
+            samples[status] = rows if rows.shape[1] <= 4 * most else _smallest(rows, most)
+    for status, wanted in shares(dict(found.by_status), most).items() if most else ():
+        for _, row_id, number in _smallest(samples[status], wanted).T.tolist():
+            kind, file = files[number]
+            found.chosen[kind].append((row_id, file))
+    return found
+
+
+def _add_labels(found: RunTally, table: pa.Table) -> None:
+    found.queries.update(table["query_id"].unique().to_pylist())
+    grade_N = table["grade"].drop_null().to_numpy()
+    found.by_grade += np.bincount(grade_N.astype(np.int64), minlength=found.grades)[: found.grades]
+    found.flags.update(pc.list_flatten(table["flags"]).to_pylist())
+    outside_N = table["outside_mass"].drop_null().to_numpy()
+    found.outside.add(outside_N[np.isfinite(outside_N)].astype(np.float64))
+    probs = table["probs"].drop_null().combine_chunks()
+    flat_M = probs.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+    if len(probs) and len(flat_M) == len(probs) * found.grades:
+        p_NK = flat_M.reshape(-1, found.grades)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found.entropy.add(-np.where(p_NK > 0, p_NK * np.log(p_NK), 0.0).sum(1))
+
+
+def _add_reasons(found: RunTally, table: pa.Table) -> None:
+    counts = table.group_by(["status", "reason"]).aggregate([([], "count_all")])
+    for row in counts.to_pylist():
+        reasons = found.reasons.setdefault(row["status"], Counter())
+        reasons[row["reason"]] += row["count_all"]
+        if len(reasons) > 10_000:
+            found.reasons[row["status"]] = Counter(dict(reasons.most_common(1_000)))
+
+
+def shares(counts: dict[str, int], most: int) -> dict[str, int]:
+    """How many rows of each status to show: all where they fit, else by their share, but some of each.
+
+    Args:
+        counts: rows by status, each above 0.
+        most: in all; more where there are more statuses than that.
+    """
+    if sum(counts.values()) <= most:
+        return counts
+    floor = max(1, most // (4 * len(counts)))
+    found = {status: min(count, floor) for status, count in counts.items()}
+    left, open_rows = max(0, most - sum(found.values())), sum(counts.values()) - sum(found.values())
+    return {status: have + left * (counts[status] - have) // open_rows for status, have in found.items()}
+
+
+def hash_rows(row_ids_N: np.ndarray) -> np.ndarray:
+    """Row ids in a pseudo-random order: uint64 [N]. SplitMix64 (Steele et al. 2014), from our seed."""
+    with np.errstate(over="ignore"):
+        mixed_N = row_ids_N + np.uint64(SEED) * np.uint64(0x9E3779B97F4A7C15)
+        mixed_N = (mixed_N ^ (mixed_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed_N = (mixed_N ^ (mixed_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray(mixed_N ^ (mixed_N >> np.uint64(31)))
+
+
+def _smallest(held: np.ndarray, most: int) -> np.ndarray:
+    """The columns with the smallest first entries; where those tie, with the smallest row id."""
+    return held[:, np.lexsort((held[1], held[0]))[:most]]
+
+
+def chosen_rows(tally: RunTally) -> list[LabelRow | QuarantineRow]:
+    """The rows for the browser, whole, file by file: labels, then the quarantine."""
+    run, found = tally.run, list[LabelRow | QuarantineRow]()
+    for kind, chosen in tally.chosen.items():
+        by_file: dict[FileRef, list[int]] = {}
+        for row_id, file in chosen:
+            by_file.setdefault(file, []).append(row_id)
+        for file, row_ids in by_file.items():
+            if kind == "labels":
+                table = read_labels(run.folder, file, check_bytes=False)
+            else:
+                table = run.folder.table(file, QUARANTINE, check_bytes=False)
+            rows = table.filter(pa.array(np.isin(table["row_id"].to_numpy(), row_ids))).to_pylist()
+            own = [name for name in table.column_names if kind == "labels" and name not in LABELS.names]
+            for row in rows:
+                columns = {name: row.pop(name) for name in own}
+                found.append(LabelRow(**row, columns=columns) if kind == "labels" else QuarantineRow(**row))
+    return found
+
+
+def texts_of(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AND_DOCUMENT) -> dict[int, Pair]:
+    """Pairs by row id, read again from the run's input; `reads` is what is wanted of them.
+
+    Raises:
+        InputError, ManifestError: it is not there any more, or not what was labelled.
+    """
+    wanted = np.array(sorted(row_ids), dtype=np.int64)
+    return {pair.row_id: pair for pair in run_pairs(run.path, run.plan, run.storage, wanted, reads=reads)}
+
+
+# ------------------------------------------------------------------------------
+# Facts.
 
 
 def run_facts(run: RunArtifact) -> Facts:
@@ -96,14 +272,14 @@ def run_facts(run: RunArtifact) -> Facts:
 # Whether every row is there.
 
 
-def conservation_section(runs: Sequence[TalliedRun], *, quotes: bool) -> Section:
+def conservation_section(runs: Sequence[RunTally], *, quotes: bool) -> Section:
     """Rows in = labelled + reused + quarantined; the quarantine by reason, with examples.
 
     Args:
         quotes: reasons may quote what a model or a server answered, and so what a document holds.
     """
     rows: list[list[Cell]] = []
-    for run, _, _ in runs:
+    for run in (one.run for one in runs):
         tally = run.found.tally
         verdict = Badge(f"{run.plan.rows - tally.rows:,} rows open", "warn")
         if tally.rows != tally.labelled + tally.reused + tally.num_quarantined:
@@ -123,8 +299,8 @@ def conservation_section(runs: Sequence[TalliedRun], *, quotes: bool) -> Section
     return Section("conservation", "Conservation", blocks if runs else [])
 
 
-def _quarantine(tallied: TalliedRun, *, quotes: bool) -> Iterator[Block]:
-    run, tally, shown = tallied
+def _quarantine(one: RunTally, *, quotes: bool) -> Iterator[Block]:
+    run = one.run
     total = run.found.tally.num_quarantined
     if not total:
         return
@@ -134,10 +310,10 @@ def _quarantine(tallied: TalliedRun, *, quotes: bool) -> Iterator[Block]:
     yield Table(title, ("status", "rows"), [[status, Shade(f"{count:,}", count / total)] for status, count in counts])
     for status, count in counts:
         reasons: Counter[str] = Counter()
-        for reason, number in tally.reasons.get(status, {}).items():
+        for reason, number in one.reasons.get(status, {}).items():
             reasons[shortened(reason, REASON_CHARS) if quotes else _unquoted(status, reason)] += number
         caption = f"Why, the {min(REASONS, len(reasons))} most frequent of {len(reasons):,}"
-        examples = [_example(row) for row in shown if row["status"] == status][:EXAMPLES]
+        examples = [_example(row) for row in one.examples if row["status"] == status][:EXAMPLES]
         table = Table(caption, ("reason", "rows"), reasons.most_common(REASONS))
         yield Fold(f"{status}: {count:,} rows of {run.name}, {len(examples)} examples", [table, *examples])
 
@@ -165,24 +341,21 @@ def _unquoted(status: str, reason: str) -> str:
 # The labels themselves.
 
 
-def labels_section(runs: Sequence[TalliedRun]) -> Section:
+def labels_section(runs: Sequence[RunTally]) -> Section:
     """Grades, entropy and mass outside the grades, over all labels; flags."""
     blocks: list[Block] = []
-    graded = [one for one in runs if one.tally.by_grade.sum()]
+    graded = [one for one in runs if one.by_grade.sum()]
     if graded:
         series = [
-            Series(one.run.name, [str(grade) for grade in range(one.tally.grades)], one.tally.by_grade.tolist())
-            for one in graded
+            Series(one.run.name, [str(grade) for grade in range(one.grades)], one.by_grade.tolist()) for one in graded
         ]
-        title = title_over("Grades", (one.tally.queries for one in graded))
+        title = title_over("Grades", (one.queries for one in graded))
         blocks.append(Plot(title, "bars", series, "grade", "rows"))
     blocks += _histograms("Entropy of the distributions", "entropy, nats", runs, lambda one: one.entropy)
     blocks += _histograms("Mass outside the grades", "outside mass", runs, lambda one: one.outside)
-    if runs and not any(one.tally.entropy.rows for one in runs):
+    if runs and not any(one.entropy.rows for one in runs):
         blocks.append(Paragraph("These labels hold no distributions, so no entropy and no outside mass can be shown."))
-    flags: list[list[Cell]] = [
-        [one.run.name, flag, count] for one in runs for flag, count in one.tally.flags.most_common()
-    ]
+    flags: list[list[Cell]] = [[one.run.name, flag, count] for one in runs for flag, count in one.flags.most_common()]
     blocks += [Table("Flags on labels", ("run", "flag", "rows"), flags)] if flags else []
     return Section("distributions", "Labels", blocks)
 
@@ -197,20 +370,22 @@ def title_over(title: str, queries: Iterable[Collection[str]]) -> str:
 
 
 def _histograms(
-    title: str, label: str, runs: Sequence[TalliedRun], of_run: Callable[[LabelTally], Histogram]
+    title: str, label: str, runs: Sequence[RunTally], of_run: Callable[[RunTally], Histogram]
 ) -> Iterator[Plot]:
     """One plot; runs with another number of grades have another top, and a plot of their own."""
-    held = [(one, of_run(one.tally)) for one in runs if of_run(one.tally).rows]
+    held = [(one, of_run(one)) for one in runs if of_run(one).rows]
     for top in dict.fromkeys(found.top for _, found in held):
         chosen = [(one, found) for one, found in held if found.top == top]
         grades = "" if len(chosen) == len(held) else f", {round(math.exp(top))} grades"
-        series = [Series(one.run.name, found.edges, found.counts.tolist()) for one, found in chosen]
-        note = "; ".join(f"{one.run.name}: mean {found.mean:.4f} over {found.rows:,} rows" for one, found in chosen)
-        called = title_over(title, (one.tally.queries for one, _ in chosen)) + grades
+        edges = np.linspace(0, top, BINS + 1).tolist()
+        series = [Series(one.run.name, edges, found.counts.tolist()) for one, found in chosen]
+        means = [(one.run.name, found.total / found.rows, found.rows) for one, found in chosen]
+        note = "; ".join(f"{name}: mean {mean:.4f} over {rows:,} rows" for name, mean, rows in means)
+        called = title_over(title, (one.queries for one, _ in chosen)) + grades
         yield Plot(called, "histogram", series, label, "rows", note)
 
 
-def noise_section(runs: Sequence[TalliedRun]) -> Section:
+def noise_section(runs: Sequence[RunTally]) -> Section:
     """How many grades flip when the same rows are asked again."""
     rows: list[list[Cell]] = [
         [
@@ -220,7 +395,7 @@ def noise_section(runs: Sequence[TalliedRun]) -> Section:
             one.max_flip_rate,
             Badge("passed", "good") if one.has_passed else Badge("refused", "bad"),
         ]
-        for run, _, _ in runs
+        for run in (tally.run for tally in runs)
         for one in load_results(run.store)
     ]
     text = Paragraph("A canary asks labelled rows once more. Compare any difference between labels with the flip rate.")
@@ -243,12 +418,12 @@ _COLUMNS = {"answer_ids": "list<int32>", "expand_ids": "list<int32>", "steps": "
 _READS = Reads(columns=(InputColumn(COLUMN, "list<node>", "The document's tree.", True),))
 
 
-def routes_section(runs: Sequence[TalliedRun]) -> Section:
+def routes_section(runs: Sequence[RunTally]) -> Section:
     """What a router saw and did, of a few documents of each run of `route`; nothing on a page that shows no rows."""
     blocks: list[Block] = []
-    for run, tally, _ in runs:
-        if _COLUMNS.items() <= own_columns(run.plan.parts).items() and tally.chosen["labels"]:
-            blocks += _documents(run, dict(tally.chosen["labels"][:DOCUMENTS]))
+    for one in runs:
+        if _COLUMNS.items() <= own_columns(one.run.plan.parts).items() and one.chosen["labels"]:
+            blocks += _documents(one.run, dict(one.chosen["labels"][:DOCUMENTS]))
     text = Paragraph(
         "Each step shows all headings, and the text that is lit: a retrieved passage, or an unfolded heading's."
     )

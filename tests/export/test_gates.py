@@ -192,7 +192,9 @@ def test_an_undecided_int8_is_marked_on_the_card_and_on_the_page(bundle: Path) -
     card = render_bundle_card(read_student_facts(facts, "b"), read_parity(facts["parity"], "b"))
     assert card.count("undecided: could lose 12.3 |") == 1
     assert card.count(f"int8 is undecided: on these {int8['rows']} pairs it could be as bad as 12.3 points") == 1
-    section = parity_section([BundleArtifact(str(bundle), open_run_store(str(bundle), Storage()), facts, "", "tiny")])
+    section = parity_section(
+        [BundleArtifact("bundle", "tiny", str(bundle), open_run_store(str(bundle), Storage()), facts, "")]
+    )
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     badges = {str(row[0]): row[-1] for row in table.rows}
     assert badges["int8"] == Badge("undecided: could lose 12.3", "warn")

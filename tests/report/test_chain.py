@@ -264,11 +264,11 @@ def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
     write_latency(bundle, models=[model_facts(precision="int8", closed=closed, open=opened, slo=[bound])])
     html = build_report([str(bundle)], Storage()).html
     tables = {caption.split(" of ")[0]: rows[1:] for caption, rows in tables_of(html).items()}
-    assert [(row[2], row[5], row[6]) for row in tables["Closed loop"]] == [
-        (f"1x{n}", cell_text(n / 10), cell_text(n / 5)) for n in (16, 64)
+    assert [(row[1], row[4], row[5]) for row in tables["Latency"]] == [
+        *((f"1x{n}", cell_text(n / 10), cell_text(n / 5)) for n in (16, 64)),
+        ("open-grid, 10.0/s offered", "1.5000", "3.0000"),
     ]
-    assert tables["Open loop"][0][2:4] == ["grid", "10.0"]
-    assert tables["Highest rate"] == [["cpu int8", "serving", "mean at most 150 ms", "9.0 or more"]]
+    assert tables["Highest rates"] == [["cpu int8", "serving", "mean at most 150 ms", "9.0 or more"]]
 
 
 def test_latency_of_another_make_is_reported_and_ends_in_no_traceback(bundle: Path) -> None:
