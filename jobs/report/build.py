@@ -32,7 +32,9 @@ from relabel.jobs.report.artifacts import (
     RunArtifact,
     StudentArtifact,
     TeacherArtifact,
+    lineage_section,
     open_artifacts,
+    trace,
 )
 from relabel.jobs.report.gold_sections import (
     compared_sections,
@@ -40,7 +42,6 @@ from relabel.jobs.report.gold_sections import (
     gold_section,
     row_golds,
 )
-from relabel.jobs.report.lineage import lineage_section, trace
 from relabel.jobs.report.model_sections import (
     bundle_facts,
     latency_section,

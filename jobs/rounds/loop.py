@@ -3,40 +3,390 @@ searches are finished."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
 
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import Job
-from relabel.jobs.pairs.chunks import counter_digest, token_counter
-from relabel.jobs.rounds.searches import (
-    CORPUS_KEY,
-    Corpus,
-    Search,
-    digest_of_rows,
-    folder_of,
-    load_corpus,
-    load_questions,
-    read_reviews,
-    read_round,
-    trajectories,
-    write_round,
-)
+from relabel.jobs.pairs.chunks import CountTokens, counter_digest, token_counter
+from relabel.jobs.pairs.contexts import Bm25Index, queries_of
 from relabel.jobs.run.results import RunReport
+from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
+from relabel.labelers.query_inputs import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
 from relabel.manifests import failpoints
 from relabel.manifests.costs import BudgetState
-from relabel.manifests.errors import ConfigError, ManifestError, StaleRunError
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, StaleRunError
+from relabel.manifests.files import Storage
 from relabel.manifests.manifest import MANIFEST_NAME
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
 from relabel.manifests.records import checked, readable_json
-from relabel.manifests.run import open_run_labels
-from relabel.manifests.schemas import table_bytes
+from relabel.manifests.run import RunLabels, open_run_labels, read_labels
+from relabel.manifests.schemas import QUARANTINE, table_bytes, table_of
 from relabel.manifests.specs import InputSpec, RoundsSpec
 from relabel.manifests.store import RunStore, open_run_store, read_if_there
+
+StopReason = Literal["sufficient", "tokens", "rounds"]
+
+
+def stop_reason(useful_tokens: int, *, is_sufficient: bool, num_rounds: int, limits: RoundsSpec) -> StopReason | None:
+    """Why a search ends after a round; None if it goes on. Of several reasons the first of `StopReason`.
+
+    Args:
+        useful_tokens: of the documents that were found to matter, over all rounds.
+        is_sufficient: what the last review says.
+        num_rounds: done so far, the last one included.
+    Source:
+        R2RAG, section 3.3: sufficient, over 20,000 tokens, or the fifth round.
+    """
+    if is_sufficient:
+        return "sufficient"
+    if useful_tokens > limits.max_tokens:
+        return "tokens"
+    return "rounds" if num_rounds >= limits.max_rounds else None
+
+
+TEXTS = pa.list_(pa.string())
+ROUND = pa.struct(
+    [
+        ("query", pa.string()),
+        ("shown", TEXTS),
+        ("is_sufficient", pa.bool_()),
+        ("p_sufficient", pa.float32()),
+        ("new_query", pa.string()),
+        ("useful", TEXTS),
+        ("summary", pa.string()),
+    ]
+)
+"""What was searched in a round, ids of the documents that the review was shown, and what it says; nulls where it
+failed. `p_sufficient` is P(yes), null where the engine gives no distribution.
+"""
+TRAJECTORIES = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("query", pa.string()),
+        ("stopped", pa.string()),
+        ("reason", pa.string()),
+        ("num_rounds", pa.int32()),
+        ("useful", TEXTS),
+        ("useful_tokens", pa.int64()),
+        ("rounds", pa.list_(ROUND)),
+    ],
+    metadata={"relabel.schema": "trajectories-1"},
+)
+"""A row a question. `stopped` is `sufficient`, `tokens`, `rounds` or `failed`, and `reason` says why a review failed;
+`useful` are the documents of all rounds, in the order in which they were named.
+"""
+
+
+class RoundReview(NamedTuple):
+    """What a round's review says of one question.
+
+    Args:
+        shown: ids of the documents that it was shown.
+        p_sufficient: P(yes).
+        useful: of the documents that are new, those that matter, the most important first.
+        failure: why there is no answer; then all before it is empty.
+    """
+
+    shown: tuple[str, ...] = ()
+    is_sufficient: bool | None = None
+    p_sufficient: float | None = None
+    new_query: str | None = None
+    useful: tuple[str, ...] = ()
+    summary: str | None = None
+    failure: str | None = None
+
+
+class Round(NamedTuple):
+    """A round of one question: what was searched, and what came of it."""
+
+    query: str
+    review: RoundReview
+
+
+@dataclass(slots=True)
+class Search:
+    """One question's search.
+
+    Args:
+        useful: documents that were found to matter, id → tokens, in the order in which they were named.
+        stopped: why it is over; None while it goes on.
+    """
+
+    query_id: str
+    query: str
+    rounds: list[Round] = field(default_factory=list)
+    useful: dict[str, int] = field(default_factory=dict)
+    stopped: str | None = None
+
+    @property
+    def next_query(self) -> str:
+        """What the next round searches: the question itself, then what the last review asks for."""
+        return (self.rounds[-1].review.new_query or "") if self.rounds else self.query
+
+    @property
+    def useful_tokens(self) -> int:
+        return sum(self.useful.values())
+
+    def take(self, review: RoundReview, offered: Mapping[str, int], limits: RoundsSpec) -> None:
+        """Go on by a round.
+
+        Args:
+            offered: tokens of the documents that were found for it, by id. What the review says of other documents
+                does not count: a round that found none was shown an empty one.
+        """
+        shown = tuple(doc for doc in review.shown if doc in offered)
+        useful = tuple(doc for doc in review.useful if doc in offered)
+        review = review._replace(shown=shown, useful=useful, summary=review.summary if useful else None)
+        self.rounds.append(Round(self.next_query, review))
+        self.useful |= {doc: offered[doc] for doc in useful}
+        self.stopped = (
+            "failed"
+            if review.failure is not None
+            else stop_reason(
+                self.useful_tokens,
+                is_sufficient=bool(review.is_sufficient),
+                num_rounds=len(self.rounds),
+                limits=limits,
+            )
+        )
+
+
+def trajectories(searches: Iterable[Search]) -> pa.Table:
+    """A row for each search, in their order, with the columns of `TRAJECTORIES`."""
+    rows = [
+        {
+            "query_id": one.query_id,
+            "query": one.query,
+            "stopped": one.stopped,
+            "reason": one.rounds[-1].review.failure,
+            "num_rounds": len(one.rounds),
+            "useful": list(one.useful),
+            "useful_tokens": one.useful_tokens,
+            "rounds": [{"query": query, **review._asdict()} for query, review in one.rounds],
+        }
+        for one in searches
+    ]
+    return pa.Table.from_pylist(rows, schema=TRAJECTORIES)
+
+
+CORPUS_KEY = "rounds.corpus"
+
+
+class Corpus:
+    """Documents that can be searched, by BM25 as `relabel pairs context` has it.
+
+    Args:
+        documents: id and text of each; no two texts equal and none blank.
+        count: tokens of a text.
+        num_left_out: documents that are blank, or have the text of another with a smaller id.
+    """
+
+    def __init__(self, documents: list[tuple[str, str]], count: CountTokens, num_left_out: int = 0) -> None:
+        self.num_documents = len(documents)
+        self.num_left_out = num_left_out
+        self.digest = digest_of_rows(documents)
+        self._ids = {text: doc_id for doc_id, text in documents}
+        self._count = functools.cache(count)
+
+    @functools.cached_property
+    def _index(self) -> Bm25Index:
+        return Bm25Index(list(self._ids))
+
+    def best(self, query: str, k: int, known: Collection[str]) -> list[tuple[str, str, int]]:
+        """Id, text and tokens of the k best documents for a query whose ids are not among the known ones; fewer where
+        fewer share a word with it.
+        """
+        found = ((self._ids[text], text) for text in self._index.best(query, k + len(known)))
+        new = ((doc_id, text, self._count(text)) for doc_id, text in found if doc_id not in known)
+        return list(itertools.islice(new, k))
+
+
+def load_corpus(path: str, count: CountTokens, storage: Storage) -> Corpus:
+    """Read the corpus; held in memory.
+
+    Raises:
+        InputError: a file or column is off, a document has no id or occurs with two texts, or none has any text.
+    """
+    polars = load_polars()
+    col = polars.col
+    docs, text_columns = scan(path, {"doc_id": "id"}, storage, has_text=True, role=CORPUS_KEY)
+    refuse_null(docs, "doc_id", path=path)
+    with translate_polars_errors(path):
+        held = (
+            docs.select(doc_id=col("doc_id").cast(polars.String), text=document_of(text_columns))
+            .unique()
+            .sort("doc_id", "text")
+            .collect(engine="streaming")
+        )
+    refuse_two_texts(held["doc_id"], path=path, what="document")
+    kept = held.filter(col("text").str.strip_chars() != "").unique("text", keep="first", maintain_order=True)
+    if not kept.height:
+        raise InputError(f"{path} ({CORPUS_KEY}): no document there has any text. Name a corpus with documents.")
+    return Corpus(list(kept.iter_rows()), count, held.height - kept.height)
+
+
+def load_questions(spec: InputSpec, storage: Storage) -> list[tuple[str, str]]:
+    """Id and text of each question, by id: the different queries of the input, whatever else its rows hold.
+
+    Raises:
+        InputError: a file or column is off, a row has no id or text, one id has two texts, or there is no row.
+    """
+    polars = load_polars()
+    col, names = polars.col, spec.columns
+    wanted = {"query_id": col(names.query_id).cast(polars.String), "query": col(names.query).cast(polars.String)}
+    frames = []
+    for path in spec.path:
+        frame, _ = scan(path, {names.query_id: "id", names.query: "text"}, storage, role="input.path")
+        for name in (names.query_id, names.query):
+            refuse_null(frame, name, path=path)
+        frames.append(frame.select(**wanted))
+    rows = polars.concat(frames)
+    where = ", ".join(spec.path)
+    found: list[tuple[str, str]] = queries_of(rows if spec.limit is None else rows.head(spec.limit), where).rows()
+    if not found:
+        raise InputError(f"{where} (input.path): no rows, so no question. Give questions, a row each.")
+    return found
+
+
+def digest_of_rows(rows: Iterable[tuple[str, ...]]) -> str:
+    """sha256 of rows of texts, in their order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for text in row:
+            data = text.encode()
+            digest.update(b"%d:" % len(data))
+            digest.update(data)
+    return digest.hexdigest()
+
+
+SEARCHES_PER_FILE = 512
+_TEXTS = pa.list_(pa.string())
+ROWS = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("query", pa.string()),
+        ("doc_id", pa.string()),
+        ("document", pa.string()),
+        ("num_tokens", pa.int64()),
+        (ASPECT.name, pa.string()),
+        (PREVIOUS_QUERIES.name, _TEXTS),
+        (PREVIOUS_SUMMARIES.name, _TEXTS),
+        (PREVIOUS_DOCS.name, _TEXTS),
+    ]
+)
+"""The input of a round, as `review` reads it: for each search that goes on the documents that were found, best first,
+or one row without a document where none was. `num_tokens` is the document's.
+"""
+
+Offered = dict[str, dict[str, int]]
+"""By question: the tokens of each document that was found for it, by id."""
+
+
+_REVIEWED = ["row_id", "query_id", "doc_id", "is_sufficient", "sufficient_probs", "new_query", "useful", "summary"]
+"""The columns of a label of `review` that are read."""
+
+
+def folder_of(number: int) -> str:
+    """Where the input of a round lies."""
+    return f"inputs/round-{number}"
+
+
+def write_round(store: RunStore, number: int, searches: Sequence[Search], corpus: Corpus, k: int) -> None:
+    """Search what comes next, and make the rows durable, file by file; a file that is there already must hold them.
+
+    Raises:
+        StaleRunError: a file is there with other rows: an earlier round was changed since.
+    """
+    store.sweep(folder_of(number))
+    for start in range(0, len(searches), SEARCHES_PER_FILE):
+        some = searches[start : start + SEARCHES_PER_FILE]
+        name = f"{folder_of(number)}/part-{start // SEARCHES_PER_FILE:05d}.parquet"
+        table = pa.Table.from_pylist([row for search in some for row in _rows(search, corpus, k)], schema=ROWS)
+        failpoints.hit("before_round_file")
+        if not store.create(name, table_bytes(table)) and not table_of(store.read(name)).equals(table):
+            raise _changed(store, number, f"{name} holds other rows than they lead to")
+        failpoints.hit("after_round_file")
+
+
+def _rows(search: Search, corpus: Corpus, k: int) -> Iterator[dict[str, Any]]:
+    asked = search.next_query
+    row = {
+        "query_id": search.query_id,
+        "query": search.query,
+        ASPECT.name: asked,
+        PREVIOUS_QUERIES.name: [one.query for one in search.rounds],
+        PREVIOUS_SUMMARIES.name: [one.review.summary for one in search.rounds if one.review.summary],
+        PREVIOUS_DOCS.name: list(search.useful),
+    }
+    found = corpus.best(asked, k, search.useful)
+    for doc_id, text, num_tokens in found:
+        yield {**row, "doc_id": doc_id, "document": text, "num_tokens": num_tokens}
+    if not found:
+        yield {**row, "doc_id": None, "document": "", "num_tokens": 0}
+
+
+def read_round(store: RunStore, number: int, searches: Sequence[Search]) -> Offered:
+    """What was found for each search.
+
+    Raises:
+        StaleRunError: the rows are those of other searches: an earlier round was changed since.
+    """
+    offered: Offered = {}
+    asked = {}
+    for name in store.names(folder_of(number)):
+        table = table_of(store.read(name), ["query_id", "doc_id", "num_tokens", ASPECT.name])
+        for query_id, doc_id, num_tokens, aspect in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            asked[query_id] = aspect
+            found = offered.setdefault(query_id, {})
+            if doc_id is not None:
+                found[doc_id] = num_tokens
+    if asked != {search.query_id: search.next_query for search in searches}:
+        raise _changed(store, number, "its input is that of other searches")
+    return offered
+
+
+def _changed(store: RunStore, number: int, what: str) -> StaleRunError:
+    return StaleRunError(
+        f"{store.root}: a round before round {number} was changed since round {number} was begun: {what}. Restore it "
+        f"from a copy, or remove {folder_of(number)}, round-{number} and all later ones to go on from there."
+    )
+
+
+def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
+    """What a finished round says of each question."""
+    labels: dict[str, list[dict[str, Any]]] = {}
+    for file in run.labels:
+        for row in read_labels(run.folder, file, _REVIEWED).to_pylist():
+            labels.setdefault(row["query_id"], []).append(row)
+    failures: dict[str, RoundReview] = {}
+    for file in run.quarantine:
+        for lost in run.folder.table(file, QUARANTINE, ["query_id", "status", "reason"]).to_pylist():
+            failures.setdefault(lost["query_id"], RoundReview(failure=f"{lost['status']}: {lost['reason']}"))
+    return failures | {query_id: _review(rows) for query_id, rows in labels.items()}
+
+
+def _review(rows: list[dict[str, Any]]) -> RoundReview:
+    """Of a question that any row has a label of: those that have none were not shown."""
+    last = rows[-1]
+    return RoundReview(
+        shown=tuple(row["doc_id"] for row in sorted(rows, key=lambda row: row["row_id"])),
+        is_sufficient=last["is_sufficient"],
+        p_sufficient=None if last["sufficient_probs"] is None else last["sufficient_probs"][1],
+        new_query=last["new_query"],
+        useful=tuple(last["useful"] or ()),
+        summary=last["summary"],
+    )
+
 
 LOOP_VERSION = 1
 

@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.demo.steps import steps_of
-from relabel.jobs.report.artifacts import open_artifacts
-from relabel.jobs.report.lineage import changes, trace
+from relabel.jobs.commands.demo import steps_of
+from relabel.jobs.report.artifacts import changes, open_artifacts, trace
 from relabel.manifests.files import Storage
 from tests.teachers.models import write_tiny_decoder
 

@@ -15,9 +15,8 @@ import pytest
 from relabel.distill.training.curves import CURVE_SCHEMA
 from relabel.export.bench.results import write_measurements
 from relabel.export.bundles import open_bundle, seal_bundle
-from relabel.jobs.report.artifacts import open_artifacts
+from relabel.jobs.report.artifacts import open_artifacts, trace
 from relabel.jobs.report.build import REPORT_NAME, build_report, put_report
-from relabel.jobs.report.lineage import trace
 from relabel.jobs.sections import cell_text
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage

@@ -21,9 +21,8 @@ from relabel.distill.teachers.manifest import (
 )
 from relabel.distill.training.curves import CURVE_SCHEMA, TrainingFacts
 from relabel.distill.training.output import BaseModelUsed
-from relabel.jobs.report.artifacts import TeacherArtifact, open_artifacts
+from relabel.jobs.report.artifacts import TeacherArtifact, changes, open_artifacts, trace
 from relabel.jobs.report.build import build_report
-from relabel.jobs.report.lineage import changes, trace
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, sha256_file
 from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, write_table

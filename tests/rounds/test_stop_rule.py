@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relabel.jobs.rounds.searches import stop_reason
+from relabel.jobs.rounds.loop import stop_reason
 from relabel.manifests.specs import RoundsSpec
 
 LIMITS = RoundsSpec(corpus="docs.parquet")

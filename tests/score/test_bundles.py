@@ -23,8 +23,7 @@ from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student
 from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
-from relabel.jobs.report.artifacts import open_artifacts
-from relabel.jobs.report.lineage import trace
+from relabel.jobs.report.artifacts import open_artifacts, trace
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from tests.bench.made_up import bench_facts, latency_row, model_facts
