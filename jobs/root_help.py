@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("relabel.jobs.commands.status:verify", "Prove that no row is lost or doubled and no file changed."),
     "score": ("relabel.jobs.commands.score:score", "Label pairs with a trained student."),
     "merge": ("relabel.jobs.commands.merge:merge", "Join outputs made in one way into one."),
+    "combine": ("relabel.jobs.commands.combine:combine", "Make one set of labels from several judges'."),
     "evaluate": (
         "relabel.jobs.commands.evaluate:evaluate",
         "Measure labels against gold; compare a student with its teacher.",

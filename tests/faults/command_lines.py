@@ -72,6 +72,7 @@ LINES = {
         "score student --input pairs.parquet --to out/scores --chunk-rows 8 --shards 2 --device cpu", parent="heavy"
     ),
     "merge": Line("merge out/monday out/tuesday --to out/week"),
+    "combine": Line("combine out/ecom out/other --to combined.parquet"),
     "evaluate": Line("evaluate out/ecom --qrels pairs.parquet"),
     "compare": Line("compare out/ecom out/other --html page.html"),
     "convert": Line("convert out/ecom labels.qrels"),

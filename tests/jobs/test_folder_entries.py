@@ -96,9 +96,12 @@ NO_PATHS |= {
 NO_TABLES = {
     "what is written": "init path, templates export folder, demo folder, run metrics, retry metrics, compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
-    "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to",
+    "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to, "
+    "combine to",
+    "one file, and never a folder": "combine qrels",
     "outputs of runs": (
-        "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths"
+        "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths, "
+        "combine labels"
     ),
     "students, bundles and stores": "score student, export student, bench bundle, "
     "build-engine bundle, conform bundle, "

@@ -82,6 +82,7 @@ BASES = {
     "verify": "out/ecom",
     "score": "student --input pairs.parquet --to made/{n} --limit 4",
     "merge": "out/ecom --to made/{n}",
+    "combine": "out/ecom out/other --to made/{n}.parquet",
     "evaluate": "out/ecom --qrels pairs.parquet --resamples 100",
     "compare": "out/ecom out/other --qrels pairs.parquet --html made/{n}.html --resamples 100",
     "convert": "out/ecom made/{n}.qrels",

@@ -44,6 +44,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "merge": [("merge out/monday out/tuesday --to out/week", DONE)],
     "evaluate": [("evaluate out/monday --qrels monday.parquet", DONE)],
     "compare": [("compare out/monday out/other", DONE)],
+    "combine": [("combine out/monday out/other --to combined.parquet", DONE)],
     "convert": [("convert out/monday labels.qrels", DONE), ("convert out/monday labels.jsonl", DONE)],
     "distill": [("distill student.yaml", DONE)],
     "train": [("train teacher.yaml", DONE)],

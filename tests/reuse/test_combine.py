@@ -1,0 +1,163 @@
+"""Several judges' labels as one set: the mean, Dawid-Skene, gold that anchors, and who takes the file."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from relabel.distill.students.examples import load_examples
+from relabel.distill.students.spec import DistillSpec
+from relabel.jobs.combine import SMOOTHING, Votes, combine_votes, dawid_skene
+from relabel.manifests.files import Storage
+from tests.reuse.conftest import Days, Row, rows_of
+
+QUERIES, DOCS, GRADES = 24, 10, 3
+
+
+def judge(days: Days, name: str, grades: dict[tuple[str, str], int], probs: list[float] | None = None) -> Path:
+    """A label file."""
+    rows = [{"query_id": query, "doc_id": doc, "grade": grade, **({"probs": probs} if probs else {})}
+            for (query, doc), grade in grades.items()]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), days.folder / f"{name}.parquet")
+    return days.folder / f"{name}.parquet"
+
+
+def crowd(days: Days, *shares: float) -> tuple[list[Path], dict[tuple[str, str], int]]:
+    """Judges that give the true grade with these shares, else the highest; and the truth, of which half is 0."""
+    rng = np.random.default_rng(3)
+    pairs = [(f"q{query}", f"d{doc}") for query in range(QUERIES) for doc in range(DOCS)]
+    truth = dict(zip(pairs, rng.choice(GRADES, len(pairs), p=[0.5, 0.3, 0.2]).tolist(), strict=True))
+    files = []
+    for number, share in enumerate(shares):
+        given = {pair: grade if rng.random() < share else GRADES - 1 for pair, grade in truth.items()}
+        files.append(judge(days, f"judge{number}", given))
+    return files, truth
+
+
+def written(days: Days, *arguments: Any) -> tuple[dict[str, Any], list[Row]]:
+    """What `combine` says, and the rows that it writes."""
+    code, said = days.call("combine", *arguments, "--to", days.out("combined.parquet"), "--force")
+    assert code == 0, said
+    return said, pq.read_table(days.out("combined.parquet")).to_pylist()
+
+
+def scalar_dawid_skene(votes: list[list[int | None]], gold: list[int], grades: int) -> list[list[float]]:
+    """EM of a list a pair, number by number; None is no vote, -1 no gold."""
+
+    def known(pair: int, found: list[float]) -> list[float]:
+        return found if gold[pair] < 0 else [float(grade == gold[pair]) for grade in range(grades)]
+
+    probs = []
+    for pair, row in enumerate(votes):
+        cast = [vote for vote in row if vote is not None]
+        probs.append(known(pair, [cast.count(grade) / len(cast) for grade in range(grades)]))
+    for _ in range(2000):
+        prior = [sum(row[true] for row in probs) + SMOOTHING for true in range(grades)]
+        confusion = {}
+        for one in range(len(votes[0])):
+            for true in range(grades):
+                counts = [SMOOTHING + sum(probs[pair][true] for pair, row in enumerate(votes) if row[one] == given)
+                          for given in range(grades)]  # fmt: skip
+                confusion[one, true] = [count / sum(counts) for count in counts]
+        for pair, row in enumerate(votes):
+            likely = [prior[true] * math.prod(confusion[one, true][vote] for one, vote in enumerate(row)
+                                              if vote is not None) for true in range(grades)]  # fmt: skip
+            probs[pair] = known(pair, [value / sum(likely) for value in likely])
+    return probs
+
+
+@pytest.mark.parametrize("gold", [[-1] * 8, [-1, 1, -1, -1, -1, 0, -1, -1]])
+def test_dawid_skene_is_what_a_scalar_em_finds(gold: list[int]) -> None:
+    votes = [[0, 0, 1], [1, 1, 1], [2, 2, None], [0, 1, 1], [2, 0, 2], [1, 1, 0], [None, 2, 2], [0, 0, 0]]
+    grade_JPK = np.array([[np.eye(3)[row[one]] if row[one] is not None else np.zeros(3) for row in votes]
+                          for one in range(3)])  # fmt: skip
+    found = dawid_skene(grade_JPK, np.array(gold))
+    assert found == pytest.approx(np.array(scalar_dawid_skene(votes, gold, 3)), abs=1e-4)
+
+
+def test_the_mean_counts_a_grade_as_sure_and_a_pair_that_a_judge_lacks_by_the_others(days: Days) -> None:
+    first = judge(days, "a", {("q", "x"): 0, ("q", "y"): 2}, [0.6, 0.4, 0.0])
+    second = judge(days, "b", {("q", "z"): 1, ("q", "x"): 1})
+    said, rows = written(days, first, second)
+    assert {row["doc_id"]: (row["grade"], [round(one, 6) for one in row["probs"]]) for row in rows} == {
+        "x": (1, [0.3, 0.7, 0.0]),
+        "y": (0, [0.6, 0.4, 0.0]),
+        "z": (1, [0.0, 1.0, 0.0]),
+    }
+    assert [(one["name"], one["pairs"], one["agreement"]) for one in said["labels"]] == [
+        (str(first), 2, 0.0),
+        (str(second), 2, 1.0),
+    ]
+    metadata = pq.read_schema(days.out("combined.parquet")).metadata
+    assert json.loads(metadata[b"relabel.combine"])["judges"] == [str(first), str(second)]
+    code, message = days.call("combine", first, "--to", days.out("alone.parquet"))
+    assert (code, "one judge alone" in message) == (2, True)
+
+
+def test_dawid_skene_trusts_the_judges_that_agree(days: Days) -> None:
+    files, truth = crowd(days, 0.9, 0.85, 0.3, 0.3, 0.3)
+
+    def right(by: str) -> float:
+        rows = written(days, *files, "--by", by)[1]
+        return float(np.mean([row["grade"] == truth[row["query_id"], row["doc_id"]] for row in rows]))
+
+    assert right("dawid-skene") > right("mean") + 0.1
+
+
+def test_gold_stays_as_it_is_and_gives_the_others_its_shares(days: Days) -> None:
+    files, truth = crowd(days, 0.7, 0.6, 0.5)
+    known = {pair: grade for pair, grade in truth.items() if int(pair[0][1:]) < 12}
+    gold = judge(days, "gold", known)
+    said, rows = written(days, *files, "--gold", gold, "--by", "dawid-skene")
+    grades = {(row["query_id"], row["doc_id"]): row["grade"] for row in rows}
+    assert {pair: grades[pair] for pair in known} == known
+    share_K, other_K = (np.bincount(list(some.values()), minlength=GRADES) / len(some)
+                        for some in (known, {pair: grades[pair] for pair in grades.keys() - known}))  # fmt: skip
+    assert np.abs(share_K - other_K).max() < 0.15  # ties have one grade
+    assert (said["gold_pairs"], said["gold_queries"]) == (120, 12)
+    by_gold = {one["name"]: one["by_gold"] for one in said["labels"]}
+    assert list(by_gold) == [*map(str, files), "mean", "dawid-skene"]
+    assert all(one["auc"]["low"] < one["auc"]["value"] < one["auc"]["high"] for one in by_gold.values())
+    assert by_gold["dawid-skene"]["kappa"]["value"] < 1.0  # what anchored is not what is measured
+
+
+def test_equal_scores_get_one_grade_and_a_grade_that_gold_lacks_is_never_given() -> None:
+    grade_JPK = np.eye(4)[np.array([[0, 0, 1, 1, 2, 2, 3, 3, 0, 2]])]
+    nothing: Any = np.zeros(0)
+    votes = Votes(["one"], nothing, nothing, nothing, grade_JPK, grade_JPK)
+    grade_P, _ = combine_votes(votes, "mean", np.array([-1] * 8 + [0, 2]))
+    assert grade_P.tolist() == [0, 0, 0, 0, 2, 2, 2, 2, 0, 2]
+
+
+def test_the_instructions_of_an_ensemble_are_judges(days: Days) -> None:
+    days.run("views", rows_of(6, 4), labeler={"name": "ensemble", "grades": 3})
+    said, rows = written(days, days.out("views"))
+    assert [one["name"].partition(": ")[2] for one in said["labels"]] == [f"instruction {one}" for one in (1, 2, 3)]
+    for row, label in zip(sorted(rows, key=lambda row: row["row_id"]), days.labels("views"), strict=True):
+        assert row["probs"] == pytest.approx(label["probs"], abs=1e-6)
+
+
+def test_evaluate_a_cascade_and_distill_take_the_file(days: Days) -> None:
+    rows = rows_of(40, 5)
+    for name, seed in (("one", 7), ("two", 8)):
+        days.run(name, rows, labeler={"name": "direct"}, engine={"seed": seed})
+    written(days, days.out("one"), days.out("two"), "--by", "dawid-skene")
+    combined = str(days.out("combined.parquet"))
+    gold = judge(days, "gold", {(one["query_id"], one["doc_id"]): one["grade"] for one in days.labels("one")})
+    assert days.call("evaluate", combined, "--qrels", gold, "--resamples", "10")[1]["counts"]["judged"] == 200
+    cascade = {"cheap": combined, "calibration": str(days.out("one")), "alpha": 0.9}
+    assert days.run("cascade", rows, labeler={"name": "direct"}, cascade=cascade)["cascade"]["calibration"] == 200
+    source = {"path": combined, "pairs": {"path": str(days.folder / "one.parquet")}}
+    student = {"kind": "encoder", "model": "none"}
+    spec = DistillSpec.model_validate({"name": "s", "labels": [source], "student": student, "output": "o"})
+    examples = load_examples(spec, Storage())
+    assert len(examples.texts) == 200
+    held = {row["row_id"]: row["probs"] for row in pq.read_table(combined).to_pylist()}
+    assert examples.targets["relevance"][17] == pytest.approx(held[examples.names[17][1]], abs=1e-6)
