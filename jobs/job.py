@@ -444,7 +444,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
                 f"{job.spec.output}: no plan there yet. Run the job first, with the --set and --date that this command "
                 f"had, if any: relabel run {shlex.quote(job.where)}"
             )
-        if _holds_manifest(store) and load_plan(store) is None:  # again: another worker may have come between
+        # the plan is looked for again: another worker may have come between
+        if read_if_there(store, MANIFEST_NAME) is not None and load_plan(store) is None:
             raise StaleRunError(
                 f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "
                 "say to a student. Name another `output`."
@@ -502,10 +503,6 @@ def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
 def _at_snapshot(job: Job, snapshot: int) -> Job:
     read = job.spec.input.model_copy(update={"snapshot": snapshot})
     return replace(job, spec=job.spec.model_copy(update={"input": read}))
-
-
-def _holds_manifest(store: RunStore) -> bool:
-    return read_if_there(store, MANIFEST_NAME) is not None
 
 
 def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dataset:

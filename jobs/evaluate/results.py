@@ -8,7 +8,7 @@ from typing import Any
 
 from relabel.jobs.evaluate.sides import SideCut
 from relabel.jobs.sections import Badge, Block, Cell, Facts, Paragraph, Plot, Remarks, Series, Table, confusion_table
-from relabel.manifests.metrics.comparison import AGAINST_TEACHER, BothByGold, StudentComparison
+from relabel.manifests.metrics.comparison import AGAINST_TEACHER, StudentComparison
 from relabel.manifests.metrics.evaluation import Baselines, Difference, Evaluation
 from relabel.manifests.metrics.gates import GateVerdict
 from relabel.manifests.metrics.measures import DEPTH
@@ -273,7 +273,9 @@ def comparison_blocks(one: ComparedStudent, result: ComparedSets) -> list[Block]
     ]
     if one.against_gold:
         caption = f"both against {result.qrels}"
-        blocks.append(both_table(caption, names, *_sides(one.against_gold), one.against_gold.difference))
+        blocks.append(
+            both_table(caption, names, one.against_gold.teacher, one.against_gold.student, one.against_gold.difference)
+        )
     return [*blocks, Remarks(one.notes)]
 
 
@@ -284,10 +286,6 @@ def sets_blocks(result: ComparedSets) -> list[Block]:
     gates = [verdict for one in result.comparisons for verdict in one.gates]
     names = [one.student for one in result.comparisons for _ in one.gates] if len(result.comparisons) > 1 else []
     return [*top_texts(verdicts, result.side), *blocks, *closing_blocks(result.notes, gates, names)]
-
-
-def _sides(found: BothByGold) -> tuple[Evaluation, Evaluation]:
-    return found.teacher, found.student
 
 
 def top_texts(verdicts: Sequence[str], side: SideCut) -> list[Paragraph]:

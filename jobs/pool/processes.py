@@ -143,7 +143,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
                 break
             names.append(name.strip())
         return names
-    return [str(number) for number in range(_count_by_driver() or _count_by_folder())]
+    folders = list(DRIVER_FOLDER.iterdir()) if DRIVER_FOLDER.is_dir() else []
+    return [str(number) for number in range(_count_by_driver() or len(folders))]
 
 
 def choose_gpus(text: str, visible: Sequence[str]) -> list[str]:
@@ -199,7 +200,3 @@ def _count_by_driver() -> int:
         return number.value if library.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0 else 0
     finally:
         library.nvmlShutdown()
-
-
-def _count_by_folder() -> int:
-    return len(list(DRIVER_FOLDER.iterdir())) if DRIVER_FOLDER.is_dir() else 0

@@ -213,7 +213,7 @@ def chosen_rows(tally: RunTally) -> list[LabelRow | QuarantineRow]:
     return found
 
 
-def texts_of(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AND_DOCUMENT) -> dict[int, Pair]:
+def input_texts(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AND_DOCUMENT) -> dict[int, Pair]:
     """Pairs by row id, read again from the run's input; `reads` is what is wanted of them.
 
     Raises:
@@ -433,7 +433,7 @@ def routes_section(runs: Sequence[RunTally]) -> Section:
 def _documents(run: RunArtifact, chosen: Mapping[int, Any]) -> Iterator[Block]:
     """`chosen` are row ids, each with its label file."""
     try:
-        pairs = texts_of(run, list(chosen), reads=_READS)
+        pairs = input_texts(run, list(chosen), reads=_READS)
     except (RelabelError, OSError) as exc:
         yield Paragraph(f"{run.name}: its documents' trees can't be read again: {exc}", "warn")
         return

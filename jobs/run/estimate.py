@@ -240,10 +240,6 @@ def _cost(spec: JobSpec, seconds: Range | None, prompt: Range, output: Range) ->
     return functools.reduce(Range.plus, parts).rounded(6) if parts else None
 
 
-def _shared_stages(opened: OpenRun) -> set[str]:
-    return {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
-
-
 def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
     """What a reused output can give, in a sentence."""
     differences = why_nothing(earlier, opened.plan.parts)
@@ -258,7 +254,8 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
     text = f"{earlier.path}: 0 rows reused, another {what}"
     if "schema" not in differences:
         changed = stages_changed(earlier.plan.parts, opened.plan.parts)
-        kept = sorted(_shared_stages(opened) - set(changed)) if earlier.found.answers else []
+        shared = {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
+        kept = sorted(shared - set(changed)) if earlier.found.answers else []
         asked = [stage for stage in opened.plan.parts["stages"] if stage not in kept]
         text += f"; asked again: {', '.join(asked)}" + (f"; kept: {', '.join(kept)}" if kept else "")
     return text

@@ -92,7 +92,7 @@ class CommitThreads:
 
     def add(self, work: ChunkWork) -> None:
         """Have a finished chunk committed."""
-        self._under_way.add(self._pool.submit(self._make_durable, work))
+        self._under_way.add(self._pool.submit(lambda: (work, self._commit(work))))
 
     def settle(self, *, wait_for_all: bool) -> bool:
         """Take note of finished commits; a failed one raises here. Waits while too many are under way, or for all of
@@ -127,9 +127,6 @@ class CommitThreads:
             else:
                 self._progress.lose(work)
         return failed
-
-    def _make_durable(self, work: ChunkWork) -> tuple[ChunkWork, bool]:
-        return work, self._commit(work)
 
 
 class Session:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.ask import AskedRows, Exchange
-from relabel.jobs.ask_text import again_on_change, asked_text
+from relabel.jobs.commands.ask import again_on_change, asked_text
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.secrets import keep_secret, redacted
 

@@ -79,7 +79,7 @@ def test_a_model_is_loaded_without_the_parts_of_transformers_that_nothing_here_u
 
 
 def test_what_is_not_ours_finds_pandas_in_a_command_s_process() -> None:
-    """Even after pyarrow has asked for it in vain."""
+    """Even after pyarrow has asked for it without success."""
     pytest.importorskip("pandas")
     program = "{}\nimport pyarrow as pa\npa.array([1])\n__name__ = {!r}\n{}"
     ours = "from relabel.manifests.process import own_process; own_process(); __name__ = 'relabel.x'"

@@ -15,8 +15,7 @@ import pytest
 
 from relabel.jobs.evaluate.sides import JudgingOptions
 from relabel.jobs.report.artifacts import open_artifact
-from relabel.jobs.report.build import build_report
-from relabel.jobs.report.gold_sections import WORST
+from relabel.jobs.report.build import WORST, build_report
 from relabel.jobs.report.page import Browser, browser_json
 from relabel.jobs.run.canary import CanaryResult, keep_result
 from relabel.manifests.errors import InputError, UsageError
