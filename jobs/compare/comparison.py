@@ -21,7 +21,7 @@ from relabel.jobs.compare.matches import (
     spill_rows,
     summary,
 )
-from relabel.jobs.compare.results import AgainstGold, RunComparison
+from relabel.jobs.compare.results import RunComparison
 from relabel.jobs.evaluate.judging import gold_of, load_pairs
 from relabel.jobs.evaluate.sides import Gold, JudgingOptions, Sides, lexical_scores
 from relabel.jobs.files import scratch_folder
@@ -99,7 +99,7 @@ class JudgedMatches:
             )
         )
 
-    def result(self, matched: int, *, resamples: int, seed: int) -> AgainstGold:
+    def result(self, matched: int, *, resamples: int, seed: int) -> dict[str, Any]:
         """Both runs judged, the second minus the first, and who is right alone.
 
         Raises:
@@ -138,19 +138,19 @@ class JudgedMatches:
         first, second, difference = evaluate_both(*judged, resamples=resamples, seed=seed)
         first.notes.extend(notes)
         is_right = [one.labels == gold_N for one in judged]
-        return AgainstGold(
-            qrels=self._qrels,
-            joined_by=self.joined_by,
-            judged=len(gold_N),
-            unjudged=matched - self.num_seen,
-            gold_null=self.num_null,
-            queries=num_queries,
-            a=first,
-            b=second,
-            difference=difference,
-            only_a_right=int((is_right[0] & ~is_right[1]).sum()),
-            only_b_right=int((~is_right[0] & is_right[1]).sum()),
-        )
+        return {
+            "qrels": self._qrels,
+            "joined_by": self.joined_by,
+            "judged": len(gold_N),
+            "unjudged": matched - self.num_seen,
+            "gold_null": self.num_null,
+            "queries": num_queries,
+            "a": first,
+            "b": second,
+            "difference": difference,
+            "only_a_right": int((is_right[0] & ~is_right[1]).sum()),
+            "only_b_right": int((~is_right[0] & is_right[1]).sum()),
+        }
 
 
 def compare_runs(

@@ -31,32 +31,12 @@ from relabel.jobs.sections import (
     confusion_table,
 )
 from relabel.manifests.metrics.comparison import PAIRED
-from relabel.manifests.metrics.evaluation import Difference, Evaluation
 from relabel.manifests.metrics.metric import MetricValue
 from relabel.manifests.metrics.registry import title_of
 from relabel.manifests.secrets import shortened
 
 SHOWN = 60
 """Characters of a query or document in a table."""
-
-
-@dataclass(frozen=True)
-class AgainstGold:
-    """Both runs by gold grades: matched rows that are judged, that have no grade, that have a null one; queries of the
-    judged; rows where one run alone is right.
-    """
-
-    qrels: str
-    joined_by: str
-    judged: int
-    unjudged: int
-    gold_null: int
-    queries: int
-    a: Evaluation
-    b: Evaluation
-    difference: dict[str, Difference]
-    only_a_right: int
-    only_b_right: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +50,8 @@ class RunComparison:
         grades: of both scales.
         counts: rows by what each run has of them: see `matches.row_counts`.
         confusion: rows by grade of A, columns by grade of B.
-        gold: None without gold grades.
+        gold: None without gold grades; else both runs, `a` and `b`, by them, and their `difference`; matched rows that
+            are `judged`, that have no grade, that have a null one; rows where one run alone is right.
         flips: rows whose grade changed, with the largest as `examples`.
         queries: those whose order or mean changed, with the largest as `moved_most`.
     """
@@ -84,7 +65,7 @@ class RunComparison:
     counts: dict[str, int]
     figures: dict[str, MetricValue]
     confusion: list[list[int]]
-    gold: AgainstGold | None
+    gold: dict[str, Any] | None
     flips: dict[str, Any]
     queries: dict[str, Any]
     resamples: int
@@ -111,8 +92,8 @@ def verdicts_of(result: RunComparison) -> list[str]:
         interval = "no interval" if one.low is None else f"{one.low:.4f} to {one.high:.4f}"
         return [f"B against A: equal grades in {cell_text(one.value)} of {one.over:,} rows ({interval})"]
     gold = result.gold
-    levels = [level_text(found, who=who) for who, found in (("A: ", gold.a), ("B: ", gold.b))]
-    return [difference_text("B against A, by gold", gold.difference), *levels]
+    levels = [level_text(found, who=who) for who, found in (("A: ", gold["a"]), ("B: ", gold["b"]))]
+    return [difference_text("B against A, by gold", gold["difference"]), *levels]
 
 
 def _facts(result: RunComparison) -> Facts:
@@ -147,14 +128,13 @@ def _figures(result: RunComparison) -> list[Block]:
     ]
 
 
-def _gold(gold: AgainstGold) -> list[Block]:
-    counts = {"unjudged": gold.unjudged, "gold_null": gold.gold_null}
-    judged = f"{gold.judged:,} rows, joined by {gold.joined_by}; {unjudged_text(counts)}"
-    right = f"A alone {gold.only_a_right:,}, B alone {gold.only_b_right:,} rows"
+def _gold(gold: dict[str, Any]) -> list[Block]:
+    judged = f"{gold['judged']:,} rows, joined by {gold['joined_by']}; {unjudged_text(gold)}"
+    right = f"A alone {gold['only_a_right']:,}, B alone {gold['only_b_right']:,} rows"
     return [
-        Facts("", [("gold", gold.qrels), ("judged", judged), ("right", right)]),
-        both_table(f"both against {gold.qrels}", ("A", "B"), gold.a, gold.b, gold.difference),
-        figures_plot("A and B by gold grades", {"A": gold.a.figures, "B": gold.b.figures}),
+        Facts("", [("gold", gold["qrels"]), ("judged", judged), ("right", right)]),
+        both_table(f"both against {gold['qrels']}", ("A", "B"), gold["a"], gold["b"], gold["difference"]),
+        figures_plot("A and B by gold grades", {"A": gold["a"].figures, "B": gold["b"].figures}),
     ]
 
 
